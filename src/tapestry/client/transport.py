@@ -1,0 +1,56 @@
+"""The seam between the verbs of a client and whatever carries them: HTTP, or a server in this process."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One exchange with an API server.  `path` is quoted already; `timeout` is in seconds for the whole of it."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    content_type: str = JSON
+    accept: str = JSON
+    timeout: float = 30.0
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer read to its end.  Header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Stream(Protocol):
+    """An answer that is still arriving: its chunks come as they do, split anywhere."""
+
+    @property
+    def status(self) -> int: ...
+
+    def chunks(self) -> AsyncIterator[bytes]: ...
+
+
+class Transport(Protocol):
+    """Carries requests; raises TransportError when no answer came, never for what the answer says."""
+
+    async def send(self, request: Request) -> Response: ...
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]: ...
+
+    def abort(self) -> None:
+        """Cut every connection at once, without waiting; requests under way fail, later ones connect anew."""
+        ...
+
+    async def close(self) -> None: ...

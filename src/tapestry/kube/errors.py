@@ -1,0 +1,154 @@
+"""What can go wrong between us and an API server.
+
+    KubeError
+    ├── TransportError            no answer: nothing is known about the object (never a lifecycle decision)
+    └── ApiError                  the server answered with a Status
+        ├── BadRequest 400        ├── Forbidden 403         ├── MethodNotAllowed 405
+        ├── Unauthorized 401      ├── NotFound 404          ├── UnsupportedMediaType 415
+        ├── Conflict 409 ── AlreadyExists
+        ├── Gone 410              ├── TooLarge 413          ├── Invalid 422
+        ├── TooManyRequests 429
+        └── ServerError 5xx ── Unavailable 503, Timeout 504
+
+The class name is the word for logs and metric labels.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class KubeError(Exception):
+    """Anything that came of talking to an API server."""
+
+
+class TransportError(KubeError):
+    """No answer came.  `maybe_sent` says whether the server may have acted on the request all the same."""
+
+    def __init__(self, message: str, *, maybe_sent: bool) -> None:
+        super().__init__(message)
+        self.maybe_sent = maybe_sent
+
+
+class ApiError(KubeError):
+    """The server refused; `reason`, `details` and `message` are those of its Status."""
+
+    def __init__(
+        self, code: int, reason: str, message: str, *, details: Mapping[str, Any] | None = None, doing: str = ""
+    ) -> None:
+        super().__init__(f"{doing}: {code} {reason}: {message}" if doing else f"{code} {reason}: {message}")
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.details: Mapping[str, Any] = details or {}
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds that the server asks us to wait, from the Status."""
+        seconds = self.details.get("retryAfterSeconds")
+        return float(seconds) if isinstance(seconds, int | float) and seconds > 0 else None
+
+    def status(self) -> dict[str, Any]:
+        """The Status object that says the same."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Status",
+            "status": "Failure",
+            "code": self.code,
+            "reason": self.reason,
+            "message": self.message,
+            "details": dict(self.details),
+        }
+
+
+class BadRequest(ApiError): ...
+
+
+class Unauthorized(ApiError): ...
+
+
+class Forbidden(ApiError): ...
+
+
+class NotFound(ApiError): ...
+
+
+class MethodNotAllowed(ApiError): ...
+
+
+class Conflict(ApiError):
+    """The object changed since it was read, or a precondition did not hold."""
+
+
+class AlreadyExists(Conflict): ...
+
+
+class Gone(ApiError):
+    """The resourceVersion or the page token is too old: list again."""
+
+
+class TooLarge(ApiError): ...
+
+
+class UnsupportedMediaType(ApiError): ...
+
+
+class Invalid(ApiError):
+    """The object does not validate; `details["causes"]` has a field and a message for each reason."""
+
+
+class TooManyRequests(ApiError): ...
+
+
+class ServerError(ApiError): ...
+
+
+class Unavailable(ServerError): ...
+
+
+class Timeout(ServerError): ...
+
+
+BY_CODE: dict[int, type[ApiError]] = {
+    400: BadRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    405: MethodNotAllowed,
+    409: Conflict,
+    410: Gone,
+    413: TooLarge,
+    415: UnsupportedMediaType,
+    422: Invalid,
+    429: TooManyRequests,
+    503: Unavailable,
+    504: Timeout,
+}
+
+
+def error_from_status(status: Mapping[str, Any], *, code: int | None = None, doing: str = "") -> ApiError:
+    """The error for a Status object; `code` is the HTTP code where the Status has none of its own."""
+    found = int(status.get("code") or code or 500)
+    reason = str(status.get("reason") or "Unknown")
+    kind = AlreadyExists if reason == "AlreadyExists" else BY_CODE.get(found, ServerError if found >= 500 else ApiError)
+    details = status.get("details")
+    return kind(
+        found,
+        reason,
+        str(status.get("message") or "the server gave no message"),
+        details=details if isinstance(details, dict) else None,
+        doing=doing,
+    )
+
+
+def error_from_body(code: int, body: bytes, *, doing: str = "") -> ApiError:
+    """The error for an HTTP answer; a body that is no Status (a proxy's page) is quoted, shortened."""
+    try:
+        status = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        status = None
+    if isinstance(status, dict) and status.get("kind") == "Status":
+        return error_from_status(status, code=code, doing=doing)
+    text = body[:300].decode("utf-8", "replace").strip() or "the answer has no body"
+    return error_from_status({"message": text, "reason": "Unknown"}, code=code, doing=doing)

@@ -1,0 +1,67 @@
+"""Resources: where a kind lives in the API, as values that every verb takes."""
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One resource of an API server: `Resource("apps", "v1", "Deployment", "deployments")`."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def name(self) -> str:
+        """`pods`, `deployments.apps`: how people, metrics and rights name it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """The URL path of the collection or of one object.
+
+        Without a namespace the collection spans all of them.  A name that could change the path raises ValueError.
+        """
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        if namespace is not None:
+            if not self.namespaced:
+                raise ValueError(f"{self.name} is cluster-scoped; namespace {namespace!r} has no place in its path")
+            root += f"/namespaces/{segment(namespace)}"
+        elif name is not None and self.namespaced:
+            raise ValueError(f"{self.name} is namespaced; {name!r} needs a namespace")
+        root += f"/{self.plural}"
+        if name is not None:
+            root += f"/{segment(name)}"
+        return f"{root}/{subresource}" if subresource else root
+
+
+def segment(text: str) -> str:
+    """`text` as one segment of a path; the names that Kubernetes forbids for that reason are refused."""
+    if text in ("", ".", "..") or "/" in text or "%" in text:
+        raise ValueError(f"{text!r} may not be a name: it cannot be a segment of a path")
+    return quote(text, safe=":")
+
+
+PODS = Resource("", "v1", "Pod", "pods")
+NODES = Resource("", "v1", "Node", "nodes", namespaced=False)
+NAMESPACES = Resource("", "v1", "Namespace", "namespaces", namespaced=False)
+CONFIGMAPS = Resource("", "v1", "ConfigMap", "configmaps")
+SECRETS = Resource("", "v1", "Secret", "secrets")
+SERVICES = Resource("", "v1", "Service", "services")
+SERVICE_ACCOUNTS = Resource("", "v1", "ServiceAccount", "serviceaccounts")
+EVENTS = Resource("", "v1", "Event", "events")
+DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments")
+JOBS = Resource("batch", "v1", "Job", "jobs")
+LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
+CRDS = Resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", namespaced=False)
+ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False)
+SELF_ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
+)
