@@ -26,7 +26,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer read to its end.  Header names are in lower case."""
+    """An answer read to its end.  Headers are looked up in lower case."""
 
     status: int
     headers: Mapping[str, str]

@@ -1,0 +1,44 @@
+"""The controller framework: write a reconciler, run it anywhere.
+
+    App          one process, several managers
+    Manager      informers, controllers, election, probes, orderly end
+    Registry     which reconcilers exist, by name
+    Controller   a keyed function, the changes that call it, its workers
+    Informer     a Store kept equal to what the server has
+    PhaseMachine a reconciler for objects that walk through phases
+
+These names are the public ones; the modules have the rest.
+"""
+
+from tapestry.controller.app import App
+from tapestry.controller.controller import Controller, Result, controller_key, generation_changed
+from tapestry.controller.errors import NotLeading, Terminal
+from tapestry.controller.events import Recorder
+from tapestry.controller.informer import Informer
+from tapestry.controller.manager import Manager
+from tapestry.controller.owned import ensure_owned
+from tapestry.controller.phases import Next, Phase, PhaseMachine, PhaseStatus
+from tapestry.controller.queue import Queue
+from tapestry.controller.registry import Registry
+from tapestry.controller.store import Store
+
+__all__ = [
+    "App",
+    "Controller",
+    "Informer",
+    "Manager",
+    "Next",
+    "NotLeading",
+    "Phase",
+    "PhaseMachine",
+    "PhaseStatus",
+    "Queue",
+    "Recorder",
+    "Registry",
+    "Result",
+    "Store",
+    "Terminal",
+    "controller_key",
+    "ensure_owned",
+    "generation_changed",
+]

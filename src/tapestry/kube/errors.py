@@ -129,7 +129,8 @@ BY_CODE: dict[int, type[ApiError]] = {
 
 def error_from_status(status: Mapping[str, Any], *, code: int | None = None, doing: str = "") -> ApiError:
     """The error for a Status object; `code` is the HTTP code where the Status has none of its own."""
-    found = int(status.get("code") or code or 500)
+    own = status.get("code")
+    found = own if isinstance(own, int) and own else code or 500
     reason = str(status.get("reason") or "Unknown")
     kind = AlreadyExists if reason == "AlreadyExists" else BY_CODE.get(found, ServerError if found >= 500 else ApiError)
     details = status.get("details")
@@ -146,7 +147,7 @@ def error_from_body(code: int, body: bytes, *, doing: str = "") -> ApiError:
     """The error for an HTTP answer; a body that is no Status (a proxy's page) is quoted, shortened."""
     try:
         status = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = None
     if isinstance(status, dict) and status.get("kind") == "Status":
         return error_from_status(status, code=code, doing=doing)

@@ -14,6 +14,11 @@ Object = dict[str, Any]
 NOTHING: Mapping[str, Any] = {}
 
 
+def named(name: str, namespace: str | None = None) -> Object:
+    """An object of which only the name is known, for verbs that take one: whatever stands under that name is meant."""
+    return {"metadata": {"name": name, "namespace": namespace} if namespace else {"name": name}}
+
+
 def name_of(obj: Object) -> str:
     name: str = obj["metadata"]["name"]
     return name
@@ -127,6 +132,14 @@ def owner_reference(owner: Object, *, controller: bool = True, block_deletion: b
     return found
 
 
+def owned_object(owner: Object, resource: Resource, content: Object, *, name: str | None = None) -> Object:
+    """A new object that `owner` controls, in its namespace and, unless said otherwise, under its name."""
+    metadata: Object = {"name": name or name_of(owner), "ownerReferences": [owner_reference(owner)]}
+    if resource.namespaced and (namespace := namespace_of(owner)):
+        metadata["namespace"] = namespace
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, **content}
+
+
 def controller_of(obj: Object) -> Object | None:
     """The owner reference of the object's managing controller."""
     for owner in obj["metadata"].get("ownerReferences") or ():
@@ -146,4 +159,5 @@ def of_resource(resource: Resource, obj: Object) -> Object:
     """`obj` with the apiVersion and kind of `resource`: items of a list carry neither."""
     if obj.get("kind") == resource.kind and obj.get("apiVersion") == resource.api_version:
         return obj
-    return {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
+    identity = {"apiVersion": resource.api_version, "kind": resource.kind}
+    return {**identity, **obj, **identity}  # in front for people who read it, and at the end to prevail

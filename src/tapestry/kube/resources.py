@@ -38,6 +38,8 @@ class Resource:
         root += f"/{self.plural}"
         if name is not None:
             root += f"/{segment(name)}"
+        elif subresource:
+            raise ValueError(f"{self.name}: {subresource!r} needs a name; without, it would be read as one")
         return f"{root}/{subresource}" if subresource else root
 
 

@@ -1,0 +1,15 @@
+"""`tapestry crd`: what a cluster has to be told about our kinds."""
+
+import click
+import yaml
+
+from tapestry.cli.registry import the_registry
+from tapestry.kube.crds import crd as definition_of
+
+
+@click.command()
+def crd() -> None:
+    """Print the CustomResourceDefinition of every registered kind, for `kubectl apply -f -`."""
+    for kind in the_registry().kinds:
+        click.echo("---")
+        click.echo(yaml.safe_dump(definition_of(kind), sort_keys=False, allow_unicode=True), nl=False)

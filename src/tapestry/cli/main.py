@@ -1,0 +1,51 @@
+"""The command line: a table of commands, each imported only when it is called, so that `tapestry version` is quick."""
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+from tapestry import __version__
+
+
+class Entry(NamedTuple):
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "up": Entry("tapestry.cli.up", "Run what exists on this machine, to try it."),
+    "run": Entry("tapestry.cli.controllers", "Run one controller."),
+    "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
+    "crd": Entry("tapestry.cli.crd", "Print the CustomResourceDefinition of every registered kind."),
+    "version": Entry("tapestry.cli.main", "Print the version."),
+}
+
+
+class Commands(click.Group):
+    """Commands by name; the table above is all that is known of them until one is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(entry.module), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Tapestry: lease idle Kubernetes capacity and weave it into one compute cluster."""
+
+
+@click.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"tapestry {__version__}")

@@ -1,0 +1,170 @@
+"""HTTP to one API server: connections, credentials, limits.
+
+The transport makes every socket itself.  That gives it keep-alive probes that notice a dead peer in seconds, and lets
+`abort` cut all connections in one synchronous sweep, which a leader that lost its lease relies on.
+"""
+
+import asyncio
+import socket
+import weakref
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from tapestry import __version__
+from tapestry.client.kubeconfig import Access
+from tapestry.client.transport import Request, Response
+from tapestry.kube.errors import TransportError
+
+CONNECT_SECONDS = 10.0
+IN_FLIGHT = 64
+"""Requests under way at once; watches do not count."""
+MAX_BODY = 256 << 20
+"""Bytes of an answer that are read before it is given up: a page of a list is a few MiB."""
+
+PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""A peer that vanished without a word is noticed within 30 s.  Names that the platform lacks are left out."""
+
+# What an address look-up gives: family, type, protocol, canonical name, address.
+AddressInfo = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
+
+
+class HttpTransport:
+    """A Transport over HTTP/1.1 with a connection pool of its own."""
+
+    def __init__(self, access: Access, *, in_flight: int = IN_FLIGHT, max_body: int = MAX_BODY) -> None:
+        self._access = access
+        self._max_body = max_body
+        self._slots = asyncio.Semaphore(in_flight)
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._session: aiohttp.ClientSession | None = None
+        self._base = access.server.rstrip("/")
+
+    async def send(self, request: Request) -> Response:
+        async with self._slots:
+            answer = await self._exchange(request)
+            if answer.status == 401 and self._access.credentials.rejected():
+                answer = await self._exchange(request)
+            return answer
+
+    async def _exchange(self, request: Request) -> Response:
+        try:
+            async with asyncio.timeout(request.timeout), self._open(request) as answer:
+                return Response(answer.status, answer.headers, await self._body(answer.response))
+        except TimeoutError as error:
+            raise self._silence(request) from error
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator["HttpStream"]:
+        async with AsyncExitStack() as stack:
+            # The deadline covers the opening only: how long a stream may be silent is for its reader to say.
+            try:
+                async with asyncio.timeout(request.timeout):
+                    answer = await stack.enter_async_context(self._open(request))
+            except TimeoutError as error:
+                raise self._silence(request) from error
+            if answer.status == 401:
+                self._access.credentials.rejected()
+            yield answer
+
+    def _silence(self, request: Request) -> TransportError:
+        return TransportError(f"{request} to {self._base}: no answer in {request.timeout:g} s", maybe_sent=True)
+
+    @asynccontextmanager
+    async def _open(self, request: Request) -> AsyncIterator["HttpStream"]:
+        access = self._access
+        try:
+            headers = [
+                *access.impersonation,
+                *await access.credentials.headers(),
+                ("Accept", request.accept),
+            ]
+            if request.body is not None:
+                headers.append(("Content-Type", request.content_type))
+            async with self._pool().request(
+                request.method,
+                self._base + request.path,
+                params=request.query or None,
+                data=request.body,
+                headers=headers,
+                ssl=access.credentials.ssl_context() or True,
+                server_hostname=access.tls_server_name,
+                proxy=access.proxy_url,
+                allow_redirects=False,
+            ) as response:
+                yield HttpStream(response)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise TransportError(f"{request}: {self._base} cannot be reached: {error}", maybe_sent=False) from error
+        except TimeoutError:  # the caller's deadline, not an error of the connection, though an OSError by descent
+            raise
+        except (aiohttp.ClientError, OSError) as error:
+            raise TransportError(f"{request} to {self._base}: {error!r}", maybe_sent=True) from error
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        length = response.content_length
+        if length is not None and length <= self._max_body and "Content-Encoding" not in response.headers:
+            return await response.read()
+        chunks, size = [], 0
+        async for chunk in response.content.iter_any():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._max_body:
+                raise TransportError(
+                    f"{response.method} {response.url.path}: the answer is over {self._max_body} bytes", maybe_sent=True
+                )
+        return b"".join(chunks)
+
+    def _pool(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, socket_factory=self._socket),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                # identity: between neighbours, packing a list costs the server more than sending it
+                headers={"User-Agent": f"tapestry/{__version__}", "Accept-Encoding": "identity"},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=1 << 20,
+            )
+        return self._session
+
+    def _socket(self, address: AddressInfo) -> socket.socket:
+        made = socket.socket(address[0], address[1], address[2])
+        made.setblocking(False)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in PROBES.items():
+            if hasattr(socket, name):
+                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._sockets.add(made)
+        return made
+
+    def abort(self) -> None:
+        for each in list(self._sockets):
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it was never connected, or is gone already
+                continue
+        self._sockets.clear()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class HttpStream:
+    """An answer as it arrives."""
+
+    response: aiohttp.ClientResponse
+
+    @property
+    def status(self) -> int:
+        return self.response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.response.headers
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        return self.response.content.iter_any()

@@ -1,0 +1,262 @@
+"""Credentials from a program: the `exec` of a kubeconfig.
+
+The program is told what is wanted in KUBERNETES_EXEC_INFO, prints an ExecCredential, and is not run again until that
+nears its end or the server refuses it.  We trust the program no further than that: it gets no terminal, a time limit
+and a size limit, and what it prints on standard output never shows in an error.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import msgspec
+
+from tapestry.client.credentials import bearer, has_control_characters
+from tapestry.client.errors import CredentialsError, KubeconfigError
+from tapestry.client.tls import KeyPair, Pem
+
+API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+KIND = "ExecCredential"
+TIME_LIMIT = 60.0
+"""Seconds for one run."""
+OUTPUT_LIMIT = 1 << 20
+"""Bytes on either output; a program that writes more is killed."""
+RETRY_EVERY = 5.0
+"""Seconds between two runs after failures, or after refusals by the server."""
+EARLY = timedelta(seconds=30)
+"""How long before its end a credential is replaced; a tenth of its life where that is shorter."""
+
+
+class EnvironmentVariable(msgspec.Struct, frozen=True):
+    name: str = ""
+    value: str = ""
+
+
+class ExecSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """What a kubeconfig says about the program.  `command` is a path, or a name to be found on PATH."""
+
+    command: str = ""
+    args: list[str] = []
+    env: list[EnvironmentVariable] = []
+    api_version: str = ""
+    install_hint: str = ""
+    interactive_mode: str = "IfAvailable"
+    provide_cluster_info: bool = False
+
+    def __repr__(self) -> str:
+        return f"ExecSpec({self.command!r})"  # arguments and variables may be secrets
+
+
+class ExecStatus(msgspec.Struct, frozen=True, rename="camel"):
+    token: str | None = None
+    client_certificate_data: str | None = None
+    client_key_data: str | None = None
+    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
+    kind: str
+    api_version: str
+    status: ExecStatus
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Issued:
+    """One answer of the program."""
+
+    token: str | None
+    key_pair: KeyPair | None
+    replace_at: datetime | None
+
+
+class ExecPlugin:
+    """A Source that runs a program.  Whoever asks while it runs waits for the same run."""
+
+    def __init__(
+        self,
+        spec: ExecSpec,
+        origin: str,
+        *,
+        cluster: Callable[[], Mapping[str, Any]],
+        environ: Mapping[str, str],
+        monotonic: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        """`cluster` gives what the program is told about the server if the spec asks; `environ` is passed on."""
+        check_spec(spec, origin)
+        self._spec = spec
+        self._origin = origin
+        self._cluster = cluster
+        self._environ = {**environ, **{each.name: each.value for each in spec.env}}
+        self._monotonic = monotonic
+        self._now = now
+        self._turn = asyncio.Lock()
+        self._issued: Issued | None = None
+        self._refused = False
+        self._refused_at = float("-inf")
+        self._failure = ""
+        self._failed_at = float("-inf")
+
+    @property
+    def key_pair(self) -> KeyPair | None:
+        return self._issued.key_pair if self._issued else None
+
+    async def authorization(self) -> str | None:
+        issued = self._fresh()
+        if issued is None:
+            async with self._turn:
+                issued = self._fresh() or await self._renewed()
+        return bearer(issued.token) if issued.token else None
+
+    def rejected(self) -> bool:
+        """Answers to requests sent with the old credential still come in after a new one: they run nothing again."""
+        now = self._monotonic()
+        if now - self._refused_at >= RETRY_EVERY:
+            self._refused, self._refused_at = True, now
+        return True
+
+    def _fresh(self) -> Issued | None:
+        issued = self._issued
+        if issued is None or self._refused:
+            return None
+        return issued if issued.replace_at is None or self._now() < issued.replace_at else None
+
+    async def _renewed(self) -> Issued:
+        if self._monotonic() - self._failed_at < RETRY_EVERY:
+            raise CredentialsError(self._failure)
+        try:
+            issued = self._read(await self._output())
+        except CredentialsError as error:
+            self._failure, self._failed_at = str(error), self._monotonic()
+            raise
+        self._issued, self._refused = issued, False
+        return issued
+
+    async def _output(self) -> bytes:
+        """What the program prints; raises CredentialsError unless it ends well within its limits."""
+        process = await self._started()
+        try:
+            async with asyncio.timeout(TIME_LIMIT), asyncio.TaskGroup() as group:
+                output = group.create_task(bounded(process, process.stdout))
+                complaints = group.create_task(bounded(process, process.stderr))
+                group.create_task(process.wait())
+        except TimeoutError:
+            raise self._error(f"did not end within {TIME_LIMIT:g} s") from None
+        finally:
+            if process.returncode is None:
+                kill(process)
+                await process.wait()
+        if max(len(output.result()), len(complaints.result())) > OUTPUT_LIMIT:
+            raise self._error(f"printed more than {OUTPUT_LIMIT} bytes")
+        if process.returncode:
+            complaint = shortened(complaints.result(), self._secrets())
+            raise self._error(f"ended with {process.returncode}: {complaint or 'it gave no reason'}")
+        return output.result()
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        spec = self._spec
+        try:
+            return await asyncio.create_subprocess_exec(
+                spec.command,
+                *spec.args,
+                env={**self._environ, "KUBERNETES_EXEC_INFO": self._wish()},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # no terminal to ask on, and one group to kill
+            )
+        except OSError as error:
+            hint = f"; {spec.install_hint.strip()}" if spec.install_hint else "; install it or correct the command"
+            raise self._error(f"cannot be run: {error.strerror}{hint}") from None
+        except ValueError:
+            raise self._error("cannot be run: a NUL in its arguments or an '=' in the name of a variable") from None
+
+    def _wish(self) -> str:
+        spec = self._spec
+        wanted = {"interactive": False} | ({"cluster": self._cluster()} if spec.provide_cluster_info else {})
+        return msgspec.json.encode({"kind": KIND, "apiVersion": spec.api_version, "spec": wanted}).decode()
+
+    def _read(self, output: bytes) -> Issued:
+        try:
+            credential = msgspec.json.decode(output, type=ExecCredential)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._error(f"printed no ExecCredential: {error}") from None
+        if (credential.kind, credential.api_version) != (KIND, self._spec.api_version):
+            raise self._error(f"did not print an ExecCredential of {self._spec.api_version}, as the kubeconfig asks")
+        status = credential.status
+        if has_control_characters(status.token or ""):
+            raise self._error("printed a token with control characters")
+        if bool(status.client_certificate_data) != bool(status.client_key_data):
+            raise self._error("printed only one of status.clientCertificateData and status.clientKeyData; give both")
+        if not status.token and not status.client_certificate_data:
+            raise self._error("printed neither status.token nor status.clientCertificateData")
+        return Issued(status.token, self._key_pair(status), self._replace_at(status.expiration_timestamp))
+
+    def _key_pair(self, status: ExecStatus) -> KeyPair | None:
+        """The pair in `status`; the one we have if it is the same, so that the TLS context stays."""
+        if not status.client_certificate_data or not status.client_key_data:
+            return None
+        pair = KeyPair(
+            Pem(f"{self._origin}: status.clientCertificateData", status.client_certificate_data.encode()),
+            Pem("status.clientKeyData", status.client_key_data.encode()),
+        )
+        return self.key_pair if pair == self.key_pair else pair
+
+    def _replace_at(self, end: datetime | None) -> datetime | None:
+        return end - min(EARLY, (end - self._now()) / 10) if end else None
+
+    def _secrets(self) -> list[str]:
+        """What we gave it that may be secret: variables, and arguments (or what follows their `=`) if they are long."""
+        values = [each.value for each in self._spec.env if len(each.value) >= 4]
+        return values + [part for arg in self._spec.args for part in (arg, arg.partition("=")[2]) if len(part) >= 16]
+
+    def _error(self, what: str) -> CredentialsError:
+        return CredentialsError(f"{self._origin}: {self._spec.command!r} {what}")
+
+
+def check_spec(spec: ExecSpec, origin: str) -> None:
+    if spec.api_version not in API_VERSIONS:
+        raise KubeconfigError(f"{origin}.apiVersion: {spec.api_version!r} is none of {', '.join(API_VERSIONS)}")
+    if not spec.command:
+        raise KubeconfigError(f"{origin}.command: not set; name the program that prints the credential")
+    if spec.interactive_mode not in ("Never", "IfAvailable"):
+        raise KubeconfigError(
+            f"{origin}.interactiveMode: {spec.interactive_mode!r} cannot be served, nobody is at a terminal here; "
+            "use Never or IfAvailable"
+        )
+    for index, each in enumerate(spec.env):
+        if not each.name:
+            raise KubeconfigError(f"{origin}.env[{index}].name: not set")
+
+
+async def bounded(process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
+    """What comes out of `stream` up to a little over OUTPUT_LIMIT; a process that writes more is killed."""
+    assert stream is not None, "both outputs are pipes"
+    read = bytearray()
+    while chunk := await stream.read(1 << 16):
+        if len(read) <= OUTPUT_LIMIT:
+            read += chunk
+        if len(read) > OUTPUT_LIMIT:
+            kill(process)
+    return bytes(read)
+
+
+def kill(process: asyncio.subprocess.Process) -> None:
+    """Ends the process and all that it started, if it still runs."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def shortened(complaint: bytes, secrets: Iterable[str]) -> str:
+    """The end of what a program complained, on one line, without the secrets it was given."""
+    text = complaint.decode("utf-8", "replace")
+    for secret in sorted(secrets, key=len, reverse=True):  # one may be a part of another
+        text = text.replace(secret, "***")
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return words if len(words) <= 300 else f"...{words[-300:]}"

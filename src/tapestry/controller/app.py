@@ -1,0 +1,80 @@
+"""The application: one process, several managers, one orderly end."""
+
+import asyncio
+import gc
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from tapestry.client.connection import HttpTransport
+from tapestry.client.kubeconfig import default_access
+from tapestry.controller.config import ManagerConfig
+from tapestry.controller.manager import Manager
+from tapestry.process import logs, tracing
+
+GC_THRESHOLDS = (50_000, 20, 50)
+"""Objects of Kubernetes are trees: collecting them often finds nothing and costs more than decoding them."""
+
+
+class App:
+    """Runs managers until SIGTERM or SIGINT, or until one of them fails."""
+
+    def __init__(self, *managers: Manager) -> None:
+        self.managers = managers
+
+    async def run(self) -> None:
+        """Run every manager.  The first signal asks for an orderly end, the second ends at once."""
+        loop = asyncio.get_running_loop()
+        logs.install_level_signals(loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        async with asyncio.TaskGroup() as group:
+            for manager in self.managers:
+                manager.after_sync(settle_memory)
+                group.create_task(manager.run(), name=f"manager-{manager.config.name}")
+
+    def stop(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        for manager in self.managers:
+            manager.stop()
+
+
+def settle_memory() -> None:
+    """What the first lists brought is here to stay: the collector need not walk it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def run_app(start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `start()` to its end on the fastest event loop there is here."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(start())
+
+
+def manager_of(config: ManagerConfig, environ: Mapping[str, str], home: Path) -> Manager:
+    """A manager for the cluster that the configuration, the environment or the pod we run in names."""
+    access = default_access(
+        Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
+    )
+    return Manager(config, lambda: HttpTransport(access), identity=new_identity())
+
+
+def new_identity() -> str:
+    """A name for this process that no other ever had."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def configure_process(config: ManagerConfig) -> None:
+    """Logs, traces and the collector, as the configuration says; once, before anything runs."""
+    gc.set_threshold(*GC_THRESHOLDS)
+    logs.configure(config.log.level, config.log.format)
+    if config.tracing.endpoint:
+        tracing.configure(config.tracing.endpoint, config.tracing.sample_ratio, config.name)

@@ -1,0 +1,117 @@
+"""Informers: a store kept equal to what the server has, and a word to whoever asked at each change.
+
+An informer is shared: everyone who needs a resource with the same selectors reads one store, fed by one watch.  After a
+gap in the watch the list is compared with the store, so an object that went meanwhile is still reported as gone.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+
+from tapestry.client.client import Client
+from tapestry.client.watch import Changes, Listing, Page, Synced, Watch
+from tapestry.controller.store import Indexer, Store
+from tapestry.controller.transforms import Transform, slim
+from tapestry.kube.errors import KubeError
+from tapestry.kube.objects import Object, key_of, uid_of, version_of
+from tapestry.kube.resources import Resource
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+Handler = Callable[[Object | None, Object | None], None]
+"""Told of a change as (before, after); None where the object was not, or is no more."""
+
+
+class Informer:
+    """Keeps `store` equal to the objects of one resource that the selectors match."""
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        keep: Callable[[Object], bool] | None = None,
+        transform: Transform = slim,
+        indexers: Mapping[str, Indexer] | None = None,
+    ) -> None:
+        self.resource = resource
+        self.store = Store(indexers)
+        self.synced = asyncio.Event()
+        """Set once the store held the whole list; it stays set."""
+        self._watch = Watch(client, resource, namespace, labels, fields, on_restart=self._restarted)
+        self._keep = keep
+        self._transform = transform
+        self._handlers: list[Handler] = []
+        self._after_sync: list[Callable[[], None]] = []
+
+    def on_change(self, handler: Handler) -> None:
+        """Tell `handler` of every change from now on, and first of what the store already holds."""
+        self._handlers.append(handler)
+        for obj in self.store.list():
+            handler(None, obj)
+
+    def after_sync(self, callback: Callable[[], None]) -> None:
+        """Call back once, when the store has been filled for the first time; at once if it has been."""
+        if self.synced.is_set():
+            callback()
+        else:
+            self._after_sync.append(callback)
+
+    async def run(self) -> None:
+        """Follow the server until cancelled."""
+        seen: set[str] = set()
+        async with aclosing(self._watch.events()) as events:
+            async for event in events:
+                match event:
+                    case Changes(changes):
+                        for type, obj in changes:
+                            if type == "DELETED":
+                                self._forget(key_of(obj))
+                            else:
+                                self._put(obj)
+                    case Page(items):
+                        seen.update(key for obj in items if (key := self._put(obj)) is not None)
+                    case Listing():
+                        seen = set()
+                    case Synced():
+                        for key in self.store:
+                            if key not in seen:
+                                self._forget(key)
+                        seen = set()
+                        self._sync()
+
+    def _put(self, obj: Object) -> str | None:
+        if self._keep is not None and not self._keep(obj):
+            self._forget(key_of(obj))
+            return None
+        key = key_of(obj)
+        old = self.store.get(key)
+        if old is not None and version_of(old) == version_of(obj):
+            return key
+        if old is not None and uid_of(old) != uid_of(obj):
+            self._forget(key)  # it went and a namesake came, while we were not looking
+            old = None
+        new = self._transform(obj)
+        self.store.put(new)
+        for handler in self._handlers:
+            handler(old, new)
+        return key
+
+    def _forget(self, key: str) -> None:
+        old = self.store.remove(key)
+        if old is not None:
+            for handler in self._handlers:
+                handler(old, None)
+
+    def _sync(self) -> None:
+        if not self.synced.is_set():
+            self.synced.set()
+            for callback in self._after_sync:
+                callback()
+
+    def _restarted(self, error: KubeError, pause: float) -> None:
+        log.warning("watch broke", resource=self.resource.name, error=str(error), pause=round(pause, 3))

@@ -1,0 +1,238 @@
+"""Leader election on a Lease, with a fence that a sleeping leader cannot slip past.
+
+The clocks of two machines are never compared.  A candidate measures, on its own monotonic clock, how long the Lease has
+not changed; only after a whole lease duration does it take over.  It watches the Lease, so a released one is taken at
+once.  The leader may write until `renew_deadline` after the *start* of its last renewal that succeeded: less than the
+lease duration, so it stops before anybody else can begin.
+
+The fence is asked before each write and reads the clock itself.  A process that was stopped and continued therefore
+writes nothing, whichever of its tasks wakes first.  When leadership is lost, every connection of the leader's client is
+cut before anything else runs; then the work is cancelled, and the process campaigns on.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from tapestry.client.client import Client
+from tapestry.client.watch import Changes, Page, Watch
+from tapestry.controller.errors import NotLeading
+from tapestry.controller.metrics import ELECTIONS, IS_LEADER
+from tapestry.kube.errors import Conflict, KubeError, NotFound
+from tapestry.kube.objects import Object, value_at, version_of
+from tapestry.kube.resources import LEASES
+from tapestry.kube.times import micro_timestamp
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Seconds.  A lease nobody renewed for `lease` is free; its holder writes for `deadline` after a renewal."""
+
+    lease: float = 15.0
+    deadline: float = 10.0
+    retry: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry < self.deadline < self.lease:
+            raise ValueError(
+                f"leaderElection: retry {self.retry:g} < deadline {self.deadline:g} < lease {self.lease:g} must hold"
+            )
+        if self.lease != int(self.lease):
+            raise ValueError(f"leaderElection: lease must be whole seconds, got {self.lease:g}")
+
+
+@dataclass(slots=True)
+class Elector:
+    """Campaigns for one Lease and runs the leader's work while it holds it."""
+
+    client: Client
+    """Not fenced: the election is what the fence stands on."""
+    namespace: str
+    name: str
+    identity: str
+    terms: Terms = Terms()
+    on_loss: Callable[[], None] = lambda: None
+    """Called first of all when leadership is lost: cuts the leader's connections."""
+    monotonic: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _may_write_until: float = field(default=float("-inf"), init=False)
+    _lease: Object | None = field(default=None, init=False)
+    _unchanged_since: float = field(default=0.0, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    @property
+    def leading(self) -> bool:
+        return self.monotonic() < self._may_write_until
+
+    def fence(self) -> None:
+        """Raise NotLeading unless this process may write at this very moment."""
+        if not self.leading:
+            raise NotLeading(f"{self.identity} does not lead {self.namespace}/{self.name}")
+
+    async def run(self, work: Work) -> None:
+        """Campaign, lead, campaign again.  Returns, with the Lease released, when `work` returns of its own accord."""
+        async with asyncio.TaskGroup() as group:
+            observer = group.create_task(self._observe(), name=f"observe-{self.name}")
+            try:
+                done = False
+                while not done:
+                    await self._campaign()
+                    done = await self._lead(work)
+            finally:
+                observer.cancel()
+                await self._release()
+
+    async def _observe(self) -> None:
+        """Follow the Lease and note, on our own clock, when it last changed."""
+        watch = Watch(self.client, LEASES, self.namespace, fields=f"metadata.name={self.name}")
+        async with aclosing(watch.events()) as events:
+            async for event in events:
+                match event:
+                    case Changes(changes):
+                        type, lease = changes[-1]
+                        self._heard(None if type == "DELETED" else lease)
+                    case Page([lease, *_]):
+                        self._heard(lease)
+
+    def _heard(self, lease: Object | None) -> None:
+        # A leader knows better: the watch lags behind its own renewals, and a usurper makes the next one a Conflict.
+        if not self.leading:
+            self._saw(lease)
+
+    def _saw(self, lease: Object | None) -> None:
+        if lease is None or self._lease is None or version_of(lease) != version_of(self._lease):
+            self._lease = lease
+            self._unchanged_since = self.monotonic()
+            self._changed.set()
+
+    async def _campaign(self) -> None:
+        """Wait until the Lease is free, and take it."""
+        while True:
+            self._changed.clear()
+            wait = self._free_in()
+            if wait <= 0:
+                if await self._write("take"):
+                    return
+                wait = self.terms.retry * random.uniform(0.5, 1.0)
+            try:
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _free_in(self) -> float:
+        """Seconds until the Lease may be taken, as far as we have seen."""
+        holder = value_at(self._lease, "spec", "holderIdentity")
+        if self._lease is None or not holder or holder == self.identity:
+            return 0.0
+        lasts = float(value_at(self._lease, "spec", "leaseDurationSeconds", default=self.terms.lease))
+        return self._unchanged_since + lasts - self.monotonic()
+
+    async def _lead(self, work: Work) -> bool:
+        """Run `work` while the Lease is renewed; whether it ended by itself."""
+        log.info("leading", election=self.name, identity=self.identity)
+        ELECTIONS.labels(self.name, "won").inc()
+        IS_LEADER.labels(self.name).set(1)
+        working = asyncio.create_task(work(), name=f"lead-{self.name}")
+        try:
+            while not working.done() and self.leading:
+                await asyncio.wait([working], timeout=self.terms.retry)
+                if not working.done():
+                    await self._write("renew")
+            if working.done():
+                working.result()
+                return True
+        finally:
+            IS_LEADER.labels(self.name).set(0)
+            if not self.leading:
+                self._may_write_until = float("-inf")
+                self.on_loss()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait([working])
+        log.error("lost the lead; campaigning on", election=self.name, identity=self.identity)
+        ELECTIONS.labels(self.name, "lost").inc()
+        return False
+
+    async def _write(self, what: str) -> bool:
+        """Take or renew the Lease; whether that worked.  The right to write counts from before the request."""
+        started = self.monotonic()
+        try:
+            # Half the deadline, so that a connection that went dead leaves time for a second attempt.
+            async with asyncio.timeout(self.terms.deadline / 2):
+                if self._lease is None:
+                    lease = await self._first()
+                else:
+                    lease = await self.client.replace(LEASES, {**self._lease, "spec": self._spec()})
+        except (KubeError, TimeoutError) as error:
+            if isinstance(error, Conflict):
+                await self._look()
+            else:
+                log.warning("election failed", election=self.name, doing=what, error=str(error) or "no answer in time")
+                ELECTIONS.labels(self.name, "failed").inc()
+            return False
+        self._lease = lease
+        self._unchanged_since = started
+        self._may_write_until = started + self.terms.deadline
+        return True
+
+    async def _first(self) -> Object:
+        lease = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": self._spec(),
+        }
+        return await self.client.create(LEASES, lease)
+
+    async def _look(self) -> None:
+        """Read the Lease as it is: our picture of it was not good enough to write."""
+        try:
+            async with asyncio.timeout(self.terms.retry):
+                self._saw(await self.client.get(LEASES, self.name, self.namespace))
+        except NotFound:
+            self._saw(None)
+        except (KubeError, TimeoutError):
+            return
+        if value_at(self._lease, "spec", "holderIdentity") != self.identity:
+            self._may_write_until = float("-inf")
+
+    def _spec(self) -> Object:
+        now = micro_timestamp(self.now())
+        spec = value_at(self._lease, "spec", default={})
+        if spec.get("holderIdentity") == self.identity:
+            return {**spec, "leaseDurationSeconds": int(self.terms.lease), "renewTime": now}
+        return {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": int(self.terms.lease),
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": spec.get("leaseTransitions", 0) + (1 if self._lease is not None else 0),
+        }
+
+    async def _release(self) -> None:
+        """Give the Lease up, so that the next leader need not wait for it to run out."""
+        if self._lease is None or not self.leading:
+            return
+        self._may_write_until = float("-inf")
+        spec = {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+        try:
+            async with asyncio.timeout(self.terms.retry):
+                await self.client.replace(LEASES, {**self._lease, "spec": spec})
+        except (KubeError, TimeoutError) as error:
+            log.warning(
+                "could not release the lease; the next leader waits for it", election=self.name, error=str(error)
+            )
+        else:
+            log.info("released the lease", election=self.name, identity=self.identity)

@@ -1,0 +1,287 @@
+"""The manager: everything between a set of reconcilers and a running process.
+
+    with_      takes a reconciler's set-up function, under a name
+    setup      calls those that the configuration enables; they ask for informers and give controllers
+    run        probes and metrics up, caches filled, callbacks called, then the election (if any), then work
+
+Caches are warm before leadership is sought, so a standby takes over without a list.  Asked to stop, a manager takes no
+new work, lets what is under way finish, releases the Lease, and only then closes its connections.
+"""
+
+import asyncio
+import fnmatch
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from tapestry.client.client import Client
+from tapestry.client.transport import Transport
+from tapestry.controller.config import ManagerConfig
+from tapestry.controller.controller import Controller, Reconcile
+from tapestry.controller.events import Recorder
+from tapestry.controller.informer import Informer
+from tapestry.controller.leader import Elector, Terms
+from tapestry.controller.metrics import CACHED
+from tapestry.controller.registry import Setup
+from tapestry.controller.store import Indexer
+from tapestry.controller.transforms import Transform, slim
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Resource
+from tapestry.process.audit import Audit
+from tapestry.process.logs import logger
+from tapestry.process.metrics import watch_loop_lag
+from tapestry.process.probes import serve_health, serve_metrics, server_tls
+
+log = logger(__name__)
+
+
+class Manager:
+    """Runs controllers against one API server.
+
+    `connect` opens a transport; a manager opens two, so that cutting the leader's writes does not cut its watches.
+    """
+
+    def __init__(
+        self,
+        config: ManagerConfig,
+        connect: Callable[[], Transport],
+        *,
+        identity: str,
+        keep: Callable[[Object], bool] | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.now = now
+        self.identity = identity
+        self.audit = Audit(config.audit) if config.audit else None
+        self.reads = Client(connect(), identity=identity)
+        """For informers and the election."""
+        self.elector = self._elector(monotonic) if config.leader_election.enabled else None
+        self.client = Client(
+            connect(),
+            fence=self.elector.fence if self.elector else None,
+            audit=self.audit,
+            identity=identity,
+        )
+        """For reconcilers: fenced where there is an election."""
+        self.events = Recorder(self.client, config.name, identity, now)
+        self.controllers: list[Controller] = []
+        self._keep = keep
+        self._setups: dict[str, Setup] = {}
+        self._set_up = False
+        self._informers: dict[tuple[Any, ...], Informer] = {}
+        self._after_sync: list[Callable[[], None]] = []
+        self._stopping = asyncio.Event()
+        self._working = False
+
+    # -- for those who assemble
+
+    def with_(self, name: str, setup: Setup) -> Self:
+        """Take a reconciler; whether it runs is for the configuration to say."""
+        self._setups[name] = setup
+        return self
+
+    def setup(self) -> None:
+        """Install every reconciler that is enabled.  The second call does nothing."""
+        if self._set_up:
+            return
+        self._set_up = True
+        chosen = [name for name in self._setups if enabled(name, self.config.controllers)]
+        if not chosen:
+            known = ", ".join(sorted(self._setups)) or "none"
+            raise ValueError(f"controllers: {self.config.controllers} leaves nothing to run; known are: {known}")
+        for name in chosen:
+            self._setups[name](self)
+
+    # -- for reconcilers' set-up functions
+
+    def informer(
+        self,
+        resource: Resource,
+        *,
+        filtered: bool = True,
+        labels: str = "",
+        fields: str = "",
+        transform: Transform = slim,
+        indexers: dict[str, Indexer] | None = None,
+    ) -> Informer:
+        """The shared informer of a resource and selection.
+
+        The configured filter holds for it; `filtered=False` exempts resources that carry no labels of their owner's.
+        """
+        namespaces = self.config.filter.namespaces if resource.namespaced else []
+        chosen = ",".join(part for part in (labels, self.config.filter.labels if filtered else "") if part)
+        key = (resource, filtered, chosen, fields, transform)
+        informer = self._informers.get(key)
+        if informer is None:
+            informer = self._informers[key] = Informer(
+                self.reads,
+                resource,
+                namespace=namespaces[0] if len(namespaces) == 1 else None,
+                labels=chosen,
+                fields=fields,
+                keep=kept(namespaces, self._keep if filtered else None),
+                transform=transform,
+            )
+        for name, indexer in (indexers or {}).items():
+            informer.store.add_index(name, indexer)
+        return informer
+
+    def controller(self, name: str, reconcile: Reconcile, *, workers: int | None = None) -> Controller:
+        """Add a controller; tell it what to watch."""
+        controller = Controller(name, reconcile, workers=workers or self.config.workers, now=self.now)
+        self.controllers.append(controller)
+        return controller
+
+    def after_sync(self, callback: Callable[[], None]) -> None:
+        """Call back once, when every cache has been filled and before any work begins."""
+        self._after_sync.append(callback)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """What the configuration says for one controller."""
+        return self.config.options.get(name, {})
+
+    # -- running
+
+    def stop(self) -> None:
+        """Ask for an orderly end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Run until stopped."""
+        self.setup()
+        async with AsyncExitStack() as stack:
+            if self.audit is not None:
+                stack.callback(self.audit.close)
+            stack.push_async_callback(self.reads.close)
+            stack.push_async_callback(self.client.close)
+            await self._listen(stack)
+            async with asyncio.TaskGroup() as group:
+                background = [
+                    group.create_task(informer.run(), name=f"informer-{informer.resource.name}")
+                    for informer in self._informers.values()
+                ]
+                background.append(group.create_task(watch_loop_lag(), name="loop-lag"))
+                serving = group.create_task(self._serve(), name="serve")
+                await self._until_stopped(group, serving)
+                for task in background:
+                    task.cancel()
+
+    async def _until_stopped(self, group: asyncio.TaskGroup, serving: asyncio.Task[None]) -> None:
+        stopping = group.create_task(self._stopping.wait(), name="stopping")
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if serving.done():
+            return
+        log.info("stopping", working=self._working)
+        if not self._working:
+            serving.cancel()
+            return
+        for controller in self.controllers:
+            controller.queue.close()
+        await asyncio.wait([serving], timeout=self.config.shutdown_seconds)
+        if not serving.done():
+            log.warning("work under way did not finish in time", seconds=self.config.shutdown_seconds)
+            serving.cancel()
+
+    async def _serve(self) -> None:
+        for informer in self._informers.values():
+            await informer.synced.wait()
+        for informer in self._informers.values():
+            CACHED.labels(informer.resource.name).set_function(informer.store.__len__)
+        log.info("caches filled", objects={i.resource.name: len(i.store) for i in self._informers.values()})
+        for callback in self._after_sync:
+            callback()
+        if self.elector is not None:
+            await self.elector.run(self._work)
+        else:
+            await self._work()
+
+    async def _work(self) -> None:
+        self._working = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.events.run(), name="events")
+                resync = group.create_task(self._resync(), name="resync")
+                working = [group.create_task(each.run(), name=each.name) for each in self.controllers]
+                await asyncio.wait(working)
+                resync.cancel()
+                self.events.close()
+        finally:
+            self._working = False
+
+    async def _resync(self) -> None:
+        while self.config.resync_seconds:
+            await asyncio.sleep(self.config.resync_seconds)
+            for controller in self.controllers:
+                controller.resync()
+
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        config = self.config.metrics
+        probes = await stack.enter_async_context(
+            serve_health(self.config.probes.address, alive={}, ready={"caches": self._unready})
+        )
+        metrics = await stack.enter_async_context(
+            serve_metrics(
+                config.address,
+                authorize=None if config.open else self._may_read_metrics,
+                tls=server_tls(config.certificate, config.key, config.client_ca or None)
+                if config.certificate
+                else None,
+            )
+        )
+        log.info("listening", probes=str(probes), metrics=str(metrics))
+
+    def _unready(self) -> str | None:
+        missing = [each.resource.name for each in self._informers.values() if not each.synced.is_set()]
+        return f"not filled yet: {', '.join(missing)}" if missing else None
+
+    async def _may_read_metrics(self, token: str) -> bool:
+        """Whether the API server knows the token and lets its user get /metrics."""
+        who = (await self.reads.review(TOKEN_REVIEWS, {"token": token})).get("status") or {}
+        if not who.get("authenticated"):
+            return False
+        user = who.get("user") or {}
+        spec = {
+            "user": user.get("username", ""),
+            "groups": user.get("groups") or [],
+            "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
+        }
+        return bool((await self.reads.review(ACCESS_REVIEWS, spec))["status"].get("allowed"))
+
+    def _elector(self, monotonic: Callable[[], float]) -> Elector:
+        config = self.config.leader_election
+        return Elector(
+            self.reads,
+            config.namespace,
+            config.name or self.config.name,
+            self.identity,
+            Terms(config.lease_seconds, config.deadline_seconds, config.retry_seconds),
+            on_loss=lambda: self.client.abort(),
+            monotonic=monotonic,
+            now=self.now,
+        )
+
+
+def enabled(name: str, patterns: list[str]) -> bool:
+    """Whether the last pattern that matches `name` lets it run."""
+    verdict = False
+    for pattern in patterns:
+        if fnmatch.fnmatchcase(name, pattern.removeprefix("-")):
+            verdict = not pattern.startswith("-")
+    return verdict
+
+
+def kept(namespaces: list[str], keep: Callable[[Object], bool] | None) -> Callable[[Object], bool] | None:
+    """The filter for what the server cannot select: several namespaces, or a rule in code."""
+    if len(namespaces) < 2:
+        return keep
+    wanted = frozenset(namespaces)
+
+    def both(obj: Object) -> bool:
+        return obj["metadata"].get("namespace") in wanted and (keep is None or keep(obj))
+
+    return both

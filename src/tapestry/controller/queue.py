@@ -1,0 +1,160 @@
+"""The work queue: which keys want attention, and when.
+
+Four properties hold, whatever callers do:
+- a key that waits is held once, however often it is added;
+- a key is in the hands of one worker at a time; added meanwhile, it comes again after `done`;
+- fresh work goes before resync work, and each in the order it came;
+- a key that failed comes back after a pause that doubles each time, up to five minutes; fresh work does not wait.
+"""
+
+import asyncio
+import heapq
+import itertools
+from collections import OrderedDict, deque
+
+FIRST_PAUSE = 0.01
+LONGEST_PAUSE = 300.0
+
+
+class Closed(Exception):
+    """The queue takes and gives no more work."""
+
+
+class Queue:
+    """A queue of keys, for one event loop; every time is that of the loop."""
+
+    def __init__(self, *, first_pause: float = FIRST_PAUSE, longest_pause: float = LONGEST_PAUSE) -> None:
+        self._first_pause, self._longest_pause = first_pause, longest_pause
+        self._fresh: OrderedDict[str, float] = OrderedDict()  # key -> since when it waits
+        self._resync: OrderedDict[str, float] = OrderedDict()
+        self._again: dict[str, float] = {}  # added while a worker has it
+        self._working: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._delayed: list[tuple[float, int, str]] = []
+        self._due: dict[str, float] = {}  # key -> the one delay that counts
+        self._order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._takers: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Keys that could be worked on now."""
+        return len(self._fresh) + len(self._resync)
+
+    @property
+    def delayed(self) -> int:
+        return len(self._due)
+
+    def age(self) -> float:
+        """Seconds that the key in front has waited."""
+        since = next(iter((self._fresh or self._resync).values()), None)
+        return self._now() - since if since is not None else 0.0
+
+    def add(self, key: str, *, resync: bool = False) -> None:
+        """Have `key` looked at as soon as a worker is free."""
+        if self._closed:
+            return
+        self._due.pop(key, None)
+        if key in self._working:
+            self._again.setdefault(key, self._now())
+        elif key in self._fresh or (resync and key in self._resync):
+            return
+        elif resync:
+            self._resync[key] = self._now()
+            self._wake()
+        else:
+            self._fresh[key] = self._resync.pop(key, self._now())
+            self._wake()
+
+    def add_after(self, key: str, seconds: float) -> None:
+        """Have `key` looked at in `seconds`, or sooner if it is added otherwise; the earliest wish counts."""
+        if self._closed:
+            return
+        if seconds <= 0:
+            self.add(key)
+            return
+        due = self._now() + seconds
+        if key in self._fresh or self._due.get(key, due + 1) <= due:
+            return
+        self._due[key] = due
+        heapq.heappush(self._delayed, (due, next(self._order), key))
+        self._arm()
+
+    def retry(self, key: str) -> float:
+        """Have a key that failed looked at again after its pause, which is returned."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        pause = min(self._longest_pause, self._first_pause * 2.0 ** min(failures, 40))
+        self.add_after(key, pause)
+        return pause
+
+    def forget(self, key: str) -> None:
+        """`key` did not fail: its next failure is its first."""
+        self._failures.pop(key, None)
+
+    def failures(self, key: str) -> int:
+        return self._failures.get(key, 0)
+
+    async def take(self) -> str:
+        """The next key, now in the caller's hands until `done`; raises Closed at the end."""
+        while not (self._fresh or self._resync or self._closed):
+            taker = asyncio.get_running_loop().create_future()
+            self._takers.append(taker)
+            try:
+                await taker
+            except asyncio.CancelledError:
+                # Woken and cancelled at once: the next in line must not miss the call.
+                if taker.done() and not taker.cancelled():
+                    self._wake()
+                raise
+            finally:
+                if not taker.done():
+                    self._takers.remove(taker)
+        if self._closed:
+            raise Closed
+        key, _ = (self._fresh or self._resync).popitem(last=False)
+        self._working.add(key)
+        return key
+
+    def done(self, key: str) -> None:
+        """Give `key` back; it is queued again if it was added meanwhile."""
+        self._working.discard(key)
+        since = self._again.pop(key, None)
+        if since is not None and not self._closed:
+            self._fresh[key] = since
+            self._wake()
+
+    def close(self) -> None:
+        """End it: waiting workers get Closed, keys in hand may still be given back."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for taker in self._takers:
+            if not taker.done():
+                taker.set_result(None)
+        self._takers.clear()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _wake(self) -> None:
+        while self._takers:
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                return
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(self._delayed[0][0], self._release) if self._delayed else None
+
+    def _release(self) -> None:
+        self._timer = None
+        now = self._now()
+        # The loop may call a timer up to its clock's resolution early.
+        while self._delayed and self._delayed[0][0] <= now + 0.001:
+            due, _, key = heapq.heappop(self._delayed)
+            if self._due.get(key) == due:
+                self.add(key)
+        self._arm()

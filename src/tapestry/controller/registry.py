@@ -1,0 +1,61 @@
+"""The registry: which reconcilers exist, by name.
+
+A registry is an ordinary value, filled in one readable place; nothing registers itself when it is imported.  Packages
+of third parties add theirs through the entry point group `tapestry.controllers`, a function that takes the registry:
+
+    [project.entry-points."tapestry.controllers"]
+    at = "at.controller:register"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from tapestry.kube.crds import Kind
+
+if TYPE_CHECKING:
+    from tapestry.controller.manager import Manager
+
+GROUP = "tapestry.controllers"
+
+Setup = Callable[["Manager"], None]
+"""Installs a reconciler: asks the manager for informers and gives it controllers."""
+
+
+class Registry:
+    """Named reconcilers and the kinds they bring, in the order they were registered."""
+
+    def __init__(self) -> None:
+        self._setups: dict[str, Setup] = {}
+        self.kinds: list[Kind[Any]] = []
+
+    def register(self, name: str, setup: Setup, *, kinds: tuple[Kind[Any], ...] = ()) -> None:
+        """Add a reconciler.  Nothing of it runs before `add_to_manager` and the manager's own set-up."""
+        if name in self._setups:
+            raise ValueError(f"controller {name!r} is registered twice; give one of them another name")
+        self._setups[name] = setup
+        self.kinds.extend(kinds)
+
+    def names(self) -> list[str]:
+        return list(self._setups)
+
+    def add_to_manager(self, manager: Manager, *, only: str | None = None) -> None:
+        """Hand every reconciler, or the one named `only`, to the manager."""
+        if only is not None and only not in self._setups:
+            known = ", ".join(sorted(self._setups)) or "none"
+            raise ValueError(f"there is no controller {only!r}; known are: {known}")
+        for name, setup in self._setups.items():
+            if only is None or name == only:
+                manager.with_(name, setup)
+
+    def load_entry_points(self) -> None:
+        """Add what installed packages offer."""
+        for entry in installed():
+            register = entry.load()
+            register(self)
+
+
+def installed() -> Iterator[EntryPoint]:
+    return iter(sorted(entry_points(group=GROUP), key=lambda entry: entry.name))

@@ -1,0 +1,262 @@
+"""The perturbation driver: does a reconciler come to the same end whatever happens on the way?
+
+A scenario is first run undisturbed, which gives its final state and the number of its API calls.  Then it is replayed
+once for every call and every disturbance: the process dies before the call or right after it, the request or its answer
+is lost, the server answers with a conflict, or the caches fall behind from that call on.  Each replay must end in the
+same state, but for times, versions and UIDs.
+
+    report = perturb(Scenario("at", [AT.resource, PODS], setup, world))
+    assert not report.failures, report
+
+Everything runs on virtual time against the in-process API, so a few hundred replays take seconds.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from msgspec import structs
+
+from tapestry.client.client import ENCODER, Client
+from tapestry.client.transport import Request, Response, Stream, Transport
+from tapestry.controller.config import ManagerConfig, Metrics, Probes
+from tapestry.controller.manager import Manager
+from tapestry.controller.registry import Setup
+from tapestry.controller.testing.api import InProcessApi
+from tapestry.controller.testing.clock import run, running_clock
+from tapestry.kube.errors import Conflict, TransportError
+from tapestry.kube.objects import Object, key_of
+from tapestry.kube.resources import EVENTS, LEASES, Resource
+
+STALE_SECONDS = 20
+LIMIT_SECONDS = 24 * 3600.0
+"""Of virtual time, within which every replay must have come to its end."""
+VOLATILE = frozenset({"resourceVersion", "creationTimestamp", "generation", "observedGeneration", "managedFields"})
+
+
+class Disturbance(StrEnum):
+    DIES_BEFORE = "the process dies before the call"
+    DIES_AFTER = "the process dies after the call"
+    LOSES_REQUEST = "the request is lost"
+    LOSES_ANSWER = "the answer is lost"
+    CONFLICTS = "the server answers with a conflict"
+    FALLS_BEHIND = "the caches fall behind from the call on"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A reconciler and a world for it to work in."""
+
+    name: str
+    resources: Sequence[Resource]
+    """What the API serves, besides Events and Leases."""
+    setup: Setup
+    world: Callable[[Client], Awaitable[None]]
+    """Plays everyone else: users, kubelets, other controllers.  Returns when it has seen the end."""
+    config: ManagerConfig = field(default_factory=ManagerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    disturbance: Disturbance
+    call: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"call {self.call}, {self.disturbance}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the replays of one scenario showed."""
+
+    scenario: str
+    calls: int
+    cases: int
+    failures: list[Failure]
+
+    def __str__(self) -> str:
+        head = f"{self.scenario}: {self.calls} calls, {self.cases} replays, {len(self.failures)} ended differently"
+        return "\n  ".join([head, *map(str, self.failures)])
+
+
+class Died(BaseException):
+    """The process under test is no more; nothing of it may catch this."""
+
+
+class Disturbed:
+    """The transport of the process under test: counts its calls and disturbs one of them."""
+
+    def __init__(self, api: Transport, disturbance: Disturbance | None, at: int) -> None:
+        self.calls: list[str] = []
+        self.behind = asyncio.Event()
+        self._api = api
+        self._disturbance = disturbance
+        self._at = at
+        self._dead = False
+        self._current = asyncio.Event()
+        self._current.set()
+
+    def revive(self) -> None:
+        self._dead = False
+
+    async def send(self, request: Request) -> Response:
+        disturbance = self._next(str(request))
+        is_write = request.method != "GET"
+        match disturbance:
+            case Disturbance.DIES_BEFORE:
+                self._die()
+            case Disturbance.LOSES_REQUEST:
+                raise TransportError(f"{request}: lost on purpose", maybe_sent=True)
+            case Disturbance.CONFLICTS if is_write:
+                error = Conflict(409, "Conflict", "made on purpose")
+                return Response(409, {}, ENCODER.encode(error.status()))
+            case Disturbance.FALLS_BEHIND:
+                self._current.clear()
+                self.behind.set()
+        answer = await self._api.send(request)
+        match disturbance:
+            case Disturbance.DIES_AFTER:
+                self._die()
+            case Disturbance.LOSES_ANSWER:
+                raise TransportError(f"{request}: its answer was lost on purpose", maybe_sent=True)
+        return answer
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[Stream]:
+        match self._next(f"watch {request.path}"):
+            case Disturbance.DIES_BEFORE | Disturbance.DIES_AFTER:
+                self._die()
+            case Disturbance.LOSES_REQUEST | Disturbance.LOSES_ANSWER:
+                raise TransportError(f"watch {request.path}: lost on purpose", maybe_sent=True)
+        async with self._api.stream(request) as stream:
+            yield HeldBack(stream, self._current)
+
+    def catch_up(self) -> None:
+        self._current.set()
+
+    def abort(self) -> None:
+        self._api.abort()
+
+    async def close(self) -> None:
+        """The API outlives the process."""
+
+    def _next(self, call: str) -> Disturbance | None:
+        if self._dead:
+            raise Died
+        self.calls.append(call)
+        return self._disturbance if len(self.calls) == self._at else None
+
+    def _die(self) -> None:
+        self._dead = True
+        raise Died
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """A stream whose chunks wait until the caches may see them."""
+
+    stream: Stream
+    current: asyncio.Event
+
+    @property
+    def status(self) -> int:
+        return self.stream.status
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        async for chunk in self.stream.chunks():
+            await self.current.wait()
+            yield chunk
+
+
+def perturb(scenario: Scenario) -> Report:
+    """Run the scenario undisturbed, then once for each call and disturbance."""
+    expected, calls = run(_end_of(scenario, None, 0))
+    failures, cases = [], 0
+    for disturbance in Disturbance:
+        for at in range(1, len(calls) + 1):
+            cases += 1
+            try:
+                found, _ = run(_end_of(scenario, disturbance, at))
+            except Exception as error:  # noqa: BLE001  whatever ends a replay early is what we are looking for
+                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {type(error).__name__}: {error}"))
+                continue
+            if found != expected:
+                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {difference(expected, found)}"))
+    return Report(scenario.name, len(calls), cases, failures)
+
+
+async def _end_of(scenario: Scenario, disturbance: Disturbance | None, at: int) -> tuple[dict[str, Any], list[str]]:
+    """The final state of one run, and the calls it took."""
+    api = InProcessApi([*scenario.resources, EVENTS, LEASES], now=running_clock().now)
+    transport = Disturbed(api, disturbance, at)
+    async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
+        process = group.create_task(_process(scenario, transport))
+        await scenario.world(Client(api))
+        process.cancel()
+    return state_of(api.dump()), transport.calls
+
+
+async def _process(scenario: Scenario, transport: Disturbed) -> None:
+    """The process under test, started again each time it dies."""
+    config = quiet(scenario.config)
+    while True:
+        transport.revive()
+        clock = running_clock()
+        manager = Manager(config, lambda: transport, identity="perturbed", now=clock.now, monotonic=clock.monotonic)
+        manager.with_(scenario.name, scenario.setup)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_mislead(manager, transport))
+                await manager.run()
+        except* Died:
+            transport.catch_up()
+
+
+async def _mislead(manager: Manager, transport: Disturbed) -> None:
+    """Once the caches have fallen behind, have everything looked at again and again, then let them catch up."""
+    await transport.behind.wait()
+    for _ in range(STALE_SECONDS):
+        for controller in manager.controllers:
+            controller.resync()
+        await asyncio.sleep(1)
+    transport.catch_up()
+
+
+def quiet(config: ManagerConfig) -> ManagerConfig:
+    """`config` without listeners: replays share one machine."""
+    return structs.replace(config, metrics=Metrics(address=""), probes=Probes(address=""))
+
+
+def state_of(objects: Sequence[Object]) -> dict[str, Any]:
+    """What counts of a final state, by object; UIDs are named after their owners, times and versions do not count."""
+    names = {obj["metadata"]["uid"]: f"uid of {identity(obj)}" for obj in objects}
+    lasting = [obj for obj in objects if obj["kind"] not in (EVENTS.kind, LEASES.kind)]
+    return {identity(obj): stable(obj, names) for obj in lasting}
+
+
+def identity(obj: Object) -> str:
+    return f"{obj['kind']} {key_of(obj)}"
+
+
+def stable(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: stable(child, names) for key, child in value.items() if not is_volatile(key)}
+    if isinstance(value, list):
+        return [stable(child, names) for child in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def is_volatile(field: str) -> bool:
+    return field in VOLATILE or field.endswith(("Time", "Timestamp"))
+
+
+def difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
+    """The first object that differs, as it should be and as it is."""
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            return f"{name} should be {expected.get(name)}, is {found.get(name)}"
+    return "nothing differs"

@@ -1,0 +1,93 @@
+"""The refusals of the in-process API, in Kubernetes' own words: people and programs look for them."""
+
+from tapestry.kube.errors import (
+    AlreadyExists,
+    BadRequest,
+    Conflict,
+    Gone,
+    Invalid,
+    MethodNotAllowed,
+    NotFound,
+    Timeout,
+    UnsupportedMediaType,
+)
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import Resource
+
+MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
+CAUSES = {
+    "Invalid value": "FieldValueInvalid",
+    "Forbidden": "FieldValueForbidden",
+    "Required value": "FieldValueRequired",
+}
+
+
+def details(resource: Resource, name: str) -> Object:
+    return {"name": name, "group": resource.group, "kind": resource.plural}
+
+
+def bad_request(message: str) -> BadRequest:
+    return BadRequest(400, "BadRequest", message)
+
+
+def no_such_path() -> NotFound:
+    return NotFound(404, "NotFound", "the server could not find the requested resource")
+
+
+def not_found(resource: Resource, name: str) -> NotFound:
+    return NotFound(404, "NotFound", f'{resource.name} "{name}" not found', details=details(resource, name))
+
+
+def not_allowed() -> MethodNotAllowed:
+    return MethodNotAllowed(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+
+def already_exists(resource: Resource, name: str) -> AlreadyExists:
+    message = f'{resource.name} "{name}" already exists'
+    return AlreadyExists(409, "AlreadyExists", message, details=details(resource, name))
+
+
+def conflict(resource: Resource, name: str, why: str) -> Conflict:
+    message = f'Operation cannot be fulfilled on {resource.name} "{name}": {why}'
+    return Conflict(409, "Conflict", message, details=details(resource, name))
+
+
+def failed_precondition(resource: Resource, name: str, field: str, wanted: str, found: str) -> Conflict:
+    """`field` is UID or ResourceVersion."""
+    why = f"Precondition failed: {field} in precondition: {wanted}, {field} in object meta: {found}"
+    return conflict(resource, name, why)
+
+
+def expired(asked: int, oldest: int) -> Gone:
+    return Gone(410, "Expired", f"too old resource version: {asked} ({oldest})")
+
+
+def expired_page() -> Gone:
+    message = "The provided continue parameter is too old to display a consistent list result."
+    return Gone(410, "Expired", message)
+
+
+def unknown_format(content_type: str) -> UnsupportedMediaType:
+    message = f"the body of the request was in an unknown format - {content_type}"
+    return UnsupportedMediaType(415, "UnsupportedMediaType", message)
+
+
+def invalid(resource: Resource, name: str, field: str, why: str) -> Invalid:
+    """`why` begins with one of the words of CAUSES and a colon."""
+    kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
+    causes = [{"reason": CAUSES[why.partition(":")[0]], "message": why, "field": field}]
+    about = {"name": name, "group": resource.group, "kind": resource.kind, "causes": causes}
+    return Invalid(422, "Invalid", f'{kind} "{name}" is invalid: {field}: {why}', details=about)
+
+
+def invalid_options(options: str, why: str) -> Invalid:
+    return Invalid(422, "Invalid", f"{options}.meta.k8s.io is invalid: {why}")
+
+
+def rejected_patch(why: str) -> Invalid:
+    return Invalid(422, "Invalid", f"the server rejected our request due to an error in our request: {why}")
+
+
+def too_new(asked: str, current: int) -> Timeout:
+    message = f"Too large resource version: {asked}, current: {current}"
+    return Timeout(504, "Timeout", message, details={"retryAfterSeconds": 1})

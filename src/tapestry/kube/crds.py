@@ -1,0 +1,195 @@
+"""Kinds as values, and the CustomResourceDefinitions that they amount to.
+
+    AT = Kind(
+        Resource("demo.wukong.com", "v1alpha1", "At", "ats"),
+        spec=AtSpec,
+        status=AtStatus,
+        columns=(Column("Phase", ".status.phase"), AGE),
+    )
+
+`crd(AT)` is what a cluster is told about the kind, and what our own API server serves it by; `decode(AT, obj)` is the
+spec of an object as its Struct.  How Structs are written is told in `tapestry.kube.fields`.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from tapestry.kube.fields import decoded
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import CRDS, Resource
+from tapestry.kube.schemas import PRESERVE, SchemaError, schema_of
+
+S = TypeVar("S", bound=Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What `kubectl get` prints; `path` is a JSONPath, and a priority above 0 shows with `-o wide` only."""
+
+    name: str
+    path: str
+    type: Literal["string", "integer", "number", "boolean", "date"] = "string"
+    description: str = ""
+    priority: int = 0
+
+
+AGE = Column("Age", ".metadata.creationTimestamp", "date")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Where the scale subresource finds its numbers; autoscalers need the `selector` too, a string in the status."""
+
+    replicas: str = ".spec.replicas"
+    ready: str = ".status.replicas"
+    selector: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[S]):
+    """One version of a kind of ours.  With a status Struct it has a status subresource."""
+
+    resource: Resource
+    spec: type[S]
+    status: type[Struct] | None = None
+    description: str = ""
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    scale: Scale | None = None
+    served: bool = True
+    storage: bool = True
+
+
+class InvalidSpec(ValueError):
+    """A spec that does not fit its Struct; the message begins with the path in the object."""
+
+
+def crd(*versions: Kind[Any]) -> Object:
+    """The CustomResourceDefinition of a kind in all its versions, the names taken from the stored one.
+
+    Raises SchemaError for a Struct that no structural schema describes, and ValueError for versions that do not fit
+    together.
+    """
+    stored = [kind for kind in versions if kind.storage]
+    if len(stored) != 1:
+        raise ValueError(f"{described(versions)}: storage=True belongs on exactly one version, not on {len(stored)}")
+    if len({replace(kind.resource, version="") for kind in versions}) != 1:
+        raise ValueError(f"{described(versions)}: the versions of a kind differ in nothing but the version")
+    resource = stored[0].resource
+    names = {
+        "kind": resource.kind,
+        "listKind": f"{resource.kind}List",
+        "plural": resource.plural,
+        "singular": resource.kind.lower(),
+        "shortNames": list(stored[0].short_names),
+        "categories": list(stored[0].categories),
+    }
+    return {
+        "apiVersion": CRDS.api_version,
+        "kind": CRDS.kind,
+        "metadata": {"name": resource.name},
+        "spec": {
+            "group": resource.group,
+            "names": {key: value for key, value in names.items() if value},
+            "scope": "Namespaced" if resource.namespaced else "Cluster",
+            "versions": [crd_version(kind) for kind in versions],
+        },
+    }
+
+
+def crd_version(kind: Kind[Any]) -> Object:
+    schema: Object = {
+        **({"description": kind.description} if kind.description else {}),
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "spec": schema_of(kind.spec),
+            **({"status": schema_of(kind.status)} if kind.status else {}),
+        },
+    }
+    for path in paths_of(kind):
+        if not leads_somewhere(path, schema):
+            raise SchemaError(f"{kind.resource.kind}: {path} is in neither {kind.spec.__name__} nor the status")
+    subresources = {
+        **({"status": {}} if kind.status else {}),
+        **({"scale": scale_of(kind.scale)} if kind.scale else {}),
+    }
+    return {
+        "name": kind.resource.version,
+        "served": kind.served,
+        "storage": kind.storage,
+        "schema": {"openAPIV3Schema": schema},
+        **({"subresources": subresources} if subresources else {}),
+        **({"additionalPrinterColumns": [column_of(column) for column in kind.columns]} if kind.columns else {}),
+    }
+
+
+def scale_of(scale: Scale) -> Object:
+    paths = {
+        "specReplicasPath": scale.replicas,
+        "statusReplicasPath": scale.ready,
+        "labelSelectorPath": scale.selector,
+    }
+    return {key: path for key, path in paths.items() if path}
+
+
+def column_of(column: Column) -> Object:
+    found = {
+        "name": column.name,
+        "jsonPath": column.path,
+        "type": column.type,
+        "description": column.description,
+        "priority": column.priority,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def paths_of(kind: Kind[Any]) -> list[str]:
+    columns = [column.path for column in kind.columns]
+    return columns + (list(scale_of(kind.scale).values()) if kind.scale else [])
+
+
+def leads_somewhere(path: str, schema: Object) -> bool:
+    """Whether a value can be at `path`; filters and the metadata, which has no schema, are taken on trust."""
+    steps = path.removeprefix(".").split(".")
+    if steps[0] == "metadata" or "[" in path:
+        return True
+    found: Object | None = schema
+    for step in steps:
+        if found is None or found.get(PRESERVE):
+            break
+        found = found.get("properties", {}).get(step) or found.get("additionalProperties")
+    return found is not None
+
+
+def described(versions: tuple[Kind[Any], ...]) -> str:
+    return ", ".join(f"{kind.resource.name}/{kind.resource.version}" for kind in versions) or "crd()"
+
+
+def decode(kind: Kind[S], obj: Object) -> S:
+    """The spec of `obj` as its Struct, with the defaults of the Struct; fields that it does not know are passed over.
+
+    Raises InvalidSpec: `spec.limits[2].percent: expected `int` <= 100, found 140`.
+    """
+    try:
+        return msgspec.convert(obj.get("spec", {}), kind.spec, dec_hook=decoded)
+    except msgspec.ValidationError as error:
+        raise InvalidSpec(explained(str(error), obj)) from None
+
+
+def explained(error: str, obj: Object) -> str:
+    """msgspec's message about a spec, led by the path in the object and followed by what is there."""
+    what, _, place = error.partition(" - at `$")
+    path = f"spec{place.removesuffix('`')}"
+    if missing := re.fullmatch("Object missing required field `(.*)`", what):
+        return f"{path}.{missing[1]}: is required"
+    complaint = f"{path}: {what[0].lower()}{what[1:]}"
+    if "[...]" in path:  # some value of a dict: msgspec does not say under which key
+        return complaint
+    steps = [int(index) if index else name for name, index in re.findall(r"([^.[\]]+)|\[(\d+)\]", path)]
+    return f"{complaint}, found {value_at(obj, *steps)!r}"

@@ -1,0 +1,258 @@
+"""Patches: what turns one JSON document into another.
+
+Two of the three formats that an API server takes are here; `strategic` has the third, which needs a schema.
+
+- JSON Patch (RFC 6902) is a list of operations, made or refused as a whole: `json_patched`.
+- JSON Merge Patch (RFC 7386) is the fields that change, null where one goes: `merged` applies it, `merge_patch` and
+  `owned_patch` find the smallest one.
+
+Nothing that comes in is changed: a result is the spine above each change, built anew, and shares the rest with the
+document and with the patch.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tapestry.kube.objects import NOTHING, Object
+
+MAX_OPERATIONS = 10_000
+"""In one JSON Patch, as in kube-apiserver."""
+MAX_COPIED_BYTES = 3 * 1024 * 1024
+"""What all copy operations of one JSON Patch may add, as JSON, as in kube-apiserver."""
+
+FIELDS = {
+    "add": ("path", "value"),
+    "remove": ("path",),
+    "replace": ("path", "value"),
+    "move": ("from", "path"),
+    "copy": ("from", "path"),
+    "test": ("path", "value"),
+}
+JSON_TYPES = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+BAD_ESCAPE = re.compile(r"~(?![01])")
+
+Pointer = tuple[str, ...]
+
+
+class PatchError(ValueError):
+    """The patch cannot be applied; the message names the place in the patch."""
+
+
+class PatchTooLarge(PatchError):
+    """The patch asks for more work than anyone may ask for at once."""
+
+
+def json_type(value: Any) -> str:
+    """What an error calls it: `an object`, `a list`."""
+    return JSON_TYPES[type(value)]
+
+
+# -- JSON Merge Patch
+
+
+def merged(document: Any, patch: Any) -> Any:
+    """`document` after the merge patch.  Lists are replaced whole; a patch that is no object replaces the document."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(document) if isinstance(document, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+def merge_patch(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> Object:
+    """The smallest merge patch that turns `old` into `wanted`; empty when they are equal.
+
+    Null counts as absent, because a merge patch cannot tell them apart.
+    """
+    if old == wanted:
+        return {}
+    gone = {key: None for key, had in old.items() if had is not None and key not in wanted}
+    return gone | changes(old, wanted, merge_patch)
+
+
+def owned_patch(cached: Mapping[str, Any], wanted: Mapping[str, Any]) -> Object:
+    """The smallest merge patch that makes the fields in `wanted` so; empty when they are.
+
+    What `wanted` does not mention belongs to others and is left alone.  A None in it means absent.  Lists are owned
+    whole.
+    """
+    return changes(cached, wanted, owned_patch)
+
+
+def changes(
+    old: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    inside: Callable[[Mapping[str, Any], Mapping[str, Any]], Object],
+) -> Object:
+    """The merge patch of the fields that `wanted` names; `inside` compares the objects below."""
+    patch = {}
+    for key, value in wanted.items():
+        had = old.get(key)
+        if had == value:
+            continue
+        if not isinstance(value, dict):
+            patch[key] = value
+        elif isinstance(had, dict):
+            if change := inside(had, value):
+                patch[key] = change
+        else:
+            change = inside(NOTHING, value)
+            # An object of nothing but Nones is satisfied by its own absence; an empty one has to be there.
+            if change or not value or had is not None:
+                patch[key] = change
+    return patch
+
+
+# -- JSON Patch
+
+
+def json_patched(document: Any, operations: Any) -> Any:
+    """`document` after all `operations`; PatchError for the first that cannot be done, and then none is."""
+    if not isinstance(operations, list):
+        raise PatchError(f"patch: a JSON Patch is a list of operations, not {json_type(operations)}")
+    if len(operations) > MAX_OPERATIONS:
+        raise PatchTooLarge(f"patch: {len(operations)} operations are over {MAX_OPERATIONS}; send several patches")
+    copied = 0
+    for index, operation in enumerate(operations):
+        if flaw := flaw_of(operation):
+            raise PatchError(f"patch[{index}]: {flaw}")
+        try:
+            if operation["op"] == "copy":
+                copied += len(msgspec.json.encode(found_at(document, pointer(operation["from"]))))
+                if copied > MAX_COPIED_BYTES:
+                    raise PatchError(f"the copies so far are {copied} bytes, over {MAX_COPIED_BYTES}")
+            document = operated(document, operation)
+        except PatchError as error:
+            raise PatchError(f"patch[{index}]: {operation['op']} {operation['path']}: {error}") from None
+    return document
+
+
+def flaw_of(operation: Any) -> str:
+    """Why this is no operation; empty when it is one."""
+    if not isinstance(operation, dict):
+        return f"an operation is an object, not {json_type(operation)}"
+    op = operation.get("op")
+    if not isinstance(op, str) or op not in FIELDS:
+        return f"op is none of {', '.join(FIELDS)}"
+    for name in FIELDS[op]:
+        if name not in operation:
+            return f"{op}: {name} is missing"
+        if name != "value" and not isinstance(operation[name], str):
+            return f"{op}: {name} is {json_type(operation[name])}, not a string"
+    return ""
+
+
+def operated(document: Any, operation: Object) -> Any:
+    path = pointer(operation["path"])
+    match operation["op"]:
+        case "add":
+            return added(document, path, operation["value"])
+        case "remove":
+            return removed(document, path)
+        case "replace":
+            return replaced(document, path, operation["value"])
+        case "move":
+            return moved(document, pointer(operation["from"]), path)
+        case "copy":
+            return added(document, path, found_at(document, pointer(operation["from"])))
+        case _:
+            if not is_same(found_at(document, path), operation["value"]):
+                raise PatchError("the value there is another")
+            return document
+
+
+def pointer(text: str) -> Pointer:
+    """The steps of a JSON pointer (RFC 6901)."""
+    if text == "":
+        return ()
+    if not text.startswith("/"):
+        raise PatchError(f"{text!r} is no JSON pointer: it begins with /")
+    if BAD_ESCAPE.search(text):
+        raise PatchError(f"{text!r} is no JSON pointer: ~ is written ~0 and / is written ~1")
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in text[1:].split("/"))
+
+
+def found_at(document: Any, path: Pointer) -> Any:
+    for step in path:
+        document = document[place(document, step)]
+    return document
+
+
+def place(container: Any, step: str) -> Any:
+    """The key or the index of the member that `step` names, which must exist."""
+    if isinstance(container, dict) and step in container:
+        return step
+    if isinstance(container, list) and INDEX.fullmatch(step) and int(step) < len(container):
+        return int(step)
+    raise PatchError("there is nothing there")
+
+
+def added(document: Any, path: Pointer, value: Any) -> Any:
+    if not path:
+        return value
+    above, step = path[:-1], path[-1]
+    container = found_at(document, above)
+    if isinstance(container, dict):
+        return replaced(document, above, {**container, step: value})
+    if not isinstance(container, list):
+        raise PatchError(f"nothing can be added to {json_type(container)}")
+    index = len(container) if step == "-" else int(step) if INDEX.fullmatch(step) else -1
+    if not 0 <= index <= len(container):
+        raise PatchError(f"{step!r} is no index of a list of {len(container)}")
+    return replaced(document, above, [*container[:index], value, *container[index:]])
+
+
+def removed(document: Any, path: Pointer) -> Any:
+    if not path:
+        raise PatchError("the whole document cannot go")
+    above, step = path[:-1], path[-1]
+    container = found_at(document, above)
+    gone = place(container, step)
+    rest = container.copy()
+    del rest[gone]
+    return replaced(document, above, rest)
+
+
+def moved(document: Any, source: Pointer, path: Pointer) -> Any:
+    if len(path) > len(source) and path[: len(source)] == source:
+        raise PatchError("a value cannot move into itself")
+    value = found_at(document, source)
+    return document if path == source else added(removed(document, source), path, value)
+
+
+def replaced(document: Any, path: Pointer, value: Any) -> Any:
+    """`document` with `value` in the place of what is at `path`; a loop, because a client chooses how deep that is."""
+    containers = []
+    for step in path:
+        containers.append(document)
+        document = document[place(document, step)]
+    for container, step in zip(reversed(containers), reversed(path), strict=True):
+        copy = container.copy()
+        copy[place(container, step)] = value
+        value = copy
+    return value
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Equal as JSON, where true is not 1 although 1.0 is."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)

@@ -1,0 +1,1 @@
+"""The world on one machine."""

@@ -1,0 +1,324 @@
+"""A real Kubernetes control plane on this machine: etcd, kube-apiserver and, where asked for, its controllers.
+
+The programs come from KUBEBUILDER_ASSETS or from the cache folder that `make kube-assets` fills.  Each is a child
+process that listens on loopback and keeps its data, certificates and log in one folder, so a control plane that is
+started again over the same folder has its objects back.
+
+Nothing here is asynchronous: a control plane outlives any event loop.  From a coroutine, call it in a thread
+(`await asyncio.to_thread(plane.restart, "kube-apiserver")`).
+"""
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import random
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+KUBERNETES_VERSION = "1.34.3"
+ETCD_VERSION = "3.6.8"
+READY_SECONDS = 60.0
+"""How long a program may take until it answers; on an idle machine kube-apiserver needs four seconds."""
+
+Component = Literal["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"]
+
+
+class AssetsMissing(Exception):
+    """There is no Kubernetes to run; the message says how to get one."""
+
+
+class ControlPlaneFailed(Exception):
+    """A program did not become ready; the message ends with the last lines of its log."""
+
+
+def assets_folder(environ: Mapping[str, str]) -> Path:
+    """Where the programs of a control plane are expected."""
+    if given := environ.get("KUBEBUILDER_ASSETS"):
+        return Path(given)
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "tapestry" / "kube-assets" / f"kubernetes-{KUBERNETES_VERSION}-etcd-{ETCD_VERSION}"
+
+
+def find_assets(environ: Mapping[str, str]) -> Path:
+    """The folder that holds at least etcd, kube-apiserver and kubectl, or AssetsMissing."""
+    folder = assets_folder(environ)
+    if missing := [name for name in ("etcd", "kube-apiserver", "kubectl") if not (folder / name).exists()]:
+        raise AssetsMissing(
+            f"no {', '.join(missing)} in {folder}: run make kube-assets (needs Go 1.24+), or set KUBEBUILDER_ASSETS"
+        )
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How to run a component, and the URLs that all answer 200 once it does its work."""
+
+    flags: Mapping[str, str]
+    ready: tuple[str, ...]
+    ca: Path | None = None
+
+
+class ControlPlane:
+    """One cluster without nodes.  Its data survive `stop` and any `kill`; its processes do not survive ours.
+
+    `kubeconfig` exists from the end of `start` on, is readable by its owner only, and verifies the server.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        assets: Path,
+        *,
+        controller_manager: bool = False,
+        scheduler: bool = False,
+        fsync: bool = True,
+    ) -> None:
+        """Without `fsync` etcd is quicker, and a crash of the machine (not of a process) may lose data."""
+        self.folder = folder
+        self.kubeconfig = folder / "kubeconfig"
+        self.token = secrets.token_urlsafe(32)
+        etcd, peer, secure, controllers, scheduling = free_ports(5)
+        self.etcd_url = f"http://127.0.0.1:{etcd}"
+        self.url = f"https://127.0.0.1:{secure}"
+        self.ca = folder / "certs" / "apiserver.crt"
+        self._assets = assets
+        self._programs: dict[Component, Program] = {
+            "etcd": self._etcd(f"http://127.0.0.1:{peer}", fsync=fsync),
+            "kube-apiserver": self._apiserver(service_accounts=controller_manager),
+        }
+        if controller_manager:
+            self._programs["kube-controller-manager"] = self._controller_manager(controllers)
+        if scheduler:
+            self._programs["kube-scheduler"] = self._scheduler(scheduling)
+        self._processes: dict[Component, subprocess.Popen[bytes]] = {}
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Run every component and wait until each is ready; on failure nothing is left running."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write_private(self._tokens, f"{self.token},admin,admin,system:masters\n")
+        self._guard = self._guard or _guard()
+        try:
+            for component in self._programs:
+                self.launch(component)
+                if component == "kube-apiserver":
+                    _write_private(self.kubeconfig, json.dumps(self._kubeconfig()))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill every component; the second call does nothing.
+
+        All state is in etcd and etcd is made for this, so there is no slow goodbye.
+        """
+        for name in list(self._processes):
+            self.kill(name)
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.communicate()  # at the end of its input it kills its group: by now itself alone
+
+    def launch(self, component: Component) -> None:
+        """Run a component that is not running, where it ran before, and wait until it is ready."""
+        if component in self._processes or self._guard is None:
+            raise ValueError(f"{component} can be launched only in a started control plane that lacks it")
+        flags = self._programs[component].flags
+        with self.log(component).open("ab") as log:
+            self._processes[component] = subprocess.Popen(
+                [str(self._assets / component), *(f"--{flag}={value}" for flag, value in flags.items())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=self._guard.pid,
+            )
+        self.wait_until_ready(component)
+
+    def kill(self, component: Component) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        process = self._processes.pop(component)
+        process.kill()
+        process.wait()
+
+    def restart(self, component: Component) -> None:
+        """Kill a component and run it again on the same port."""
+        self.kill(component)
+        self.launch(component)
+
+    def pause(self, component: Component) -> None:
+        """Stop a component in its tracks: its connections stay open and silent until `resume`."""
+        self._processes[component].send_signal(signal.SIGSTOP)
+
+    def resume(self, component: Component) -> None:
+        self._processes[component].send_signal(signal.SIGCONT)
+
+    def pids(self) -> dict[Component, int]:
+        """The components that were launched and not killed since."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def log(self, component: Component) -> Path:
+        return self.folder / f"{component}.log"
+
+    def wait_until_ready(self, component: Component) -> None:
+        """Return once a running component does its work; ControlPlaneFailed if it ends or takes too long."""
+        program, process = self._programs[component], self._processes[component]
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
+            if all(_answers(url, program.ca, self.token) for url in program.ready):
+                return
+            time.sleep(0.05)
+        happened = f"was not ready after {READY_SECONDS:g} s"
+        if process.returncode is not None:
+            happened = f"exited with {process.returncode}"
+        log = self.log(component)
+        raise ControlPlaneFailed(f"{component} {happened}; the end of {log}:\n{_tail(log)}")
+
+    @property
+    def _tokens(self) -> Path:
+        return self.folder / "tokens.csv"
+
+    @property
+    def _service_account_key(self) -> Path:
+        # kube-apiserver writes its serving certificate and key before it reads the key for tokens.  One key for both
+        # will do on loopback, and nothing has to be generated here.
+        return self.folder / "certs" / "apiserver.key"
+
+    def _etcd(self, peer_url: str, *, fsync: bool) -> Program:
+        flags = {
+            "data-dir": str(self.folder / "etcd"),
+            "listen-client-urls": self.etcd_url,
+            "advertise-client-urls": self.etcd_url,
+            "listen-peer-urls": peer_url,
+            "initial-advertise-peer-urls": peer_url,
+            "initial-cluster": f"default={peer_url}",
+            "unsafe-no-fsync": str(not fsync).lower(),
+            "log-level": "warn",
+        }
+        return Program(flags, ready=(f"{self.etcd_url}/readyz",))
+
+    def _apiserver(self, *, service_accounts: bool) -> Program:
+        flags = {
+            "etcd-servers": self.etcd_url,
+            "bind-address": "127.0.0.1",
+            "advertise-address": "127.0.0.1",
+            "secure-port": str(urlsplit(self.url).port),
+            "cert-dir": str(self.ca.parent),
+            "token-auth-file": str(self._tokens),
+            "authorization-mode": "Node,RBAC",
+            "service-account-key-file": str(self._service_account_key),
+            "service-account-signing-key-file": str(self._service_account_key),
+            "service-account-issuer": "https://kubernetes.default.svc",
+            "service-cluster-ip-range": "10.96.0.0/16",
+            "allow-privileged": "true",
+            # The default tries the host name first, which resolves to nothing here: logs and exec would fail.
+            "kubelet-preferred-address-types": "InternalIP",
+            # The plugin refuses pods without a service account, which only kube-controller-manager makes.
+            "disable-admission-plugins": "" if service_accounts else "ServiceAccount",
+        }
+        # /readyz says ok a moment before the first namespaces are there.
+        ready = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
+        return Program(flags, ready=tuple(self.url + path for path in ready), ca=self.ca)
+
+    def _controller_manager(self, port: int) -> Program:
+        flags = {
+            "service-account-private-key-file": str(self._service_account_key),
+            "root-ca-file": str(self.ca),
+        }
+        return self._client_program("kube-controller-manager", port, flags)
+
+    def _scheduler(self, port: int) -> Program:
+        return self._client_program("kube-scheduler", port, {})
+
+    def _client_program(self, name: Component, port: int, flags: Mapping[str, str]) -> Program:
+        certificates = self.folder / f"{name}-certs"
+        common = {
+            "kubeconfig": str(self.kubeconfig),
+            "leader-elect": "false",
+            "bind-address": "127.0.0.1",
+            "secure-port": str(port),
+            "cert-dir": str(certificates),
+            "kube-api-qps": "500",
+            "kube-api-burst": "1000",
+        }
+        ready = (f"https://127.0.0.1:{port}/healthz",)
+        return Program({**common, **flags}, ready, ca=certificates / f"{name}.crt")
+
+    def _kubeconfig(self) -> dict[str, object]:
+        authority = base64.b64encode(self.ca.read_bytes()).decode()
+        cluster = {"server": self.url, "certificate-authority-data": authority}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "kubernetes", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": self.token}}],
+            "contexts": [{"name": "admin", "context": {"cluster": "kubernetes", "user": "admin"}}],
+            "current-context": "admin",
+        }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on.
+
+    They lie below the range that outgoing connections are given theirs from, so that none takes the port of a
+    component between its death and its restart.
+    """
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
+
+
+def _guard() -> subprocess.Popen[bytes]:
+    """A shell that leads the process group of the components and kills it when we are gone, whatever ended us.
+
+    It notices by the end of its input, which the kernel closes with the process that holds the other end.  Unlike
+    the parent-death signal of Linux this does not depend on the thread that started a child.
+    """
+    return subprocess.Popen(["sh", "-c", "read -r _; kill -s KILL 0"], stdin=subprocess.PIPE, process_group=0)
+
+
+def _answers(url: str, ca: Path | None, token: str) -> bool:
+    where = urlsplit(url)
+    host, port = where.hostname or "", where.port
+    try:
+        connection = (
+            http.client.HTTPSConnection(host, port, timeout=5, context=ssl.create_default_context(cafile=ca))
+            if ca
+            else http.client.HTTPConnection(host, port, timeout=5)
+        )
+        with contextlib.closing(connection):
+            connection.request("GET", where.path, headers={"Authorization": f"Bearer {token}"})
+            return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):  # OSError also while the certificate is not written yet
+        return False
+
+
+def _tail(log: Path, lines: int = 20) -> str:
+    with log.open(errors="replace") as file:
+        return "".join(deque(file, maxlen=lines))
+
+
+def _write_private(path: Path, text: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)

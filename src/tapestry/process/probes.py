@@ -1,0 +1,223 @@
+"""The two listeners of every process: probes for the kubelet, metrics for Prometheus.
+
+    async with serve_health(":8081", alive={}, ready=checks), serve_metrics(":8080", authorize=reviewed) as at:
+        log.info("serving", metrics=at)
+
+Probes answer ok or not ok and tell a stranger nothing more; the reasons go to the log.  Metrics are for those who
+bring a token that `authorize` accepts or a client certificate that verifies, and for everybody when bound to loopback.
+"""
+
+import asyncio
+import hashlib
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import REGISTRY, CollectorRegistry
+
+from tapestry.kube.errors import KubeError
+from tapestry.process import logs, metrics
+
+Check = Callable[[], str | None]  # what is wrong, or None
+Authorize = Callable[[str], Awaitable[bool]]
+
+DECISION_SECONDS = 60.0
+DECISIONS_KEPT = 1024
+SHUTDOWN_SECONDS = 1.0  # aiohttp would wait a minute for a request under way
+
+log = logs.logger("tapestry.probes")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens: an empty host is every interface, port 0 any free port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # another name, or every interface
+            return False
+
+
+def parse_address(text: str) -> Address | None:
+    """The address in `127.0.0.1:8080`, `[::1]:8080` or `:8080`; None for an empty text and `0`: listen nowhere."""
+    if text in ("", "0"):
+        return None
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and bare == host):
+        raise ValueError(f"{text!r}: expected HOST:PORT, [IPV6]:PORT or :PORT with a port of 0 to 65535")
+    return Address(bare, int(port))
+
+
+@asynccontextmanager
+async def serve_health(
+    address: str, *, alive: Mapping[str, Check], ready: Mapping[str, Check]
+) -> AsyncIterator[Address | None]:
+    """Answers `/healthz` and `/readyz` at the address it yields, None where `address` says nowhere.
+
+    Checks may join the mappings at any time.  They run on the event loop and must not wait; one that raises has failed.
+    """
+    routes = {"/healthz": Probe("healthz", alive).answer, "/readyz": Probe("readyz", ready).answer}
+    async with listening(parse_address(address), routes) as at:
+        yield at
+
+
+@asynccontextmanager
+async def serve_metrics(
+    address: str,
+    *,
+    authorize: Authorize | None,
+    tls: ssl.SSLContext | None = None,
+    registry: CollectorRegistry = REGISTRY,
+) -> AsyncIterator[Address | None]:
+    """Answers `/metrics` at the address it yields; with `authorize=None` to everybody, wherever that is.
+
+    What `authorize` says of a token holds for a minute; a KubeError that it raises refuses only the request at hand.
+    """
+    wanted = parse_address(address)
+    if wanted is not None and wanted.is_loopback:
+        authorize = None
+    page = MetricsPage(registry, Decisions(authorize) if authorize else None)
+    async with listening(wanted, {"/metrics": page.answer}, tls) as at:
+        yield at
+
+
+def server_tls(cert_file: str, key_file: str, client_ca_file: str | None = None) -> ssl.SSLContext:
+    """TLS 1.2 and up; a client may show a certificate of `client_ca_file`, and one that does not verify is cut off."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(cert_file, key_file)
+    if client_ca_file is not None:
+        context.load_verify_locations(client_ca_file)
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+@asynccontextmanager
+async def listening(
+    wanted: Address | None, routes: Mapping[str, Handler], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Address | None]:
+    if wanted is None:
+        yield None
+        return
+    app = web.Application()
+    for path, handler in routes.items():
+        app.router.add_get(path, handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    with bound_socket(wanted) as sock:
+        await runner.setup()
+        try:
+            await web.SockSite(runner, sock, ssl_context=tls).start()
+            yield Address(wanted.host, sock.getsockname()[1])
+        finally:
+            await runner.cleanup()
+
+
+def bound_socket(wanted: Address) -> socket.socket:
+    """One socket, for both families where the host allows: with two of them port 0 would be two ports."""
+    if wanted.host in ("", "::") and socket.has_dualstack_ipv6():
+        return socket.create_server(("", wanted.port), family=socket.AF_INET6, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
+    return socket.create_server((wanted.host, wanted.port), family=family)
+
+
+class Probe:
+    """One claim about the process: it holds while no check finds anything wrong."""
+
+    def __init__(self, name: str, checks: Mapping[str, Check]) -> None:
+        self._name = name
+        self._checks = checks
+        self._failing: set[str] = set()
+
+    async def answer(self, _: web.Request) -> web.Response:
+        failures = self._failures()
+        if failures.keys() != self._failing:  # a probe comes every few seconds: only the change is news
+            self._failing = set(failures)
+            if failures:
+                log.warning("probe fails", probe=self._name, checks=failures)
+            else:
+                log.info("probe passes again", probe=self._name)
+        return web.Response(status=503, text="not ok") if failures else web.Response(text="ok")
+
+    def _failures(self) -> dict[str, str]:
+        found = {}
+        for name, check in self._checks.items():
+            try:
+                wrong = check()
+            except Exception as error:  # noqa: BLE001  a check that cannot tell must not pass, nor take the probe down
+                wrong = f"{type(error).__name__}: {error}"
+            if wrong is not None:
+                found[name] = wrong
+        return found
+
+
+class Decisions:
+    """Remembers for a minute what `authorize` said of a token; it keeps hashes, never the tokens."""
+
+    def __init__(self, authorize: Authorize, now: Callable[[], float] = time.monotonic) -> None:
+        self._authorize = authorize
+        self._now = now
+        self._known: dict[bytes, tuple[float, bool]] = {}
+
+    async def allows(self, token: str) -> bool:
+        key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        until, allowed = self._known.get(key, (0.0, False))
+        if self._now() < until:
+            return allowed
+        allowed = await self._authorize(token)
+        self._known.pop(key, None)
+        if len(self._known) >= DECISIONS_KEPT:
+            del self._known[next(iter(self._known))]  # the oldest, for entries stand in the order they were made
+        self._known[key] = (self._now() + DECISION_SECONDS, allowed)
+        return allowed
+
+
+class MetricsPage:
+    """`/metrics`, for everybody when there are no decisions to ask for."""
+
+    def __init__(self, registry: CollectorRegistry, decisions: Decisions | None) -> None:
+        self._registry = registry
+        self._decisions = decisions
+
+    async def answer(self, request: web.Request) -> web.Response:
+        refusal = await self._refusal(request)
+        if refusal is not None:
+            return refusal
+        # In a thread the loop still gets its turn every few milliseconds while thousands of series are written out.
+        body, content_type = await asyncio.to_thread(metrics.render, self._registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _refusal(self, request: web.Request) -> web.Response | None:
+        if self._decisions is None or has_verified_certificate(request):
+            return None
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            return web.Response(status=401, text="unauthorized", headers={"WWW-Authenticate": "Bearer"})
+        try:
+            allowed = await self._decisions.allows(token)
+        except KubeError as error:
+            log.warning("could not ask whether a token may read metrics", error=error)
+            return web.Response(status=503, text="try again")
+        return None if allowed else web.Response(status=403, text="forbidden")
+
+
+def has_verified_certificate(request: web.Request) -> bool:
+    """Whether the client showed a certificate; the handshake has verified it, or there would be no request."""
+    tls = request.transport.get_extra_info("ssl_object") if request.transport else None
+    return bool(tls and tls.getpeercert())

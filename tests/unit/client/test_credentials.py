@@ -1,0 +1,121 @@
+import base64
+from pathlib import Path
+
+import pytest
+
+from tapestry.client.credentials import Credentials, Fixed, TokenFile, basic, bearer
+from tapestry.client.errors import CredentialsError
+from tapestry.client.tls import CHECK_EVERY
+from tapestry.kube.errors import TransportError
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text("first\n")
+    return path
+
+
+def token_file(path: Path, clock: Clock, fallback: str = "") -> Credentials:
+    return Credentials(TokenFile(path, "users[0].user.tokenFile", fallback=fallback, monotonic=clock))
+
+
+def with_token(token: str) -> list[tuple[str, str]]:
+    return [("Authorization", f"Bearer {token}")]
+
+
+async def test_nobody_sends_no_header_and_plain_http_needs_no_context() -> None:
+    nobody = Credentials()
+    assert await nobody.headers() == []
+    assert nobody.ssl_context() is None
+    assert not nobody.rejected()
+
+
+async def test_fixed_text_is_sent_again_and_again_and_a_refusal_changes_nothing() -> None:
+    credentials = Credentials(Fixed(bearer("abc")))
+    assert await credentials.headers() == with_token("abc")
+    assert not credentials.rejected()
+    assert await credentials.headers() == with_token("abc")
+
+
+def test_basic_authentication_survives_letters_beyond_ascii() -> None:
+    assert base64.b64decode(basic("bjørn", "pa:ss").removeprefix("Basic ")).decode() == "bjørn:pa:ss"
+
+
+async def test_a_token_file_is_reread_when_it_changed_but_not_for_every_request(token, clock) -> None:
+    credentials = token_file(token, clock)
+    assert await credentials.headers() == with_token("first")
+    token.write_text("second, longer")
+    assert await credentials.headers() == with_token("first")
+    clock.now += CHECK_EVERY
+    assert await credentials.headers() == with_token("second, longer")
+
+
+async def test_after_a_refusal_the_file_is_read_at_once(token, clock) -> None:
+    credentials = token_file(token, clock)
+    assert await credentials.headers() == with_token("first")
+    assert not credentials.rejected(), "the file still holds the token that was refused"
+    token.write_text("second")
+    assert credentials.rejected()
+    assert await credentials.headers() == with_token("second")
+
+
+async def test_while_a_token_file_is_away_the_last_token_stays(token, clock) -> None:
+    credentials = token_file(token, clock)
+    assert await credentials.headers() == with_token("first")
+    token.unlink()
+    clock.now += CHECK_EVERY
+    assert await credentials.headers() == with_token("first")
+    token.write_text("second")
+    clock.now += CHECK_EVERY
+    assert await credentials.headers() == with_token("second")
+
+
+async def test_a_token_stands_in_for_its_file_until_that_can_be_read(token, clock) -> None:
+    token.unlink()
+    credentials = token_file(token, clock, fallback="inline")
+    assert await credentials.headers() == with_token("inline")
+    token.write_text("first")
+    clock.now += CHECK_EVERY
+    assert await credentials.headers() == with_token("first")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "No such file"),
+        (b" \n", "is empty"),
+        (b"s3cret\r\nX-Evil: yes", "has control characters"),
+        (b"s3cret\xff", "not text"),
+    ],
+)
+async def test_a_token_file_without_one_token_is_named_and_tried_again(token, clock, content, complaint) -> None:
+    if content is None:
+        token.unlink()
+    else:
+        token.write_bytes(content)
+    credentials = token_file(token, clock)
+    for _ in range(2):
+        with pytest.raises(CredentialsError, match=rf"users\[0\]\.user\.tokenFile: .*token: {complaint}") as caught:
+            await credentials.headers()
+        assert "s3cret" not in str(caught.value)
+    token.write_text("first")
+    assert await credentials.headers() == with_token("first")
+
+
+def test_lacking_credentials_are_silence_and_never_news_about_an_object() -> None:
+    error = CredentialsError("no token")
+    assert isinstance(error, TransportError)
+    assert not error.maybe_sent

@@ -1,0 +1,151 @@
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.kube.errors import (
+    BY_CODE,
+    AlreadyExists,
+    ApiError,
+    BadRequest,
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    KubeError,
+    MethodNotAllowed,
+    NotFound,
+    ServerError,
+    Timeout,
+    TooLarge,
+    TooManyRequests,
+    TransportError,
+    Unauthorized,
+    Unavailable,
+    UnsupportedMediaType,
+    error_from_body,
+    error_from_status,
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        (400, "BadRequest", BadRequest),
+        (401, "Unauthorized", Unauthorized),
+        (403, "Forbidden", Forbidden),
+        (404, "NotFound", NotFound),
+        (405, "MethodNotAllowed", MethodNotAllowed),
+        (409, "Conflict", Conflict),
+        (409, "AlreadyExists", AlreadyExists),
+        (410, "Expired", Gone),
+        (413, "RequestEntityTooLarge", TooLarge),
+        (415, "UnsupportedMediaType", UnsupportedMediaType),
+        (418, "Teapot", ApiError),
+        (422, "Invalid", Invalid),
+        (429, "TooManyRequests", TooManyRequests),
+        (500, "InternalError", ServerError),
+        (502, "Unknown", ServerError),
+        (503, "ServiceUnavailable", Unavailable),
+        (504, "Timeout", Timeout),
+    ],
+)
+def test_a_status_becomes_the_error_of_its_code(code: int, reason: str, kind: type[ApiError]) -> None:
+    error = error_from_status({"code": code, "reason": reason, "message": "no"})
+    assert type(error) is kind
+    assert (error.code, error.reason, error.message) == (code, reason, "no")
+
+
+def test_every_refusal_is_one_tree_and_no_answer_is_not_a_refusal() -> None:
+    assert all(issubclass(kind, ApiError) for kind in BY_CODE.values())
+    assert issubclass(ApiError, KubeError)
+    assert issubclass(TransportError, KubeError)
+    assert not issubclass(TransportError, ApiError)
+
+
+@pytest.mark.parametrize("maybe_sent", [True, False])
+def test_a_transport_error_says_whether_the_request_may_have_arrived(maybe_sent: bool) -> None:
+    assert TransportError("reset", maybe_sent=maybe_sent).maybe_sent is maybe_sent
+
+
+def test_the_message_says_what_was_tried_and_what_came_back() -> None:
+    status = {"code": 404, "reason": "NotFound", "message": "pods 'web' not found"}
+    assert str(error_from_status(status, doing="GET /x")) == "GET /x: 404 NotFound: pods 'web' not found"
+    assert str(error_from_status(status)) == "404 NotFound: pods 'web' not found"
+
+
+@pytest.mark.parametrize("own", [{}, {"code": 0}, {"code": None}, {"code": "404"}, {"code": {}}])
+def test_the_http_code_stands_in_where_the_status_has_none(own: dict[str, Any]) -> None:
+    assert isinstance(error_from_status(own, code=403), BY_CODE[403])
+    assert error_from_status(own).code == 500
+
+
+def test_the_code_of_the_status_goes_before_that_of_http() -> None:
+    assert isinstance(error_from_status({"code": 410}, code=200), Gone)
+
+
+def test_a_status_without_words_still_says_something() -> None:
+    assert str(error_from_status({})) == "500 Unknown: the server gave no message"
+
+
+@pytest.mark.parametrize(
+    ("details", "seconds"),
+    [({"retryAfterSeconds": 3}, 3.0), ({"retryAfterSeconds": 0}, None), ({"retryAfterSeconds": "3"}, None), ({}, None)],
+)
+def test_the_server_may_ask_to_wait(details: dict[str, Any], seconds: float | None) -> None:
+    assert error_from_status({"code": 429, "details": details}).retry_after == seconds
+
+
+@pytest.mark.parametrize("details", [None, [], "x"])
+def test_details_of_the_wrong_shape_are_left_out(details: object) -> None:
+    assert error_from_status({"code": 422, "details": details}).details == {}
+
+
+def test_an_error_turns_back_into_the_status_it_came_from() -> None:
+    status = {
+        "apiVersion": "v1",
+        "kind": "Status",
+        "status": "Failure",
+        "code": 422,
+        "reason": "Invalid",
+        "message": "spec.x: no",
+        "details": {"causes": [{"field": "spec.x", "message": "no"}]},
+    }
+    error = error_from_body(200, msgspec.json.encode(status))
+    assert isinstance(error, Invalid)
+    assert error.status() == status
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"<html>Bad gateway</html>\n", "<html>Bad gateway</html>"),
+        (b"", "the answer has no body"),
+        (b'{"kind": "Pod"}', '{"kind": "Pod"}'),
+        (b'{"a": "\xff"}', '{"a": "\ufffd"}'),
+        (b"[" * 100_000, "[" * 300),
+        (b"x" * 5000, "x" * 300),
+    ],
+)
+def test_a_body_that_is_no_status_is_quoted_in_short(body: bytes, message: str) -> None:
+    error = error_from_body(502, body, doing="GET /x")
+    assert isinstance(error, ServerError)
+    assert error.message == message
+
+
+@given(st.binary(max_size=400) | st.recursive(st.none() | st.text(), st.lists).map(msgspec.json.encode))
+def test_any_body_becomes_an_error(body: bytes) -> None:
+    assert type(error_from_body(404, body)) is NotFound
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["code", "reason", "message", "details"]), st.none() | st.text() | st.integers(400, 599)
+    )
+)
+def test_any_status_becomes_an_error_with_words(status: dict[str, Any]) -> None:
+    error = error_from_status({"kind": "Status", **status}, code=500)
+    assert error.code >= 400
+    assert error.message

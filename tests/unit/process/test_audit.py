@@ -1,0 +1,208 @@
+import json
+import logging
+import os
+import stat
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from tapestry.process.audit import Audit, Write
+
+
+def a_write(name: str = "web-0", **more: Any) -> Write:
+    return Write("syncer/east", "patch", "pods", name, namespace="default", code=200, **more)
+
+
+def names(path: Path) -> list[str]:
+    return [json.loads(line)["name"] for line in path.read_text().splitlines()]
+
+
+def dropped() -> float:
+    return REGISTRY.get_sample_value("tapestry_audit_dropped_total") or 0.0
+
+
+def test_a_record_is_one_line_that_says_who_did_what_and_what_came_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    with Audit(str(path)) as audit:
+        audit.record(
+            a_write(subresource="status", request_id="r1", seconds=0.5, time=datetime(2026, 1, 2, 3, 4, 5, 6000, UTC))
+        )
+        audit.record(
+            Write("hub", "create", "nodes", "n", error="TransportError", time=datetime(2026, 1, 2, tzinfo=UTC))
+        )
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {
+            "who": "syncer/east",
+            "verb": "patch",
+            "resource": "pods",
+            "name": "web-0",
+            "namespace": "default",
+            "subresource": "status",
+            "code": 200,
+            "requestId": "r1",
+            "seconds": 0.5,
+            "time": "2026-01-02T03:04:05.006000Z",
+        },
+        {
+            "who": "hub",
+            "verb": "create",
+            "resource": "nodes",
+            "name": "n",
+            "error": "TransportError",
+            "time": "2026-01-02T00:00:00Z",
+        },
+    ]
+
+
+def test_a_record_has_the_time_it_was_made() -> None:
+    before = datetime.now(UTC)
+    assert before <= a_write().time <= datetime.now(UTC)
+
+
+def test_closing_writes_out_everything_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    with Audit(str(path)) as audit:
+        for number in range(1000):
+            audit.record(a_write(str(number)))
+    assert names(path) == [str(number) for number in range(1000)]
+
+
+def test_records_are_written_out_before_anyone_asks(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with Audit(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
+        os.set_blocking(reader, True)
+        for name in ("a", "b"):
+            audit.record(a_write(name))
+            assert json.loads(pipe.readline())["name"] == name  # waits for the thread
+
+
+def test_a_file_is_appended_to_and_a_new_one_is_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    for name in ("first", "second"):
+        with Audit(str(path)) as audit:
+            audit.record(a_write(name))
+    assert names(path) == ["first", "second"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path) -> None:
+    path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
+    with Audit(str(path)) as audit:
+        audit.record(a_write("before"))
+        audit.flush()
+        path.rename(old)
+        audit.record(a_write("after"))
+        audit.flush()
+        assert (names(old), names(path)) == (["before"], ["after"])
+        path.rename(old)
+        path.write_text("")
+        audit.record(a_write("replaced"))
+    assert (names(old), names(path)) == (["after"], ["replaced"])
+
+
+def test_a_file_that_is_truncated_goes_on_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    with Audit(str(path)) as audit:
+        audit.record(a_write("before"))
+        audit.flush()
+        os.truncate(path, 0)
+        audit.record(a_write("after"))
+    assert names(path) == ["after"]
+
+
+def test_a_full_buffer_drops_what_comes_and_counts_it(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    before = dropped()
+    with os.fdopen(reader, "rb") as pipe:
+        os.set_blocking(reader, True)
+        with Audit(str(path), capacity=3) as audit:
+            audit.record(a_write("x" * 200_000))  # more than a pipe holds: the thread waits for us to read
+            assert pipe.read(1) == b"{"
+            for name in "abcde":
+                audit.record(a_write(name))
+            assert dropped() - before == 2
+            pipe.readline()
+            assert [json.loads(pipe.readline())["name"] for _ in range(3)] == ["a", "b", "c"]
+        assert pipe.read() == b""
+
+
+def test_what_comes_after_the_end_is_dropped_and_counted(tmp_path: Path) -> None:
+    audit = Audit(str(tmp_path / "audit.log"))
+    audit.close()
+    before = dropped()
+    audit.record(a_write())
+    audit.close()
+    assert dropped() - before == 1
+    assert names(tmp_path / "audit.log") == []
+
+
+def test_a_full_disk_loses_records_and_not_the_process(caplog: pytest.LogCaptureFixture) -> None:
+    before = dropped()
+    with Audit("/dev/full") as audit:
+        audit.record(a_write())
+        with pytest.raises(OSError, match="No space left"):
+            audit.flush()
+        audit.record(a_write())
+    assert dropped() - before == 2
+    assert [record.getMessage() for record in caplog.records] == ["audit cannot be written"]
+
+
+def test_what_a_file_refused_is_written_once_it_takes_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    path.symlink_to("/dev/full")
+    with Audit(str(path)) as audit:
+        audit.record(a_write("kept"))
+        with pytest.raises(OSError, match="No space left"):
+            audit.flush()
+        path.unlink()
+        audit.record(a_write("next"))
+    assert names(path) == ["kept", "next"]
+
+
+def test_a_file_that_refused_is_tried_again_without_a_new_record(tmp_path: Path) -> None:
+    path, pipe_path = tmp_path / "audit.log", tmp_path / "pipe"
+    path.symlink_to("/dev/full")
+    os.mkfifo(pipe_path)
+    reader = os.open(pipe_path, os.O_RDONLY | os.O_NONBLOCK)
+    refused = Told()
+    logging.getLogger("tapestry.audit").addHandler(refused)
+    try:
+        with Audit(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
+            os.set_blocking(reader, True)
+            audit.record(a_write("kept"))
+            assert refused.event.wait(60)
+            pipe_path.rename(path)
+            assert json.loads(pipe.readline())["name"] == "kept"
+    finally:
+        logging.getLogger("tapestry.audit").removeHandler(refused)
+
+
+class Told(logging.Handler):
+    """Says that something was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.event.set()
+
+
+def test_a_path_that_cannot_be_opened_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Audit(str(tmp_path / "missing" / "audit.log"))
+
+
+def test_a_dash_is_stderr_which_stays_open(capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        with Audit("-") as audit:
+            audit.record(a_write(name))
+    assert [json.loads(line)["name"] for line in capfd.readouterr().err.splitlines()] == ["a", "b"]

@@ -1,0 +1,125 @@
+"""Building Kubernetes: what holds with any compiler, shown with one that is a shell script."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kube_assets
+
+SCRIPT = kube_assets.__file__
+FOLDER = kube_assets.assets_folder({"XDG_CACHE_HOME": "."})
+
+GO = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+echo "half of it" > "$2"
+{then}
+echo "$3" > "$2"
+"""
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Path:
+    """The only program on the path.  It writes the name of the package in place of a binary."""
+    return compiler(tmp_path, then="")
+
+
+def compiler(tmp_path: Path, then: str) -> Path:
+    path = tmp_path / "bin" / "go"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(GO.format(then=then))
+    path.chmod(0o755)
+    return path
+
+
+def command(tmp_path: Path, *arguments: str, **environ: str) -> dict[str, Any]:
+    """What to give to subprocess."""
+    environ = {"PATH": str(tmp_path / "bin"), "XDG_CACHE_HOME": str(tmp_path), **environ}
+    return {"args": [sys.executable, SCRIPT, *arguments], "env": environ, "text": True}
+
+
+def run(tmp_path: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**command(tmp_path, *arguments, **environ), capture_output=True, check=False)
+
+
+def built(tmp_path: Path) -> dict[str, str]:
+    return {path.name: path.read_text().strip() for path in (tmp_path / FOLDER).iterdir() if path.name != ".lock"}
+
+
+def test_every_program_is_built_once(tmp_path: Path, go: Path) -> None:
+    first = run(tmp_path)
+    assert first.returncode == 0
+    assert "built kube-apiserver in 0 s" in first.stdout
+    assert built(tmp_path) == {program.name: program.package for program in kube_assets.PROGRAMS}
+    second = run(tmp_path)
+    assert second.returncode == 0
+    assert "building" not in second.stdout
+
+
+def test_what_is_built_needs_no_compiler(tmp_path: Path, go: Path) -> None:
+    run(tmp_path)
+    go.unlink()
+    assert run(tmp_path).returncode == 0
+
+
+def test_one_program_alone(tmp_path: Path, go: Path) -> None:
+    assert run(tmp_path, "--only", "kubectl").returncode == 0
+    assert built(tmp_path) == {"kubectl": "k8s.io/kubernetes/cmd/kubectl"}
+
+
+def test_an_unknown_program_is_refused_with_the_known_ones(tmp_path: Path, go: Path) -> None:
+    done = run(tmp_path, "--only", "kubectl,kubelot")
+    assert done.returncode == 2
+    assert "kubelot: not among kube-apiserver, etcd, kubectl" in done.stderr
+
+
+def test_a_program_that_did_not_build_is_not_there(tmp_path: Path) -> None:
+    compiler(tmp_path, then="exit 4")
+    done = run(tmp_path, "--only", "etcd")
+    assert done.returncode == 1
+    assert "etcd: `go build` ended with 4" in done.stdout
+    assert "etcd" not in built(tmp_path)
+
+
+def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    compiler(tmp_path, then="kill -s KILL $PPID; exit 1")
+    assert run(tmp_path, "--only", "etcd").returncode < 0
+    assert built(tmp_path) == {".etcd.unfinished": "half of it"}
+    compiler(tmp_path, then="")
+    assert run(tmp_path, "--only", "kubectl").returncode == 0
+    assert built(tmp_path).keys() == {"kubectl"}
+
+
+def test_a_second_run_waits_for_the_first_and_builds_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    compiler(tmp_path, then=f'read -r _ < "{tmp_path}/gate"')
+    etcd = command(tmp_path, "--only", "etcd")
+    with (
+        subprocess.Popen(**etcd, stdout=subprocess.DEVNULL) as first,
+        open(tmp_path / "gate", "w") as gate,  # returns once the first compiler reads it
+        subprocess.Popen(**etcd, stdout=subprocess.PIPE) as second,
+    ):
+        assert second.stdout is not None
+        assert "another run is building" in second.stdout.readline()
+        gate.write("\n")
+        gate.close()
+        assert second.stdout.read() == ""
+        assert first.wait() == second.wait() == 0
+
+
+def test_without_go_one_line_says_what_to_do(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == kube_assets.GO_ABSENT
+    assert done.stdout.count("\n") == 1
+    assert "install Go 1.24+, or set KUBEBUILDER_ASSETS" in done.stdout
+
+
+def test_given_assets_win(tmp_path: Path, go: Path) -> None:
+    done = run(tmp_path, KUBEBUILDER_ASSETS="/opt/kubebuilder")
+    assert done.returncode == 0
+    assert "nothing is built" in done.stdout
+    assert run(tmp_path, "--print-dir", KUBEBUILDER_ASSETS="/opt/kubebuilder").stdout == "/opt/kubebuilder\n"
+    assert not (tmp_path / FOLDER).exists()

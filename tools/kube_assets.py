@@ -1,0 +1,164 @@
+"""Builds a real Kubernetes control plane from Go modules into the user's cache folder.
+
+The modules are pinned in tools/kube-assets/{kubernetes,etcd}/go.mod and go.sum.  A program appears in the folder only
+when it is whole, so whoever looks there finds it or does not; what is there already is not built again.  With
+KUBEBUILDER_ASSETS set, that folder is used as it is and nothing is built.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULES = Path(__file__).parent / "kube-assets"
+GO_ABSENT = 3  # the exit code that lets `make test` go on without Kubernetes
+
+
+def pinned(module: str, path: str) -> str:
+    """The version, without its v, that a go.mod of ours requires of a Go module."""
+    found = re.search(rf"^require {re.escape(path)} v(\S+)$", (MODULES / module / "go.mod").read_text(), re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"tools/kube-assets/{module}/go.mod: no line `require {path} vX.Y.Z`")
+    return found[1]
+
+
+KUBERNETES = pinned("kubernetes", "k8s.io/kubernetes")
+ETCD = pinned("etcd", "go.etcd.io/etcd/server/v3")
+
+
+def kubernetes_stamps() -> str:
+    """Linker flags that make the programs say the version they are; without them they call themselves v0.0.0."""
+    major, minor, _ = KUBERNETES.split(".")
+    stamps = {
+        "k8s.io/component-base/version.gitVersion": f"v{KUBERNETES}",
+        "k8s.io/component-base/version.gitMajor": major,
+        "k8s.io/component-base/version.gitMinor": minor,
+        "k8s.io/client-go/pkg/version.gitVersion": f"v{KUBERNETES}",
+    }
+    return " ".join(f"-X {name}={value}" for name, value in stamps.items())
+
+
+@dataclass(frozen=True)
+class Program:
+    """Something to build.  `seconds` is what it took from nothing on two cores; with Go's build cache it is a tenth."""
+
+    name: str
+    module: str
+    package: str
+    seconds: int
+
+    @property
+    def linker_flags(self) -> str:
+        return f"-s -w {kubernetes_stamps()}" if self.module == "kubernetes" else "-s -w"
+
+
+PROGRAMS = [
+    Program("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", 270),
+    Program("etcd", "etcd", "go.etcd.io/etcd/server/v3", 30),
+    Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", 40),
+    Program("kube-controller-manager", "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager", 100),
+    Program("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", 10),
+]
+
+
+def assets_folder(environ: Mapping[str, str]) -> Path:
+    """Where the programs are, or will be."""
+    if given := environ.get("KUBEBUILDER_ASSETS"):
+        return Path(given)
+    cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "tapestry" / "kube-assets" / f"kubernetes-{KUBERNETES}-etcd-{ETCD}"
+
+
+@contextlib.contextmanager
+def sole_builder(folder: Path) -> Iterator[None]:
+    """Lets one run at a time build into a folder; the kernel drops the lock of a run that was killed."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"another run is building into {folder}: waiting for it", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for unfinished in folder.glob(".*.unfinished"):
+            unfinished.unlink()
+        yield
+
+
+def build(program: Program, folder: Path) -> None:
+    unfinished = folder / f".{program.name}.unfinished"
+    command = ["go", "build", "-mod=readonly", "-buildvcs=false", "-trimpath"]
+    command += ["-ldflags", program.linker_flags, "-o", str(unfinished), program.package]
+    began = time.monotonic()
+    print(f"building {program.name} (about {program.seconds} s the first time) ...", flush=True)
+    subprocess.run(command, cwd=MODULES / program.module, env={**os.environ, "CGO_ENABLED": "0"}, check=True)
+    unfinished.rename(folder / program.name)
+    print(f"built {program.name} in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def build_missing(wanted: list[Program], folder: Path) -> int:
+    def missing() -> list[Program]:
+        return [program for program in wanted if not (folder / program.name).exists()]
+
+    if not missing():
+        print(f"Kubernetes {KUBERNETES} and etcd {ETCD} are in {folder}")
+        return 0
+    if shutil.which("go") is None:
+        names = ", ".join(program.name for program in missing())
+        print(f"Go is not installed, so {names} cannot be built: install Go 1.24+, or set KUBEBUILDER_ASSETS")
+        return GO_ABSENT
+    folder.mkdir(parents=True, exist_ok=True)
+    with sole_builder(folder):
+        return build_all(missing(), folder)
+
+
+def build_all(programs: list[Program], folder: Path) -> int:
+    if programs:
+        minutes = math.ceil(sum(program.seconds for program in programs) / 60)
+        print(f"building Kubernetes {KUBERNETES} and etcd {ETCD} from Go modules into {folder}")
+        print(f"({len(programs)} to build: {minutes} min on two cores the first time, seconds when Go's cache is warm)")
+    for program in programs:
+        try:
+            build(program, folder)
+        except subprocess.CalledProcessError as error:
+            print(f"{program.name}: `go build` ended with {error.returncode}; what it printed is above")
+            return 1
+    return 0
+
+
+def parse_names(names: str) -> list[Program]:
+    wanted = set(names.split(","))
+    if unknown := wanted - {program.name for program in PROGRAMS}:
+        known = ", ".join(program.name for program in PROGRAMS)
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {known}")
+    return [program for program in PROGRAMS if program.name in wanted]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Exit codes: 0 all there, 1 a build failed, {GO_ABSENT} something is missing and Go is not installed.",
+    )
+    parser.add_argument("--only", type=parse_names, default=PROGRAMS, metavar="NAME,...", help="build only these")
+    parser.add_argument("--print-dir", action="store_true", help="print the folder, build nothing")
+    options = parser.parse_args()
+    folder = assets_folder(os.environ)
+    if options.print_dir:
+        print(folder)
+        return 0
+    if os.environ.get("KUBEBUILDER_ASSETS"):
+        print(f"KUBEBUILDER_ASSETS is set: {folder} is used as it is, nothing is built")
+        return 0
+    return build_missing(options.only, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

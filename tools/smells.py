@@ -1,0 +1,317 @@
+"""Finds what must not be in this repository, and prints the numbers a reader may want to look into.
+
+A smell fails `make check`: the zeroes of CONTRIBUTING.md that neither ruff, mypy nor import-linter can see.  An alarm
+never fails: a long file with one subject is better than two with half a subject each.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+Files = Mapping[str, str]
+"""Path, with slashes and from the root of the repository, to text."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, order=True)
+class Smell:
+    path: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+def smells(files: Files) -> list[Smell]:
+    found: list[Smell] = []
+    for path, text in files.items():
+        found += name_smells(path)
+        found += line_smells(path, text)
+        if path.endswith(".md"):
+            found += command_smells(path, text, files)
+        if path.endswith(".py"):
+            found += code_smells(path, ast.parse(text, path))
+    return sorted(found)
+
+
+# File names
+
+GRAB_BAGS = {"util", "utils", "utilities", "helper", "helpers", "common", "misc"}
+LEFTOVERS = re.compile(r"(?i)(^|/)(plan|todo|notes|scratch)(\.\w+)?$|_v\d+\.py$|\.(bak|orig|rej)$")
+
+
+def name_smells(path: str) -> Iterator[Smell]:
+    parts = {part.removeprefix("test_") for part in PurePosixPath(path).with_suffix("").parts}
+    if path.endswith(".py") and (bag := parts & GRAB_BAGS):
+        yield Smell(path, 1, f"grab bag: a module is named after its subject, not `{bag.pop()}`")
+    if LEFTOVERS.search(path):
+        yield Smell(path, 1, "leftover: plans and copies do not stay in the repository")
+
+
+# Lines
+
+
+@dataclass(frozen=True)
+class LineRule:
+    """What no line of the files under `where` may say."""
+
+    pattern: re.Pattern[str]
+    message: str
+    where: tuple[str, ...] = ("",)
+
+
+HOSTS = r"pypi\.org|pythonhosted\.org|npmjs\.(org|com)|proxy\.golang\.org|(docker|quay|gcr|ghcr|registry\.k8s)\.io"
+TWO_CLUSTERS = tuple(f"src/tapestry/{part}/" for part in ("apis", "manager", "syncer", "nodeproxy", "inspect"))
+LINE_RULES = [
+    LineRule(re.compile(r"\b(TODO|FIXME|XXX)\b"), "stub: do it, or say in the docs that it is not done"),
+    LineRule(re.compile(r"(?<![\w.~}])/(work|farm|root)/"), "machine path: other machines do not have it"),
+    LineRule(re.compile(rf"\b({HOSTS})\b"), "registry host: which registry to use is for each machine to say"),
+    LineRule(
+        re.compile(r"(?i)_for_test(s|ing)\b|\bnone (for|in) tests\b|\bPYTEST_CURRENT_TEST\b"),
+        "test-only path: tests use what users use",
+        where=("src/",),
+    ),
+    LineRule(
+        re.compile(r"(?i)(?<![a-z])(remote|local|real|member|shadow)[ _-]?(cluster|node|pod)s?(?![a-z])"),
+        "glossary: the two sides are called virtual and physical",
+        where=TWO_CLUSTERS,
+    ),
+]
+THE_RULES_THEMSELVES = {"tools/smells.py", "tests/unit/test_smells.py"}
+
+
+def line_smells(path: str, text: str) -> Iterator[Smell]:
+    if path in THE_RULES_THEMSELVES:
+        return
+    for rule in LINE_RULES:
+        if path.startswith(rule.where):
+            for match in rule.pattern.finditer(text):
+                yield Smell(path, text.count("\n", 0, match.start()) + 1, f"{rule.message} (`{match[0]}`)")
+
+
+# Documented commands
+
+BLOCK = re.compile(
+    r"(?:<!-- run by (?P<runner>\S+) -->\s*)?^[ \t]*```(?:bash|sh|shell|console)\n(?P<script>.*?)^[ \t]*```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class CommandBlock:
+    """Commands in a document.  `runner` is the file that the comment above the block names: `<!-- run by FILE -->`."""
+
+    line: int
+    runner: str | None
+    script: str
+
+
+def command_blocks(text: str) -> list[CommandBlock]:
+    return [
+        CommandBlock(text.count("\n", 0, match.start("script")), match["runner"], match["script"])
+        for match in BLOCK.finditer(text)
+    ]
+
+
+def command_smells(path: str, text: str, files: Files) -> Iterator[Smell]:
+    for block in command_blocks(text):
+        if block.runner is None:
+            yield Smell(path, block.line, "documented command: say above it who runs it, `<!-- run by tests/... -->`")
+        elif not block.runner.startswith(("tests/", ".ci/")) or block.runner not in files:
+            yield Smell(path, block.line, f"documented command: there is no test {block.runner}")
+
+
+# Code
+
+
+def code_smells(path: str, tree: ast.Module) -> Iterator[Smell]:
+    product = path.startswith(("src/", "examples/"))
+    yield from at(path, grab_bag_classes(tree), "grab bag: a class is named after what it is")
+    yield from at(path, recitals(tree), "recital: the docstring says no more than the signature")
+    yield from at(path, abandoned_tasks(tree), "unowned task: tasks live in a TaskGroup")
+    if product:
+        yield from at(path, stubs(tree), "stub: do it, or leave it out")
+        if not path.startswith(("src/tapestry/controller/", "src/tapestry/client/")):
+            yield from at(path, loose_tasks(tree), "unowned task: tasks live in a TaskGroup")
+    if path.startswith("tests/"):
+        yield from at(path, sleeps(tree), "sleeping test: wait for the event, or move the clock")
+        yield from at(path, assertless_tests(tree), "assertless test: it cannot fail")
+
+
+def at(path: str, nodes: Iterable[ast.AST], message: str) -> Iterator[Smell]:
+    return (Smell(path, getattr(node, "lineno", 1), message) for node in nodes)
+
+
+def grab_bag_classes(tree: ast.Module) -> Iterator[ast.AST]:
+    bag = re.compile(r".(Manager|Helpers?|Utils?|Utilities)$")  # plain `Manager` runs controllers
+    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and bag.search(node.name))
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Every call with the dotted text of what is called."""
+    return ((ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def abandoned_tasks(tree: ast.Module) -> Iterator[ast.AST]:
+    return (call for name, call in calls(tree) if name.split(".")[-1] in ("ensure_future", "gather"))
+
+
+def loose_tasks(tree: ast.Module) -> Iterator[ast.AST]:
+    loose = re.compile(r"^create_task$|^asyncio\.create_task$|loop(\(\))?\.create_task$")
+    return (call for name, call in calls(tree) if loose.search(name))
+
+
+def stubs(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and node.exc and "NotImplementedError" in ast.unparse(node.exc):
+            yield node
+    abstract = {member for node in ast.walk(tree) if is_protocol(node) for member in ast.walk(node)}
+    for function in functions(tree):
+        decorators = {ast.unparse(decorator).split(".")[-1] for decorator in function.decorator_list}
+        body = [ast.unparse(statement) for statement in function.body if not is_text(statement)]
+        if body == ["pass"] or (
+            body == ["..."] and function not in abstract and not decorators & {"overload", "abstractmethod"}
+        ):
+            yield function
+
+
+def is_protocol(node: ast.AST) -> bool:
+    return isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
+
+
+def is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def sleeps(tree: ast.Module) -> Iterator[ast.AST]:
+    # A test that runs on virtual time sleeps for free: that is how it moves the clock.
+    moves_the_clock = any(
+        isinstance(node, ast.ImportFrom) and node.module == "tapestry.controller.testing.clock"
+        for node in ast.walk(tree)
+    )
+    for name, call in calls(tree):
+        waits = name in ("asyncio.sleep", "sleep") and any(map(is_above_zero, call.args))
+        if name == "time.sleep" or (waits and not moves_the_clock):
+            yield call
+
+
+def is_above_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value > 0
+
+
+def assertless_tests(tree: ast.Module) -> Iterator[ast.AST]:
+    checks = re.compile(r"(^|\.)(raises|warns|fail|(assert|check|verify)\w*|run_state_machine_as_test)$")
+    for function in functions(tree):
+        if function.name.startswith("test_") and not (
+            any(isinstance(node, ast.Assert) for node in ast.walk(function))
+            or any(checks.search(name) for name, _ in calls(function))
+        ):
+            yield function
+
+
+FILLERS = {
+    "a",
+    "an",
+    "and",
+    "by",
+    "for",
+    "from",
+    "given",
+    "in",
+    "is",
+    "it",
+    "its",
+    "of",
+    "on",
+    "or",
+    "return",
+    "returns",
+    "that",
+    "the",
+    "this",
+    "to",
+    "with",
+}
+
+
+def recitals(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, Function | ast.ClassDef) and (text := ast.get_docstring(node)) is not None:
+            signature = f"{node.name} {ast.unparse(node.args) if isinstance(node, Function) else ''}"
+            if words(text) - FILLERS <= words(signature):
+                yield node
+
+
+def words(text: str) -> set[str]:
+    """Lower-case words, also those inside snake_case and CamelCase, without the s of plurals and third persons."""
+    return {word.lower().removesuffix("s") for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text)}
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+# Alarms
+
+
+def alarms(files: Files) -> Iterator[str]:
+    code = {path: text for path, text in files.items() if path.endswith(".py")}
+    source = {path: text for path, text in code.items() if path.startswith("src/")}
+    tests = {path: text for path, text in code.items() if path.startswith("tests/")}
+    yield "longest files:"
+    lengths = sorted(((text.count("\n"), path) for path, text in code.items()), reverse=True)
+    yield from (f"  {lines:5} {path}" for lines, path in lengths[:10])
+    yield "most complex functions (McCabe):"
+    knots = [
+        (complexity(function), f"{path}:{function.lineno} {function.name}")
+        for path, text in code.items()
+        for function in functions(ast.parse(text, path))
+    ]
+    yield from (f"  {paths:5} {where}" for paths, where in sorted(knots, reverse=True)[:10])
+    yield "counts:"
+    for name, where, pattern in (
+        ("lines in src", source, r"\n"),
+        ("lines in tests", tests, r"\n"),
+        ("broad excepts in src", source, r"except( (Base)?Exception\b.*)?:"),
+        ("type: ignore in src", source, r"# type: ignore"),
+        ("mocks in tests", tests, r"Mock\(|\bpatch\(|monkeypatch\.setattr"),
+    ):
+        yield f"  {sum(len(re.findall(pattern, text)) for text in where.values()):5} {name}"
+
+
+def complexity(function: Function) -> int:
+    """Paths through a function, counted as ruff's C901 does."""
+    forks = (
+        ast.If | ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler | ast.comprehension | ast.match_case | Function
+    )
+    return sum(isinstance(node, forks) for node in ast.walk(function))
+
+
+def repository(root: Path) -> dict[str, str]:
+    """The text files that git tracks or would track."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
+    files = {}
+    for name in names:
+        try:
+            files[name] = (root / name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):  # not text, deleted, the empty last name
+            continue
+    return files
+
+
+def main() -> int:
+    files = repository(Path(__file__).parent.parent)
+    print("\n".join(alarms(files)))
+    found = smells(files)
+    print("\n".join(map(str, found)) or "no smells")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
