@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from tapestry.cli.registry import the_registry
-from tapestry.client.errors import KubeconfigError
 from tapestry.controller.app import App, configure_process, manager_of, run_app
 from tapestry.controller.config import ManagerConfig
-from tapestry.process.config import ConfigError, load
+from tapestry.process.config import load
+from tapestry.process.tracing import TracingUnavailable
 
 CONFIG = click.option("--config", "-c", type=click.Path(path_type=Path, dir_okay=False), help="A YAML file.")
 FLAGS: dict[str, tuple[str, str]] = {
@@ -52,8 +52,13 @@ def serve(file: Path | None, flags: dict[str, Any], *, only: str | None) -> None
         config = load(ManagerConfig, file=file, environ=os.environ, flags=given)
         configure_process(config)
         run_app(lambda: run_controllers(config, only))
-    except (ConfigError, KubeconfigError, ValueError) as error:
+    except (ValueError, OSError, TracingUnavailable) as error:
         raise click.ClickException(str(error)) from error
+    except ExceptionGroup as group:
+        match group.exceptions:
+            case [OSError() as fault]:  # of a manager that could not begin: its address is taken, a file is missing
+                raise click.ClickException(str(fault)) from fault
+        raise
 
 
 async def run_controllers(config: ManagerConfig, only: str | None) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ ATTEMPTS = 5
 LONGEST_WAIT = 30.0
 """Seconds: a server that asks for more than this gets its answer passed on."""
 PAGE = 500
+
+T = TypeVar("T")
 
 
 class PatchType(StrEnum):
@@ -123,7 +125,7 @@ class Client:
         while True:
             answer = await self._send("list", resource.name, Request("GET", resource.path(namespace), query))
             with gc_paused():
-                part = PAGES.decode(answer.body)
+                part = decoded(PAGES, answer, f"list {resource.name}")
             for item in part.items or ():
                 item["apiVersion"], item["kind"] = resource.api_version, resource.kind
             yield part
@@ -236,6 +238,8 @@ class Client:
 
     async def evict(self, pod: Object, *, grace_seconds: int | None = None) -> None:
         """Ask for the pod's eviction; TooManyRequests when a disruption budget does not allow it now."""
+        if not (uid_of(pod) and version_of(pod)):
+            self._guard("evict", PODS, "metadata.uid and metadata.resourceVersion")
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -362,10 +366,10 @@ class Client:
                 seconds = round(time.monotonic() - started, 6)
                 who = (self.identity, verb, resource.name, name, namespace, subresource)
                 self._audit.record(Write(*who, seconds=seconds, **outcome))
-        return OBJECTS.decode(answer.body)
+        return decoded(OBJECTS, answer, str(request))
 
     async def _object(self, verb: str, what: str, request: Request) -> Object:
-        return OBJECTS.decode((await self._send(verb, what, request)).body)
+        return decoded(OBJECTS, await self._send(verb, what, request), str(request))
 
     async def _send(
         self,
@@ -389,13 +393,21 @@ class Client:
                 wait = backoff(attempt)
             else:
                 count_request(verb, what, str(answer.status))
-                if answer.status < 400:
+                if answer.status < 300:
                     return answer
                 wait = put_off(answer, request, attempt)
                 if attempt == attempts or not wait:
                     raise error_from_body(answer.status, answer.body, doing=str(request))
             await asyncio.sleep(wait)
         raise AssertionError("unreachable")
+
+
+def decoded(decoder: msgspec.json.Decoder[T], answer: Response, doing: str) -> T:
+    """What a good answer says; one that is not of an API server (a proxy's page) tells nothing about any object."""
+    try:
+        return decoder.decode(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise TransportError(f"{doing}: the answer is not Kubernetes' own: {error}", maybe_sent=True) from error
 
 
 def words(resource: Resource, subresource: str | None) -> str:
@@ -410,16 +422,18 @@ def backoff(attempt: int) -> float:
 
 def put_off(answer: Response, request: Request, attempt: int) -> float:
     """Seconds after which the server, or a read's safety, lets us ask again; 0 where its answer is final."""
+    reading = request.method == "GET"
     after = answer.headers.get("retry-after")
-    if after is not None and (answer.status == 429 or answer.status >= 500):
-        try:
-            seconds = float(after)
-        except ValueError:  # a date: nobody who matters sends one
-            return backoff(attempt)
-        return max(seconds, 0.001) if seconds <= LONGEST_WAIT else 0.0
-    if request.method == "GET" and answer.status in (429, 500, 502, 503, 504):
+    if after is None and not reading:
+        return 0.0
+    # Of the others, also with Retry-After, a server that gave up waiting for its storage may have written all the same.
+    if answer.status not in ((429, 500, 502, 503, 504) if reading else (429, 503)):
+        return 0.0
+    try:
+        seconds = float(after or "")
+    except ValueError:  # nothing, or a date: nobody who matters sends one
         return backoff(attempt)
-    return 0.0
+    return max(seconds, 0.001) if seconds <= LONGEST_WAIT else 0.0
 
 
 def selection(labels: str, fields: str) -> dict[str, str]:

@@ -1,15 +1,18 @@
 """HTTP to one API server: connections, credentials, limits.
 
 The transport makes every socket itself.  That gives it keep-alive probes that notice a dead peer in seconds, and lets
-`abort` cut all connections in one synchronous sweep, which a leader that lost its lease relies on.
+`abort` cut all connections in one synchronous sweep, which a leader that lost its lease relies on.  Nothing that was
+under way then leaves us any more: neither what waited for its turn, nor what was connecting.
 """
 
 import asyncio
+import errno
 import socket
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 
@@ -40,18 +43,21 @@ class HttpTransport:
         self._slots = asyncio.Semaphore(in_flight)
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._session: aiohttp.ClientSession | None = None
+        self._cut_sessions: list[aiohttp.ClientSession] = []
+        self._cuts = 0
         self._base = access.server.rstrip("/")
 
     async def send(self, request: Request) -> Response:
+        cuts = self._cuts
         async with self._slots:
-            answer = await self._exchange(request)
+            answer = await self._exchange(request, cuts)
             if answer.status == 401 and self._access.credentials.rejected():
-                answer = await self._exchange(request)
+                answer = await self._exchange(request, cuts)
             return answer
 
-    async def _exchange(self, request: Request) -> Response:
+    async def _exchange(self, request: Request, cuts: int) -> Response:
         try:
-            async with asyncio.timeout(request.timeout), self._open(request) as answer:
+            async with asyncio.timeout(request.timeout), self._open(request, cuts) as answer:
                 return Response(answer.status, answer.headers, await self._body(answer.response))
         except TimeoutError as error:
             raise self._silence(request) from error
@@ -62,7 +68,7 @@ class HttpTransport:
             # The deadline covers the opening only: how long a stream may be silent is for its reader to say.
             try:
                 async with asyncio.timeout(request.timeout):
-                    answer = await stack.enter_async_context(self._open(request))
+                    answer = await stack.enter_async_context(self._open(request, self._cuts))
             except TimeoutError as error:
                 raise self._silence(request) from error
             if answer.status == 401:
@@ -73,7 +79,8 @@ class HttpTransport:
         return TransportError(f"{request} to {self._base}: no answer in {request.timeout:g} s", maybe_sent=True)
 
     @asynccontextmanager
-    async def _open(self, request: Request) -> AsyncIterator["HttpStream"]:
+    async def _open(self, request: Request, cuts: int) -> AsyncIterator["HttpStream"]:
+        """The answer to a request that began when we had been cut `cuts` times."""
         access = self._access
         try:
             headers = [
@@ -83,6 +90,9 @@ class HttpTransport:
             ]
             if request.body is not None:
                 headers.append(("Content-Type", request.content_type))
+            await self._close_cut_sessions()
+            if cuts != self._cuts:
+                raise TransportError(f"{request} to {self._base}: cut before it was sent", maybe_sent=False)
             async with self._pool().request(
                 request.method,
                 self._base + request.path,
@@ -95,40 +105,46 @@ class HttpTransport:
                 allow_redirects=False,
             ) as response:
                 yield HttpStream(response)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError) as error:
             raise TransportError(f"{request}: {self._base} cannot be reached: {error}", maybe_sent=False) from error
         except TimeoutError:  # the caller's deadline, not an error of the connection, though an OSError by descent
             raise
         except (aiohttp.ClientError, OSError) as error:
-            raise TransportError(f"{request} to {self._base}: {error!r}", maybe_sent=True) from error
+            # Not the error's repr: that of an answer that makes no sense shows the headers we sent, and the token.
+            raise TransportError(
+                f"{request} to {self._base}: {type(error).__name__}: {error}", maybe_sent=True
+            ) from error
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        length = response.content_length
-        if length is not None and length <= self._max_body and "Content-Encoding" not in response.headers:
-            return await response.read()
-        chunks, size = [], 0
-        async for chunk in response.content.iter_any():
+        announced, size = response.content_length or 0, 0
+        chunks: list[bytes] = []
+        while max(announced, size) <= self._max_body:
+            if not (chunk := await response.content.readany()):
+                return b"".join(chunks)
             chunks.append(chunk)
             size += len(chunk)
-            if size > self._max_body:
-                raise TransportError(
-                    f"{response.method} {response.url.path}: the answer is over {self._max_body} bytes", maybe_sent=True
-                )
-        return b"".join(chunks)
+        raise TransportError(
+            f"{response.method} {response.url.path}: the answer is over {self._max_body} bytes", maybe_sent=True
+        )
 
     def _pool(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, socket_factory=self._socket),
+                connector=aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=60, socket_factory=partial(self._socket, self._cuts)
+                ),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 # identity: between neighbours, packing a list costs the server more than sending it
                 headers={"User-Agent": f"tapestry/{__version__}", "Accept-Encoding": "identity"},
                 cookie_jar=aiohttp.DummyCookieJar(),
                 read_bufsize=1 << 20,
+                middlewares=(sent_once,),
             )
         return self._session
 
-    def _socket(self, address: AddressInfo) -> socket.socket:
+    def _socket(self, cuts: int, address: AddressInfo) -> socket.socket:
+        if cuts != self._cuts:
+            raise ConnectionAbortedError(errno.ECONNABORTED, "cut while connecting")
         made = socket.socket(address[0], address[1], address[2])
         made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -139,17 +155,39 @@ class HttpTransport:
         return made
 
     def abort(self) -> None:
+        self._leave_session()
+        self._cuts += 1
         for each in list(self._sockets):
             try:
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it was never connected, or is gone already
+            except OSError:  # gone already
                 continue
         self._sockets.clear()
 
     async def close(self) -> None:
+        self._leave_session()
+        await self._close_cut_sessions()
+
+    def _leave_session(self) -> None:
+        """Its connections are no longer for use; to close it takes waiting."""
         if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+            self._cut_sessions.append(self._session)
+            self._session = None
+
+    async def _close_cut_sessions(self) -> None:
+        while self._cut_sessions:
+            await self._cut_sessions.pop().close()
+
+
+async def sent_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Left alone, aiohttp repeats a PUT or DELETE whose connection broke: a write that may have happened already, or
+    one that `abort` was meant to stop."""
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

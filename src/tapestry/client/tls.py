@@ -102,8 +102,9 @@ class Tls:
     def context(self, issued: KeyPair | None = None) -> ssl.SSLContext:
         """The context to connect with now.
 
-        A pair of our own wins over an `issued` one.  Files that do not load leave the context as it was: a certificate
-        may have been replaced a moment before its key.  Only when there is no context yet they raise CredentialsError.
+        A pair of our own wins over an `issued` one.  Changed files that do not load leave the context as it was and
+        are tried again: a certificate may have been replaced a moment before its key.  Without a context to keep, what
+        does not load raises CredentialsError.
         """
         pair = self._own_pair or issued
         changed = self._files.changed()
@@ -112,7 +113,7 @@ class Tls:
         elif changed:
             try:
                 self._context = client_context(self._trust, pair)
-            except CredentialsError:
+            except (CredentialsError, OSError):
                 self._files.forget()
         return self._context
 

@@ -6,7 +6,8 @@ from contextlib import aclosing
 
 from tapestry.client.client import Client
 from tapestry.client.watch import Changes, Listing, Page, Synced, Watch
-from tapestry.kube.objects import Object
+from tapestry.kube.errors import KubeError
+from tapestry.kube.objects import Object, version_of
 from tapestry.kube.resources import Resource
 
 
@@ -19,8 +20,17 @@ async def wait_for(
     until: Callable[[Object | None], bool],
     timeout: float = 30.0,
 ) -> Object | None:
-    """The object as soon as `until` holds for it (None: it is not there); TimeoutError says what it was last."""
-    watch = Watch(client, resource, namespace, fields=f"metadata.name={name}")
+    """The object as soon as `until` holds for it (None: it is not there).
+
+    TimeoutError says how it was last, by its status only: it may be a Secret.
+    """
+    trouble = ""
+
+    def note(error: KubeError, _pause: float) -> None:
+        nonlocal trouble
+        trouble = f"; the watch broke last with {error}"
+
+    watch = Watch(client, resource, namespace, fields=f"metadata.name={name}", on_restart=note)
     last: Object | None = None
     try:
         async with asyncio.timeout(timeout), aclosing(watch.events()) as events:
@@ -41,5 +51,6 @@ async def wait_for(
                         return last
     except TimeoutError:
         place = f"{namespace}/{name}" if namespace else name
-        raise TimeoutError(f"{resource.kind} {place} did not get there in {timeout:g} s; it is {last}") from None
+        found = f"was last at version {version_of(last)} with status {last.get('status')}" if last else "was not there"
+        raise TimeoutError(f"{resource.kind} {place} did not get there in {timeout:g} s; it {found}{trouble}") from None
     raise AssertionError("a watch has no end")

@@ -1,20 +1,22 @@
 """List, then watch, for ever, as one async iterator.
 
     Listing                a list begins: whatever is not shown before the next Synced is gone
-    Page(items)            a part of that list
+    Page(items)            a part of that list; a later one may show an object again
     Synced                 the list is whole
-    Changes([...])         what happened since, in order
+    Changes([...])         what happened since, in order; before Synced only what was deleted while the list came
 
 The stream survives what happens to watches: it resumes at the last version it saw (bookmarks move it on when nothing
 else does), lists again when the server no longer remembers that version, and gives up a stream that has gone silent.
 Where the server can stream a list (`sendInitialEvents`) it does so, else the list comes in pages; memory is bounded by
-a page or a chunk either way.  The iterator ends only when its reader stops.
+a page or a chunk either way.  The iterator ends only when its reader stops; close it (`aclosing`) to free its stream.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -32,6 +34,7 @@ LIFETIME = (290, 590)
 """Seconds after which we ask the server to end a stream, spread so that watches do not all return at once."""
 LONGEST_PAUSE = 30.0
 LONGEST_EVENT = 64 << 20
+LONGEST_REFUSAL = 1 << 20
 INITIAL_END = "k8s.io/initial-events-end"
 
 
@@ -59,6 +62,10 @@ WatchEvent = Listing | Page | Synced | Changes
 
 class Silence(KubeError):
     """A stream carried nothing for longer than a living one does."""
+
+
+class BrokenStream(KubeError):
+    """A stream ended before it had said anything, or said what no API server says."""
 
 
 class Envelope(msgspec.Struct):
@@ -90,22 +97,24 @@ class Watch:
         while True:
             try:
                 if not self._version and not self._streams_lists:
-                    async for event in self._list():
+                    async with aclosing(self._list()) as parts:
+                        async for event in parts:
+                            yield event
+                async with aclosing(self._follow()) as events:
+                    async for event in events:
                         yield event
-                async for event in self._follow():
-                    yield event
             except (Invalid, BadRequest) as error:
-                # The one refusal we expect: a server that cannot stream lists.
-                if self._version or not self._streams_lists:
+                if self._streams_lists and not self._version:
+                    self._streams_lists = False  # the one refusal we expect: a server that cannot stream lists
+                else:
                     await self._pause(error)
-                self._streams_lists = False
             except Gone as error:
                 self._version = ""
                 await self._pause(error)
             except KubeError as error:
                 await self._pause(error)
 
-    async def _list(self) -> AsyncIterator[WatchEvent]:
+    async def _list(self) -> AsyncGenerator[WatchEvent, None]:
         yield Listing()
         version = ""
         async for part in self.client.pages(
@@ -113,11 +122,10 @@ class Watch:
         ):
             version = part.metadata.resource_version
             yield Page(part.items or [])
-        self._failures = 0
         yield Synced()
         self._version = version
 
-    async def _follow(self) -> AsyncIterator[WatchEvent]:
+    async def _follow(self) -> AsyncGenerator[WatchEvent, None]:
         """Events of one stream, until the server ends it or it breaks."""
         listing = not self._version
         query = selection(self.labels, self.fields) | {
@@ -128,27 +136,26 @@ class Watch:
             query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         else:
             query["resourceVersion"] = self._version
+        doing = f"watch {self.resource.name}"
+        heard = False
         async with self.client.stream(self.resource, self.namespace, query) as stream:
-            if stream.status >= 400:
-                body = b"".join([chunk async for chunk in stream.chunks()])
-                raise error_from_body(stream.status, body, doing=f"watch {self.resource.name}")
+            if stream.status >= 300:
+                raise error_from_body(stream.status, await refusal_in(stream, self.silence), doing=doing)
             if listing:
                 yield Listing()
-            async for lines in lines_of(stream, self.silence):
-                with gc_paused():
-                    news = news_of([ENVELOPES.decode(line) for line in lines])
-                self._failures = 0
-                if listing:
-                    yield Page([change.object for change in news.changes[: news.initial]])
-                    if news.initial is not None:
-                        listing = False
-                        yield Synced()
-                if not listing:
-                    if changes := news.changes[news.initial :]:
-                        yield Changes(changes)
-                    self._version = news.version or self._version
-                if news.error is not None:
-                    raise error_from_status(news.error, doing=f"watch {self.resource.name}")
+            async with aclosing(lines_of(stream, self.silence)) as arrivals:
+                async for lines in arrivals:
+                    heard = True
+                    news = news_in(lines)
+                    for event in told(news, listing=listing):
+                        yield event
+                    listing = listing and news.initial is None
+                    if news.version and not listing:
+                        self._version, self._failures = news.version, 0
+                    if news.error is not None:
+                        raise error_from_status(news.error, doing=doing)
+        if listing or not heard:
+            raise BrokenStream(f"{doing}: the stream ended before {'its list was whole' if listing else 'it began'}")
 
     async def _pause(self, error: KubeError) -> None:
         seconds = min(LONGEST_PAUSE, 0.2 * 2**self._failures) * random.uniform(0.75, 1.25)
@@ -169,7 +176,12 @@ class News(NamedTuple):
     error: Object | None
 
 
-def news_of(envelopes: list[Envelope]) -> News:
+def news_in(lines: list[bytes]) -> News:
+    try:
+        with gc_paused():
+            envelopes = [ENVELOPES.decode(line) for line in lines]
+    except (ValueError, RecursionError) as error:
+        raise BrokenStream(f"the stream carried what is no event: {error}") from error
     changes: list[Change] = []
     version, initial = "", None
     for envelope in envelopes:
@@ -185,12 +197,30 @@ def news_of(envelopes: list[Envelope]) -> News:
     return News(changes, version, initial, None)
 
 
-async def lines_of(stream: Stream, silence: float) -> AsyncIterator[list[bytes]]:
+def told(news: News, *, listing: bool) -> Iterator[WatchEvent]:
+    """The events that a chunk makes; `listing` while the list was not whole before it.
+
+    A server may stream the list as it was a moment ago, and then, before its end, what has happened since.
+    """
+    since = news.changes
+    if listing:
+        for gone, some in groupby(news.changes[: news.initial], key=lambda change: change.type == "DELETED"):
+            found = list(some)
+            yield Changes(found) if gone else Page([change.object for change in found])
+        if news.initial is None:
+            return
+        yield Synced()
+        since = news.changes[news.initial :]
+    if since:
+        yield Changes(since)
+
+
+async def lines_of(stream: Stream, silence: float) -> AsyncGenerator[list[bytes], None]:
     """The whole lines of a stream, as many at a time as have arrived."""
     chunks = aiter(stream.chunks())
     begun: list[bytes] = []
     size = 0
-    while chunk := await next_chunk(chunks, silence):
+    while (chunk := await next_chunk(chunks, silence)) is not None:
         head, newline, tail = chunk.rpartition(b"\n")
         if newline:
             begun.append(head)
@@ -200,13 +230,22 @@ async def lines_of(stream: Stream, silence: float) -> AsyncIterator[list[bytes]]
             begun.append(tail)
             size += len(tail)
             if size > LONGEST_EVENT:
-                raise Silence(f"an event is over {LONGEST_EVENT} bytes and has no end")
+                raise BrokenStream(f"an event is over {LONGEST_EVENT} bytes and has no end")
 
 
-async def next_chunk(chunks: AsyncIterator[bytes], silence: float) -> bytes:
-    """The next bytes, or none at the end of the stream."""
+async def refusal_in(stream: Stream, silence: float) -> bytes:
+    """The body of an answer that is no watch, as far as anyone will read it."""
+    chunks = aiter(stream.chunks())
+    body = b""
+    while len(body) < LONGEST_REFUSAL and (chunk := await next_chunk(chunks, silence)) is not None:
+        body += chunk
+    return body
+
+
+async def next_chunk(chunks: AsyncIterator[bytes], silence: float) -> bytes | None:
+    """The next bytes; None at the end of the stream."""
     try:
         async with asyncio.timeout(silence):
-            return await anext(chunks, b"")
+            return await anext(chunks, None)
     except TimeoutError as error:
         raise Silence(f"the stream carried nothing for {silence:g} s") from error

@@ -12,11 +12,13 @@ from typing import Any
 
 import uvloop
 
+from tapestry import __version__
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import default_access
 from tapestry.controller.config import ManagerConfig
 from tapestry.controller.manager import Manager
-from tapestry.process import logs, tracing
+from tapestry.process import logs, metrics, tracing
+from tapestry.process.metrics import watch_loop_lag
 
 GC_THRESHOLDS = (50_000, 20, 50)
 """Objects of Kubernetes are trees: collecting them often finds nothing and costs more than decoding them."""
@@ -35,9 +37,13 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         async with asyncio.TaskGroup() as group:
+            lag = group.create_task(watch_loop_lag(), name="loop-lag")
+            running = []
             for manager in self.managers:
                 manager.after_sync(settle_memory)
-                group.create_task(manager.run(), name=f"manager-{manager.config.name}")
+                running.append(group.create_task(manager.run(), name=f"manager-{manager.config.name}"))
+            await asyncio.wait(running)
+            lag.cancel()
 
     def stop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -73,8 +79,9 @@ def new_identity() -> str:
 
 
 def configure_process(config: ManagerConfig) -> None:
-    """Logs, traces and the collector, as the configuration says; once, before anything runs."""
+    """Logs, metrics, traces and the collector, as the configuration says; once, before anything runs."""
     gc.set_threshold(*GC_THRESHOLDS)
+    metrics.identify(config.name, __version__)
     logs.configure(config.log.level, config.log.format)
     if config.tracing.endpoint:
         tracing.configure(config.tracing.endpoint, config.tracing.sample_ratio, config.name)

@@ -4,8 +4,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
+from tapestry.kube.selectors import parse_label_selector
 from tapestry.process.config import Section
 from tapestry.process.logs import Format, Level
+from tapestry.process.probes import parse_address
 
 
 class LeaderElection(Section, frozen=True):
@@ -26,6 +28,9 @@ class Filter(Section, frozen=True):
     namespaces: list[str] = field(default_factory=list)
     labels: str = ""
 
+    def __post_init__(self) -> None:
+        parse_label_selector(self.labels, "labels")
+
 
 class Metrics(Section, frozen=True):
     address: str = "127.0.0.1:8080"
@@ -37,9 +42,17 @@ class Metrics(Section, frozen=True):
     client_ca: str = ""
     """A client certificate signed by this CA is as good as a token."""
 
+    def __post_init__(self) -> None:
+        parse_address(self.address)
+        if bool(self.certificate) != bool(self.key) or (self.client_ca and not self.certificate):
+            raise ValueError("certificate and key belong together, and clientCa is of no use without them")
+
 
 class Probes(Section, frozen=True):
     address: str = ":8081"
+
+    def __post_init__(self) -> None:
+        parse_address(self.address)
 
 
 class Logs(Section, frozen=True):

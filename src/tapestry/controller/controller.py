@@ -75,7 +75,7 @@ class Controller:
     ) -> None:
         self.name = name
         self.queue = Queue()
-        self.sources: list[Informer] = []
+        self.sources: list[tuple[Informer, Keys]] = []
         self._reconcile = reconcile
         self._workers = workers
         self._now = now
@@ -88,7 +88,7 @@ class Controller:
         when: Callable[[Object | None, Object | None], bool] | None = None,
     ) -> None:
         """Look at `keys` of an object, as it was and as it is, whenever it changes (and `when` agrees)."""
-        self.sources.append(informer)
+        self.sources.append((informer, keys))
 
         def enqueue(old: Object | None, new: Object | None) -> None:
             if when is not None and not when(old, new):
@@ -102,13 +102,16 @@ class Controller:
 
     def resync(self) -> None:
         """Look at every object of the first source again, after all fresh work."""
-        for key in self.sources[0].store:
-            self.queue.add(key, resync=True)
+        for informer, keys in self.sources[:1]:
+            for obj in informer.store.list():
+                for key in keys(obj):
+                    self.queue.add(key, resync=True)
 
     async def run(self) -> None:
         """Work until the queue is closed, each pass under way to its end; cancelled, drop them at once."""
+        loop = asyncio.get_running_loop()
         QUEUE_DEPTH.labels(self.name).set_function(lambda: len(self.queue))
-        QUEUE_AGE.labels(self.name).set_function(self.queue.age)
+        QUEUE_AGE.labels(self.name).set_function(lambda: self.queue.age(loop.time()))
         async with asyncio.TaskGroup() as group:
             for number in range(self._workers):
                 group.create_task(self._work(), name=f"{self.name}-{number}")
@@ -127,6 +130,7 @@ class Controller:
                 raise
             finally:
                 self.queue.done(key)
+            await asyncio.sleep(0)  # passes that never wait must not keep everybody else from running
 
     async def _pass(self, key: str) -> None:
         loop = asyncio.get_running_loop()
@@ -141,9 +145,11 @@ class Controller:
             ERRORS.labels(self.name, reason).inc()
             log.warning("waits for a change", reason=reason, error=str(error))
         except NotLeading as error:
-            self.queue.add(key)
-            log.info("gave up a pass", error=str(error))
-        except Exception as error:  # a worker outlives whatever a reconciler raises
+            self.queue.retry(key)  # after a pause, in which the election can take the work away
+            log.debug("gave up a pass", error=str(error))
+        except (Exception, asyncio.CancelledError) as error:  # a worker outlives whatever a reconciler raises
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             reason, pause = self._retry(key, error)
             if isinstance(error, Conflict):  # the object moved on: ordinary
                 log.debug("will try again", reason=reason, error=str(error), pause=pause)
@@ -169,8 +175,14 @@ class Controller:
         self.queue.add_after(key, min(waits))
         return "requeued"
 
-    def _retry(self, key: str, error: Exception) -> tuple[str, float]:
+    def _retry(self, key: str, error: BaseException) -> tuple[str, float]:
         reason = type(error).__name__
         ERRORS.labels(self.name, reason).inc()
         RETRIES.labels(self.name, reason).inc()
         return reason, round(self.queue.retry(key), 3)
+
+
+def is_cancelled() -> bool:
+    """Whether the running task was asked to end, and not only something it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

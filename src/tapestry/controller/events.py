@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeVar
 from tapestry.client.client import Client
 from tapestry.controller.errors import NotLeading
 from tapestry.controller.metrics import EVENTS_DROPPED
-from tapestry.kube.errors import AlreadyExists, KubeError, NotFound
+from tapestry.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from tapestry.kube.names import hashed_name
 from tapestry.kube.objects import Object, reference_to, value_at
 from tapestry.kube.resources import EVENTS
@@ -110,8 +110,9 @@ class Recorder:
     def _combined(self, fact: Fact) -> Fact:
         about = (uid(fact), fact.type, fact.reason)
         messages = remembered(self._messages, about, set)
-        messages.add(fact.message)
-        if len(messages) <= SIMILAR:
+        if len(messages) < SIMILAR:
+            messages.add(fact.message)
+        if fact.message in messages:
             return fact
         return fact._replace(message=f"(combined from similar events): {fact.message}")
 
@@ -135,7 +136,7 @@ class Recorder:
             try:
                 self._written[identity] = await self.client.patch(EVENTS, before, patch)
                 return
-            except NotFound:  # it expired: events live an hour
+            except (NotFound, Conflict):  # it expired (events live an hour), or an answer was lost and it moved on
                 del self._written[identity]
         try:
             created = await self.client.create(EVENTS, self._event(fact))
@@ -150,7 +151,7 @@ class Recorder:
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
-                "name": hashed_name(about["name"], uid(fact), fact.reason, fact.message, self.instance, now, limit=200),
+                "name": hashed_name(about["name"], uid(fact), fact.reason, fact.message, self.instance, now),
                 "namespace": about.get("namespace", "default"),
             },
             "involvedObject": about,

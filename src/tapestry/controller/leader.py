@@ -13,7 +13,7 @@ cut before anything else runs; then the work is cancelled, and the process campa
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from tapestry.controller.errors import NotLeading
 from tapestry.controller.metrics import ELECTIONS, IS_LEADER
 from tapestry.kube.errors import Conflict, KubeError, NotFound
 from tapestry.kube.objects import Object, value_at, version_of
-from tapestry.kube.resources import LEASES
+from tapestry.kube.resources import LEASES, Resource
 from tapestry.kube.times import micro_timestamp
 from tapestry.process.logs import logger
 
@@ -67,8 +67,11 @@ class Elector:
     monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _may_write_until: float = field(default=float("-inf"), init=False)
-    _lease: Object | None = field(default=None, init=False)
-    _unchanged_since: float = field(default=0.0, init=False)
+    _held: Object | None = field(default=None, init=False)
+    """The Lease as we last wrote it, while we lead."""
+    _seen: Object | None = field(default=None, init=False)
+    """The Lease as we last saw it, and since when it has not changed, on our clock."""
+    _seen_at: float = field(default=0.0, init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
@@ -101,19 +104,13 @@ class Elector:
                 match event:
                     case Changes(changes):
                         type, lease = changes[-1]
-                        self._heard(None if type == "DELETED" else lease)
+                        self._saw(None if type == "DELETED" else lease)
                     case Page([lease, *_]):
-                        self._heard(lease)
-
-    def _heard(self, lease: Object | None) -> None:
-        # A leader knows better: the watch lags behind its own renewals, and a usurper makes the next one a Conflict.
-        if not self.leading:
-            self._saw(lease)
+                        self._saw(lease)
 
     def _saw(self, lease: Object | None) -> None:
-        if lease is None or self._lease is None or version_of(lease) != version_of(self._lease):
-            self._lease = lease
-            self._unchanged_since = self.monotonic()
+        if lease is None or self._seen is None or version_of(lease) != version_of(self._seen):
+            self._seen, self._seen_at = lease, self.monotonic()
             self._changed.set()
 
     async def _campaign(self) -> None:
@@ -122,7 +119,7 @@ class Elector:
             self._changed.clear()
             wait = self._free_in()
             if wait <= 0:
-                if await self._write("take"):
+                if await self._take():
                     return
                 wait = self.terms.retry * random.uniform(0.5, 1.0)
             try:
@@ -133,11 +130,10 @@ class Elector:
 
     def _free_in(self) -> float:
         """Seconds until the Lease may be taken, as far as we have seen."""
-        holder = value_at(self._lease, "spec", "holderIdentity")
-        if self._lease is None or not holder or holder == self.identity:
+        if self._seen is None or not holder_of(self._seen):
             return 0.0
-        lasts = float(value_at(self._lease, "spec", "leaseDurationSeconds", default=self.terms.lease))
-        return self._unchanged_since + lasts - self.monotonic()
+        lasts = float(value_at(self._seen, "spec", "leaseDurationSeconds", default=self.terms.lease))
+        return self._seen_at + lasts - self.monotonic()
 
     async def _lead(self, work: Work) -> bool:
         """Run `work` while the Lease is renewed; whether it ended by itself."""
@@ -146,10 +142,11 @@ class Elector:
         IS_LEADER.labels(self.name).set(1)
         working = asyncio.create_task(work(), name=f"lead-{self.name}")
         try:
-            while not working.done() and self.leading:
-                await asyncio.wait([working], timeout=self.terms.retry)
-                if not working.done():
-                    await self._write("renew")
+            while self.leading and not working.done():
+                await asyncio.wait([working], timeout=min(self.terms.retry, self._patience()))
+                # Asked again after the wait: whoever slept through the deadline must not renew, but campaign.
+                if self.leading and not working.done():
+                    await self._renew()
             if working.done():
                 working.result()
                 return True
@@ -165,74 +162,81 @@ class Elector:
         ELECTIONS.labels(self.name, "lost").inc()
         return False
 
-    async def _write(self, what: str) -> bool:
-        """Take or renew the Lease; whether that worked.  The right to write counts from before the request."""
-        started = self.monotonic()
-        try:
-            # Half the deadline, so that a connection that went dead leaves time for a second attempt.
-            async with asyncio.timeout(self.terms.deadline / 2):
-                if self._lease is None:
-                    lease = await self._first()
-                else:
-                    lease = await self.client.replace(LEASES, {**self._lease, "spec": self._spec()})
-        except (KubeError, TimeoutError) as error:
-            if isinstance(error, Conflict):
-                await self._look()
-            else:
-                log.warning("election failed", election=self.name, doing=what, error=str(error) or "no answer in time")
-                ELECTIONS.labels(self.name, "failed").inc()
-            return False
-        self._lease = lease
-        self._unchanged_since = started
-        self._may_write_until = started + self.terms.deadline
-        return True
-
-    async def _first(self) -> Object:
-        lease = {
-            "apiVersion": LEASES.api_version,
-            "kind": LEASES.kind,
-            "metadata": {"name": self.name, "namespace": self.namespace},
-            "spec": self._spec(),
-        }
-        return await self.client.create(LEASES, lease)
-
-    async def _look(self) -> None:
-        """Read the Lease as it is: our picture of it was not good enough to write."""
-        try:
-            async with asyncio.timeout(self.terms.retry):
-                self._saw(await self.client.get(LEASES, self.name, self.namespace))
-        except NotFound:
-            self._saw(None)
-        except (KubeError, TimeoutError):
-            return
-        if value_at(self._lease, "spec", "holderIdentity") != self.identity:
-            self._may_write_until = float("-inf")
-
-    def _spec(self) -> Object:
+    async def _take(self) -> bool:
+        """Make the Lease ours as it was last seen; whether nobody was quicker."""
         now = micro_timestamp(self.now())
-        spec = value_at(self._lease, "spec", default={})
-        if spec.get("holderIdentity") == self.identity:
-            return {**spec, "leaseDurationSeconds": int(self.terms.lease), "renewTime": now}
-        return {
+        spec = {
             "holderIdentity": self.identity,
             "leaseDurationSeconds": int(self.terms.lease),
             "acquireTime": now,
             "renewTime": now,
-            "leaseTransitions": spec.get("leaseTransitions", 0) + (1 if self._lease is not None else 0),
+            "leaseTransitions": value_at(self._seen, "spec", "leaseTransitions", default=-1) + 1,
         }
+        if self._seen is not None:
+            return await self._write("take", self.client.replace, {**self._seen, "spec": spec})
+        metadata = {"name": self.name, "namespace": self.namespace}
+        lease = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
+        return await self._write("take", self.client.create, lease)
+
+    async def _renew(self) -> None:
+        """Hold the Lease for longer, as we last wrote it: if it has changed since, this is a Conflict."""
+        assert self._held is not None
+        spec = {**self._held["spec"], "renewTime": micro_timestamp(self.now())}
+        await self._write("renew", self.client.replace, {**self._held, "spec": spec})
+
+    async def _write(self, what: str, verb: Callable[[Resource, Object], Awaitable[Object]], lease: Object) -> bool:
+        """Write the Lease; whether that worked.  The right to write counts from before the request."""
+        started = self.monotonic()
+        try:
+            async with asyncio.timeout(self._patience()):
+                self._held = await verb(LEASES, lease)
+        except Conflict:
+            await self._look()
+            return False
+        except (KubeError, TimeoutError) as error:
+            log.warning("election failed", election=self.name, doing=what, error=str(error) or "no answer in time")
+            ELECTIONS.labels(self.name, "failed").inc()
+            return False
+        self._may_write_until = started + self.terms.deadline
+        return True
+
+    def _patience(self) -> float:
+        """Seconds for one attempt: a dead connection must leave time for another, a leader must not be late."""
+        left = self._may_write_until - self.monotonic()
+        return min(self.terms.deadline / 2, left if left > 0 else self.terms.deadline)
+
+    async def _look(self) -> None:
+        """Read the Lease as it is; if it is somebody else's, we lead no more."""
+        try:
+            async with asyncio.timeout(self.terms.retry):
+                lease = await self.client.get(LEASES, self.name, self.namespace)
+        except NotFound:
+            lease = None
+        except (KubeError, TimeoutError):
+            return
+        self._saw(lease)
+        if lease is not None and holder_of(lease) == self.identity:
+            self._held = lease
+        else:
+            self._may_write_until = float("-inf")
 
     async def _release(self) -> None:
         """Give the Lease up, so that the next leader need not wait for it to run out."""
-        if self._lease is None or not self.leading:
+        if self._held is None or not self.leading:
             return
         self._may_write_until = float("-inf")
-        spec = {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+        spec = {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
             async with asyncio.timeout(self.terms.retry):
-                await self.client.replace(LEASES, {**self._lease, "spec": spec})
+                await self.client.replace(LEASES, {**self._held, "spec": spec})
         except (KubeError, TimeoutError) as error:
             log.warning(
                 "could not release the lease; the next leader waits for it", election=self.name, error=str(error)
             )
         else:
             log.info("released the lease", election=self.name, identity=self.identity)
+
+
+def holder_of(lease: Object) -> str:
+    """Whose the Lease is; nobody's where it was released."""
+    return str(value_at(lease, "spec", "holderIdentity", default=""))

@@ -31,7 +31,6 @@ from tapestry.kube.objects import Object
 from tapestry.kube.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Resource
 from tapestry.process.audit import Audit
 from tapestry.process.logs import logger
-from tapestry.process.metrics import watch_loop_lag
 from tapestry.process.probes import serve_health, serve_metrics, server_tls
 
 log = logger(__name__)
@@ -114,7 +113,8 @@ class Manager:
         """
         namespaces = self.config.filter.namespaces if resource.namespaced else []
         chosen = ",".join(part for part in (labels, self.config.filter.labels if filtered else "") if part)
-        key = (resource, filtered, chosen, fields, transform)
+        keep = self._keep if filtered else None
+        key = (resource, chosen, fields, keep, transform)
         informer = self._informers.get(key)
         if informer is None:
             informer = self._informers[key] = Informer(
@@ -123,7 +123,7 @@ class Manager:
                 namespace=namespaces[0] if len(namespaces) == 1 else None,
                 labels=chosen,
                 fields=fields,
-                keep=kept(namespaces, self._keep if filtered else None),
+                keep=kept(namespaces, keep),
                 transform=transform,
             )
         for name, indexer in (indexers or {}).items():
@@ -164,7 +164,6 @@ class Manager:
                     group.create_task(informer.run(), name=f"informer-{informer.resource.name}")
                     for informer in self._informers.values()
                 ]
-                background.append(group.create_task(watch_loop_lag(), name="loop-lag"))
                 serving = group.create_task(self._serve(), name="serve")
                 await self._until_stopped(group, serving)
                 for task in background:
@@ -233,7 +232,7 @@ class Manager:
                 else None,
             )
         )
-        log.info("listening", probes=str(probes), metrics=str(metrics))
+        log.info("listening", identity=self.identity, probes=str(probes), metrics=str(metrics))
 
     def _unready(self) -> str | None:
         missing = [each.resource.name for each in self._informers.values() if not each.synced.is_set()]

@@ -19,7 +19,7 @@ True while the object is in it, False with the time it left.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
@@ -27,10 +27,12 @@ from msgspec import Meta
 from tapestry.controller.controller import Controller, Result
 from tapestry.controller.errors import NotLeading, Terminal
 from tapestry.controller.manager import Manager
+from tapestry.controller.store import Store
 from tapestry.kube.conditions import condition, find, with_condition
+from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, TransportError
 from tapestry.kube.fields import Conditions, Fields
-from tapestry.kube.objects import Object, is_deleting, value_at
+from tapestry.kube.objects import Object, is_deleting, value_at, without
 from tapestry.kube.resources import Resource
 from tapestry.kube.times import parse_time
 
@@ -80,9 +82,9 @@ class PhaseMachine:
     def controller(self, manager: Manager, name: str) -> Controller:
         """A controller that runs this machine; let it watch what else its handlers wait for."""
         objects = manager.informer(self.resource)
-        run = Run(self, manager, lambda key: objects.store.get(key))
+        run = Run(self, manager, objects.store, lambda key, seconds: controller.queue.add_after(key, seconds))
         controller = manager.controller(name, run.reconcile)
-        controller.watch(objects)
+        controller.watch(objects, when=more_than_counted)
         return controller
 
     def mermaid(self) -> str:
@@ -110,8 +112,8 @@ class PhaseMachine:
                 found.append(f"{name}: on_failure is {phase.on_failure!r}, where it may not go")
             if not phase.on_failure and (phase.timeout is not None or phase.retries is not None):
                 found.append(f"{name}: a timeout or a number of retries needs an on_failure")
-        for name in self.phases.keys() - self._reachable():
-            found.append(f"{name}: cannot be reached from {self.initial!r}")
+        reachable = self._reachable()
+        found += [f"{name}: cannot be reached from {self.initial!r}" for name in self.phases if name not in reachable]
         return found
 
     def _reachable(self) -> set[str]:
@@ -130,10 +132,12 @@ class Run:
 
     machine: PhaseMachine
     manager: Manager
-    object_of: Callable[[str], Object | None]
+    objects: Store
+    look_again: Callable[[str, float], None]
+    """After so many seconds, whatever the pass comes to: an attempt that fails must not put off a timeout."""
 
     async def reconcile(self, key: str) -> Result | None:
-        obj = self.object_of(key)
+        obj = self.objects.get(key)
         if obj is None or is_deleting(obj):
             return None
         name = value_at(obj, "status", "phase") or self.machine.initial
@@ -142,17 +146,20 @@ class Run:
             raise Terminal("UnknownPhase", f"{key}: status.phase is {name!r}, which the machine does not have")
         if phase.handler is None:
             return None
-        deadline = None if phase.timeout is None else entered(obj, name) + timedelta(seconds=phase.timeout)
-        outcome = await self._outcome(phase, obj, deadline)
+        left = None
+        if phase.timeout is not None:
+            left = phase.timeout - (self.manager.now() - entered(obj, name)).total_seconds()
+            if left > 0:
+                self.look_again(key, left)
+        outcome = await self._outcome(phase, obj, left)
         if isinstance(outcome, Next):
             await self._go(obj, name, outcome)
             return None
-        return earliest(outcome, deadline)
+        return outcome
 
-    async def _outcome(self, phase: Phase, obj: Object, deadline: datetime | None) -> Next | Result | None:
-        """What the handler says, or where its lateness or its failures lead."""
+    async def _outcome(self, phase: Phase, obj: Object, left: float | None) -> Next | Result | None:
+        """What the handler says within the seconds that are `left`, or where its lateness or its failures lead."""
         assert phase.handler is not None
-        left = None if deadline is None else (deadline - self.manager.now()).total_seconds()
         if left is not None and left <= 0:
             return Next(phase.on_failure, f"not done within {phase.timeout:g} s")
         try:
@@ -163,8 +170,8 @@ class Run:
         except Exception as error:
             if patience.expired():
                 return Next(phase.on_failure, f"not done within {phase.timeout:g} s")
-            if isinstance(error, Terminal) and phase.on_failure:
-                return Next(phase.on_failure, error.message)
+            if isinstance(error, Terminal | InvalidSpec) and phase.on_failure:
+                return Next(phase.on_failure, error.message if isinstance(error, Terminal) else str(error))
             if phase.retries is None:
                 raise
             return await self._failed(phase, obj, error)
@@ -205,12 +212,12 @@ def entered(obj: Object, phase: str) -> datetime:
     return parse_time(found["lastTransitionTime"] if found else obj["metadata"]["creationTimestamp"])
 
 
-def earliest(result: Result | None, deadline: datetime | None) -> Result | None:
-    """`result`, but not later than `deadline`."""
-    if deadline is None:
-        return result
-    at = result.requeue_at if result is not None else None
-    return Result(
-        requeue_after=result.requeue_after if result is not None else None,
-        requeue_at=deadline if at is None else min(at, deadline),
-    )
+def more_than_counted(old: Object | None, new: Object | None) -> bool:
+    """Whether more changed than the count of failed attempts: that was our own write, and must not end the pause."""
+    return old is None or new is None or uncounted(old) != uncounted(new)
+
+
+def uncounted(obj: Object) -> Object:
+    for path in (("metadata", "resourceVersion"), ("status", "attempts"), ("status", "observedGeneration")):
+        obj = without(obj, *path)
+    return obj

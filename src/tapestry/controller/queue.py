@@ -45,16 +45,14 @@ class Queue:
     def delayed(self) -> int:
         return len(self._due)
 
-    def age(self) -> float:
-        """Seconds that the key in front has waited."""
-        since = next(iter((self._fresh or self._resync).values()), None)
-        return self._now() - since if since is not None else 0.0
+    def age(self, now: float) -> float:
+        """Seconds that the key in front has waited; `now` is the loop's time, for metrics are read in a thread."""
+        return now - next(iter((self._fresh or self._resync).values()), now)
 
     def add(self, key: str, *, resync: bool = False) -> None:
         """Have `key` looked at as soon as a worker is free."""
         if self._closed:
             return
-        self._due.pop(key, None)
         if key in self._working:
             self._again.setdefault(key, self._now())
         elif key in self._fresh or (resync and key in self._resync):
@@ -74,7 +72,7 @@ class Queue:
             self.add(key)
             return
         due = self._now() + seconds
-        if key in self._fresh or self._due.get(key, due + 1) <= due:
+        if self._due.get(key, due + 1) <= due:
             return
         self._due[key] = due
         heapq.heappush(self._delayed, (due, next(self._order), key))
@@ -113,6 +111,7 @@ class Queue:
         if self._closed:
             raise Closed
         key, _ = (self._fresh or self._resync).popitem(last=False)
+        self._due.pop(key, None)  # whoever wished for a later look is served by this one
         self._working.add(key)
         return key
 
@@ -156,5 +155,6 @@ class Queue:
         while self._delayed and self._delayed[0][0] <= now + 0.001:
             due, _, key = heapq.heappop(self._delayed)
             if self._due.get(key) == due:
+                del self._due[key]
                 self.add(key)
         self._arm()

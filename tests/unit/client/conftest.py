@@ -1,8 +1,10 @@
 """Certificates for the tests of credentials: made once, real enough for a handshake."""
 
 import datetime
+import resource
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -96,3 +98,19 @@ def client_seen_by_server(authority: Authority) -> Callable[[ssl.SSLContext], st
         return seen["subject"][0][0][1] if seen else None
 
     return handshake
+
+
+@pytest.fixture
+def no_more_files() -> Callable[[], AbstractContextManager[None]]:
+    """A time in which the process can open nothing, because it has too much open."""
+
+    @contextmanager
+    def limited() -> Iterator[None]:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    return limited

@@ -83,6 +83,17 @@ async def test_while_a_token_file_is_away_the_last_token_stays(token, clock) -> 
     assert await credentials.headers() == with_token("second")
 
 
+async def test_a_change_that_could_not_be_read_is_read_later(token, clock, no_more_files) -> None:
+    credentials = token_file(token, clock)
+    assert await credentials.headers() == with_token("first")
+    token.write_text("second")
+    clock.now += CHECK_EVERY
+    with no_more_files():
+        assert await credentials.headers() == with_token("first")
+    clock.now += CHECK_EVERY
+    assert await credentials.headers() == with_token("second")
+
+
 async def test_a_token_stands_in_for_its_file_until_that_can_be_read(token, clock) -> None:
     token.unlink()
     credentials = token_file(token, clock, fallback="inline")

@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -25,10 +26,8 @@ def test_json_reads_as_json(document: Any) -> None:
 
 @given(st.binary() | st.text(alphabet="&*!<>{}[]:,-?|%@ab\n\"' ~").map(str.encode))
 def test_whatever_comes_is_a_document_or_refused(data: bytes) -> None:
-    try:
-        plain_document(data)
-    except PlainYamlError as error:
-        assert str(error)
+    with suppress(PlainYamlError):
+        assert isinstance(plain_document(data), dict | list | str | bool | None)
 
 
 def test_numbers_and_dates_stay_as_they_are_written() -> None:

@@ -135,6 +135,19 @@ def test_files_that_vanish_leave_the_old_pair_in_use(authority, tmp_path, clock)
     assert tls.context() is first
 
 
+def test_a_change_that_could_not_be_read_is_read_later(
+    authority, tmp_path, clock, client_seen_by_server, no_more_files
+) -> None:
+    tls = Tls(Trust(pem(authority.pem)), pair_files(tmp_path, authority.issue("alice.test")), monotonic=clock)
+    first = tls.context()
+    pair_files(tmp_path, authority.issue("alice-2.test"))
+    clock.pass_a_look()
+    with no_more_files():
+        assert tls.context() is first
+    clock.pass_a_look()
+    assert client_seen_by_server(tls.context()) == "alice-2.test"
+
+
 def test_a_replaced_authority_is_taken_up(authority, other_authority, tmp_path, clock, client_seen_by_server) -> None:
     bundle = tmp_path / "ca.crt"
     write(bundle, other_authority.pem)
@@ -172,7 +185,7 @@ def test_what_does_not_load_is_named_and_not_quoted(authority) -> None:
         Tls(Trust(pem(b"s3cret", "ca-field"))).context()
 
 
-def test_an_encrypted_key_is_refused_without_asking_for_its_password(authority) -> None:
+def test_an_encrypted_key_is_refused(authority) -> None:
     with pytest.raises(CredentialsError, match="must not be encrypted"):
         Tls(Trust(), key_pair(authority.issue("a.test", password=b"s3cret"))).context()
 

@@ -194,7 +194,7 @@ async def test_a_second_object_of_one_name_already_exists() -> None:
     status = await refused(api, "POST", COLLECTION, a_pod())
     assert (status["code"], status["reason"]) == (409, "AlreadyExists")
     assert status["message"] == 'pods "p" already exists'
-    assert status["details"] == {"name": "p", "group": "", "kind": "pods"}
+    assert status["details"] == {"name": "p", "kind": "pods"}
     await done(api, "POST", PODS.path("elsewhere"), a_pod())
 
 
@@ -295,7 +295,7 @@ async def test_a_replacement_of_a_custom_resource_or_a_lease_needs_a_version(res
     path = resource.path("default" if resource.namespaced else None, "x")
     status = await refused(api, "PUT", path, with_value(obj, ("spec", "y"), 2))
     assert status["code"] == 422
-    assert "metadata.resourceVersion: Invalid value: 0x0: must be specified for an update" in status["message"]
+    assert "metadata.resourceVersion: Invalid value: 0: must be specified for an update" in status["message"]
 
 
 async def test_a_replacement_is_for_the_object_of_its_uid_and_name() -> None:
@@ -383,6 +383,15 @@ async def test_only_a_change_of_the_specification_is_a_new_generation() -> None:
     assert await generation({"spec": {"x": 1}}) == 2
     assert await generation({"spec": {"x": 1}}) == 2
     assert await generation({"data": {"x": 1}}) == 3
+
+
+async def test_kinds_that_hold_only_data_have_no_generation() -> None:
+    api = an_api()
+    for resource, has_one in {PODS: True, DEPLOYMENTS: True, BINDINGS: True, CONFIGMAPS: False, LEASES: False}.items():
+        found = await created(api, {"metadata": {"name": "x"}}, resource)
+        assert ("generation" in found["metadata"]) is has_one
+    patched = await done(api, "PATCH", CONFIGMAPS.path("default", "x"), {"data": {"a": "b"}}, MERGE)
+    assert "generation" not in patched["metadata"]
 
 
 # -- patching
@@ -485,7 +494,7 @@ async def test_a_deletion_spares_what_its_preconditions_do_not_mean(field: str, 
     pod = await created(api, a_pod())
     status = await refused(api, "DELETE", POD, {"preconditions": {field: "0"}})
     assert status["code"] == 409
-    assert f"Precondition failed: {word} in precondition: 0" in status["message"]
+    assert f'"p": the {word} in the precondition (0) does not match the {word} in record' in status["message"]
     await done(api, "DELETE", POD, {"preconditions": {field: pod["metadata"][field]}})
     assert api.dump() == []
 
@@ -523,6 +532,7 @@ async def test_a_pod_on_a_node_stays_until_it_is_deleted_without_grace() -> None
     assert (first["deletionGracePeriodSeconds"], first["deletionTimestamp"]) == (30, "2024-01-01T00:00:30Z")
     shorter = (await done(api, "DELETE", POD, {"gracePeriodSeconds": 5}))["metadata"]
     assert (shorter["deletionGracePeriodSeconds"], shorter["deletionTimestamp"]) == (5, "2024-01-01T00:00:05Z")
+    assert shorter["generation"] == first["generation"] == 2
     assert (await done(api, "DELETE", POD, gracePeriodSeconds="20"))["metadata"] == shorter
     await done(api, "PATCH", f"{POD}/status", {"status": {"phase": "Running"}}, MERGE)
     assert len(api.dump()) == 1

@@ -15,6 +15,7 @@ from tapestry.kube.objects import (
     named,
     namespace_of,
     of_resource,
+    owned_object,
     owner_reference,
     reference_to,
     split_key,
@@ -24,7 +25,7 @@ from tapestry.kube.objects import (
     with_value,
     without,
 )
-from tapestry.kube.resources import DEPLOYMENTS, PODS
+from tapestry.kube.resources import DEPLOYMENTS, NODES, PODS
 
 Object = dict[str, Any]
 
@@ -73,6 +74,7 @@ def test_a_named_object_of_the_cluster_has_no_namespace() -> None:
         (("a", "b"), 1),
         (("list", 1), "y"),
         (("list", -1), "y"),
+        (("list", -2), "x"),
         (("list", 2), "default"),
         (("list", "x"), "default"),
         (("list", -3), "default"),
@@ -145,6 +147,23 @@ def test_an_object_that_was_never_created_cannot_own_another() -> None:
         ValueError, match=r"^metadata\.uid: default/web has none; only a created object can own another$"
     ):
         owner_reference(a_pod())
+
+
+def test_an_owned_object_stands_beside_its_owner_under_its_name() -> None:
+    owner = a_pod(uid="u1")
+    assert owned_object(owner, DEPLOYMENTS, {"spec": {"replicas": 1}}) == {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "web", "namespace": "default", "ownerReferences": [owner_reference(owner)]},
+        "spec": {"replicas": 1},
+    }
+    assert name_of(owned_object(owner, DEPLOYMENTS, {}, name="other")) == "other"
+
+
+def test_an_owned_object_has_a_namespace_only_where_its_kind_and_its_owner_do() -> None:
+    of_the_cluster = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "u1"}}
+    assert "namespace" not in owned_object(a_pod(uid="u1"), NODES, {})["metadata"]
+    assert "namespace" not in owned_object(of_the_cluster, PODS, {})["metadata"]
 
 
 def test_the_controller_is_the_owner_that_says_so() -> None:

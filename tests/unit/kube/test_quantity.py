@@ -129,6 +129,7 @@ def test_a_json_value_that_is_no_number_is_refused(value: object) -> None:
         ("1e0", "1"),
         ("0.5e-1", "50e-3"),
         ("1e-9", "1e-9"),
+        ("1Ki", "1Ki"),
         ("1.5Gi", "1536Mi"),
         ("1024Mi", "1Gi"),
         ("2048Ki", "2Mi"),
@@ -160,6 +161,24 @@ def test_the_canonical_form_has_no_fraction_and_the_largest_suffix(text: str, ca
 )
 def test_less_than_a_nano_rounds_away_from_zero(text: str, canonical: str) -> None:
     assert str(parse(text)) == canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("1", Format.DECIMAL_SI),
+        ("1E", Format.DECIMAL_SI),
+        ("1Ki", Format.BINARY_SI),
+        ("0Ki", Format.BINARY_SI),
+        ("0.0009765625Ki", Format.BINARY_SI),
+        ("0.0009765624Ki", Format.DECIMAL_SI),
+        ("0.0000000000009Ki", Format.DECIMAL_SI),
+        ("1e3", Format.DECIMAL_EXPONENT),
+        ("1E3", Format.DECIMAL_EXPONENT),
+    ],
+)
+def test_the_format_is_that_of_the_text_unless_it_is_binary_and_below_one(text: str, form: Format) -> None:
+    assert parse(text).format is form
 
 
 def test_binary_texts_are_capped_at_64_bits_and_decimal_ones_are_not() -> None:

@@ -171,12 +171,11 @@ def test_a_file_that_refused_is_tried_again_without_a_new_record(tmp_path: Path)
     path, pipe_path = tmp_path / "audit.log", tmp_path / "pipe"
     path.symlink_to("/dev/full")
     os.mkfifo(pipe_path)
-    reader = os.open(pipe_path, os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(pipe_path, os.O_RDWR)  # with a writer of our own: without any a pipe would be at its end
     refused = Told()
     logging.getLogger("tapestry.audit").addHandler(refused)
     try:
         with Audit(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
-            os.set_blocking(reader, True)
             audit.record(a_write("kept"))
             assert refused.event.wait(60)
             pipe_path.rename(path)

@@ -215,7 +215,8 @@ async def test_a_request_under_way_does_not_hold_up_the_end(
 
     async def never_answered(_: str) -> bool:
         asked.set()
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.Event().wait()
+        return True
 
     async with contextlib.AsyncExitStack() as stack:
         url = await stack.enter_async_context(public_metrics(registry, never_answered))

@@ -1,17 +1,23 @@
-"""Test tools for authors of controllers: virtual time, and a Kubernetes API in this process."""
+"""Test tools for authors of controllers: virtual time, a Kubernetes API in this process, the perturbation driver."""
 
 from tapestry.controller.testing.api import InProcessApi, everything_allowed
 from tapestry.controller.testing.clock import START, Spinning, VirtualClock, VirtualLoop, run, running_clock
 from tapestry.controller.testing.connection import Connection
+from tapestry.controller.testing.perturbation import Disturbance, Failure, Report, Scenario, perturb
 
 __all__ = [
     "START",
     "Connection",
+    "Disturbance",
+    "Failure",
     "InProcessApi",
+    "Report",
+    "Scenario",
     "Spinning",
     "VirtualClock",
     "VirtualLoop",
     "everything_allowed",
+    "perturb",
     "run",
     "running_clock",
 ]

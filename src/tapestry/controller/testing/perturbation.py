@@ -93,6 +93,7 @@ class Disturbed:
     def __init__(self, api: Transport, disturbance: Disturbance | None, at: int) -> None:
         self.calls: list[str] = []
         self.behind = asyncio.Event()
+        self.over = False
         self._api = api
         self._disturbance = disturbance
         self._at = at
@@ -182,7 +183,7 @@ def perturb(scenario: Scenario) -> Report:
             try:
                 found, _ = run(_end_of(scenario, disturbance, at))
             except Exception as error:  # noqa: BLE001  whatever ends a replay early is what we are looking for
-                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {type(error).__name__}: {error}"))
+                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {leaf_of(error)!r}"))
                 continue
             if found != expected:
                 failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {difference(expected, found)}"))
@@ -192,10 +193,11 @@ def perturb(scenario: Scenario) -> Report:
 async def _end_of(scenario: Scenario, disturbance: Disturbance | None, at: int) -> tuple[dict[str, Any], list[str]]:
     """The final state of one run, and the calls it took."""
     api = InProcessApi([*scenario.resources, EVENTS, LEASES], now=running_clock().now)
-    transport = Disturbed(api, disturbance, at)
+    transport = Disturbed(api.connect(), disturbance, at)
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
         process = group.create_task(_process(scenario, transport))
-        await scenario.world(Client(api))
+        await scenario.world(Client(api.connect()))
+        transport.over = True
         process.cancel()
     return state_of(api.dump()), transport.calls
 
@@ -203,7 +205,7 @@ async def _end_of(scenario: Scenario, disturbance: Disturbance | None, at: int) 
 async def _process(scenario: Scenario, transport: Disturbed) -> None:
     """The process under test, started again each time it dies."""
     config = quiet(scenario.config)
-    while True:
+    while not transport.over:  # a death at the very end can swallow the cancellation
         transport.revive()
         clock = running_clock()
         manager = Manager(config, lambda: transport, identity="perturbed", now=clock.now, monotonic=clock.monotonic)
@@ -252,6 +254,13 @@ def stable(value: Any, names: dict[str, str]) -> Any:
 
 def is_volatile(field: str) -> bool:
     return field in VOLATILE or field.endswith(("Time", "Timestamp"))
+
+
+def leaf_of(error: BaseException) -> BaseException:
+    """The first error in a group of groups: the others came of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def difference(expected: dict[str, Any], found: dict[str, Any]) -> str:

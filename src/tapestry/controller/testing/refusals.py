@@ -14,6 +14,8 @@ from tapestry.kube.errors import (
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 
+LIST_OPTIONS = Resource("meta.k8s.io", "v1", "ListOptions", "listoptions")
+PATCH_OPTIONS = Resource("meta.k8s.io", "v1", "PatchOptions", "patchoptions")
 MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 CAUSES = {
     "Invalid value": "FieldValueInvalid",
@@ -22,8 +24,14 @@ CAUSES = {
 }
 
 
-def details(resource: Resource, name: str) -> Object:
-    return {"name": name, "group": resource.group, "kind": resource.plural}
+def details(resource: Resource, name: str, kind: str = "") -> Object:
+    """What a Status says of the object; `kind` is the resource's plural unless given."""
+    found = {"name": name, "group": resource.group, "kind": kind or resource.plural}
+    return {key: value for key, value in found.items() if value}
+
+
+def qualified_kind(resource: Resource) -> str:
+    return f"{resource.kind}.{resource.group}" if resource.group else resource.kind
 
 
 def bad_request(message: str) -> BadRequest:
@@ -52,10 +60,19 @@ def conflict(resource: Resource, name: str, why: str) -> Conflict:
     return Conflict(409, "Conflict", message, details=details(resource, name))
 
 
+def other_uid(resource: Resource, name: str, wanted: str, found: str) -> Conflict:
+    return conflict(resource, name, f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}")
+
+
 def failed_precondition(resource: Resource, name: str, field: str, wanted: str, found: str) -> Conflict:
-    """`field` is UID or ResourceVersion."""
-    why = f"Precondition failed: {field} in precondition: {wanted}, {field} in object meta: {found}"
-    return conflict(resource, name, why)
+    """Of a deletion; `field` is UID or ResourceVersion."""
+    fate = "deleted and then recreated" if field == "UID" else "modified"
+    message = (
+        f'Operation cannot be fulfilled on {qualified_kind(resource)} "{name}": '
+        f"the {field} in the precondition ({wanted}) does not match the {field} in record ({found}). "
+        f"The object might have been {fate}"
+    )
+    return Conflict(409, "Conflict", message, details=details(resource, name, resource.kind))
 
 
 def expired(asked: int, oldest: int) -> Gone:
@@ -74,14 +91,9 @@ def unknown_format(content_type: str) -> UnsupportedMediaType:
 
 def invalid(resource: Resource, name: str, field: str, why: str) -> Invalid:
     """`why` begins with one of the words of CAUSES and a colon."""
-    kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
     causes = [{"reason": CAUSES[why.partition(":")[0]], "message": why, "field": field}]
-    about = {"name": name, "group": resource.group, "kind": resource.kind, "causes": causes}
-    return Invalid(422, "Invalid", f'{kind} "{name}" is invalid: {field}: {why}', details=about)
-
-
-def invalid_options(options: str, why: str) -> Invalid:
-    return Invalid(422, "Invalid", f"{options}.meta.k8s.io is invalid: {why}")
+    message = f'{qualified_kind(resource)} "{name}" is invalid: {field}: {why}'
+    return Invalid(422, "Invalid", message, details={**details(resource, name, resource.kind), "causes": causes})
 
 
 def rejected_patch(why: str) -> Invalid:
@@ -89,5 +101,6 @@ def rejected_patch(why: str) -> Invalid:
 
 
 def too_new(asked: str, current: int) -> Timeout:
-    message = f"Too large resource version: {asked}, current: {current}"
-    return Timeout(504, "Timeout", message, details={"retryAfterSeconds": 1})
+    message = f"Timeout: Too large resource version: {asked}, current: {current}"
+    causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
+    return Timeout(504, "Timeout", message, details={"retryAfterSeconds": 1, "causes": causes})

@@ -79,8 +79,8 @@ class Verbs:
     def watch(self, target: Target, query: Query) -> Watch:
         version, initial = query.get("resourceVersion", ""), query.get("sendInitialEvents")
         if initial is not None and query.get("resourceVersionMatch") != "NotOlderThan":
-            why = "resourceVersionMatch: Forbidden: with sendInitialEvents it must be NotOlderThan"
-            raise refusals.invalid_options("ListOptions", why)
+            why = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+            raise refusals.invalid(refusals.LIST_OPTIONS, "", "resourceVersionMatch", why)
         anywhere = version in ("", "0")
         listing = anywhere if initial is None else initial == "true"
         return Watch(
@@ -132,8 +132,8 @@ class Verbs:
         Nobody owns fields here: nothing conflicts, a field that is no longer applied stays, and lists are replaced.
         """
         if not query.get("fieldManager"):
-            why = "fieldManager: Required value: is required for apply patch"
-            raise refusals.invalid_options("PatchOptions", why)
+            why = "Required value: is required for apply patch"
+            raise refusals.invalid(refusals.PATCH_OPTIONS, "", "fieldManager", why)
         if self.storage.get(target.key) is None and target.subresource is None:
             return 201, self.create(target, body, query)
         return 200, self.patch(target, MERGE, body, query)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tapestry.controller.testing import refusals
 from tapestry.kube.errors import ServerError
-from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, with_value, without
+from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, without
 from tapestry.kube.resources import LEASES, NODES, PODS, Resource
 from tapestry.kube.times import timestamp
 
@@ -29,12 +29,18 @@ SERVER_OWNED = (
     "selfLink",
     "managedFields",
 )
+DESIRED_STATE = ("apps", "batch", "policy", "networking.k8s.io", "apiextensions.k8s.io")
 FINISHED = ("Succeeded", "Failed")
 
 
 def is_custom(resource: Resource) -> bool:
     """Whether the kind comes from a CRD; Kubernetes treats those more strictly in places."""
     return "." in resource.group and not resource.group.endswith(".k8s.io")
+
+
+def counts_generations(resource: Resource) -> bool:
+    """Whether objects have a generation: custom resources do, and the built-in kinds that describe something to do."""
+    return resource == PODS or is_custom(resource) or resource.group in DESIRED_STATE
 
 
 def checked(resource: Resource, namespace: str | None, name: str | None, body: Any) -> Object:
@@ -60,7 +66,9 @@ def checked(resource: Resource, namespace: str | None, name: str | None, body: A
 def created(resource: Resource, wanted: Object, *, uid: str, has_status: bool, now: datetime) -> Object:
     if version_of(wanted):
         raise ServerError(500, "InternalError", "resourceVersion should not be set on objects to be created")
-    metadata = {**theirs(wanted), "uid": uid, "creationTimestamp": timestamp(now), "generation": 1}
+    metadata = {**theirs(wanted), "uid": uid, "creationTimestamp": timestamp(now)}
+    if counts_generations(resource):
+        metadata["generation"] = 1
     found = {**wanted, "metadata": metadata}
     if has_status and resource != NODES:  # a kubelet registers its Node together with the status
         found = without(found, "status")
@@ -86,9 +94,9 @@ def updated(resource: Resource, current: Object, wanted: Object, *, status: bool
     if found == current:
         return current
     check_finalizers(resource, current, found)
-    if specification(found, status) != specification(current, status):
-        found = with_value(found, ("metadata", "generation"), current["metadata"]["generation"] + 1)
-    return found
+    if specification(found, status) == specification(current, status):
+        return found
+    return {**found, "metadata": next_generation(found["metadata"])}
 
 
 def is_gone(obj: Object) -> bool:
@@ -108,16 +116,13 @@ def deleted(resource: Resource, current: Object, options: Mapping[str, Any], now
     if not grace and not metadata.get("finalizers"):
         return None
     until = timestamp(now + timedelta(seconds=grace))
-    if is_deleting(current):
-        if grace >= metadata["deletionGracePeriodSeconds"]:
-            return current
+    if not is_deleting(current):
+        metadata = next_generation(metadata)
+    elif grace < metadata["deletionGracePeriodSeconds"]:
         until = min(until, metadata["deletionTimestamp"])
-    marks = {
-        "deletionTimestamp": until,
-        "deletionGracePeriodSeconds": grace,
-        "generation": metadata["generation"] + 1,
-    }
-    return {**current, "metadata": {**metadata, **marks}}
+    else:
+        return current
+    return {**current, "metadata": {**metadata, "deletionTimestamp": until, "deletionGracePeriodSeconds": grace}}
 
 
 def grace_seconds(resource: Resource, current: Object, asked: int | None) -> int:
@@ -153,6 +158,10 @@ def with_status_of(source: Object, target: Object) -> Object:
     return {**target, "status": source["status"]} if "status" in source else without(target, "status")
 
 
+def next_generation(metadata: Object) -> Object:
+    return {**metadata, "generation": metadata["generation"] + 1} if "generation" in metadata else metadata
+
+
 def specification(obj: Object, status: bool | None) -> Object:
     """What a generation counts the changes of."""
     beside = ("metadata",) if status is None else ("metadata", "status")
@@ -164,10 +173,11 @@ def specification(obj: Object, status: bool | None) -> Object:
 
 def check_identity(resource: Resource, current: Object, wanted: Object) -> None:
     """The write must be meant for this object, and for this version of it where it names one."""
-    check_preconditions(resource, current, {"uid": uid_of(wanted) or uid_of(current)})
-    version = version_of(wanted)
+    uid, version = uid_of(wanted), version_of(wanted)
+    if uid and uid != uid_of(current):
+        raise refusals.other_uid(resource, name_of(current), uid, uid_of(current))
     if not version and (is_custom(resource) or resource == LEASES):
-        why = "Invalid value: 0x0: must be specified for an update"
+        why = "Invalid value: 0: must be specified for an update"
         raise refusals.invalid(resource, name_of(current), "metadata.resourceVersion", why)
     if version and version != version_of(current):
         raise refusals.conflict(resource, name_of(current), refusals.MODIFIED)

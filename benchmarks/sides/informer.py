@@ -1,0 +1,110 @@
+"""Our side of a list of pods: an Informer over a transport that answers from memory."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.fresh import held_bytes
+from benchmarks.pods import PAGE
+from tapestry.client.client import Client
+from tapestry.client.transport import Request, Response, Stream
+from tapestry.controller.app import configure_process, run_app, settle_memory
+from tapestry.controller.config import ManagerConfig
+from tapestry.controller.informer import Informer
+from tapestry.controller.store import Indexer
+from tapestry.controller.transforms import Transform, slim
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import PODS
+
+CHUNK = 128 << 10
+"""Bytes that a socket hands over at a time when the sender is not the slower one."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A transport that knows one list, in pages or as the lines of a watch, and whose watches are silent after it."""
+
+    lines: list[bytes]
+    streamed: bool
+
+    async def send(self, request: Request) -> Response:
+        return Response(200, {}, self.lines[int(request.query.get("continue", 0)) // PAGE])
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[Stream]:
+        listing = "sendInitialEvents" in request.query
+        refused = listing and not self.streamed
+        yield Told(400 if refused else 200, self.lines if listing and self.streamed else [])
+
+    def abort(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Told:
+    status: int
+    lines: list[bytes]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        everything = b"".join(self.lines)
+        for begin in range(0, len(everything), CHUNK):
+            yield everything[begin : begin + CHUNK]
+        if self.status == 200:
+            await asyncio.Event().wait()
+
+
+INDEXERS: dict[str, Indexer] = {
+    "node": lambda pod: (value_at(pod, "spec", "nodeName", default=""),),
+    "namespace": lambda pod: (pod["metadata"]["namespace"],),
+}
+
+
+def projection(pod: Object) -> Object:
+    """What a scheduler of leases would keep of a pod: who and where it is, and what it asks for."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    return {
+        "metadata": {field: metadata[field] for field in ("name", "namespace", "uid", "resourceVersion")},
+        "spec": {
+            "nodeName": spec.get("nodeName"),
+            "containers": [{"resources": {"requests": each["resources"]["requests"]}} for each in spec["containers"]],
+        },
+        "status": {"phase": pod["status"]["phase"]},
+    }
+
+
+def paged(path: str) -> dict[str, float]:
+    return filled(path, streamed=False, transform=slim)
+
+
+def streamed(path: str) -> dict[str, float]:
+    return filled(path, streamed=True, transform=slim)
+
+
+def projected(path: str) -> dict[str, float]:
+    return filled(path, streamed=False, transform=projection)
+
+
+def filled(path: str, *, streamed: bool, transform: Transform) -> dict[str, float]:
+    """CPU seconds until the store is filled, and the bytes that it then holds."""
+    configure_process(ManagerConfig())
+    transport = Prepared(Path(path).read_bytes().splitlines(keepends=True), streamed)
+    measured: dict[str, float] = {}
+
+    async def fill() -> None:
+        informer = Informer(Client(transport), PODS, transform=transform, indexers=INDEXERS)
+        before, began = held_bytes(), time.process_time()
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(informer.run())
+            await informer.synced.wait()
+            measured["cpu"] = time.process_time() - began
+            settle_memory()
+            measured["held"] = held_bytes() - before
+            measured["objects"] = len(informer.store)
+            following.cancel()
+
+    run_app(fill)
+    return measured

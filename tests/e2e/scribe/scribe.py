@@ -1,0 +1,40 @@
+"""A controller that does nothing but write: each ConfigMap it sees gets our name, again and again, as fast as it goes.
+
+It is found through its entry point, as anybody's controller is, and shows who wrote at which revision.
+"""
+
+from dataclasses import dataclass, field
+
+from tapestry.controller import Manager, Registry, Result
+from tapestry.controller.informer import Informer
+from tapestry.kube.errors import Conflict
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import CONFIGMAPS
+
+
+@dataclass(frozen=True)
+class Scribe:
+    pages: Informer
+    manager: Manager
+    latest: dict[str, Object] = field(default_factory=dict)
+
+    async def reconcile(self, key: str) -> Result | None:
+        page = self.latest.pop(key, None) or self.pages.store.get(key)
+        if page is None:
+            return None
+        count = int(page["data"].get("count", "0")) + 1
+        patch = {"data": {"writer": self.manager.identity, "count": str(count)}}
+        try:
+            self.latest[key] = await self.manager.client.patch(CONFIGMAPS, page, patch)
+        except Conflict:
+            return Result(requeue_after=0.05)
+        return Result(requeue_after=0.001)
+
+
+def setup(manager: Manager) -> None:
+    pages = manager.informer(CONFIGMAPS, labels="scribe")
+    manager.controller("scribe", Scribe(pages, manager).reconcile).watch(pages)
+
+
+def register(registry: Registry) -> None:
+    registry.register("scribe", setup)

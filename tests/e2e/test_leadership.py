@@ -1,0 +1,232 @@
+"""Two real `tapestry run` processes and one Lease: who writes when one of them is killed, stopped or asked to go.
+
+The scribe (scribe/scribe.py) writes without pause.  Etcd numbers every change of the ConfigMaps and of the Lease in one
+sequence, so whether a write was made by the holder of the Lease is not a matter of timing: it can be looked up.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.watch import Changes, Page, Watch
+from tapestry.kube.objects import Object, value_at, version_of
+from tapestry.kube.resources import CONFIGMAPS, LEASES
+
+SCRIBE = Path(__file__).parent / "scribe"
+LEASE_SECONDS = 3
+PAGES = 4
+
+
+@dataclass
+class Replica:
+    """One `tapestry run scribe`."""
+
+    process: asyncio.subprocess.Process
+    name: str = ""
+    said: list[str] = field(default_factory=list)
+    _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def listen(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            said = json.loads(line)
+            self.name = said.get("identity", self.name)
+            async with self._news:
+                self.said.append(said["message"])
+                self._news.notify_all()
+
+    async def wait_for_word(self, phrase: str, *, times: int = 1) -> None:
+        async with asyncio.timeout(30), self._news:
+            await self._news.wait_for(lambda: self.said.count(phrase) >= times)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+@dataclass
+class Chronicle:
+    """Everything that happened to the Lease and to the pages, by revision."""
+
+    holders: dict[int, str] = field(default_factory=dict)
+    writers: dict[int, str] = field(default_factory=dict)
+    _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def follow(self, watch: Watch, into: dict[int, str], value: Callable[[Object], str]) -> None:
+        async with aclosing(watch.events()) as events:
+            async for event in events:
+                match event:
+                    case Page(objects):
+                        seen = list(objects)
+                    case Changes(changes):
+                        seen = [change.object for change in changes]
+                    case _:
+                        continue
+                async with self._news:
+                    into.update((int(version_of(obj)), value(obj)) for obj in seen)
+                    self._news.notify_all()
+
+    async def wait_for_holder(self, wanted: Callable[[str], bool]) -> str:
+        async with asyncio.timeout(30), self._news:
+            await self._news.wait_for(lambda: bool(self.holders) and wanted(self.holder))
+            return self.holder
+
+    async def wait_for_writes_of(self, name: str) -> None:
+        """Until `name` has written more than it had when we asked."""
+        had = self.count(name)
+        async with asyncio.timeout(30), self._news:
+            await self._news.wait_for(lambda: self.count(name) > had + PAGES)
+
+    @property
+    def holder(self) -> str:
+        return self.holders[max(self.holders)]
+
+    def count(self, name: str) -> int:
+        return list(self.writers.values()).count(name)
+
+    def stale_writes(self) -> list[tuple[int, str, str]]:
+        """Writes by anyone but the holder of the Lease at that revision, as (revision, writer, holder)."""
+        found = []
+        terms = sorted(self.holders)
+        for revision, writer in self.writers.items():
+            before = [term for term in terms if term < revision]
+            if writer and before and self.holders[before[-1]] != writer:
+                found.append((revision, writer, self.holders[before[-1]]))
+        return found
+
+
+@dataclass
+class World:
+    """A Lease, four pages, and as many replicas as are started; all of them end with it."""
+
+    client: Client
+    namespace: str
+    config: Path
+    tasks: asyncio.TaskGroup
+    chronicle: Chronicle = field(default_factory=Chronicle)
+    replicas: list[Replica] = field(default_factory=list)
+
+    async def start(self) -> Replica:
+        """One more replica, its caches warm."""
+        command = [Path(sys.executable).with_name("tapestry"), "run", "scribe", "--config", self.config]
+        environ = {**os.environ, "PYTHONPATH": str(SCRIBE)}
+        process = await asyncio.create_subprocess_exec(*command, env=environ, stderr=asyncio.subprocess.PIPE)
+        replica = Replica(process)
+        self.replicas.append(replica)
+        self.tasks.create_task(replica.listen())
+        await replica.wait_for_word("caches filled")
+        return replica
+
+    async def start_pair(self) -> tuple[Replica, Replica]:
+        """A leader that writes, and a standby."""
+        leader = await self.start()
+        await leader.wait_for_word("leading")
+        standby = await self.start()
+        await self.chronicle.wait_for_writes_of(leader.name)
+        return leader, standby
+
+
+@pytest.fixture
+async def world(client: Client, kubeconfig: Path, namespace: str, tmp_path: Path) -> AsyncIterator[World]:
+    election = {"leaseSeconds": LEASE_SECONDS, "deadlineSeconds": 2, "retrySeconds": 0.5}
+    settings = {
+        "name": "scribe",
+        "kubeconfig": str(kubeconfig),
+        "filter": {"namespaces": [namespace]},
+        "leaderElection": {"enabled": True, "namespace": namespace, **election},
+        "metrics": {"address": "127.0.0.1:0"},
+        "probes": {"address": "127.0.0.1:0"},
+    }
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(settings))
+    for number in range(PAGES):
+        metadata = {"name": f"page-{number}", "namespace": namespace, "labels": {"scribe": "yes"}}
+        await client.create(CONFIGMAPS, {"metadata": metadata, "data": {"count": "0"}})
+    async with asyncio.TaskGroup() as tasks:
+        world = World(client, namespace, config, tasks)
+        following = [
+            tasks.create_task(
+                world.chronicle.follow(Watch(client, LEASES, namespace), world.chronicle.holders, holder_of)
+            ),
+            tasks.create_task(
+                world.chronicle.follow(
+                    Watch(client, CONFIGMAPS, namespace, labels="scribe"), world.chronicle.writers, writer_of
+                )
+            ),
+        ]
+        yield world
+        for replica in world.replicas:
+            if replica.process.returncode is None:
+                replica.process.kill()
+                await replica.process.wait()
+        for task in following:
+            task.cancel()
+
+
+def holder_of(lease: Object) -> str:
+    return str(value_at(lease, "spec", "holderIdentity", default=""))
+
+
+def writer_of(page: Object) -> str:
+    return str(page["data"].get("writer", ""))
+
+
+async def test_a_killed_leader_is_replaced_within_the_lease_duration_and_a_second(world: World) -> None:
+    leader, _ = await world.start_pair()
+
+    leader.signal(signal.SIGKILL)
+    killed = time.monotonic()
+    heir = await world.chronicle.wait_for_holder(lambda holder: holder not in ("", leader.name))
+
+    assert time.monotonic() - killed <= LEASE_SECONDS + 1
+    await world.chronicle.wait_for_writes_of(heir)
+    assert world.chronicle.stale_writes() == []
+
+
+async def test_a_leader_asked_to_go_hands_over_within_a_second_and_exits(world: World) -> None:
+    leader, _ = await world.start_pair()
+
+    leader.signal(signal.SIGTERM)
+    asked = time.monotonic()
+    heir = await world.chronicle.wait_for_holder(lambda holder: holder not in ("", leader.name))
+
+    assert time.monotonic() - asked <= 1
+    async with asyncio.timeout(10):
+        assert await leader.process.wait() == 0
+    await world.chronicle.wait_for_writes_of(heir)
+    assert world.chronicle.stale_writes() == []
+
+
+async def stop_and_continue(world: World, trials: int) -> None:
+    """Stop whoever leads until the other has taken over and written; then let it go on."""
+    leader, standby = await world.start_pair()
+    for _ in range(trials):
+        losses = leader.said.count("lost the lead; campaigning on")
+        leader.signal(signal.SIGSTOP)
+        await world.chronicle.wait_for_holder(lambda holder, name=standby.name: holder == name)  # type: ignore[misc]
+        await world.chronicle.wait_for_writes_of(standby.name)
+        leader.signal(signal.SIGCONT)
+        await leader.wait_for_word("lost the lead; campaigning on", times=losses + 1)
+        await world.chronicle.wait_for_writes_of(standby.name)
+        leader, standby = standby, leader
+
+
+async def test_safety_rule_4_a_leader_that_was_stopped_and_continued_writes_nothing_stale(world: World) -> None:
+    await stop_and_continue(world, trials=3)
+    assert world.chronicle.stale_writes() == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_safety_rule_4_twenty_stopped_and_continued_leaders_write_nothing_stale(world: World) -> None:
+    await stop_and_continue(world, trials=20)
+    assert world.chronicle.stale_writes() == []

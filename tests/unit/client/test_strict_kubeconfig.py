@@ -1,0 +1,331 @@
+"""Hostile kubeconfigs: each is refused by the field that is wrong, and nothing is run, opened or dialled for it.
+
+An audit hook of the interpreter watches every call, so the second half of that sentence does not rest on our word.
+"""
+
+import base64
+import json
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.client.errors import KubeconfigError
+from tapestry.client.kubeconfig import load
+from tapestry.client.strict_kubeconfig import MAX_BYTES, from_secret
+
+# The audit events of running a program, touching a file or reaching out; whole families by their first words.
+DEEDS = (
+    *("open", "os.", "subprocess.", "pty.", "shutil.", "tempfile.", "glob.", "pathlib.", "mmap.", "fcntl."),
+    *("socket.", "urllib.", "http.", "ftplib.", "smtplib.", "telnetlib.", "webbrowser.", "ctypes.", "import"),
+    *("exec", "compile", "marshal.", "pickle.", "code.", "sqlite3."),
+)
+watching: list[list[tuple[Any, ...]]] = []
+
+
+def watch(event: str, arguments: tuple[Any, ...]) -> None:
+    wraps_a_descriptor = event == "open" and isinstance(arguments[0], int)  # memory without a name, for OpenSSL
+    if watching and event.startswith(DEEDS) and not wraps_a_descriptor:
+        watching[-1].append((event, *arguments))
+
+
+sys.addaudithook(watch)  # cannot be taken off again; it is idle outside of deeds()
+
+
+@contextmanager
+def deeds() -> Iterator[list[tuple[Any, ...]]]:
+    """What the interpreter does in the block that somebody outside could notice."""
+    seen: list[tuple[Any, ...]] = []
+    watching.append(seen)
+    try:
+        yield seen
+    finally:
+        watching.remove(seen)
+
+
+def a_kubeconfig(*, user: Any = None, cluster: Any = None, context: Any = None) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "https://api.test:6443", **(cluster or {})}}],
+        "users": [{"name": "c", "user": {"token": "s3cret", **(user or {})}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c", **(context or {})}}],
+    }
+
+
+def hidden(document: dict[str, Any]) -> dict[str, Any]:
+    """The entries of `document` behind harmless ones, where the current context does not point."""
+    harmless = a_kubeconfig()
+    names = {part: [{**each, "name": "hidden"} for each in document[part]] for part in ("clusters", "users")}
+    return {**harmless, **{part: harmless[part] + names[part] for part in names}}
+
+
+def data(document: Any) -> bytes:
+    if isinstance(document, bytes):
+        return document
+    return (document if isinstance(document, str) else yaml.safe_dump(document)).encode()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """Whatever is imported or cached at first use is there before anybody watches."""
+    from_secret(data(a_kubeconfig()))
+    for broken in ("a: [", "a: &x 1", a_kubeconfig(user={"exec": {}}), a_kubeconfig(cluster={"server": "https://ä"})):
+        with pytest.raises(KubeconfigError):
+            from_secret(data(broken))
+
+
+def refusal(document: Any, **options: Any) -> str:
+    """The refusal of a kubeconfig; it must come without deeds and without secrets."""
+    content = data(document)
+    with deeds() as seen:
+        try:
+            from_secret(content, **options)
+        except KubeconfigError as error:
+            refused: KubeconfigError | None = error
+        else:
+            refused = None
+    assert seen == []
+    assert refused is not None
+    assert "s3cret" not in "".join(traceback.format_exception(refused))
+    return str(refused)
+
+
+EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/sh", "args": ["-c", "touch /tmp/pwned"]}
+
+HOSTILE_USERS: dict[str, tuple[dict[str, Any], str]] = {
+    "a program": ({"exec": EXEC}, "exec: not allowed in a kubeconfig from a Secret; use a token or inline"),
+    "a program instead of a token": ({"token": "", "exec": EXEC}, "exec: not allowed"),
+    "a program by a name on the path": ({"exec": {**EXEC, "command": "curl"}}, "exec: not allowed"),
+    "an empty program": ({"exec": {}}, "exec: not allowed"),
+    "a program that is a text": ({"exec": "rm -rf /"}, "exec: Expected `object | null`, got `str`"),
+    "a program in a list": ({"exec": [EXEC]}, "exec: Expected `object | null`, got `array`"),
+    "an auth provider": (
+        {"auth-provider": {"name": "gcp", "config": {"cmd-path": "sh"}}},
+        "auth-provider: not allowed",
+    ),
+    "an empty auth provider": ({"auth-provider": {}}, "auth-provider: not allowed"),
+    "an auth provider that is a text": ({"auth-provider": "gcp"}, "auth-provider: not allowed"),
+    "our own token": ({"tokenFile": "/var/run/secrets/kubernetes.io/serviceaccount/token"}, "tokenFile: not allowed"),
+    "a device": ({"tokenFile": "/dev/zero"}, "tokenFile: not allowed"),
+    "a relative token file": ({"tokenFile": "../token"}, "tokenFile: not allowed"),
+    "a key in a file": ({"client-key": "/etc/shadow"}, "client-key: not allowed"),
+    "a key in a file beside one inline": ({"client-key": "x", "client-key-data": "eA=="}, "client-key: not allowed"),
+    "a certificate in a file": ({"client-certificate": "/proc/self/environ"}, "client-certificate: not allowed"),
+    "a certificate without a key": ({"client-certificate-data": "eA=="}, "client-key: not set"),
+    "a key that is not base64": ({"client-key-data": "s3cret*"}, "client-key-data: not base64"),
+    "a header in a token": ({"token": "s3cret\r\nImpersonate-User: admin"}, "token: has control characters"),
+    "a line break in a token": ({"token": "s3cret\n"}, "token: has control characters"),
+    "a NUL in a user name": ({"token": "", "username": "s3cret\0"}, "username: has control characters"),
+    "a header in a password": ({"token": "", "password": "s3cret\r\na: b"}, "password: has control characters"),
+    "two ways at once": ({"username": "root"}, "users[0].user: both a token and a username or password"),
+    "a header in an impersonated user": ({"as": "s3cret\r\nAuthorization: x"}, "as: empty, or has control characters"),
+    "a header in a uid": ({"as": "a", "as-uid": "s3cret\n"}, "as-uid: empty, or has control characters"),
+    "a header in a group": ({"as": "a", "as-groups": ["a", "s3cret\r"]}, "as-groups[1]: empty, or has control"),
+    "an empty group": ({"as": "a", "as-groups": [""]}, "as-groups[0]: empty, or has control characters"),
+    "groups of nobody": ({"as-groups": ["system:masters"]}, "as-groups[0]: nobody is impersonated; set as"),
+    "a header in an extra": ({"as": "a", "as-user-extra": {"k": ["s3cret\n"]}}, "as-user-extra: empty, or has control"),
+    "a token that is a mapping": ({"token": {"a": "s3cret"}}, "token: Expected `str`, got `object`"),
+    "a file name in a list": ({"tokenFile": ["/etc/passwd"]}, "tokenFile: Expected `str`, got `array`"),
+}
+
+HOSTILE_CLUSTERS: dict[str, tuple[dict[str, Any], str]] = {
+    "an authority in a file": ({"certificate-authority": "/etc/passwd"}, "certificate-authority: not allowed"),
+    "a relative authority": ({"certificate-authority": "ca.crt"}, "certificate-authority: not allowed"),
+    "a proxy": ({"proxy-url": "http://evil.test:3128"}, "proxy-url: not allowed in a kubeconfig from a Secret"),
+    "a SOCKS proxy": ({"proxy-url": "socks5://evil.test"}, "proxy-url: not allowed"),
+    "no verification": ({"insecure-skip-tls-verify": True}, "insecure-skip-tls-verify: not allowed"),
+    "no verification in words": ({"insecure-skip-tls-verify": "true"}, "insecure-skip-tls-verify: Expected `bool`"),
+    "plain HTTP": ({"server": "http://api.test"}, "server: not allowed in a kubeconfig from a Secret; plain HTTP"),
+    "plain HTTP to ourselves": ({"server": "http://127.0.0.1:6080"}, "server: not allowed"),
+    "plain HTTP in capitals": ({"server": "HTTP://api.test"}, "server: not allowed"),
+    "the metadata service": ({"server": "http://169.254.169.254/latest"}, "server: not allowed"),
+    "a file as a server": ({"server": "file:///etc/passwd"}, "server: a URL must begin with https://"),
+    "a socket as a server": ({"server": "unix:///run/docker.sock"}, "server: a URL must begin with https://"),
+    "a server without a scheme": ({"server": "api.test:6443"}, "server: a URL must begin with https://"),
+    "no server": ({"server": ""}, "server: a URL must begin with https://"),
+    "a server without a host": ({"server": "https:///api"}, "server: a URL without a host"),
+    "a user in the server": ({"server": "https://u:s3cret@api.test"}, "server: a URL with a user or password"),
+    "another host behind an at sign": ({"server": "https://api.test@evil.test"}, "server: a URL with a user"),
+    "a query in the server": ({"server": "https://api.test/?x=s3cret"}, "server: a URL with a query or fragment"),
+    "an empty query": ({"server": "https://api.test/?"}, "server: a URL with a query or fragment"),
+    "a fragment in the server": ({"server": "https://api.test/#s3cret"}, "server: a URL with a query or fragment"),
+    "a backslash in the server": ({"server": "https://api.test\\.evil.test"}, "server: a URL with spaces, backslashes"),
+    "a header in the server": ({"server": "https://api.test/\r\nHost: s3cret"}, "server: a URL with spaces"),
+    "a tab that others drop": ({"server": "htt\tps://api.test"}, "server: a URL with spaces"),
+    "letters that look alike": ({"server": "https://аpi.test"}, "server: a URL with spaces, backslashes or characters"),
+    "a port that is none": ({"server": "https://api.test:99999"}, "server: not a URL"),
+    "an address of one link": ({"server": "https://[fe80::1%25lo]:6443"}, "server: not a host name or address"),
+    "an authority that is not base64": ({"certificate-authority-data": "s3cret*"}, "certificate-authority-data: not"),
+}
+
+HOSTILE_DOCUMENTS: dict[str, tuple[Any, str]] = {
+    "nothing": (b"", "current-context: not set"),
+    "a list": ("[]", "document: Expected `object`, got `array`"),
+    "a text": ("s3cret", "document: Expected `object`, got `str`"),
+    "another kind": ({**a_kubeconfig(), "kind": "Secret"}, "kind: not a kubeconfig"),
+    "users that are a mapping": ({**a_kubeconfig(), "users": {"c": {}}}, "users: Expected `array`, got `object`"),
+    "no current context": ({**a_kubeconfig(), "current-context": ""}, "current-context: not set; choose one of 'c'"),
+    "a context that is not there": ({**a_kubeconfig(), "current-context": "x"}, "current-context: 'x' is not there"),
+    "a cluster that is not there": (a_kubeconfig(context={"cluster": "x"}), "contexts[0].context.cluster: 'x' is not"),
+    "a user that is not there": (a_kubeconfig(context={"user": "x"}), "contexts[0].context.user: 'x' is not there"),
+    "a namespace that is a path": (a_kubeconfig(context={"namespace": "a/../b"}), "contexts[0].context.namespace: "),
+    "two users of one name": (
+        {**a_kubeconfig(), "users": [*a_kubeconfig()["users"], {"name": "c", "user": {"token": "s3cret"}}]},
+        "users[1].name: 'c' is taken by an entry before",
+    ),
+    "a server name with a line break": (a_kubeconfig(cluster={"tls-server-name": "a\nb"}), "clusters[0].cluster.tls-"),
+    "a key of another certificate": (
+        a_kubeconfig(user={"client-certificate-data": "eA==", "client-key-data": "eA=="}),
+        "users[0].user.client-certificate-data, users[0].user.client-key-data: not a certificate",
+    ),
+    "an authority without a certificate": (
+        a_kubeconfig(cluster={"certificate-authority-data": base64.b64encode(b"s3cret").decode()}),
+        "clusters[0].cluster.certificate-authority-data: holds no certificate",
+    ),
+    "laughs by the billion": (
+        "a: &a [x, x]\n" + "\n".join(f"{b}: &{b} [*{a}, *{a}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+        "a: YAML anchors are not allowed",
+    ),
+    "an alias": ("users: [*s3cret]", "users[0]: YAML aliases are not allowed"),
+    "a document that holds itself": ("users: &u [*u]", "users: YAML anchors are not allowed"),
+    "an object of Python": ("users: !!python/object/apply:os.system ['id']", "users: YAML tags are not allowed"),
+    "a harmless tag": ("users: [{name: !!str c}]", "users[0].name: YAML tags are not allowed"),
+    "binary by a tag": ("users: [{user: {token: !!binary czNjcmV0}}]", "users[0].user.token: YAML tags are"),
+    "a tag directive": ("%TAG ! tag:evil.test,2026:\n---\nusers: []", "document: tag directives are not allowed"),
+    "a merge key": ("users: [{user: {<<: {exec: {command: sh}}}}]", "users[0].user: merge keys are not allowed"),
+    "a key given twice": ("users: [{user: {token: a, token: s3cret}}]", "users[0].user.token: given twice"),
+    "a program before nothing": ("users: [{user: {exec: {}, exec: null}}]", "users[0].user.exec: given twice"),
+    "a second document": (data(a_kubeconfig()) + b"---\n" + data(a_kubeconfig()), "document: more than one"),
+    "a key that is a list": ("? [users]\n: []", "document: a key that is not a string"),
+    "no YAML": ("users: [s3cret", "line 2, column 1: not YAML"),
+    "no text": (b"users: \xff\xfe", "not YAML"),
+    "a NUL": (b"users: []\0", "not YAML"),
+    "depths": (b"[" * 500_000, "nested deeper than 16"),
+    "a number to choke on": ("users: [{name: " + "1:" * 400_000 + "1}]\nkind: X", "kind: not a kubeconfig"),
+    "too much": (b"#" * (MAX_BYTES + 1), "document: 1048577 bytes are over 1048576"),
+}
+
+
+def test_the_watcher_sees_what_a_trusting_reader_does(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret")
+    path = tmp_path / "config"
+    path.write_bytes(data(a_kubeconfig(cluster={"certificate-authority": "gone.crt"})))
+    with deeds() as seen, pytest.raises(KubeconfigError):
+        load([path], environ={})
+    assert {("open", str(path)), ("open", str(tmp_path / "gone.crt"))} <= {(each[0], str(each[1])) for each in seen}
+
+
+@pytest.mark.parametrize(("user", "expected"), HOSTILE_USERS.values(), ids=HOSTILE_USERS)
+def test_a_hostile_user_is_refused_wherever_it_stands(user: dict[str, Any], expected: str) -> None:
+    document = a_kubeconfig(user=user)
+    for place, refused in (("users[0].user", document), ("users[1].user", hidden(document))):
+        field = expected.replace("users[0].user", place) if expected.startswith("users") else f"{place}.{expected}"
+        assert refusal(refused).startswith(field)
+
+
+@pytest.mark.parametrize(("cluster", "expected"), HOSTILE_CLUSTERS.values(), ids=HOSTILE_CLUSTERS)
+def test_a_hostile_cluster_is_refused_wherever_it_stands(cluster: dict[str, Any], expected: str) -> None:
+    document = a_kubeconfig(cluster=cluster)
+    assert refusal(document).startswith(f"clusters[0].cluster.{expected}")
+    assert refusal(hidden(document)).startswith(f"clusters[1].cluster.{expected}")
+
+
+@pytest.mark.parametrize(("document", "expected"), HOSTILE_DOCUMENTS.values(), ids=HOSTILE_DOCUMENTS)
+def test_a_hostile_document_is_refused(document: Any, expected: str) -> None:
+    assert expected in refusal(document)
+
+
+@pytest.mark.parametrize("field", ["exec", "proxy-url", "certificate-authority", "tokenFile", "auth-provider"])
+def test_allowing_insecure_connections_allows_nothing_else(field: str) -> None:
+    where = "cluster" if field in ("proxy-url", "certificate-authority") else "user"
+    value = {} if field in ("exec", "auth-provider") else "http://evil.test"
+    assert f"{field}: not allowed" in refusal(a_kubeconfig(**{where: {field: value}}), allow_insecure=True)
+
+
+def test_verification_cannot_be_off_and_on() -> None:
+    cluster = {"insecure-skip-tls-verify": True, "certificate-authority-data": "eA=="}
+    message = refusal(a_kubeconfig(cluster=cluster), allow_insecure=True)
+    assert message.startswith("clusters[0].cluster.insecure-skip-tls-verify: true makes the authority useless")
+
+
+def test_the_limit_on_the_size_is_a_choice() -> None:
+    assert refusal(a_kubeconfig(), max_bytes=100).endswith("bytes are over 100")
+
+
+@pytest.fixture(scope="module")
+def full(authority: Any) -> dict[str, Any]:
+    """All that a kubeconfig from a Secret may say."""
+    pair = authority.issue("alice.test")
+    user = {
+        "client-certificate-data": base64.b64encode(pair.certificate).decode(),
+        "client-key-data": base64.b64encode(pair.key).decode(),
+        "as": "jane",
+        "as-groups": ["devs"],
+    }
+    cluster = {
+        "server": "https://api.test:6443/prefix/",
+        "certificate-authority-data": base64.b64encode(authority.pem).decode(),
+        "tls-server-name": "kubernetes",
+        "extensions": [{"name": "x", "extension": {"since": "2026-01-01", "count": 3}}],
+    }
+    return {**a_kubeconfig(user=user, cluster=cluster, context={"namespace": "team-a"}), "preferences": {}}
+
+
+async def test_an_honest_kubeconfig_is_accepted_without_opening_a_path(full, client_seen_by_server) -> None:
+    content = data(full)
+    with deeds() as seen:
+        access = from_secret(content)
+    assert seen == []
+    assert access.server == "https://api.test:6443/prefix"
+    assert (access.namespace, access.tls_server_name) == ("team-a", "kubernetes")
+    assert access.impersonation == (("Impersonate-User", "jane"), ("Impersonate-Group", "devs"))
+    assert await access.credentials.headers() == [("Authorization", "Bearer s3cret")]
+    assert client_seen_by_server(access.credentials.ssl_context()) == "alice.test"
+    assert "s3cret" not in repr(access)
+
+
+async def test_json_and_basic_authentication_will_do() -> None:
+    document = a_kubeconfig(user={"token": None, "username": "u", "password": "12345"})
+    access = from_secret(json.dumps(document).encode())
+    assert await access.credentials.headers() == [("Authorization", "Basic dToxMjM0NQ==")]
+
+
+def test_empty_and_null_fields_are_fields_that_are_not_there() -> None:
+    empty = {"tokenFile": "", "client-key": "", "client-certificate": None, "exec": None, "auth-provider": None}
+    access = from_secret(data(a_kubeconfig(user=empty, cluster={"proxy-url": "", "certificate-authority": ""})))
+    assert access.server == "https://api.test:6443"
+
+
+def test_insecure_connections_can_be_allowed() -> None:
+    plain = from_secret(data(a_kubeconfig(cluster={"server": "http://127.0.0.1:6080"})), allow_insecure=True)
+    assert plain.credentials.ssl_context() is None
+    unverified = from_secret(data(a_kubeconfig(cluster={"insecure-skip-tls-verify": True})), allow_insecure=True)
+    assert unverified.trust.insecure
+
+
+@given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), min_size=1))
+def test_a_token_is_sent_as_it_stands_or_refused(token: str) -> None:
+    content = json.dumps(a_kubeconfig(user={"token": token})).encode()
+    if any(ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 for letter in token):
+        with pytest.raises(KubeconfigError, match=r"^users\[0\]\.user\.token: has control characters$"):
+            from_secret(content)
+    else:
+        headers = from_secret(content).credentials.headers()
+        with pytest.raises(StopIteration) as sent:  # a fixed token never waits
+            headers.send(None)
+        assert sent.value.value == [("Authorization", f"Bearer {token}")]
+
+
+@given(st.binary(max_size=200))
+def test_whatever_a_secret_holds_it_is_refused_and_nothing_breaks(content: bytes) -> None:
+    with pytest.raises(KubeconfigError):
+        from_secret(content)

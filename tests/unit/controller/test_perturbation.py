@@ -1,0 +1,106 @@
+"""The driver must find what it is there to find: reconcilers that end differently after a disturbance."""
+
+import asyncio
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.controller import Manager, Result
+from tapestry.controller.testing import Disturbance, Scenario, perturb
+from tapestry.kube.objects import Object, is_deleting, value_at
+from tapestry.kube.resources import CONFIGMAPS, SECRETS
+
+SOURCE = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "source", "namespace": "default"},
+    "data": {"a": "b"},
+}
+
+
+def copier(metadata: Object) -> Scenario:
+    """Copies a ConfigMap into a Secret with `metadata` once, and marks the ConfigMap as copied."""
+
+    def setup(manager: Manager) -> None:
+        sources = manager.informer(CONFIGMAPS)
+
+        async def reconcile(key: str) -> Result | None:
+            source = sources.store.get(key)
+            if source is None or is_deleting(source) or value_at(source, "data", "copied"):
+                return None
+            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "default", **metadata}}
+            if "name" not in metadata or not await exists(manager.client, metadata["name"]):
+                await manager.client.create(SECRETS, secret)
+            await manager.client.patch(CONFIGMAPS, source, {"data": {"copied": "yes"}})
+            return None
+
+        manager.controller("copier", reconcile).watch(sources)
+
+    async def world(client: Client) -> None:
+        await client.create(CONFIGMAPS, SOURCE)
+        await wait_for(
+            client,
+            CONFIGMAPS,
+            "source",
+            "default",
+            until=lambda obj: bool(value_at(obj, "data", "copied")),
+            timeout=3600,
+        )
+        await asyncio.sleep(60)
+
+    return Scenario("copier", [CONFIGMAPS, SECRETS], setup, world)
+
+
+async def exists(client: Client, name: str) -> bool:
+    return bool(await client.list(SECRETS, "default", fields=f"metadata.name={name}"))
+
+
+def test_a_reconciler_with_deterministic_names_passes() -> None:
+    report = perturb(copier({"name": "copy"}))
+    assert report.failures == []
+    assert report.cases == report.calls * len(Disturbance)
+
+
+def test_a_reconciler_that_makes_up_names_is_found_when_it_dies_after_the_create() -> None:
+    report = perturb(copier({"generateName": "copy-"}))
+    found = {failure.disturbance for failure in report.failures}
+    assert {Disturbance.DIES_AFTER, Disturbance.LOSES_ANSWER} <= found
+    assert "Secret default/copy-" in str(report)
+
+
+def test_a_reconciler_that_trusts_a_stale_cache_is_found() -> None:
+    def setup(manager: Manager) -> None:
+        sources = manager.informer(CONFIGMAPS)
+
+        async def reconcile(key: str) -> Result | None:
+            source = sources.store.get(key)
+            if source is not None and not value_at(source, "data", "copied"):
+                unconditional = {"metadata": {"name": "source", "namespace": "default"}}
+                latest = await manager.client.get(CONFIGMAPS, "source", "default")
+                count = int(value_at(latest, "data", "count", default="0")) + 1
+                patch = {"data": {"count": str(count), "copied": "yes"}}
+                await manager.client.patch(CONFIGMAPS, unconditional, patch)
+            return None
+
+        manager.controller("counter", reconcile).watch(sources)
+
+    report = perturb(Scenario("counter", [CONFIGMAPS], setup, copier({"name": "copy"}).world))
+    assert Disturbance.FALLS_BEHIND in {failure.disturbance for failure in report.failures}
+
+
+def test_a_reconciler_that_never_gets_there_is_found() -> None:
+    def setup(manager: Manager) -> None:
+        sources = manager.informer(CONFIGMAPS)
+        tried: set[str] = set()
+
+        async def reconcile(key: str) -> Result | None:
+            source = sources.store.get(key)
+            if source is not None and key not in tried and not value_at(source, "data", "copied"):
+                tried.add(key)  # edge-triggered: a failure is never made up for
+                await manager.client.patch(CONFIGMAPS, source, {"data": {"copied": "yes"}})
+            return None
+
+        manager.controller("edge", reconcile).watch(sources)
+
+    report = perturb(Scenario("edge", [CONFIGMAPS], setup, copier({"name": "copy"}).world))
+    assert Disturbance.LOSES_REQUEST in {failure.disturbance for failure in report.failures}
+    assert "TimeoutError" in str(report)

@@ -1,0 +1,56 @@
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.controller.transforms import LAST_APPLIED, LONGEST_SHARED, slim
+from tapestry.kube.objects import Object
+
+TEXT = st.text(max_size=2 * LONGEST_SHARED)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(TEXT, children, max_size=4),
+    max_leaves=20,
+)
+
+
+def copied(value: Any) -> Any:
+    """The same value with new strings, as a decoder makes them."""
+    match value:
+        case dict():
+            return {key: copied(child) for key, child in value.items()}
+        case list():
+            return [copied(child) for child in value]
+        case str():
+            return "".join(list(value))
+    return value
+
+
+def a_pod(**metadata: Any) -> Object:
+    return {
+        "metadata": {"name": "p", **metadata},
+        "spec": {"nodeName": "node-17.example.com", "args": ["--verbose=maybe"]},
+        "status": {"podIP": "x" * (LONGEST_SHARED + 1)},
+    }
+
+
+def test_what_only_the_server_and_kubectl_read_is_dropped() -> None:
+    pod = a_pod(managedFields=[{"manager": "kubectl"}], annotations={LAST_APPLIED: "{}", "ours": "stays"})
+    assert slim(pod) == a_pod(annotations={"ours": "stays"})
+
+
+@given(spec=JSON, status=JSON, annotations=st.none() | st.dictionaries(TEXT, TEXT))
+def test_everything_else_is_left_as_it_was(spec: Any, status: Any, annotations: Any) -> None:
+    pod = {"metadata": {"name": "p", "annotations": annotations}, "spec": spec, "status": status}
+    assert slim(copied(pod)) == pod
+
+
+def test_equal_strings_of_two_objects_are_one_string() -> None:
+    first, second = slim(copied(a_pod())), slim(copied(a_pod()))
+    assert first["spec"]["nodeName"] is second["spec"]["nodeName"]
+    assert first["spec"]["args"][0] is second["spec"]["args"][0]
+
+
+def test_long_strings_are_not_kept_for_sharing() -> None:
+    first, second = slim(copied(a_pod())), slim(copied(a_pod()))
+    assert first["status"]["podIP"] is not second["status"]["podIP"]
