@@ -25,19 +25,23 @@ CHUNK = 128 << 10
 
 @dataclass(frozen=True)
 class Prepared:
-    """A transport that knows one list, in pages or as the lines of a watch, and whose watches are silent after it."""
+    """A transport that knows one list, as pages or as the beginning of a watch; after it, watches are silent."""
 
-    lines: list[bytes]
-    streamed: bool
+    body: bytes
+    pages: list[bytes]
+    """Empty where the list is streamed."""
 
     async def send(self, request: Request) -> Response:
-        return Response(200, {}, self.lines[int(request.query.get("continue", 0)) // PAGE])
+        return Response(200, {}, self.pages[int(request.query.get("continue", 0)) // PAGE])
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
-        listing = "sendInitialEvents" in request.query
-        refused = listing and not self.streamed
-        yield Told(400 if refused else 200, self.lines if listing and self.streamed else [])
+        if "sendInitialEvents" not in request.query:
+            yield Told(200, b"")
+        elif self.pages:
+            yield Told(400, b"{}")
+        else:
+            yield Told(200, self.body)
 
     def abort(self) -> None: ...
 
@@ -47,12 +51,11 @@ class Prepared:
 @dataclass(frozen=True)
 class Told:
     status: int
-    lines: list[bytes]
+    body: bytes
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        everything = b"".join(self.lines)
-        for begin in range(0, len(everything), CHUNK):
-            yield everything[begin : begin + CHUNK]
+        for begin in range(0, len(self.body), CHUNK):
+            yield self.body[begin : begin + CHUNK]
         if self.status == 200:
             await asyncio.Event().wait()
 
@@ -91,7 +94,8 @@ def projected(path: str) -> dict[str, float]:
 def filled(path: str, *, streamed: bool, transform: Transform) -> dict[str, float]:
     """CPU seconds until the store is filled, and the bytes that it then holds."""
     configure_process(ManagerConfig())
-    transport = Prepared(Path(path).read_bytes().splitlines(keepends=True), streamed)
+    body = Path(path).read_bytes()
+    transport = Prepared(body, [] if streamed else body.splitlines())
     measured: dict[str, float] = {}
 
     async def fill() -> None:

@@ -131,7 +131,7 @@ class Client:
             yield part
             if not part.metadata.continue_:
                 return
-            query["continue"] = part.metadata.continue_
+            query = {**query, "continue": part.metadata.continue_}
 
     def stream(
         self, resource: Resource, namespace: str | None, query: Mapping[str, str]

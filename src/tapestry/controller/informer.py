@@ -12,7 +12,7 @@ from tapestry.client.client import Client
 from tapestry.client.watch import Changes, Listing, Page, Synced, Watch
 from tapestry.controller.store import Indexer, Store
 from tapestry.controller.transforms import Transform, slim
-from tapestry.kube.errors import KubeError
+from tapestry.kube.errors import Gone, KubeError, TooManyRequests
 from tapestry.kube.objects import Object, key_of, uid_of, version_of
 from tapestry.kube.resources import Resource
 from tapestry.process.logs import logger
@@ -114,4 +114,6 @@ class Informer:
                 callback()
 
     def _restarted(self, error: KubeError, pause: float) -> None:
-        log.warning("watch broke", resource=self.resource.name, error=str(error), pause=round(pause, 3))
+        # A server that starts, or has forgotten our version, is no trouble of anybody's.
+        tell = log.info if isinstance(error, Gone | TooManyRequests) else log.warning
+        tell("watch broke", resource=self.resource.name, error=str(error), pause=round(pause, 3))

@@ -47,7 +47,7 @@ def with_condition(conditions: list[Object] | None, new: Object, now: datetime) 
 
 
 def find(conditions: Iterable[Object] | None, type: str) -> Object | None:
-    """The condition of that type, or None."""
+    """The condition of that type; None where nobody has set it yet."""
     return next((each for each in conditions or () if each.get("type") == type), None)
 
 

@@ -1,0 +1,111 @@
+"""The example controllers as a user runs them: their own process, their own config, their sample object, kubectl."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.kube.objects import Object, is_owned_by, value_at
+from tapestry.kube.resources import JOBS, PODS, Resource
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TAPESTRY = Path(sys.executable).with_name("tapestry")
+ATS = Resource("demo.wukong.com", "v1alpha1", "At", "ats")
+MIGRATIONS = Resource("database.cloud.tencent.com", "v1", "RedisMigration", "redismigrations")
+
+Kubectl = Callable[..., str]
+
+
+@pytest.fixture
+def kinds(kubectl: Kubectl) -> None:
+    """`tapestry crd | kubectl apply -f -`"""
+    crds = subprocess.run([TAPESTRY, "crd"], check=True, capture_output=True, text=True).stdout
+    kubectl("apply", "-f", "-", stdin=crds)
+    kubectl("wait", "--for=condition=Established", f"crd/{ATS.name}", f"crd/{MIGRATIONS.name}")
+
+
+@contextmanager
+def running(name: str, kubeconfig: Path, namespace: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`tapestry run NAME`, kept to one namespace; it must end well when it is asked to."""
+    command = [TAPESTRY, "run", name, "--config", EXAMPLES / name / "config.yaml", "--kubeconfig", kubeconfig]
+    environ = {
+        **os.environ,
+        "TAPESTRY_FILTER_NAMESPACES": json.dumps([namespace]),
+        "TAPESTRY_LEADER_ELECTION_NAMESPACE": namespace,
+    }
+    process = subprocess.Popen(command, env=environ)
+    try:
+        yield process
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def in_phase(phase: str) -> Callable[[Object | None], bool]:
+    return lambda obj: value_at(obj, "status", "phase") == phase
+
+
+async def test_at_runs_its_command_in_a_pod_and_shows_how_it_went(
+    kinds: None, client: Client, kubectl: Kubectl, kubeconfig: Path, namespace: str
+) -> None:
+    sample = (EXAMPLES / "at" / "sample.yaml").read_text().replace("namespace: default", f"namespace: {namespace}")
+    with running("at", kubeconfig, namespace):
+        kubectl("apply", "-f", "-", stdin=sample)
+        pod = await wait_for(client, PODS, "hello", namespace, until=bool)
+        at = await wait_for(client, ATS, "hello", namespace, until=in_phase("Pending"))
+        assert pod is not None
+        assert at is not None
+        assert is_owned_by(pod, at)
+        assert pod["spec"]["containers"][0]["command"] == ["sh", "-c", "echo hello"]
+
+        await client.patch(PODS, pod, {"status": {"phase": "Succeeded"}}, subresource="status")
+        await wait_for(client, ATS, "hello", namespace, until=in_phase("Succeeded"))
+
+    shown = kubectl("get", "at", "hello", "-n", namespace)
+    assert shown.split()[:4] == ["NAME", "SCHEDULE", "PHASE", "AGE"]
+    assert "Succeeded" in shown
+
+
+async def test_redismigration_walks_through_its_phases_and_tells_of_each(
+    kinds: None, client: Client, kubectl: Kubectl, kubeconfig: Path, namespace: str
+) -> None:
+    sample = (EXAMPLES / "redismigration" / "sample.yaml").read_text()
+    with running("redismigration", kubeconfig, namespace):
+        kubectl("apply", "-f", "-", stdin=sample.replace("namespace: default", f"namespace: {namespace}"))
+        job = await wait_for(client, JOBS, "rmtest", namespace, until=bool)
+        await wait_for(client, MIGRATIONS, "rmtest", namespace, until=in_phase("Migrate"))
+        assert job is not None
+        now = job["metadata"]["creationTimestamp"]
+        done = {
+            "startTime": now,
+            "completionTime": now,
+            "succeeded": 1,
+            "conditions": [
+                {"type": "SuccessCriteriaMet", "status": "True", "lastTransitionTime": now},
+                {"type": "Complete", "status": "True", "lastTransitionTime": now},
+            ],
+        }
+        await client.patch(JOBS, job, {"status": done}, subresource="status")
+        migration = await wait_for(client, MIGRATIONS, "rmtest", namespace, until=in_phase("Succeeded"))
+
+    history = {each["type"]: each["status"] for each in value_at(migration, "status", "conditions")}
+    assert history == {"Pending": "False", "Precheck": "False", "Migrate": "False", "Succeeded": "True"}
+    events = kubectl("get", "events", "-n", namespace, "-o", "jsonpath={.items[*].reason}")
+    assert set(events.split()) == {"PhasePrecheck", "PhaseMigrate", "PhaseSucceeded"}
+
+
+def test_a_spec_outside_the_schema_is_refused_at_the_door(kinds: None, kubectl: Kubectl, namespace: str) -> None:
+    wrong = (EXAMPLES / "redismigration" / "sample.yaml").read_text().replace("ali-123", "ALI 123")
+    with pytest.raises(AssertionError, match=r"spec\.source"):
+        kubectl(
+            "apply", "-n", namespace, "-f", "-", stdin=wrong.replace("namespace: default", f"namespace: {namespace}")
+        )

@@ -1,0 +1,785 @@
+"""The verbs: what they send, when they send it again, and when they refuse to send it at all."""
+
+import asyncio
+import gc
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from functools import wraps
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+
+from tapestry.client.client import ATTEMPTS, LONGEST_WAIT, Client, PatchType, Propagation, Unguarded, gc_paused
+from tapestry.client.transport import JSON, Request, Response, Stream
+from tapestry.controller.testing import InProcessApi
+from tapestry.controller.testing.clock import START, run, running_clock
+from tapestry.kube.errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Gone,
+    NotFound,
+    ServerError,
+    Timeout,
+    TooManyRequests,
+    TransportError,
+    Unavailable,
+)
+from tapestry.kube.objects import Object, name_of, named, uid_of, version_of, with_value
+from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SERVICE_ACCOUNTS, TOKEN_REVIEWS, Resource
+from tapestry.process.audit import Audit
+
+BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)
+POD = "/api/v1/namespaces/default/pods/web"
+A_POD: Object = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "web", "namespace": "default", "uid": "u1", "resourceVersion": "7"},
+    "spec": {"nodeName": "n1"},
+}
+UNSEEN = named("web", "default")  # no server has seen it, so it has neither UID nor resourceVersion
+PRECONDITIONS = {"uid": "u1", "resourceVersion": "7"}
+
+
+class Script:
+    """A transport that answers from a list and keeps what it was asked.  The last answer is given for ever."""
+
+    def __init__(self, *answers: Response | TransportError) -> None:
+        self.answers = deque(answers)
+        self.asked: list[Request] = []
+
+    async def send(self, request: Request) -> Response:
+        self.asked.append(request)
+        answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, TransportError):
+            raise answer
+        return answer
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
+        raise AssertionError(f"{request}: no verb streams")
+
+    def abort(self) -> None:
+        raise AssertionError("nobody aborts here")
+
+    async def close(self) -> None:
+        self.answers.clear()
+
+
+def answer(body: Any = None, status: int = 200, **headers: str) -> Response:
+    return Response(status, {name.replace("_", "-"): text for name, text in headers.items()}, msgspec.json.encode(body))
+
+
+def refusal(error: ApiError, **headers: str) -> Response:
+    return answer(error.status(), error.code, **headers)
+
+
+def lost(*, maybe_sent: bool) -> TransportError:
+    return TransportError("the wire was cut", maybe_sent=maybe_sent)
+
+
+GOOD = answer({"kind": "Any", "status": {"allowed": True}})
+BUSY = TooManyRequests(429, "TooManyRequests", "come back later")
+
+Verb = Callable[[Client], Awaitable[Any]]
+WRITES: dict[str, Verb] = {
+    "create": lambda client: client.create(PODS, UNSEEN),
+    "replace": lambda client: client.replace(PODS, A_POD),
+    "patch": lambda client: client.patch(PODS, A_POD, {}),
+    "apply": lambda client: client.apply(PODS, A_POD),
+    "delete": lambda client: client.delete(PODS, A_POD),
+    "evict": lambda client: client.evict(A_POD),
+}
+
+
+def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def on_a_loop_of_its_own(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    return on_a_loop_of_its_own
+
+
+# -- what a verb sends
+
+
+DELETE_OPTIONS = {"apiVersion": "v1", "kind": "DeleteOptions"}
+AUTHORIZATION = "authorization.k8s.io/v1"
+REQUESTS: list[tuple[Verb, str, Any]] = [
+    (lambda c: c.get(PODS, "web", "default"), f"GET {POD}", None),
+    (lambda c: c.get(PODS, "web", "default", subresource="status"), f"GET {POD}/status", None),
+    (lambda c: c.get(NODES, "n1"), "GET /api/v1/nodes/n1", None),
+    (lambda c: c.version(), "GET /version", None),
+    (
+        lambda c: c.create(BINDINGS, named("east"), dry_run=True),
+        "POST /apis/cloud.tencent.com/v1beta1/clusterbindings?dryRun=All",
+        named("east"),
+    ),
+    (lambda c: c.create(PODS, UNSEEN, subresource="binding"), f"POST {POD}/binding", UNSEEN),
+    (lambda c: c.replace(PODS, A_POD), f"PUT {POD}", A_POD),
+    (lambda c: c.replace(PODS, A_POD, subresource="status", dry_run=True), f"PUT {POD}/status?dryRun=All", A_POD),
+    (lambda c: c.delete(PODS, UNSEEN), f"DELETE {POD}", DELETE_OPTIONS),
+    (
+        lambda c: c.delete(PODS, A_POD, grace_seconds=0, propagation=Propagation.FOREGROUND, dry_run=True),
+        f"DELETE {POD}?dryRun=All",
+        {
+            **DELETE_OPTIONS,
+            "preconditions": PRECONDITIONS,
+            "gracePeriodSeconds": 0,
+            "propagationPolicy": "Foreground",
+        },
+    ),
+    (
+        lambda c: c.delete_collection(PODS, "default", labels="app", fields="spec.nodeName=n1"),
+        "DELETE /api/v1/namespaces/default/pods?labelSelector=app&fieldSelector=spec.nodeName%3Dn1",
+        None,
+    ),
+    (
+        lambda c: c.evict(A_POD, grace_seconds=5),
+        f"POST {POD}/eviction",
+        {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": "web", "namespace": "default"},
+            "deleteOptions": {**DELETE_OPTIONS, "preconditions": PRECONDITIONS, "gracePeriodSeconds": 5},
+        },
+    ),
+    (
+        lambda c: c.token("robot", "default", audiences=["vault"], seconds=600, bound_to=A_POD),
+        "POST /api/v1/namespaces/default/serviceaccounts/robot/token",
+        {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {
+                "expirationSeconds": 600,
+                "audiences": ["vault"],
+                "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "u1"},
+            },
+        },
+    ),
+    (
+        lambda c: c.may("update", PODS, "default", subresource="status"),
+        f"POST /apis/{AUTHORIZATION}/selfsubjectaccessreviews",
+        {
+            "apiVersion": AUTHORIZATION,
+            "kind": "SelfSubjectAccessReview",
+            "spec": {
+                "resourceAttributes": {
+                    "verb": "update",
+                    "group": "",
+                    "version": "v1",
+                    "resource": "pods",
+                    "subresource": "status",
+                    "namespace": "default",
+                }
+            },
+        },
+    ),
+    (
+        lambda c: c.may("list", BINDINGS, user="eve", groups=["staff"]),
+        f"POST /apis/{AUTHORIZATION}/subjectaccessreviews",
+        {
+            "apiVersion": AUTHORIZATION,
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "resourceAttributes": {
+                    "verb": "list",
+                    "group": "cloud.tencent.com",
+                    "version": "v1beta1",
+                    "resource": "clusterbindings",
+                    "subresource": "",
+                    "namespace": "",
+                },
+                "user": "eve",
+                "groups": ["staff"],
+            },
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("verb", "line", "body"), REQUESTS, ids=[line for _, line, _ in REQUESTS])
+async def test_a_verb_is_one_request(verb: Verb, line: str, body: Any) -> None:
+    script = Script(GOOD)
+    await verb(Client(script))
+    [sent] = script.asked
+    assert f"{sent}?{urlencode(sent.query)}".removesuffix("?") == line
+    assert (json.loads(sent.body) if sent.body else None) == body
+    assert sent.content_type == JSON
+
+
+async def test_what_is_applied_says_what_it_is_and_who_wants_it() -> None:
+    script = Script(GOOD)
+    await Client(script).apply(PODS, UNSEEN, manager="me", force=True)
+    [sent] = script.asked
+    assert (str(sent), sent.content_type) == (f"PATCH {POD}", "application/apply-patch+yaml")
+    assert sent.query == {"fieldManager": "me", "force": "true"}
+    assert json.loads(sent.body or b"") == {"apiVersion": "v1", "kind": "Pod", **UNSEEN}
+
+
+@pytest.mark.parametrize(
+    ("type", "patch", "sent"),
+    [
+        (
+            PatchType.MERGE,
+            {"metadata": {"labels": {"a": "b"}}, "spec": None},
+            {"metadata": {"labels": {"a": "b"}, "resourceVersion": "7"}, "spec": None},
+        ),
+        (PatchType.STRATEGIC, {"spec": {}}, {"spec": {}, "metadata": {"resourceVersion": "7"}}),
+        (
+            PatchType.JSON,
+            [{"op": "remove", "path": "/spec"}],
+            [
+                {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"},
+                {"op": "remove", "path": "/spec"},
+            ],
+        ),
+    ],
+)
+async def test_a_patch_carries_the_version_it_was_made_for(type: PatchType, patch: Any, sent: Any) -> None:
+    script = Script(GOOD)
+    before = json.dumps(patch)
+    await Client(script).patch(PODS, A_POD, patch, type=type, subresource="status", dry_run=True)
+    [request] = script.asked
+    assert json.loads(request.body or b"") == sent
+    assert (request.path, request.query, request.content_type) == (f"{POD}/status", {"dryRun": "All"}, type)
+    assert json.dumps(patch) == before
+
+
+async def test_a_patch_of_a_name_is_sent_as_it_is() -> None:
+    script = Script(GOOD)
+    await Client(script).patch(PODS, UNSEEN, {"spec": {}})
+    assert script.asked[0].body == b'{"spec":{}}'
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda c: c.get(PODS, "../secrets/x", "default"),
+        lambda c: c.delete(PODS, named("", "default")),
+        lambda c: c.get(PODS, "web"),
+    ],
+)
+async def test_a_name_that_would_change_the_path_is_not_sent(verb: Verb) -> None:
+    script = Script(GOOD)
+    with pytest.raises(ValueError):
+        await verb(Client(script))
+    assert not script.asked
+
+
+# -- leaders
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param(lambda c: c.create(PODS, {"metadata": {"generateName": "web-"}}), id="a generated name"),
+        pytest.param(lambda c: c.replace(PODS, UNSEEN), id="replace"),
+        pytest.param(lambda c: c.patch(PODS, UNSEEN, {}), id="patch"),
+        pytest.param(lambda c: c.apply(PODS, UNSEEN), id="apply"),
+        pytest.param(lambda c: c.delete(PODS, UNSEEN), id="delete by name"),
+        pytest.param(lambda c: c.delete(PODS, with_value(UNSEEN, ("metadata", "uid"), "u1")), id="delete by UID only"),
+        pytest.param(
+            lambda c: c.delete(PODS, with_value(UNSEEN, ("metadata", "resourceVersion"), "7")),
+            id="delete by version only",
+        ),
+        pytest.param(lambda c: c.delete_collection(PODS, "default"), id="delete collection"),
+        pytest.param(lambda c: c.evict(UNSEEN), id="evict"),
+    ],
+)
+async def test_safety_rule_4_a_leader_refuses_a_write_that_could_do_harm_late(verb: Verb) -> None:
+    script = Script(GOOD)
+    with pytest.raises(Unguarded, match="must have"):
+        await verb(Client(script, fence=lambda: None))
+    assert not script.asked
+    await verb(Client(script))
+    assert len(script.asked) == 1  # nobody else is held to it
+
+
+class NotLeading(Exception):
+    pass
+
+
+def fence_of(*terms: bool) -> Callable[[], None]:
+    """A fence that lets us pass or not, in turn."""
+    left = iter(terms)
+
+    def fence() -> None:
+        if not next(left):
+            raise NotLeading
+
+    return fence
+
+
+@pytest.mark.parametrize("verb", WRITES.values(), ids=WRITES.keys())
+async def test_safety_rule_4_a_write_is_sent_only_while_we_lead(verb: Verb) -> None:
+    script = Script(GOOD)
+    client = Client(script, fence=fence_of(True, False))
+    await verb(client)
+    with pytest.raises(NotLeading):
+        await verb(client)
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("trouble", [refusal(BUSY, retry_after="3"), lost(maybe_sent=False)])
+@on_virtual_time
+async def test_safety_rule_4_the_fence_is_asked_before_each_attempt(trouble: Response | TransportError) -> None:
+    script = Script(trouble)
+    with pytest.raises(NotLeading):
+        await Client(script, fence=fence_of(True, True, False)).patch(PODS, A_POD, {})
+    assert len(script.asked) == 2
+
+
+async def test_reading_and_asking_need_no_leadership() -> None:
+    client = Client(Script(GOOD), fence=fence_of(False))
+    await client.get(PODS, "web", "default")
+    await client.token("robot", "default")
+    await client.review(TOKEN_REVIEWS, {"token": "t"})
+    assert await client.may("get", PODS)
+
+
+# -- asking again
+
+
+@on_virtual_time
+async def test_a_read_that_got_no_answer_is_asked_again() -> None:
+    script = Script(lost(maybe_sent=True), lost(maybe_sent=False), answer(A_POD))
+    assert await Client(script).get(PODS, "web", "default") == A_POD
+    assert len(script.asked) == 3
+
+
+@pytest.mark.parametrize("verb", WRITES.values(), ids=WRITES.keys())
+@on_virtual_time
+async def test_a_write_that_may_have_been_sent_is_never_repeated(verb: Verb) -> None:
+    script = Script(lost(maybe_sent=True), GOOD)
+    with pytest.raises(TransportError):
+        await verb(Client(script))
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("verb", [verb for name, verb in WRITES.items() if name != "evict"])
+@on_virtual_time
+async def test_a_write_that_never_left_is_sent_again(verb: Verb) -> None:
+    script = Script(lost(maybe_sent=False), GOOD)
+    await verb(Client(script))
+    assert len(script.asked) == 2
+    assert script.asked[0] == script.asked[1]
+
+
+@pytest.mark.parametrize("code", [429, 503])
+@pytest.mark.parametrize("verb", [WRITES["create"], lambda c: c.get(PODS, "web", "default")])
+@on_virtual_time
+async def test_what_the_server_put_off_is_sent_again_when_it_said(verb: Verb, code: int) -> None:
+    script = Script(answer(status=code, retry_after="7"), answer(status=code, retry_after="0"), GOOD)
+    await verb(Client(script))
+    assert 7 <= running_clock().monotonic() < 7.1
+    assert len(script.asked) == 3
+
+
+@on_virtual_time
+async def test_a_time_to_retry_after_that_is_no_number_is_a_short_one() -> None:
+    script = Script(answer(status=503, retry_after="Fri, 31 Dec 1999 23:59:59 GMT"), GOOD)
+    await Client(script).create(PODS, UNSEEN)
+    assert 0 < running_clock().monotonic() < 1
+
+
+@on_virtual_time
+async def test_a_server_that_wants_to_be_left_alone_for_long_is() -> None:
+    script = Script(refusal(BUSY, retry_after=str(LONGEST_WAIT + 1)))
+    with pytest.raises(TooManyRequests):
+        await Client(script).get(PODS, "web", "default")
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "headers"),
+    [(429, {}), (503, {}), (500, {"retry_after": "1"}), (504, {"retry_after": "1"}), (409, {"retry_after": "1"})],
+)
+@on_virtual_time
+async def test_a_write_that_the_server_may_have_done_or_has_refused_is_not_repeated(
+    code: int, headers: dict[str, str]
+) -> None:
+    script = Script(answer(status=code, **headers), GOOD)
+    with pytest.raises(ApiError):
+        await Client(script).create(PODS, UNSEEN)
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+@on_virtual_time
+async def test_a_read_is_asked_again_after_trouble_of_the_server(code: int) -> None:
+    script = Script(answer(status=code), answer(A_POD))
+    assert await Client(script).get(PODS, "web", "default") == A_POD
+
+
+@pytest.mark.parametrize("error", [NotFound(404, "NotFound", "no"), Forbidden(403, "Forbidden", "no")])
+@on_virtual_time
+async def test_a_read_that_was_refused_is_not_repeated(error: ApiError) -> None:
+    script = Script(refusal(error))
+    with pytest.raises(type(error)):
+        await Client(script).get(PODS, "web", "default")
+    assert len(script.asked) == 1
+
+
+@on_virtual_time
+async def test_an_eviction_that_the_budget_forbids_is_for_the_caller_to_repeat() -> None:
+    script = Script(refusal(BUSY, retry_after="10"))
+    with pytest.raises(TooManyRequests):
+        await Client(script).evict(A_POD)
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error"),
+    [
+        (lost(maybe_sent=True), TransportError),
+        (answer(status=503), Unavailable),
+        (answer(status=504, retry_after="1"), Timeout),
+    ],
+)
+@on_virtual_time
+async def test_it_gives_up_after_some_attempts_with_the_last_error(
+    trouble: Response | TransportError, error: type[Exception]
+) -> None:
+    script = Script(trouble)
+    with pytest.raises(error):
+        await Client(script).get(PODS, "web", "default")
+    assert len(script.asked) == ATTEMPTS
+
+
+@on_virtual_time
+async def test_attempts_grow_apart() -> None:
+    times: list[float] = []
+
+    class Clocked(Script):
+        async def send(self, request: Request) -> Response:
+            times.append(running_clock().monotonic())
+            return await super().send(request)
+
+    with pytest.raises(TransportError):
+        await Client(Clocked(lost(maybe_sent=True))).get(PODS, "web", "default")
+    waits = [later - earlier for earlier, later in pairwise(times)]
+    assert waits == sorted(waits)
+    assert waits[-1] > 4 * waits[0]
+
+
+# -- errors
+
+
+async def test_an_error_names_the_request_and_what_the_server_said() -> None:
+    with pytest.raises(NotFound) as caught:
+        await Client(Script(refusal(NotFound(404, "NotFound", 'pods "web" not found')))).get(PODS, "web", "default")
+    assert str(caught.value) == f'GET {POD}: 404 NotFound: pods "web" not found'
+
+
+async def test_a_proxys_page_is_an_error_of_its_code() -> None:
+    with pytest.raises(ServerError, match=r"POST /api/v1/namespaces/default/pods: 502 .*Bad gateway"):
+        await Client(Script(Response(502, {}, b"<h1>Bad gateway</h1>"))).create(PODS, UNSEEN)
+
+
+async def test_a_redirect_is_an_error() -> None:
+    with pytest.raises(ApiError, match=f"GET {POD}: 302"):
+        await Client(Script(answer(status=302, location="https://elsewhere.test"))).get(PODS, "web", "default")
+
+
+@pytest.mark.parametrize("body", [b"<h1>Welcome</h1>", b"", b"[]", b'{"a": "\xff"}', b'{"a":' + b"[" * 100_000])
+@pytest.mark.parametrize(
+    "verb", [lambda c: c.get(PODS, "web", "default"), lambda c: c.list(PODS), lambda c: c.patch(PODS, A_POD, {})]
+)
+async def test_a_good_answer_of_somebody_else_tells_nothing_about_the_object(verb: Verb, body: bytes) -> None:
+    with pytest.raises(TransportError) as caught:
+        await verb(Client(Script(Response(200, {}, body))))
+    assert "/api/v1/namespaces/default/pods/web" in str(caught.value) or "list pods" in str(caught.value)
+    assert caught.value.maybe_sent
+
+
+# -- converge
+
+
+def an_api(*resources: Resource) -> tuple[InProcessApi, Client]:
+    api = InProcessApi(resources or (PODS, CONFIGMAPS, BINDINGS), now=lambda: START)
+    return api, Client(api)
+
+
+async def test_what_is_so_already_is_not_written() -> None:
+    api, client = an_api()
+    cached = await client.create(BINDINGS, {**named("east"), "spec": {"clusterID": "c"}})
+    found = await client.converge(BINDINGS, cached, {**named("east"), "spec": {"clusterID": "c", "gone": None}})
+    assert found is cached
+    assert api.dump() == [cached]
+
+
+async def test_all_that_differs_goes_into_one_patch_and_the_rest_is_left_alone() -> None:
+    api, client = an_api()
+    cached = await client.create(BINDINGS, {**named("east"), "spec": {"mine": 1, "old": 2, "theirs": 3}})
+    wanted = {"metadata": {"name": "east", "labels": {"a": "b"}}, "spec": {"mine": 4, "old": None}}
+    found = await client.converge(BINDINGS, cached, wanted)
+    assert found["spec"] == {"mine": 4, "theirs": 3}
+    assert found["metadata"]["labels"] == {"a": "b"}
+    assert int(version_of(found)) == int(version_of(cached)) + 1
+    assert api.dump() == [found]
+
+
+async def test_status_is_written_apart_and_only_if_it_differs() -> None:
+    api, client = an_api()
+    cached = await client.create(BINDINGS, {**named("east"), "spec": {"a": 1}})
+    wanted = {**named("east"), "spec": {"a": 2}, "status": {"phase": "Ready"}}
+    found = await client.converge(BINDINGS, cached, wanted)
+    assert (found["spec"], found["status"]) == ({"a": 2}, {"phase": "Ready"})
+    assert int(version_of(found)) == int(version_of(cached)) + 2
+    assert await client.converge(BINDINGS, found, wanted) is found
+    only_status = await client.converge(BINDINGS, found, {**wanted, "status": {"phase": "Failed"}})
+    assert int(version_of(only_status)) == int(version_of(found)) + 1
+    assert api.dump() == [only_status]
+
+
+async def test_what_is_not_there_is_created_without_what_is_to_be_absent() -> None:
+    script = Script(answer({**A_POD, "status": {"phase": "Pending"}}))
+    wanted = {**UNSEEN, "spec": {"nodeName": "n1", "priority": None, "os": {"name": None}}}
+    await Client(script).converge(PODS, None, wanted)
+    [request] = script.asked
+    assert json.loads(request.body or b"") == {**UNSEEN, "spec": {"nodeName": "n1", "os": {}}}
+
+
+async def test_what_is_created_gets_its_status_too() -> None:
+    _, client = an_api()
+    found = await client.converge(BINDINGS, None, {**named("east"), "status": {"phase": "Ready"}})
+    assert found["status"] == {"phase": "Ready"}
+
+
+async def test_a_namesake_that_the_cache_did_not_know_is_not_overwritten() -> None:
+    api, client = an_api()
+    there = await client.create(BINDINGS, {**named("east"), "spec": {"owner": "somebody"}})
+    with pytest.raises(AlreadyExists):
+        await client.converge(BINDINGS, None, {**named("east"), "spec": {"owner": "us"}})
+    assert api.dump() == [there]
+
+
+async def test_a_stale_cache_makes_a_conflict() -> None:
+    _, client = an_api()
+    stale = await client.create(BINDINGS, {**named("east"), "spec": {"a": 1}})
+    await client.patch(BINDINGS, stale, {"spec": {"a": 2}})
+    with pytest.raises(Conflict):
+        await client.converge(BINDINGS, stale, {**named("east"), "spec": {"a": 3}})
+
+
+KEYS = st.sampled_from("abc")
+VALUES = st.recursive(
+    st.none() | st.integers(0, 3) | st.lists(st.integers(0, 3), max_size=2),
+    lambda inside: st.dictionaries(KEYS, inside, max_size=3),
+    max_leaves=8,
+)
+FIELDS = st.dictionaries(KEYS, VALUES, max_size=3)
+
+
+def holds(found: Any, wanted: Any) -> bool:
+    """Whether `found` is what `wanted` says of it."""
+    if isinstance(wanted, dict):
+        return all(holds((found or {}).get(key), value) for key, value in wanted.items())
+    return bool(found == wanted)
+
+
+@given(FIELDS, FIELDS, FIELDS)
+def test_what_was_converged_is_as_wanted_and_stays_unwritten(before: Object, spec: Object, status: Object) -> None:
+    async def story() -> None:
+        _, client = an_api(BINDINGS)
+        cached = await client.converge(BINDINGS, None, {**named("east"), "spec": before})
+        wanted = {**named("east"), "spec": spec, "status": status}
+        found = await client.converge(BINDINGS, cached, wanted)
+        assert holds(found, wanted)
+        assert await client.converge(BINDINGS, found, wanted) is found
+
+    run(story())
+
+
+# -- lists
+
+
+async def test_a_list_is_all_pages_of_one_moment() -> None:
+    _, client = an_api()
+    for number in range(5):
+        await client.create(PODS, named(f"p{number}", "default"))
+    names, versions = [], set()
+    async for part in client.pages(PODS, "default", page=2):
+        names += [name_of(item) for item in part.items or ()]
+        versions.add(part.metadata.resource_version)
+        await client.delete_collection(PODS, "default", fields="metadata.name=p4")
+    assert names == ["p0", "p1", "p2", "p3", "p4"]
+    assert len(versions) == 1
+    assert [name_of(item) for item in await client.list(PODS, "default", page=2)] == ["p0", "p1", "p2", "p3"]
+
+
+async def test_items_of_a_list_say_what_they_are() -> None:
+    items = [{"metadata": {"name": "east"}}]
+    script = Script(answer({"metadata": {}, "items": items}), answer({"metadata": {}, "items": None}))
+    client = Client(script)
+    assert await client.list(BINDINGS) == [
+        {"apiVersion": "cloud.tencent.com/v1beta1", "kind": "ClusterBinding", "metadata": {"name": "east"}}
+    ]
+    assert await client.list(BINDINGS) == []
+
+
+async def test_selectors_choose_and_go_with_every_page() -> None:
+    pages = [answer({"metadata": {"continue": "more"}, "items": []}), answer({"metadata": {}, "items": []})]
+    script = Script(*pages)
+    await Client(script).list(PODS, "default", labels="app in (a,b)", fields="spec.nodeName=n1", page=1)
+    query = {"labelSelector": "app in (a,b)", "fieldSelector": "spec.nodeName=n1", "limit": "1"}
+    assert [dict(request.query) for request in script.asked] == [query, {**query, "continue": "more"}]
+
+
+async def test_a_list_whose_pages_are_forgotten_meanwhile_is_gone() -> None:
+    api, client = an_api()
+    for number in range(3):
+        await client.create(PODS, named(f"p{number}", "default"))
+    pages = client.pages(PODS, "default", page=2)
+    await anext(pages)
+    await client.create(PODS, named("late", "default"))
+    api.compact()
+    with pytest.raises(Gone):
+        await anext(pages)
+
+
+def test_the_collector_is_back_after_a_page() -> None:
+    assert gc.isenabled()
+    with gc_paused():
+        with pytest.raises(ZeroDivisionError), gc_paused():
+            raise ZeroDivisionError
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+# -- against an API
+
+
+async def test_a_life_of_an_object() -> None:
+    api, client = an_api()
+    made = await client.create(CONFIGMAPS, {**named("c", "default"), "data": {"a": "1"}})
+    patched = await client.patch(CONFIGMAPS, made, {"data": {"b": "2"}})
+    assert patched["data"] == {"a": "1", "b": "2"}
+    with pytest.raises(Conflict):
+        await client.patch(CONFIGMAPS, made, [{"op": "remove", "path": "/data/b"}], type=PatchType.JSON)
+    with pytest.raises(Conflict):
+        await client.replace(CONFIGMAPS, made)
+    with pytest.raises(Conflict):
+        await client.delete(CONFIGMAPS, made)
+    assert await client.get(CONFIGMAPS, "c", "default") == patched
+    replaced = await client.replace(CONFIGMAPS, {**patched, "data": {}})
+    await client.delete(CONFIGMAPS, replaced)
+    with pytest.raises(NotFound):
+        await client.get(CONFIGMAPS, "c", "default")
+    assert api.dump() == []
+
+
+async def test_a_namesake_that_came_later_is_not_deleted() -> None:
+    _, client = an_api()
+    first = await client.create(PODS, named("p", "default"))
+    await client.delete(PODS, first)
+    second = await client.create(PODS, named("p", "default"))
+    assert uid_of(first) != uid_of(second)
+    for verb in (client.delete(PODS, first), client.evict(first)):
+        with pytest.raises(Conflict):
+            await verb
+    assert await client.get(PODS, "p", "default") == second
+
+
+async def test_a_generated_name_a_dry_run_a_token_and_the_version() -> None:
+    _, client = an_api(PODS, SERVICE_ACCOUNTS)
+    made = await client.create(PODS, {"metadata": {"generateName": "web-", "namespace": "default"}})
+    assert name_of(made).startswith("web-")
+    await client.create(PODS, named("never", "default"), dry_run=True)
+    assert [name_of(pod) for pod in await client.list(PODS)] == [name_of(made)]
+    await client.create(SERVICE_ACCOUNTS, named("robot", "default"))
+    assert (await client.token("robot", "default"))["token"]
+    assert (await client.version())["major"] == "1"
+
+
+async def test_a_right_that_is_denied_is_not_had() -> None:
+    client = Client(InProcessApi([], now=lambda: START, review=lambda _: {"allowed": False}))
+    assert not await client.may("get", PODS)
+    assert not await Client(Script(answer({"status": {}}))).may("get", PODS)
+
+
+async def aborted(client: Client) -> None:
+    client.abort()
+
+
+@pytest.mark.parametrize("end", [aborted, Client.close])
+async def test_to_abort_or_close_fails_what_is_under_way(end: Callable[[Client], Awaitable[None]]) -> None:
+    api, _ = an_api()
+    client = Client(api.connect())
+
+    async def write() -> None:
+        with pytest.raises(TransportError):
+            await client.create(PODS, named("p", "default"))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(write())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it is done now, and its answer on the way
+        await end(client)
+    assert [name_of(pod) for pod in api.dump()] == ["p"]
+
+
+# -- records
+
+
+async def test_each_write_is_one_line_of_the_audit_with_its_result(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    with Audit(str(path)) as audit:
+
+        async def written(verb: Verb, *answers: Response | TransportError) -> None:
+            client = Client(Script(*answers), audit=audit, identity="syncer/east")
+            await verb(client)
+
+        await written(WRITES["create"], answer(A_POD, 201, audit_id="r1"))
+        await written(lambda c: c.get(PODS, "web", "default"), answer(A_POD))  # no write, no line
+        with pytest.raises(Conflict):
+            await written(
+                lambda c: c.patch(PODS, A_POD, {}, subresource="status"), refusal(Conflict(409, "Conflict", "no"))
+            )
+        with pytest.raises(TransportError):
+            await written(WRITES["delete"], lost(maybe_sent=True))
+        await written(lambda c: c.delete_collection(BINDINGS), GOOD)
+        with pytest.raises(NotLeading):
+            await Client(Script(GOOD), audit=audit, fence=fence_of(False)).replace(PODS, A_POD)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await Client(InProcessApi([PODS], now=lambda: START), audit=audit).create(PODS, UNSEEN)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(line.pop("seconds") >= 0 and line.pop("time") for line in lines)
+    web = {"resource": "pods", "name": "web", "namespace": "default"}
+    assert lines == [
+        {"who": "syncer/east", "verb": "create", **web, "code": 201, "requestId": "r1"},
+        {"who": "syncer/east", "verb": "patch", **web, "subresource": "status", "code": 409},
+        {"who": "syncer/east", "verb": "delete", **web, "error": "TransportError"},
+        {
+            "who": "syncer/east",
+            "verb": "deletecollection",
+            "resource": "clusterbindings.cloud.tencent.com",
+            "name": "*",
+            "code": 200,
+        },
+        {"who": "tapestry", "verb": "replace", **web, "error": "NotLeading"},
+        {"who": "tapestry", "verb": "create", **web, "error": "Cancelled"},
+    ]
+
+
+@on_virtual_time
+async def test_every_attempt_is_counted_by_its_code() -> None:
+    def counted(code: str) -> float:
+        labels = {"verb": "patch", "resource": "clusterbindings.cloud.tencent.com/status", "code": code}
+        return REGISTRY.get_sample_value("tapestry_client_requests_total", labels) or 0
+
+    before = {code: counted(code) for code in ("200", "429", "TransportError")}
+    script = Script(lost(maybe_sent=False), refusal(BUSY, retry_after="1"), refusal(BUSY, retry_after="1"), GOOD)
+    await Client(script).patch(BINDINGS, named("east"), {}, subresource="status")
+    assert {code: counted(code) - before[code] for code in before} == {"200": 1, "429": 2, "TransportError": 1}
