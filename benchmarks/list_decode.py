@@ -17,8 +17,8 @@ from benchmarks.table import Row, alone, say
 
 ROUNDS = 3
 SIDES = {
-    "paged": ("benchmarks.sides.informer:paged", "pages"),
-    "streamed": ("benchmarks.sides.informer:streamed", "events"),
+    "paged": ("benchmarks.sides.informer:filled", "pages", "slim"),
+    "streamed": ("benchmarks.sides.informer:filled", "events", "slim"),
     "official": ("benchmarks.sides.official_list:listed", "list"),
 }
 
@@ -53,9 +53,9 @@ def measured() -> dict[str, dict[str, Any]]:
         (Path(folder) / "events").write_bytes(b"".join(pods.events()))
         (Path(folder) / "list").write_bytes(b"".join(pods.pages(page=pods.COUNT)))
         for number in range(ROUNDS):
-            for side, (target, file) in SIDES.items():
+            for side, (target, file, *how) in SIDES.items():
                 say(f"list_decode: round {number + 1} of {ROUNDS}, {side}")
-                found = fresh(target, Path(folder) / file)
+                found = fresh(target, Path(folder) / file, *how)
                 if found.pop("objects") != pods.COUNT:
                     raise RuntimeError(f"{target} lost pods: it holds {found}")
                 best[side] = {name: min(value, best.get(side, found)[name]) for name, value in found.items()}

@@ -1,1 +1,1 @@
-"""What is measured, one side to a module: each runs in a process of its own, so that none pays for another's imports."""
+"""What is measured, one side to a module: each runs in its own process, so none pays for the imports of another."""

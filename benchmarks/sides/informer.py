@@ -79,27 +79,21 @@ def projection(pod: Object) -> Object:
     }
 
 
-def paged(path: str) -> dict[str, float]:
-    return filled(path, streamed=False, transform=slim)
+TRANSFORMS: dict[str, Transform] = {"slim": slim, "projection": projection}
 
 
-def streamed(path: str) -> dict[str, float]:
-    return filled(path, streamed=True, transform=slim)
+def filled(file: str, transform: str) -> dict[str, float]:
+    """CPU seconds until the store holds the list in `file`, and the bytes that it then takes.
 
-
-def projected(path: str) -> dict[str, float]:
-    return filled(path, streamed=False, transform=projection)
-
-
-def filled(path: str, *, streamed: bool, transform: Transform) -> dict[str, float]:
-    """CPU seconds until the store is filled, and the bytes that it then holds."""
+    A file named `pages` has an answer of the server on each line, one named `events` is the beginning of a watch.
+    """
     configure_process(ManagerConfig())
-    body = Path(path).read_bytes()
-    transport = Prepared(body, [] if streamed else body.splitlines())
+    body = Path(file).read_bytes()
+    transport = Prepared(body, body.splitlines() if Path(file).name == "pages" else [])
     measured: dict[str, float] = {}
 
     async def fill() -> None:
-        informer = Informer(Client(transport), PODS, transform=transform, indexers=INDEXERS)
+        informer = Informer(Client(transport), PODS, transform=TRANSFORMS[transform], indexers=INDEXERS)
         before, began = held_bytes(), time.process_time()
         async with asyncio.TaskGroup() as group:
             following = group.create_task(informer.run())

@@ -17,6 +17,7 @@ COMMANDS = {
     "up": Entry("tapestry.cli.up", "Run what exists on this machine, to try it."),
     "run": Entry("tapestry.cli.controllers", "Run one controller."),
     "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
+    "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),
     "crd": Entry("tapestry.cli.crd", "Print the CustomResourceDefinition of every registered kind."),
     "version": Entry("tapestry.cli.main", "Print the version."),
 }

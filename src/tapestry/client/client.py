@@ -222,10 +222,10 @@ class Client:
         if not (uid_of(target) and version_of(target)):
             self._guard("delete", resource, "metadata.uid and metadata.resourceVersion")
         body = deletion(target, grace_seconds, propagation)
+        if dry_run:
+            body["dryRun"] = ["All"]  # a server that finds options in the body does not look at the query
         path = resource.path(namespace_of(target), name_of(target))
-        return await self._write(
-            "delete", resource, target, Request("DELETE", path, dry(dry_run), ENCODER.encode(body))
-        )
+        return await self._write("delete", resource, target, Request("DELETE", path, {}, ENCODER.encode(body)))
 
     async def delete_collection(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""

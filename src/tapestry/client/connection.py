@@ -49,18 +49,18 @@ class HttpTransport:
 
     async def send(self, request: Request) -> Response:
         cuts = self._cuts
-        async with self._slots:
-            answer = await self._exchange(request, cuts)
-            if answer.status == 401 and self._access.credentials.rejected():
-                answer = await self._exchange(request, cuts)
-            return answer
-
-    async def _exchange(self, request: Request, cuts: int) -> Response:
         try:
-            async with asyncio.timeout(request.timeout), self._open(request, cuts) as answer:
-                return Response(answer.status, answer.headers, await self._body(answer.response))
+            async with asyncio.timeout(request.timeout), self._slots:
+                answer = await self._exchange(request, cuts)
+                if answer.status == 401 and self._access.credentials.rejected():
+                    answer = await self._exchange(request, cuts)
+                return answer
         except TimeoutError as error:
             raise self._silence(request) from error
+
+    async def _exchange(self, request: Request, cuts: int) -> Response:
+        async with self._open(request, cuts) as answer:
+            return Response(answer.status, answer.headers, await self._body(answer.response))
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator["HttpStream"]:
@@ -105,15 +105,19 @@ class HttpTransport:
                 allow_redirects=False,
             ) as response:
                 yield HttpStream(response)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise TransportError(f"{request}: {self._base} cannot be reached: {error}", maybe_sent=False) from error
+        except aiohttp.ClientResponseError as error:
+            # Shown whole, it would tell the token that we sent and the password in the proxy's URL.
+            refused = isinstance(error, aiohttp.ClientHttpProxyError)
+            what = "the proxy refused" if refused else "the answer is not HTTP"
+            words = f"{request} to {self._base}: {what}: {error.status} {error.message}"
+            raise TransportError(words, maybe_sent=not refused) from None
         except TimeoutError:  # the caller's deadline, not an error of the connection, though an OSError by descent
             raise
         except (aiohttp.ClientError, OSError) as error:
-            # Not the error's repr: that of an answer that makes no sense shows the headers we sent, and the token.
-            raise TransportError(
-                f"{request} to {self._base}: {type(error).__name__}: {error}", maybe_sent=True
-            ) from error
+            words = f"{request} to {self._base}: {type(error).__name__}: {error}"
+            raise TransportError(words, maybe_sent=True) from error
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
         announced, size = response.content_length or 0, 0
@@ -165,8 +169,15 @@ class HttpTransport:
         self._sockets.clear()
 
     async def close(self) -> None:
-        self._leave_session()
+        sockets = list(self._sockets)
+        self.abort()
         await self._close_cut_sessions()
+        # A TLS connection that was given up waits for the server's goodbye, unknown to its session; now it has been
+        # cut, and takes a few turns of the loop to notice.
+        for _ in range(100):
+            if all(each.fileno() < 0 for each in sockets):
+                return
+            await asyncio.sleep(0)
 
     def _leave_session(self) -> None:
         """Its connections are no longer for use; to close it takes waiting."""

@@ -12,7 +12,7 @@ from tapestry.client.client import Client
 from tapestry.client.watch import Changes, Listing, Page, Synced, Watch
 from tapestry.controller.store import Indexer, Store
 from tapestry.controller.transforms import Transform, slim
-from tapestry.kube.errors import Gone, KubeError, TooManyRequests
+from tapestry.kube.errors import Gone, KubeError, NotFound, TooManyRequests
 from tapestry.kube.objects import Object, key_of, uid_of, version_of
 from tapestry.kube.resources import Resource
 from tapestry.process.logs import logger
@@ -42,6 +42,8 @@ class Informer:
         self.store = Store(indexers)
         self.synced = asyncio.Event()
         """Set once the store held the whole list; it stays set."""
+        self.optional = False
+        """Whether a server that does not know the resource simply has none of it."""
         self._watch = Watch(client, resource, namespace, labels, fields, on_restart=self._restarted)
         self._keep = keep
         self._transform = transform
@@ -114,6 +116,8 @@ class Informer:
                 callback()
 
     def _restarted(self, error: KubeError, pause: float) -> None:
+        if self.optional and isinstance(error, NotFound):
+            self._sync()
         # A server that starts, or has forgotten our version, is no trouble of anybody's.
         tell = log.info if isinstance(error, Gone | TooManyRequests) else log.warning
         tell("watch broke", resource=self.resource.name, error=str(error), pause=round(pause, 3))

@@ -11,7 +11,7 @@ new work, lets what is under way finish, releases the Lease, and only then close
 import asyncio
 import fnmatch
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -72,6 +72,9 @@ class Manager:
         self._setups: dict[str, Setup] = {}
         self._set_up = False
         self._informers: dict[tuple[Any, ...], Informer] = {}
+        self._followed: list[Informer] = []
+        self._preparations: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        self._duties: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._after_sync: list[Callable[[], None]] = []
         self._stopping = asyncio.Event()
         self._working = False
@@ -102,8 +105,10 @@ class Manager:
         resource: Resource,
         *,
         filtered: bool = True,
+        namespace: str | None = None,
         labels: str = "",
         fields: str = "",
+        keep: Callable[[Object], bool] | None = None,
         transform: Transform = slim,
         indexers: dict[str, Indexer] | None = None,
     ) -> Informer:
@@ -111,10 +116,11 @@ class Manager:
 
         The configured filter holds for it; `filtered=False` exempts resources that carry no labels of their owner's.
         """
-        namespaces = self.config.filter.namespaces if resource.namespaced else []
+        configured = self.config.filter.namespaces if resource.namespaced else []
+        namespaces = [namespace] if namespace is not None else configured
         chosen = ",".join(part for part in (labels, self.config.filter.labels if filtered else "") if part)
-        keep = self._keep if filtered else None
-        key = (resource, chosen, fields, keep, transform)
+        keep = keep or (self._keep if filtered else None)
+        key = (resource, namespace, chosen, fields, keep, transform)
         informer = self._informers.get(key)
         if informer is None:
             informer = self._informers[key] = Informer(
@@ -129,6 +135,19 @@ class Manager:
         for name, indexer in (indexers or {}).items():
             informer.store.add_index(name, indexer)
         return informer
+
+    def follow(self, informer: Informer) -> Informer:
+        """Run an informer of another cluster too.  Work does not wait for it: that cluster may be out of reach."""
+        self._followed.append(informer)
+        return informer
+
+    def from_the_start(self, name: str, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `duty` beside the informers, on a standby too; it ends when it is cancelled."""
+        self._preparations[name] = duty
+
+    def while_working(self, name: str, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `duty` beside the controllers, as long as this process works; it ends when it is cancelled."""
+        self._duties[name] = duty
 
     def controller(self, name: str, reconcile: Reconcile, *, workers: int | None = None) -> Controller:
         """Add a controller; tell it what to watch."""
@@ -162,8 +181,9 @@ class Manager:
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(informer.run(), name=f"informer-{informer.resource.name}")
-                    for informer in self._informers.values()
+                    for informer in (*self._informers.values(), *self._followed)
                 ]
+                background += [group.create_task(duty(), name=name) for name, duty in self._preparations.items()]
                 serving = group.create_task(self._serve(), name="serve")
                 await self._until_stopped(group, serving)
                 for task in background:
@@ -204,10 +224,12 @@ class Manager:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.events.run(), name="events")
-                resync = group.create_task(self._resync(), name="resync")
+                beside = [group.create_task(self._resync(), name="resync")]
+                beside += [group.create_task(duty(), name=name) for name, duty in self._duties.items()]
                 working = [group.create_task(each.run(), name=each.name) for each in self.controllers]
                 await asyncio.wait(working)
-                resync.cancel()
+                for task in beside:
+                    task.cancel()
                 self.events.close()
         finally:
             self._working = False

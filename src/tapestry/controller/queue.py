@@ -11,13 +11,24 @@ import asyncio
 import heapq
 import itertools
 from collections import OrderedDict, deque
+from typing import NamedTuple
 
 FIRST_PAUSE = 0.01
 LONGEST_PAUSE = 300.0
+OVERTAKEN = 100
+"""Wishes that no longer count and are not worth the search; keys that wish often and far ahead leave many."""
 
 
 class Closed(Exception):
     """The queue takes and gives no more work."""
+
+
+class Wish(NamedTuple):
+    """A key to be looked at when it is due; of two that are due at once, the first made goes first."""
+
+    due: float
+    number: int
+    key: str
 
 
 class Queue:
@@ -30,9 +41,9 @@ class Queue:
         self._again: dict[str, float] = {}  # added while a worker has it
         self._working: set[str] = set()
         self._failures: dict[str, int] = {}
-        self._delayed: list[tuple[float, int, str]] = []
-        self._due: dict[str, float] = {}  # key -> the one delay that counts
-        self._order = itertools.count()
+        self._delayed: list[Wish] = []
+        self._due: dict[str, Wish] = {}  # key -> the one wish that counts
+        self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._takers: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -71,12 +82,15 @@ class Queue:
         if seconds <= 0:
             self.add(key)
             return
-        due = self._now() + seconds
-        if self._due.get(key, due + 1) <= due:
+        wish = Wish(self._now() + seconds, next(self._numbers), key)
+        if key in self._due and self._due[key].due <= wish.due:
             return
-        self._due[key] = due
-        heapq.heappush(self._delayed, (due, next(self._order), key))
-        self._arm()
+        self._due[key] = wish
+        heapq.heappush(self._delayed, wish)
+        if len(self._delayed) > 2 * len(self._due) + OVERTAKEN:
+            self._delayed = sorted(self._due.values())
+        if self._delayed[0] is wish:
+            self._arm()
 
     def retry(self, key: str) -> float:
         """Have a key that failed looked at again after its pause, which is returned."""
@@ -146,15 +160,15 @@ class Queue:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(self._delayed[0][0], self._release) if self._delayed else None
+        self._timer = asyncio.get_running_loop().call_at(self._delayed[0].due, self._release) if self._delayed else None
 
     def _release(self) -> None:
         self._timer = None
         now = self._now()
         # The loop may call a timer up to its clock's resolution early.
-        while self._delayed and self._delayed[0][0] <= now + 0.001:
-            due, _, key = heapq.heappop(self._delayed)
-            if self._due.get(key) == due:
-                del self._due[key]
-                self.add(key)
+        while self._delayed and self._delayed[0].due <= now + 0.001:
+            wish = heapq.heappop(self._delayed)
+            if self._due.get(wish.key) is wish:
+                del self._due[wish.key]
+                self.add(wish.key)
         self._arm()

@@ -130,12 +130,13 @@ REQUESTS: list[tuple[Verb, str, Any]] = [
     (lambda c: c.delete(PODS, UNSEEN), f"DELETE {POD}", DELETE_OPTIONS),
     (
         lambda c: c.delete(PODS, A_POD, grace_seconds=0, propagation=Propagation.FOREGROUND, dry_run=True),
-        f"DELETE {POD}?dryRun=All",
+        f"DELETE {POD}",
         {
             **DELETE_OPTIONS,
             "preconditions": PRECONDITIONS,
             "gracePeriodSeconds": 0,
             "propagationPolicy": "Foreground",
+            "dryRun": ["All"],
         },
     ),
     (
@@ -540,6 +541,18 @@ async def test_status_is_written_apart_and_only_if_it_differs() -> None:
     only_status = await client.converge(BINDINGS, found, {**wanted, "status": {"phase": "Failed"}})
     assert int(version_of(only_status)) == int(version_of(found)) + 1
     assert api.dump() == [only_status]
+
+
+async def test_status_is_never_sent_along_with_the_rest() -> None:
+    script = Script(answer({**A_POD, "spec": {"nodeName": "n2"}}))
+    await Client(script).converge(PODS, A_POD, {**UNSEEN, "status": {"phase": "Running"}})
+    assert [str(request) for request in script.asked] == [f"PATCH {POD}/status"]
+    script.asked.clear()
+    await Client(script).converge(PODS, A_POD, {**UNSEEN, "spec": {"nodeName": "n2"}, "status": {"phase": "Running"}})
+    assert [(str(request), sorted(json.loads(request.body or b""))) for request in script.asked] == [
+        (f"PATCH {POD}", ["metadata", "spec"]),
+        (f"PATCH {POD}/status", ["metadata", "status"]),
+    ]
 
 
 async def test_what_is_not_there_is_created_without_what_is_to_be_absent() -> None:

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tapestry.client.client import Client
+from tapestry.client.transport import Transport
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.controller import Reconcile
 from tapestry.controller.manager import Manager
@@ -36,6 +37,12 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
 async def virtual_time() -> VirtualClock:
     """The clock of the loop that runs the test."""
     return running_clock()
+
+
+@pytest.fixture
+def widgets() -> Resource:
+    """A custom resource, with a status."""
+    return WIDGETS
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class World:
         *setups: Setup,
         identity: str = "first",
         keep: Callable[[Object], bool] | None = None,
+        connect: Callable[[], Transport] | None = None,
         **settings: Any,
     ) -> Manager:
         """A manager without listeners, unless `settings` of its configuration say otherwise."""
@@ -76,7 +84,7 @@ class World:
         config = ManagerConfig(**{**quiet, **settings})
         manager = Manager(
             config,
-            self.api.connect,
+            connect or self.api.connect,
             identity=identity,
             keep=keep,
             now=self.clock.now,

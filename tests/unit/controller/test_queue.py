@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+import tracemalloc
 from typing import NamedTuple
 
 import pytest
@@ -332,6 +333,23 @@ async def test_a_wish_during_a_pass_counts_from_then(virtual_time: VirtualClock)
     queue.done("a")
     assert await queue.take() == "a"
     assert virtual_time.monotonic() == 10
+
+
+async def test_wishes_that_were_overtaken_do_not_pile_up(virtual_time: VirtualClock) -> None:
+    queue = Queue()
+    tracemalloc.start()
+    try:
+        for _ in range(5000):
+            queue.add("a")
+            await queue.take()
+            queue.add_after("a", 86400)
+            queue.done("a")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 100_000  # some 20 bytes for each of them
+    assert await queue.take() == "a"
+    assert virtual_time.monotonic() == 86400
 
 
 async def test_a_worker_cancelled_as_it_is_woken_passes_the_call_on(virtual_time: VirtualClock) -> None:

@@ -1,0 +1,122 @@
+"""What the framework adds to the work of a reconciler: CPU of its smallest steps, in microseconds."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from benchmarks import pods
+from benchmarks.sides.api import SMALL, running
+from benchmarks.sides.informer import INDEXERS, Prepared
+from tapestry.client.access import Access
+from tapestry.client.client import OBJECTS, Client
+from tapestry.client.connection import HttpTransport
+from tapestry.client.watch import Synced, Watch
+from tapestry.controller.app import configure_process, run_app
+from tapestry.controller.config import ManagerConfig
+from tapestry.controller.queue import Queue
+from tapestry.controller.store import Store
+from tapestry.kube.objects import key_of
+from tapestry.kube.resources import CONFIGMAPS, PODS
+
+REPEATS = 5
+KEYS = 20_000
+REQUESTS = 2_000
+IN_FLIGHT = 16
+
+
+def measured() -> dict[str, float]:
+    """The best of some repeats of each step; the two ways to ask a server take turns."""
+    configure_process(ManagerConfig())
+    best: dict[str, float] = {}
+
+    async def run(url: str) -> None:
+        client = Client(HttpTransport(Access(url)))
+        steps: dict[str, Callable[[], Awaitable[float]]] = {
+            "queue": queue_steps,
+            "store put": store_puts,
+            "store get": store_gets,
+            "watch event": watch_events,
+        }
+        async with aiohttp.ClientSession(url) as session:
+            steps["get, bare"] = lambda: requests(lambda: bare_get(session))
+            steps["get"] = lambda: requests(lambda: client.get(CONFIGMAPS, "small", "default"))
+            for _ in range(REPEATS):
+                for name, step in steps.items():
+                    best[name] = min(best.get(name, 1e9), await step() * 1e6)
+        await client.close()
+
+    with running(objects=0, rounds=0) as url:
+        run_app(lambda: run(url))
+    return best
+
+
+async def queue_steps() -> float:
+    """Seconds to add, take and give back a key."""
+    queue, keys = Queue(), [f"team-{number % 40}/object-{number}" for number in range(KEYS)]
+    began = time.process_time()
+    for key in keys:
+        queue.add(key)
+    for _ in keys:
+        queue.done(await queue.take())
+    return (time.process_time() - began) / KEYS
+
+
+POD = [msgspec.json.decode(msgspec.json.encode(pods.pod(number))) for number in range(2_000)]
+
+
+async def store_puts() -> float:
+    """Seconds to replace an object with two indexes."""
+    store = Store(INDEXERS)
+    for pod in POD:
+        store.put(pod)
+    began = time.process_time()
+    for pod in POD:
+        store.put(pod)
+    return (time.process_time() - began) / len(POD)
+
+
+async def store_gets() -> float:
+    store, keys = Store(), [key_of(pod) for pod in POD]
+    for pod in POD:
+        store.put(pod)
+    began = time.process_time()
+    for key in keys:
+        store.get(key)
+    return (time.process_time() - began) / len(keys)
+
+
+EVENTS = b"".join(pods.events(2_000))
+
+
+async def watch_events() -> float:
+    """Seconds to make an object of an event of 5 kB."""
+    began = time.process_time()
+    async with aclosing(Watch(Client(Prepared(EVENTS, [])), PODS).events()) as events:
+        async for event in events:
+            if isinstance(event, Synced):
+                break
+    return (time.process_time() - began) / 2_000
+
+
+async def requests(ask: Callable[[], Awaitable[Any]]) -> float:
+    """Seconds for each of many requests, some of them at a time."""
+
+    async def some() -> None:
+        for _ in range(REQUESTS // IN_FLIGHT):
+            await ask()
+
+    began = time.process_time()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(IN_FLIGHT):
+            group.create_task(some())
+    return (time.process_time() - began) / REQUESTS
+
+
+async def bare_get(session: aiohttp.ClientSession) -> Any:
+    async with session.get(SMALL) as answer:
+        return OBJECTS.decode(await answer.read())

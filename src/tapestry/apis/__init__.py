@@ -1,0 +1,1 @@
+"""Our kinds, and every word of the contract between the clusters: keys, names, rights."""

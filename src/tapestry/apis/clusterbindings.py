@@ -1,0 +1,175 @@
+"""ClusterBinding: a physical cluster that has joined."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
+
+from tapestry.apis import keys
+from tapestry.apis.names import virtual_cluster_label
+from tapestry.kube.crds import AGE, Column, Kind, decode
+from tapestry.kube.fields import AS_SET, IMMUTABLE, Conditions, Fields, rule
+from tapestry.kube.objects import Object, labels_of, name_of, uid_of
+from tapestry.kube.resources import Resource
+
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
+DnsLabel = Annotated[str, Meta(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
+class SecretReference(Fields):
+    """Where the kubeconfig is: under the key `kubeconfig` of this Secret."""
+
+    name: Name
+    namespace: DnsLabel
+
+
+class SelectorRequirement(Fields):
+    key: Name
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    values: tuple[str, ...] = ()
+
+
+class NodeSelectorTerm(Fields):
+    match_expressions: tuple[SelectorRequirement, ...] = ()
+    match_fields: tuple[SelectorRequirement, ...] = ()
+
+
+class NodeSelector(Fields):
+    """Which nodes, as in a pod's required node affinity: one of the terms must hold."""
+
+    node_selector_terms: Annotated[tuple[NodeSelectorTerm, ...], Meta(min_length=1)]
+
+
+class AllowedVolumes(Fields):
+    """Which PersistentVolumes may cross; without any, none does."""
+
+    drivers: Annotated[tuple[Name, ...], AS_SET, Meta(description="CSI drivers.")] = ()
+    storage_classes: Annotated[tuple[Name, ...], AS_SET] = ()
+
+
+class VirtualEndpoints(Fields):
+    """Where pods on leased nodes reach the virtual cluster."""
+
+    api: Annotated[str, Meta(description="host:port of its API server.")] | None = None
+    dns: Annotated[str, Meta(description="Address of its DNS server.")] | None = None
+
+
+class ClusterBindingSpec(Fields):
+    """How to reach a physical cluster, and what may be done there."""
+
+    __rules__ = (
+        rule(
+            "!has(oldSelf.mountNamespace) || oldSelf.mountNamespace == self.mountNamespace",
+            "mountNamespace may not change: what was mounted there would be lost",
+        ),
+    )
+
+    cluster_id: Annotated[
+        str,
+        Meta(max_length=24, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", description="Unique among the bindings."),
+        IMMUTABLE,
+    ] = field(name="clusterID")
+    secret_ref: SecretReference
+    mount_namespace: Annotated[str, Meta(max_length=63, description="Where everything of ours lives below.")] | None = (
+        None
+    )
+    node_selector: NodeSelector | None = None
+    service_namespaces: Annotated[
+        tuple[DnsLabel, ...], AS_SET, Meta(description="Virtual namespaces whose Services are known below.")
+    ] = ()
+    disable_node_default_taint: bool = False
+    pod_priority_class_name: Annotated[str, Meta(max_length=253)] | None = None
+    running_daemonset_by_default: bool = False
+    direct_scheduling: Annotated[bool, Meta(description="Bind twins by nodeName, past the physical scheduler.")] = False
+    pod_security: Literal["privileged", "baseline", "restricted"] = "baseline"
+    on_partition: Literal["Hold", "Evict"] = "Hold"
+    allowed_volumes: AllowedVolumes = AllowedVolumes()
+    unbind_grace_seconds: Annotated[int, Meta(ge=0, le=86400)] = 30
+    virtual_endpoints: VirtualEndpoints = VirtualEndpoints()
+
+
+class ClusterBindingStatus(Fields):
+    phase: Literal["Pending", "Ready", "Failed", "Deleting"] | None = None
+    conditions: Conditions = ()
+    observed_generation: int | None = None
+    identity: Annotated[str, Meta(description="UID of kube-system below: which cluster this is.")] | None = None
+    nodes: int | None = None
+    pods: int | None = None
+    leased: dict[str, str] | None = None
+    used: dict[str, str] | None = None
+    last_seen: Annotated[datetime, Meta(description="When the physical API server last answered.")] | None = None
+    next_change: Annotated[datetime, Meta(description="When a window opens or closes next.")] | None = None
+    credentials_expire: datetime | None = None
+
+
+CLUSTER_BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)
+CLUSTER_BINDING: Kind[ClusterBindingSpec] = Kind(
+    CLUSTER_BINDINGS,
+    ClusterBindingSpec,
+    ClusterBindingStatus,
+    description="A physical cluster whose idle capacity is leased.",
+    short_names=("cb",),
+    categories=("tapestry",),
+    columns=(
+        Column("Cluster-ID", ".spec.clusterID"),
+        Column("Phase", ".status.phase"),
+        Column("Nodes", ".status.nodes", "integer"),
+        Column("Leased-CPU", ".status.leased.cpu"),
+        Column("Used-CPU", ".status.used.cpu"),
+        Column("Pods", ".status.pods", "integer"),
+        Column("Last-Seen", ".status.lastSeen", "date"),
+        AGE,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A ClusterBinding of one virtual cluster, read once per pass."""
+
+    name: str
+    uid: str
+    virtual_cluster: str
+    """The label value for the virtual cluster that it binds to."""
+    spec: ClusterBindingSpec
+
+    def owner_labels(self) -> dict[str, str]:
+        """What a physical object of ours carries."""
+        return {
+            keys.MANAGED_BY: keys.TAPESTRY,
+            keys.VIRTUAL_CLUSTER: self.virtual_cluster,
+            keys.CLUSTER_BINDING_UID: self.uid,
+        }
+
+    def owns(self, obj: Object) -> bool:
+        """Whether a physical object is ours; everything else is foreign, whatever it says of itself."""
+        labels = labels_of(obj)
+        return (
+            labels.get(keys.VIRTUAL_CLUSTER) == self.virtual_cluster
+            and labels.get(keys.CLUSTER_BINDING_UID) == self.uid
+        )
+
+
+def binding_of(obj: Object, virtual_cluster_uid: str) -> Binding:
+    """The binding that `obj` describes, in the virtual cluster with that kube-system UID; raises InvalidSpec."""
+    return Binding(name_of(obj), uid_of(obj), virtual_cluster_label(virtual_cluster_uid), decode(CLUSTER_BINDING, obj))
+
+
+def plain_selector(selector: NodeSelector | None) -> Any:
+    """A node selector as `tapestry.kube.selectors.node_selector` reads it."""
+    if selector is None:
+        return None
+    return {
+        "nodeSelectorTerms": [
+            {
+                "matchExpressions": [plain_requirement(each) for each in term.match_expressions],
+                "matchFields": [plain_requirement(each) for each in term.match_fields],
+            }
+            for term in selector.node_selector_terms
+        ]
+    }
+
+
+def plain_requirement(requirement: SelectorRequirement) -> Object:
+    return {"key": requirement.key, "operator": requirement.operator, "values": list(requirement.values)}

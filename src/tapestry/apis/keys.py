@@ -1,0 +1,49 @@
+"""Every label, annotation, finalizer, taint and reason of ours, once."""
+
+from typing import Final
+
+PREFIX: Final = "tapestry.io/"
+
+# Labels.
+MANAGED_BY: Final = PREFIX + "managed-by"
+TAPESTRY: Final = "tapestry"
+CLUSTER_BINDING: Final = PREFIX + "cluster-binding"
+CLUSTER_BINDING_UID: Final = PREFIX + "cluster-binding-uid"
+PHYSICAL_CLUSTER_ID: Final = PREFIX + "physical-cluster-id"
+PHYSICAL_NODE_NAME: Final = PREFIX + "physical-node-name"
+PHYSICAL_NODE_UID: Final = PREFIX + "physical-node-uid"
+VIRTUAL_CLUSTER: Final = PREFIX + "virtual-cluster"
+VIRTUAL_NAMESPACE: Final = PREFIX + "virtual-namespace"
+WORKLOAD_TYPE: Final = PREFIX + "workload-type"
+WORKLOAD_NAME: Final = PREFIX + "workload-name"
+NODE_TYPE: Final = PREFIX + "node-type"
+VIRTUAL: Final = "virtual"
+HOST_PORTS: Final = PREFIX + "host-ports"
+OWNER_POLICY: Final = PREFIX + "owner-policy"
+REQUIRED: Final = "required"
+
+# Annotations.
+LAST_SYNC_TIME: Final = PREFIX + "last-sync-time"
+POLICIES_APPLIED: Final = PREFIX + "policies-applied"
+EXPECTED_METADATA: Final = PREFIX + "expected-metadata"
+LEASE_ENDS: Final = PREFIX + "lease-ends"
+LAST_TERMS: Final = PREFIX + "last-terms"
+HELD_TOLERATIONS: Final = PREFIX + "held-tolerations"
+FORCE_UNBIND: Final = PREFIX + "force-unbind"
+APPROVE_IDENTITY: Final = PREFIX + "approve-identity"
+RECLAIM: Final = PREFIX + "reclaim"
+NOW: Final = "now"
+
+# Finalizers: on ClusterBindings, in the virtual cluster only.
+MANAGER_FINALIZER: Final = PREFIX + "clusterbinding-manager"
+SYNCER_FINALIZER: Final = PREFIX + "clusterbinding-syncer"
+
+# Taints.  NoExecute is never used: what is reclaimed is reclaimed by us, at its deadline.
+VNODE_TAINT: Final = PREFIX + "vnode"
+OUT_OF_TIME_WINDOWS: Final = PREFIX + "out-of-time-windows"
+WITHDRAWING: Final = PREFIX + "withdrawing"
+PHYSICAL_NODE_UNSCHEDULABLE: Final = PREFIX + "physical-node-unschedulable"
+NO_SCHEDULE: Final = "NoSchedule"
+
+PRIORITY_CLASS: Final = "tapestry-leased"
+SYSTEM_NAMESPACE: Final = "tapestry-system"

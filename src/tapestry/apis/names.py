@@ -1,0 +1,26 @@
+"""The names that things of ours have on the other side."""
+
+from hashlib import sha256
+
+from tapestry.kube.names import LABEL_LIMIT, hashed_name
+
+
+def virtual_cluster_label(uid: str) -> str:
+    """A virtual cluster as a label value: a hash of the UID of its kube-system namespace."""
+    return sha256(uid.encode()).hexdigest()[:32]
+
+
+def virtual_node_name(cluster_id: str, node: str) -> str:
+    """The virtual node of a physical one; a name that would be too long is cut and hashed."""
+    plain = f"vnode-{cluster_id}-{node}"
+    return plain if len(plain) <= LABEL_LIMIT else hashed_name(plain, cluster_id, node)
+
+
+def second_virtual_node_name(cluster_id: str, node: str, binding_uid: str) -> str:
+    """The virtual node's name where the first choice belongs to another binding."""
+    return hashed_name(f"vnode-{cluster_id}-{node}", cluster_id, node, binding_uid)
+
+
+def physical_name(virtual_cluster: str, binding_uid: str, namespace: str, name: str) -> str:
+    """The name below of a namespaced virtual object: no two virtual clusters or bindings ever meet in one."""
+    return hashed_name(name, virtual_cluster, binding_uid, namespace, name)

@@ -1,0 +1,102 @@
+"""ResourceLeasingPolicy: what an owner or an operator lends, when, and how it is taken back."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from tapestry.apis.clusterbindings import Name, NodeSelector
+from tapestry.kube.crds import AGE, Column, Kind
+from tapestry.kube.fields import Conditions, Fields, QuantityText, as_map
+from tapestry.kube.resources import Resource
+
+CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
+CLOCK_TO_24 = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
+DAY = (
+    "^([Mm][Oo][Nn]([Dd][Aa][Yy])?|[Tt][Uu][Ee]([Ss][Dd][Aa][Yy])?|[Ww][Ee][Dd]([Nn][Ee][Ss][Dd][Aa][Yy])?"
+    "|[Tt][Hh][Uu]([Rr][Ss][Dd][Aa][Yy])?|[Ff][Rr][Ii]([Dd][Aa][Yy])?|[Ss][Aa][Tt]([Uu][Rr][Dd][Aa][Yy])?"
+    "|[Ss][Uu][Nn]([Dd][Aa][Yy])?)$"
+)
+"""An English day, long or short, in any case: patterns have no flag for that."""
+
+TimeZone = Annotated[str, Meta(min_length=1, max_length=64, description="An IANA name, such as Asia/Shanghai.")]
+
+
+class TimeWindow(Fields):
+    """From `start` up to `end` on the wall clock; one that ends at or before its start ends on the next day.
+
+    It belongs to the day it starts on.  Equal ends are the whole day.
+    """
+
+    start: Annotated[str, Meta(pattern=CLOCK)]
+    end: Annotated[str, Meta(pattern=CLOCK_TO_24)]
+    days: Annotated[tuple[Annotated[str, Meta(pattern=DAY)], ...], Meta(max_length=7)] = ()
+    time_zone: TimeZone | None = None
+
+
+class ResourceLimit(Fields):
+    """The most that is lent of one resource: the smaller of a quantity and a part of what is idle.  Zero is zero."""
+
+    resource: Name
+    quantity: QuantityText | None = None
+    percent: Annotated[int, Meta(ge=0, le=100)] | None = None
+
+
+class ResourceLeasingPolicySpec(Fields):
+    """What is lent of which nodes, when, and on which terms it is taken back."""
+
+    cluster: Annotated[str, Meta(min_length=1, max_length=253, description="The ClusterBinding's name or clusterID.")]
+    node_selector: NodeSelector | None = None
+    time_windows: Annotated[tuple[TimeWindow, ...], Meta(max_length=64, description="None is always.")] = ()
+    time_zone: TimeZone | None = None
+    resource_limits: Annotated[tuple[ResourceLimit, ...], as_map("resource"), Meta(max_length=64)] = ()
+    force_reclaim: Annotated[bool, Meta(description="At the deadline, take back what pods still hold.")] = False
+    graceful_reclaim_period_seconds: Annotated[
+        int, Meta(ge=0, le=604800, description="From the end of a window to the deadline.")
+    ] = 0
+    evict_during_grace: Annotated[bool, Meta(description="From the edge on, try evictions, so that budgets hold.")] = (
+        False
+    )
+
+
+class PolicyLease(Fields):
+    """What one virtual cluster has leased under an owner's policy."""
+
+    virtual_cluster: str
+    cluster_binding: str
+    active: bool
+    nodes: int
+    leased: dict[str, str]
+
+
+class ResourceLeasingPolicyStatus(Fields):
+    phase: str | None = None
+    conditions: Conditions = ()
+    observed_generation: int | None = None
+    active: bool | None = None
+    next_change: datetime | None = None
+    nodes: int | None = None
+    leased: dict[str, str] | None = None
+    last_good: dict[str, Any] | None = None
+    leases: Annotated[tuple[PolicyLease, ...], as_map("virtualCluster", "clusterBinding")] = ()
+
+
+POLICIES = Resource(
+    "cloud.tencent.com", "v1beta1", "ResourceLeasingPolicy", "resourceleasingpolicies", namespaced=False
+)
+POLICY: Kind[ResourceLeasingPolicySpec] = Kind(
+    POLICIES,
+    ResourceLeasingPolicySpec,
+    ResourceLeasingPolicyStatus,
+    description="Rules under which the nodes of a physical cluster are leased.",
+    short_names=("rlp",),
+    categories=("tapestry",),
+    columns=(
+        Column("Cluster", ".spec.cluster"),
+        Column("Active", ".status.active", "boolean"),
+        Column("Next-Change", ".status.nextChange"),
+        Column("Nodes", ".status.nodes", "integer"),
+        Column("Leased-CPU", ".status.leased.cpu"),
+        AGE,
+    ),
+)

@@ -1,0 +1,215 @@
+"""The binding itself, as its syncer sees it: the kubeconfig, who is behind it, what is lent in all, and the end.
+
+A syncer works for a binding whether or not a manager looks after it.  It pins the identity of the cluster behind the
+kubeconfig (the UID of kube-system there) and works with no other unless somebody approves of it.
+"""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding
+from tapestry.client.access import Access
+from tapestry.client.client import Client
+from tapestry.client.errors import KubeconfigError
+from tapestry.client.strict_kubeconfig import from_secret
+from tapestry.client.transport import Transport
+from tapestry.controller import Result, Terminal
+from tapestry.kube.conditions import condition, with_condition
+from tapestry.kube.crds import InvalidSpec
+from tapestry.kube.errors import KubeError
+from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at, version_of
+from tapestry.kube.patches import owned_patch
+from tapestry.kube.quantity import Amounts
+from tapestry.kube.resources import NAMESPACES, NODES
+from tapestry.kube.times import parse_time, timestamp
+from tapestry.process.logs import logger
+from tapestry.syncer.leasing import soonest
+from tapestry.syncer.requests import effective_requests, holds_its_node
+from tapestry.syncer.site import Site
+from tapestry.syncer.virtual_nodes import taint_named
+
+log = logger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
+"""Seconds between attempts to connect."""
+SEEN_EVERY = timedelta(minutes=5)
+"""How old `lastSeen` may become while nothing else changes."""
+
+
+@dataclass
+class Connector:
+    """Opens the doors to the physical cluster, and again with each new kubeconfig; on a standby too.
+
+    They are opened only to the cluster that the binding is pinned to.  Pinning is a write, so it is for the leader.
+    """
+
+    site: Site
+    connect: Callable[[Access], Transport]
+    on_found: Callable[[], None]
+    """Called when it is known who is behind a kubeconfig."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: str = field(default="", init=False)
+    """The version of the Secret that the doors were opened with."""
+
+    async def run(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            await self.changed.wait()
+            self.changed.clear()
+            try:
+                await self.open_doors()
+                pause = FIRST_PAUSE
+            except (KubeError, Terminal, InvalidSpec) as error:
+                log.warning("cannot connect to the physical cluster", error=str(error), pause=pause)
+                if isinstance(error, KubeError):
+                    self.changed.set()
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def open_doors(self) -> None:
+        site = self.site
+        obj, binding = site.binding_object(), site.binding()
+        if obj is None or binding is None:
+            return
+        secret = secret_of(site, binding)
+        if version_of(secret) != self.opened:
+            access = access_in(secret)
+            site.behind.identity = await self.identity_behind(access)
+            self.on_found()
+            if value_at(obj, "status", "identity") == site.behind.identity:
+                await site.reads.open(access)
+                await site.writes.open(access)
+                self.opened = version_of(secret)
+                log.info("connected to the physical cluster", binding=binding.name, server=access.server)
+
+    async def identity_behind(self, access: Access) -> str:
+        stranger = Client(self.connect(access))
+        try:
+            return uid_of(await stranger.get(NAMESPACES, "kube-system"))
+        finally:
+            await stranger.close()
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """Looks after the one binding of a site; keyed by its name."""
+
+    site: Site
+
+    async def reconcile(self, _: str) -> Result | None:
+        site = self.site
+        obj = site.binding_object()
+        if obj is None:
+            log.warning("the binding is gone", binding=site.binding_name)
+            site.manager.stop()
+            return None
+        if is_deleting(obj):
+            return await self.unbind(obj)
+        if keys.SYNCER_FINALIZER not in obj["metadata"].get("finalizers", []):
+            finalizers = [*obj["metadata"].get("finalizers", []), keys.SYNCER_FINALIZER]
+            await site.virtual.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": finalizers}})
+            return None
+        binding = site.binding()
+        assert binding is not None
+        secret_of(site, binding)
+        if await self.pin(obj):
+            return None  # the binding has moved on: the next pass sees it
+        await self.tell(obj, binding, site.now())
+        return Result(requeue_after=SEEN_EVERY.total_seconds())
+
+    async def pin(self, obj: Object) -> bool:
+        """Note which cluster this is, once; another one is refused until somebody approves of it."""
+        found, pinned = self.site.behind.identity, value_at(obj, "status", "identity")
+        if found is None or found == pinned:
+            return False
+        if pinned is not None and annotations_of(obj).get(keys.APPROVE_IDENTITY) != found:
+            message = f"the cluster is {found}, bound was {pinned}; approve with {keys.APPROVE_IDENTITY}={found}"
+            self.site.manager.events.warning(obj, "IdentityChanged", message)
+            raise Terminal("IdentityChanged", message)
+        await self.site.virtual.patch(CLUSTER_BINDINGS, obj, {"status": {"identity": found}}, subresource="status")
+        return True
+
+    async def tell(self, obj: Object, binding: Binding, now: datetime) -> None:
+        """Keep the part of the status that is ours."""
+        status = status_of(self.site, obj, binding, now)
+        patch = owned_patch(obj, {"status": status})
+        seen = value_at(obj, "status", "lastSeen")
+        if patch or seen is None or now - parse_time(seen) >= SEEN_EVERY:
+            patch = {"status": {**patch.get("status", {}), "lastSeen": timestamp(now)}}
+            await self.site.virtual.patch(CLUSTER_BINDINGS, obj, patch, subresource="status")
+
+    async def unbind(self, obj: Object) -> Result | None:
+        """Let go of the binding once nothing of it is left in the virtual cluster."""
+        finalizers = obj["metadata"].get("finalizers", [])
+        if keys.SYNCER_FINALIZER not in finalizers:
+            return None
+        if len(self.site.virtual_nodes.store) or len(self.site.placeholders.store):
+            return None  # their going wakes us
+        if await self.site.virtual.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={self.site.binding_uid}"):
+            return Result(requeue_after=1)
+        kept = [each for each in finalizers if each != keys.SYNCER_FINALIZER]
+        await self.site.virtual.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": kept}})
+        log.info("let go of the binding", binding=self.site.binding_name)
+        return None
+
+
+def secret_of(site: Site, binding: Binding) -> Object:
+    """The Secret with the kubeconfig; Terminal where it may not be used or is not there."""
+    reference = binding.spec.secret_ref
+    if reference.namespace not in site.config.kubeconfig_namespaces:
+        allowed = ", ".join(site.config.kubeconfig_namespaces)
+        message = f"spec.secretRef.namespace: {reference.namespace} is not one of {allowed}"
+        raise Terminal("SecretNamespaceNotAllowed", message)
+    secret = site.secrets.store.get(f"{reference.namespace}/{reference.name}")
+    if secret is None:
+        raise Terminal("SecretMissing", f"there is no Secret {reference.namespace}/{reference.name}")
+    return secret
+
+
+def access_in(secret: Object) -> Access:
+    """The access that a Secret's kubeconfig gives; Terminal says what is wrong with it."""
+    data = value_at(secret, "data", "kubeconfig")
+    if data is None:
+        raise Terminal("KubeconfigMissing", "the Secret has no key `kubeconfig`")
+    try:
+        return from_secret(base64.b64decode(data, validate=True))
+    except (KubeconfigError, binascii.Error) as error:
+        raise Terminal("KubeconfigInvalid", str(error)) from error
+
+
+def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Object:
+    nodes = site.virtual_nodes.store.list()
+    pods = [pod for node in nodes for pod in site.pods_on(node["metadata"]["name"]) if holds_its_node(pod)]
+    leased = sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in nodes), Amounts())
+    used = sum(map(effective_requests, pods), Amounts())
+    rules = site.rules(binding)
+    changes = [policy.schedule.next_change(now) for policy in (*rules.operator, *rules.owner)]
+    change = soonest(*changes)
+    conditions = value_at(obj, "status", "conditions", default=[])
+    return {
+        "nodes": len(nodes),
+        "pods": len(pods),
+        "leased": leased.texts(),
+        "used": used.texts(),
+        "nextChange": timestamp(change) if change else None,
+        "conditions": with_condition(conditions, leasing(obj, nodes, has_policy=bool(changes)), now),
+    }
+
+
+def leasing(obj: Object, nodes: Sequence[Object], *, has_policy: bool) -> Object:
+    """Whether anything is lent now, and if not, why."""
+    generation = obj["metadata"].get("generation", 0)
+    if not has_policy:
+        reason, message = "NoPolicy", "no ResourceLeasingPolicy names this binding, on either side"
+    elif not nodes:
+        reason, message = "NoNodes", "no node is selected and lent"
+    elif all(taint_named(node, keys.OUT_OF_TIME_WINDOWS) for node in nodes):
+        reason, message = "OutOfTimeWindows", "every window is closed"
+    else:
+        return condition("Leasing", True, "Leasing", observed_generation=generation)
+    return condition("Leasing", False, reason, message, observed_generation=generation)

@@ -1,0 +1,77 @@
+"""Host ports: those that foreign pods hold below are shown above, by one pod on each virtual node that runs nowhere.
+
+The virtual scheduler counts the host ports of the pods that it sees on a node.  A pod that claims the foreign ports,
+bound to the virtual node and never sent down, makes it keep other pods off them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tapestry.apis import keys
+from tapestry.kube.errors import NotFound
+from tapestry.kube.names import hashed_name
+from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
+from tapestry.kube.resources import PODS
+from tapestry.syncer.site import Site
+
+Port = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class HostPorts:
+    """Keeps one placeholder pod on each virtual node whose physical node has host ports taken; keyed by the latter."""
+
+    site: Site
+
+    async def reconcile(self, name: str) -> None:
+        site = self.site
+        node, binding = site.virtual_node_of(name), None if site.is_unbinding else site.binding()
+        if node is None or not site.is_known:
+            return
+        taken = taken_ports(site.physical_pods.store.by("node", name), binding.owns) if binding else ()
+        wanted = placeholder(node, taken) if taken and not is_deleting(node) else None
+        for pod in site.placeholders.store.by("node", name_of(node)):
+            if wanted is not None and name_of(pod) == name_of(wanted):
+                return
+            await self.remove(pod)
+        if wanted is not None:
+            await self.site.virtual.create(PODS, wanted)
+
+    async def remove(self, pod: Object) -> None:
+        try:
+            await self.site.virtual.delete(PODS, pod, grace_seconds=0)
+        except NotFound:
+            return
+
+
+def taken_ports(claims: Iterable[Object], is_ours: Callable[[Object], bool]) -> tuple[Port, ...]:
+    return tuple(sorted({port for claim in claims if not is_ours(claim) for port in claim.get("ports", ())}))
+
+
+def placeholder(node: Object, ports: tuple[Port, ...]) -> Object:
+    """A pod that holds `ports` and nothing else; its name changes with them, since a pod's ports cannot."""
+    name = hashed_name("host-ports", name_of(node), *(f"{ip}/{number}/{protocol}" for ip, number, protocol in ports))
+    claimed = [
+        {"name": f"p{index}", "containerPort": number, "hostPort": number, "hostIP": ip, "protocol": protocol}
+        for index, (ip, number, protocol) in enumerate(ports)
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": keys.SYSTEM_NAMESPACE,
+            "labels": {keys.MANAGED_BY: keys.TAPESTRY, keys.HOST_PORTS: "true"},
+            "ownerReferences": [
+                owner_reference({"apiVersion": "v1", "kind": "Node", **node}, controller=False, block_deletion=False)
+            ],
+        },
+        "spec": {
+            "nodeName": name_of(node),
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "none", "image": "host-ports-taken-below", "ports": claimed}],
+        },
+    }

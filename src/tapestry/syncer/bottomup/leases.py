@@ -1,0 +1,66 @@
+"""Node leases: the heartbeat of every virtual node, from one queue and a few workers.
+
+A virtual node is alive as long as its physical cluster answers: a node that is not ready says so in its conditions.
+While the cluster is out of reach no lease is renewed.
+"""
+
+from dataclasses import dataclass, field
+
+from tapestry.controller import Result
+from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
+from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
+from tapestry.kube.resources import LEASES
+from tapestry.kube.times import micro_timestamp
+from tapestry.syncer.site import Site
+
+NAMESPACE = "kube-node-lease"
+RENEW_SECONDS = 10.0
+DURATION_SECONDS = 40
+
+
+@dataclass(frozen=True)
+class NodeLeases:
+    """Renews the Lease of each virtual node; keyed by the virtual node's name."""
+
+    site: Site
+    held: dict[str, Object] = field(default_factory=dict)
+    """Each Lease as we last wrote it: a renewal needs no read."""
+
+    async def reconcile(self, name: str) -> Result | None:
+        node = self.site.virtual_nodes.store.get(name)
+        if node is None or is_deleting(node):
+            await self.remove(name)
+            return None
+        if self.site.partition.since is not None:
+            return None
+        try:
+            self.held[name] = await self.renewed(node)
+        except (Conflict, NotFound) as error:
+            self.held.pop(name, None)
+            if isinstance(error, AlreadyExists):
+                self.held[name] = await self.site.virtual.get(LEASES, name, NAMESPACE)
+            return Result(requeue_after=0.05)
+        return Result(requeue_after=RENEW_SECONDS)
+
+    async def renewed(self, node: Object) -> Object:
+        name, now = name_of(node), micro_timestamp(self.site.now())
+        held = self.held.get(name)
+        if held is not None:
+            return await self.site.virtual.replace(LEASES, {**held, "spec": {**held["spec"], "renewTime": now}})
+        owner = owner_reference({"apiVersion": "v1", "kind": "Node", **node}, controller=False, block_deletion=False)
+        lease = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {"name": name, "namespace": NAMESPACE, "ownerReferences": [owner]},
+            "spec": {"holderIdentity": name, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now},
+        }
+        return await self.site.virtual.create(LEASES, lease)
+
+    async def remove(self, name: str) -> None:
+        """The Lease goes with its node, where no garbage collector sees to that."""
+        held = self.held.pop(name, None)
+        if held is not None:
+            try:
+                await self.site.virtual.delete(LEASES, held)
+            except (NotFound, Conflict):
+                return

@@ -1,0 +1,196 @@
+"""Physical nodes become virtual ones, as far as they are lent, and what they no longer lend is taken back.
+
+    only physical    not lent: nothing.  Lent: the virtual node is made.
+    both             the virtual node shows the lease as it is now; pods leave as its terms say.
+    only virtual     the physical node is gone: so is everything that ran there.
+
+A virtual node is withdrawn in three steps, each a pass of its own: a taint, its pods on the terms they were lent on,
+and after its last pod the node itself.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.names import second_virtual_node_name, virtual_node_name
+from tapestry.client.client import PatchType
+from tapestry.controller import Result
+from tapestry.kube.errors import AlreadyExists, NotFound, TooManyRequests
+from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of
+from tapestry.kube.resources import NODES, PODS
+from tapestry.kube.times import parse_time, timestamp
+from tapestry.syncer.leasing import Lease, State, Terms, lease_of, soonest
+from tapestry.syncer.reclaim import Reclaim, grace_of, leaving, reclaim_of
+from tapestry.syncer.requests import effective_requests, holds_its_node
+from tapestry.syncer.site import Site
+from tapestry.syncer.virtual_nodes import last_terms, taint_named, virtual_node, withdrawn
+
+
+@dataclass(frozen=True)
+class PhysicalNodes:
+    """Keeps one virtual Node for each leased physical Node; keyed by the physical node's name."""
+
+    site: Site
+    warned: dict[str, datetime] = field(default_factory=dict)
+    """Which end of a lease each virtual node has been told of."""
+
+    async def reconcile(self, name: str) -> Result | None:
+        site, now = self.site, self.site.now()
+        existing = site.virtual_node_of(name)
+        if site.is_unbinding:
+            return await self.withdraw(existing, self.unbinding_terms(now), "Unbound", now) if existing else None
+        binding = site.binding()
+        if binding is None or not site.is_known:
+            return None
+        node = site.physical_nodes.store.get(name)
+        if node is None or is_deleting(node) or is_another(node, existing):
+            return await self.only_virtual(name, existing, now) if existing else None
+        lease = self.lease(node, existing, binding, now)
+        if lease.state is State.WITHDRAWN:
+            return await self.withdraw(existing, last_terms(existing, now), lease.reason, now) if existing else None
+        return await self.both(node, lease, binding, existing, now)
+
+    def lease(self, node: Object, existing: Object | None, binding: Binding, now: datetime) -> Lease:
+        site = self.site
+        pods = site.pods_on(name_of(existing)) if existing else []
+        used = [effective_requests(pod) for pod in pods if holds_its_node(pod)]
+        return lease_of(node, site.foreign(name_of(node), binding), used, site.rules(binding), now)
+
+    async def both(
+        self, node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime
+    ) -> Result | None:
+        site = self.site
+        if existing is not None and is_deleting(existing):
+            return None
+        wanted = virtual_node(node, lease, binding, self.name_for(node, binding, existing), existing, now)
+        shown = await self.show(wanted, node, binding, existing, site.partition.since)
+        reclaim = reclaim_of(lease, site.pods_on(name_of(shown)), now)
+        await self.take_back(reclaim, lease.reason)
+        warning = self.warn(shown, lease, now)
+        return Result(requeue_at=soonest(lease.next_change, reclaim.look_again, warning))
+
+    def name_for(self, node: Object, binding: Binding, existing: Object | None) -> str:
+        return name_of(existing) if existing else virtual_node_name(binding.spec.cluster_id, name_of(node))
+
+    async def show(
+        self, wanted: Object, node: Object, binding: Binding, existing: Object | None, unreachable: datetime | None
+    ) -> Object:
+        """Have the virtual node as wanted; under another name where somebody else's node has the first choice."""
+        if unreachable is not None:
+            wanted = {**wanted, "status": {**wanted["status"], "conditions": unknown_conditions(wanted, unreachable)}}
+        try:
+            return await self.site.virtual.converge(NODES, existing, wanted)
+        except AlreadyExists:
+            held = await self.site.virtual.get(NODES, name_of(wanted))
+            if labels_of(held).get(keys.CLUSTER_BINDING_UID) == binding.uid:
+                raise  # ours: the cache has yet to see it
+            second = second_virtual_node_name(binding.spec.cluster_id, name_of(node), binding.uid)
+            return await self.site.virtual.converge(NODES, None, renamed(wanted, second))
+
+    async def only_virtual(self, name: str, existing: Object, now: datetime) -> Result | None:
+        """The physical node is gone, as a live read confirms; its pods with it."""
+        try:
+            live = await self.site.physical.get(NODES, name)
+        except NotFound:
+            live = None
+        if live is not None and not is_deleting(live) and not is_another(live, existing):
+            return Result(requeue_after=1)  # the cache will see it
+        return await self.withdraw(existing, Terms(now, by="the physical node is gone"), "PhysicalNodeGone", now)
+
+    def unbinding_terms(self, now: datetime) -> Terms:
+        obj = self.site.binding_object()
+        if obj is None:
+            return Terms(now, by="the binding is gone")
+        grace = obj["spec"].get("unbindGraceSeconds", 30)
+        return Terms(parse_time(obj["metadata"]["deletionTimestamp"]) + timedelta(seconds=grace), by="unbinding")
+
+    async def withdraw(self, existing: Object, terms: Terms, reason: str, now: datetime) -> Result | None:
+        """Taint the virtual node, let its pods go on these terms, and remove it after the last."""
+        site = self.site
+        if is_deleting(existing):
+            return None
+        if taint_named(existing, keys.WITHDRAWING) is None:
+            existing = await site.virtual.converge(NODES, existing, withdrawn(existing, now))
+            site.manager.events.warning(
+                existing, "Withdrawn", f"{reason}: no new pods; the node goes after its last one"
+            )
+        pods = site.pods_on(name_of(existing))
+        if not pods:
+            await self.remove(existing)
+            return None
+        staying = [pod for pod in pods if holds_its_node(pod) and not is_deleting(pod)]
+        reclaim = leaving(staying, terms, now)
+        await self.take_back(reclaim, reason)
+        return Result(requeue_at=reclaim.look_again) if reclaim.look_again else None
+
+    async def remove(self, existing: Object) -> None:
+        """Delete the virtual node, after a live look for pods: the cache may lack one that was bound just now."""
+        if await self.site.virtual.list(PODS, fields=f"spec.nodeName={name_of(existing)}"):
+            return
+        await self.site.virtual.delete(NODES, existing)
+
+    async def take_back(self, reclaim: Reclaim, reason: str) -> None:
+        for pod in reclaim.evict:
+            try:
+                await self.site.virtual.evict(pod)
+            except (TooManyRequests, NotFound):  # a budget holds it back, or it went by itself
+                continue
+        for pod in reclaim.delete:
+            mark = disruption(reason, reclaim.terms, self.site.now())
+            try:
+                marked = await self.site.virtual.patch(PODS, pod, mark, type=PatchType.STRATEGIC, subresource="status")
+                await self.site.virtual.delete(PODS, marked, grace_seconds=grace_of(pod))
+            except NotFound:
+                continue
+            self.site.manager.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
+
+    def warn(self, node: Object, lease: Lease, now: datetime) -> datetime | None:
+        """Say once that a lease is about to end; when to do so, if that is still to come."""
+        if lease.ends is None:
+            return None
+        due = lease.ends - timedelta(seconds=self.site.config.warning_seconds)
+        if due > now:
+            return due
+        if self.warned.get(name_of(node)) != lease.ends and self.site.pods_on(name_of(node)):
+            self.warned[name_of(node)] = lease.ends
+            self.site.manager.events.warning(node, "LeaseEnds", f"the lease ends at {timestamp(lease.ends)}")
+        return None
+
+
+def is_another(node: Object, existing: Object | None) -> bool:
+    """Whether the physical node is not the one that the virtual node was made for: it was removed and came back."""
+    if existing is None:
+        return False
+    return annotations_of(existing).get(keys.PHYSICAL_NODE_UID, uid_of(node)) != uid_of(node)
+
+
+def renamed(wanted: Object, name: str) -> Object:
+    labels = {**wanted["metadata"]["labels"], "kubernetes.io/hostname": name}
+    return {**wanted, "metadata": {**wanted["metadata"], "name": name, "labels": labels}}
+
+
+def unknown_conditions(wanted: Object, since: datetime) -> list[Object]:
+    """The node's conditions while nobody can tell: Ready is Unknown."""
+    moment = timestamp(since)
+    ready = {
+        "type": "Ready",
+        "status": "Unknown",
+        "reason": "PhysicalClusterUnreachable",
+        "message": f"the physical cluster has not answered since {moment}",
+        "lastTransitionTime": moment,
+        "lastHeartbeatTime": moment,
+    }
+    return [*(each for each in wanted["status"]["conditions"] if each["type"] != "Ready"), ready]
+
+
+def disruption(reason: str, terms: Terms, now: datetime) -> Object:
+    """The pod condition that tells a controller that this was not the pod's fault."""
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "Reclaimed",
+        "message": f"{reason}: reclaimed by {terms.by}",
+        "lastTransitionTime": timestamp(now),
+    }
+    return {"status": {"conditions": [condition]}}

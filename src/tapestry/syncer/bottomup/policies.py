@@ -1,0 +1,123 @@
+"""What policies came to: whether they are valid and open, when that changes, and what is lent under them.
+
+The operator's policies are in the virtual cluster and belong to one writer.  An owner's policy may serve several
+virtual clusters; each writes its own entry of `status.leases` and nobody else's.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.controller import Result, Store
+from tapestry.kube.conditions import condition, with_condition
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
+from tapestry.kube.patches import owned_patch
+from tapestry.kube.quantity import Amounts
+from tapestry.kube.times import timestamp
+from tapestry.syncer.leasing import Side
+from tapestry.syncer.policies import Reading, is_about, reading_of
+from tapestry.syncer.site import Site
+
+
+@dataclass(frozen=True)
+class PolicyStatus:
+    """Keeps the status of one side's policies; keyed by the policy's name."""
+
+    site: Site
+    side: Side
+
+    async def reconcile(self, name: str) -> Result | None:
+        site, now = self.site, self.site.now()
+        if site.is_unbinding:
+            return None
+        binding, policy = site.binding(), self.store().get(name)
+        if binding is None or policy is None or is_deleting(policy) or not is_about(policy, binding):
+            return None
+        reading = reading_of(policy, self.side, site.config.time_zone)
+        nodes = nodes_under(site, f"{self.side}/{name}")
+        status = status_of(policy, reading, nodes, now)
+        if self.side is Side.OWNER:
+            status["leases"] = leases_with(policy, binding, status, nodes)
+        if patch := owned_patch(policy, {"status": status}):
+            await self.client().patch(POLICIES, policy, patch, subresource="status")
+        return Result(requeue_at=reading.policy.schedule.next_change(now)) if reading.policy else None
+
+    def store(self) -> Store:
+        informer = self.site.operator_policies if self.side is Side.OPERATOR else self.site.owner_policies
+        return informer.store
+
+    def client(self) -> Client:
+        return self.site.virtual if self.side is Side.OPERATOR else self.site.physical
+
+
+def nodes_under(site: Site, policy: str) -> list[Object]:
+    """The virtual nodes that are lent under a policy."""
+    return [
+        node
+        for node in site.virtual_nodes.store.list()
+        if policy in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")
+    ]
+
+
+def status_of(policy: Object, reading: Reading, nodes: list[Object], now: datetime) -> Object:
+    generation = policy["metadata"].get("generation", 0)
+    active = reading.policy is not None and reading.policy.schedule.is_open(now)
+    change = reading.policy.schedule.next_change(now) if reading.policy else None
+    conditions = value_at(policy, "status", "conditions", default=[])
+    valid = (
+        condition("Valid", False, "Invalid", reading.complaint, observed_generation=generation)
+        if reading.complaint
+        else condition("Valid", True, "Valid", observed_generation=generation)
+    )
+    windows = condition(
+        "Active", active, "InTimeWindow" if active else "OutOfTimeWindows", observed_generation=generation
+    )
+    for each in (valid, windows):
+        conditions = with_condition(conditions, each, now)
+    status: Object = {
+        "phase": "Failed" if reading.policy is None else "Active" if active else "Inactive",
+        "conditions": conditions,
+        "observedGeneration": generation,
+        "active": active,
+        "nextChange": timestamp(change) if change else None,
+        "nodes": len(nodes),
+        "leased": totals(nodes),
+    }
+    if not reading.complaint:
+        status["lastGood"] = policy["spec"]
+    return status
+
+
+def totals(nodes: list[Object]) -> dict[str, str]:
+    """What the nodes lend together."""
+    return sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in nodes), Amounts()).texts()
+
+
+def leases_with(policy: Object, binding: Binding, status: Object, nodes: list[Object]) -> list[Object]:
+    """The leases under an owner's policy, with ours as it is now."""
+    ours = {
+        "virtualCluster": binding.virtual_cluster,
+        "clusterBinding": binding.name,
+        "active": status["active"],
+        "nodes": len(nodes),
+        "leased": totals(nodes),
+    }
+    others = [
+        each
+        for each in value_at(policy, "status", "leases", default=[])
+        if (each["virtualCluster"], each["clusterBinding"]) != (binding.virtual_cluster, binding.name)
+    ]
+    return sorted([*others, ours], key=lambda each: (each["virtualCluster"], each["clusterBinding"]))
+
+
+def policy_names(node: Object) -> list[str]:
+    """The names of the policies that a virtual node is lent under, of either side."""
+    applied = annotations_of(node).get(keys.POLICIES_APPLIED, "")
+    return [name.partition("/")[2] for name in applied.split(",") if name]
+
+
+def own_name(policy: Object) -> list[str]:
+    return [name_of(policy)]

@@ -1,0 +1,22 @@
+"""The configuration of a syncer: that of any process that runs controllers, and a little more."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from tapestry.controller.config import ManagerConfig
+
+
+class SyncerConfig(ManagerConfig, frozen=True):
+    """Everything `tapestry syncer` can be told."""
+
+    binding: Annotated[str, Meta(min_length=1)] = ""
+    """The ClusterBinding that this process works for."""
+    time_zone: str = "UTC"
+    """Of windows that name none."""
+    warning_seconds: Annotated[float, Meta(ge=0)] = 600.0
+    """How long before the end of a lease its node says so."""
+    silence_seconds: Annotated[float, Meta(gt=0)] = 20.0
+    """After how long without an answer the physical cluster counts as out of reach."""
+    kubeconfig_namespaces: Annotated[tuple[str, ...], Meta(max_length=64)] = ("tapestry-system",)
+    """Namespaces that a binding's kubeconfig may come from."""

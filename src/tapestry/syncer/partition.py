@@ -1,0 +1,122 @@
+"""When the physical cluster falls silent.
+
+Silence is not an answer: nothing that it could mean for a pod is decided by it.  After some time without any answer the
+virtual nodes say that nobody knows (Ready=Unknown) and their leases stop, so that nothing new is placed there.  That
+alone would have the virtual cluster evict what runs there.  A binding that holds (`onPartition: Hold`, the default)
+therefore first lets its pods tolerate an unreachable node for ever; when the cluster answers again, they get their
+patience back as it was.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tapestry.apis import keys
+from tapestry.kube.errors import Conflict, KubeError, NotFound
+from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, value_at
+from tapestry.kube.resources import PODS
+from tapestry.process.logs import logger
+from tapestry.syncer.site import Site
+
+log = logger(__name__)
+
+PATIENCE = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+PROBES_PER_SILENCE = 4
+
+
+@dataclass(frozen=True)
+class PartitionWatch:
+    """Notices that the physical cluster fell silent, or answers again, and sees to both."""
+
+    site: Site
+    monotonic: Callable[[], float]
+    look_again: Callable[[], None]
+    """Has every node and lease looked at."""
+
+    async def run(self) -> None:
+        silence = self.site.config.silence_seconds
+        while True:
+            await self.probe(silence / PROBES_PER_SILENCE)
+            silent = self.monotonic() - self.site.reads.last_answer
+            if silent >= silence and self.site.partition.since is None:
+                await self.hold()
+            elif silent < silence and self.site.partition.since is not None:
+                await self.heal()
+            elif silent < silence:
+                await self.restore()  # what a process that is no more held back
+            await asyncio.sleep(silence / PROBES_PER_SILENCE)
+
+    async def probe(self, patience: float) -> None:
+        """Ask for something that costs nothing; an answer of any kind counts."""
+        try:
+            async with asyncio.timeout(patience):
+                await self.site.physical_reads.version()
+        except (KubeError, TimeoutError):
+            return
+
+    async def hold(self) -> None:
+        binding = None if self.site.is_unbinding else self.site.binding()
+        log.warning("the physical cluster does not answer", binding=self.site.binding_name)
+        if binding is not None and binding.spec.on_partition == "Hold":
+            await self.for_each_pod(lifted)
+        self.site.partition.since = self.site.now()
+        self.look_again()
+
+    async def heal(self) -> None:
+        log.info("the physical cluster answers again", binding=self.site.binding_name)
+        self.site.partition.since = None
+        self.look_again()
+
+    async def restore(self) -> None:
+        await self.for_each_pod(put_back)
+
+    async def for_each_pod(self, change: Callable[[Object], Object | None]) -> None:
+        for pod in self.site.virtual_pods.store.list():
+            patch = None if is_deleting(pod) else change(pod)
+            if patch is None:
+                continue
+            try:
+                await self.site.virtual.patch(PODS, pod, patch)
+            except (Conflict, NotFound) as error:
+                log.debug("pod moved on", pod=key_of(pod), error=str(error))
+
+
+def lifted(pod: Object) -> Object | None:
+    """The patch that lets a pod wait for ever, and keeps how long it would have; None where there is nothing to do."""
+    tolerations: list[Object] = value_at(pod, "spec", "tolerations", default=[])
+    limited = {each["key"]: each["tolerationSeconds"] for each in tolerations if is_limited(each)}
+    if not limited or keys.HELD_TOLERATIONS in annotations_of(pod):
+        return None
+    patient = [without_limit(each) if is_limited(each) else each for each in tolerations]
+    annotation = {keys.HELD_TOLERATIONS: msgspec.json.encode(limited).decode()}
+    return {"metadata": {"annotations": annotation}, "spec": {"tolerations": patient}}
+
+
+def put_back(pod: Object) -> Object | None:
+    """The patch that undoes `lifted`; None where it was not done."""
+    text = annotations_of(pod).get(keys.HELD_TOLERATIONS)
+    if text is None:
+        return None
+    try:
+        limits: dict[str, int] = msgspec.json.decode(text, type=dict[str, int])
+    except msgspec.ValidationError:  # a tenant wrote there: nothing of it can be trusted
+        limits = {}
+    tolerations: list[Object] = value_at(pod, "spec", "tolerations", default=[])
+    limited: list[Any] = [
+        {**each, "tolerationSeconds": limits[each["key"]]}
+        if each.get("key") in PATIENCE and each["key"] in limits
+        else each
+        for each in tolerations
+    ]
+    return {"metadata": {"annotations": {keys.HELD_TOLERATIONS: None}}, "spec": {"tolerations": limited}}
+
+
+def is_limited(toleration: Object) -> bool:
+    return toleration.get("key") in PATIENCE and toleration.get("tolerationSeconds") is not None
+
+
+def without_limit(toleration: Object) -> Object:
+    return {key: value for key, value in toleration.items() if key != "tolerationSeconds"}

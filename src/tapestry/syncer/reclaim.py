@@ -1,0 +1,73 @@
+"""Reclaim: which pods of a virtual node leave, how, and when to look again.
+
+Until the deadline of its terms a pod may finish; with `evict` it is asked to go, as disruption budgets allow.  At the
+deadline it goes, whatever it tolerates.  Without a deadline nobody is made to go.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tapestry.kube.objects import Object, is_deleting, key_of, value_at
+from tapestry.kube.quantity import Amounts
+from tapestry.syncer.leasing import FINISH, Lease, State, Terms, soonest
+from tapestry.syncer.requests import effective_requests, holds_its_node
+
+EVICTION_PAUSE = timedelta(seconds=10)
+"""Between two tries to evict what a disruption budget holds back."""
+LONGEST_GRACE = 30
+"""Seconds that a pod gets to end, whatever it asks for, once its deadline has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """What to do now."""
+
+    delete: tuple[Object, ...] = ()
+    evict: tuple[Object, ...] = ()
+    terms: Terms = FINISH
+    look_again: datetime | None = None
+
+
+def reclaim_of(lease: Lease, pods: Iterable[Object], now: datetime) -> Reclaim:
+    """Who leaves a node with that lease now."""
+    staying = [pod for pod in pods if holds_its_node(pod) and not is_deleting(pod)]
+    if lease.state is State.CLOSED:
+        return leaving(staying, lease.terms, now)
+    if lease.trimming is not None:
+        amounts, terms = lease.trimming
+        return leaving(beyond(staying, amounts), terms, now)
+    return Reclaim()
+
+
+def leaving(pods: list[Object], terms: Terms, now: datetime) -> Reclaim:
+    """All of `pods`, on these terms."""
+    if not pods:
+        return Reclaim(terms=terms)
+    if terms.deadline is not None and terms.deadline <= now:
+        return Reclaim(delete=tuple(pods), terms=terms)
+    if terms.evict:
+        return Reclaim(evict=tuple(pods), terms=terms, look_again=soonest(terms.deadline, now + EVICTION_PAUSE))
+    return Reclaim(terms=terms, look_again=terms.deadline)
+
+
+def beyond(pods: list[Object], amounts: Amounts) -> list[Object]:
+    """The pods for which there is no room in `amounts`: those of the lowest priority, of these the newest, first."""
+    left, out = amounts, []
+    for pod in sorted(pods, key=precedence):
+        rest = left - effective_requests(pod)
+        if any(rest[resource].nano < 0 for resource in effective_requests(pod) if resource in amounts):
+            out.append(pod)
+        else:
+            left = rest
+    return out
+
+
+def precedence(pod: Object) -> tuple[int, str, str]:
+    """Who stays longest comes first."""
+    return -value_at(pod, "spec", "priority", default=0), pod["metadata"].get("creationTimestamp", ""), key_of(pod)
+
+
+def grace_of(pod: Object) -> int:
+    """Seconds that a reclaimed pod gets to end."""
+    return min(int(value_at(pod, "spec", "terminationGracePeriodSeconds", default=LONGEST_GRACE)), LONGEST_GRACE)

@@ -1,0 +1,209 @@
+"""Virtual nodes: what a leased physical node looks like in the virtual cluster.
+
+A virtual node belongs to two writers: us, and whoever labels, annotates or taints nodes there.  What we set last is
+kept in an annotation; with it a change of ours, a change of theirs and something we no longer want can be told apart.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.kube.names import label_value
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.times import parse_time, timestamp
+from tapestry.syncer.leasing import FINISH, Lease, State, Terms
+
+RESERVED = (keys.PREFIX, "node-role.kubernetes.io/", "node-restriction.kubernetes.io/")
+"""Labels of the physical node that mean something to its own cluster only."""
+LIFECYCLE = "node.kubernetes.io/"
+"""Taints that every cluster's own controllers set."""
+HOSTNAME = "kubernetes.io/hostname"
+LAST_CONDITIONS = 32
+LONGEST_MESSAGE = 4096
+
+Taint = dict[str, Any]
+
+
+class LastTerms(msgspec.Struct, frozen=True):
+    force: bool = False
+    grace: int = 0
+    evict: bool = False
+
+
+def virtual_node(
+    node: Object, lease: Lease, binding: Binding, name: str, existing: Object | None, now: datetime
+) -> Object:
+    """The Node to have in the virtual cluster for `node`, as `converge` takes it: None is absent, the rest is kept."""
+    before = expected_of(existing)
+    labels, annotations = labels_for(node, binding, name), annotations_for(node, lease)
+    taints = taints_for(node, lease, binding, existing, now)
+    expected = {
+        "labels": labels,
+        "annotations": annotations,
+        "taints": [[each["key"], each["effect"]] for each in taints],
+    }
+    metadata = {
+        "name": name,
+        "labels": merged(before.get("labels", {}), labels_of(existing) if existing else {}, labels),
+        "annotations": {
+            **merged(before.get("annotations", {}), annotations_of(existing) if existing else {}, annotations),
+            keys.EXPECTED_METADATA: msgspec.json.encode(expected, order="sorted").decode(),
+        },
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": metadata,
+        "spec": {"taints": merged_taints(before.get("taints", []), existing, taints)},
+        "status": status_for(node, lease, name),
+    }
+
+
+def labels_for(node: Object, binding: Binding, name: str) -> dict[str, str]:
+    copied = {key: value for key, value in labels_of(node).items() if not key.startswith(RESERVED)}
+    return {
+        **copied,
+        HOSTNAME: name,
+        "node-role.kubernetes.io/tapestry": "",
+        "node.kubernetes.io/exclude-from-external-load-balancers": "",
+        keys.MANAGED_BY: keys.TAPESTRY,
+        keys.NODE_TYPE: keys.VIRTUAL,
+        keys.CLUSTER_BINDING: label_value(binding.name),
+        keys.CLUSTER_BINDING_UID: binding.uid,
+        keys.PHYSICAL_CLUSTER_ID: binding.spec.cluster_id,
+        keys.PHYSICAL_NODE_NAME: label_value(name_of(node)),
+    }
+
+
+def annotations_for(node: Object, lease: Lease) -> dict[str, str]:
+    found = {
+        keys.PHYSICAL_NODE_NAME: name_of(node),
+        keys.PHYSICAL_NODE_UID: uid_of(node),
+        keys.POLICIES_APPLIED: ",".join(str(policy) for policy in lease.policies),
+        keys.LAST_TERMS: terms_to_keep(lease),
+    }
+    if lease.ends is not None:
+        found[keys.LEASE_ENDS] = timestamp(lease.ends)
+    return found
+
+
+def taints_for(node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime) -> list[Taint]:
+    """The owner's taints, as far as they bar new pods, and our own."""
+    taints = [
+        {**taint, "effect": keys.NO_SCHEDULE if taint["effect"] == "NoExecute" else taint["effect"]}
+        for taint in value_at(node, "spec", "taints", default=[])
+        if not taint["key"].startswith(LIFECYCLE)
+    ]
+    ours = []
+    if not binding.spec.disable_node_default_taint:
+        ours.append(keys.VNODE_TAINT)
+    if value_at(node, "spec", "unschedulable"):
+        ours.append(keys.PHYSICAL_NODE_UNSCHEDULABLE)
+    if lease.state is State.CLOSED:
+        ours.append(keys.OUT_OF_TIME_WINDOWS)
+    if lease.state is State.WITHDRAWN:
+        ours.append(keys.WITHDRAWING)
+    plain = [{key: value for key, value in taint.items() if key != "timeAdded"} for taint in taints]
+    return plain + [our_taint(key, existing, now) for key in ours]
+
+
+def our_taint(key: str, existing: Object | None, now: datetime) -> Taint:
+    """A taint of ours; since when it is there is kept from the first time on."""
+    taint = {"key": key, "effect": keys.NO_SCHEDULE}
+    if key not in (keys.OUT_OF_TIME_WINDOWS, keys.WITHDRAWING):
+        return taint
+    there = taint_named(existing, key) or {}
+    return {**taint, "timeAdded": there.get("timeAdded") or timestamp(now)}
+
+
+def taint_named(node: Object | None, key: str) -> Taint | None:
+    taints: list[Taint] = value_at(node, "spec", "taints", default=[])
+    return next((taint for taint in taints if taint["key"] == key), None)
+
+
+def status_for(node: Object, lease: Lease, name: str) -> Object:
+    """What lasts of the physical node's status.  Heartbeats do not: they would be a write every few seconds."""
+    amounts = lease.amounts.texts()
+    internal = [each for each in value_at(node, "status", "addresses", default=[]) if each.get("type") == "InternalIP"]
+    return {
+        "capacity": amounts,
+        "allocatable": amounts,
+        "conditions": [without_heartbeat(each) for each in value_at(node, "status", "conditions", default=[])][
+            :LAST_CONDITIONS
+        ],
+        "addresses": [*internal, {"type": "Hostname", "address": name}],
+        "nodeInfo": value_at(node, "status", "nodeInfo"),
+    }
+
+
+def without_heartbeat(condition: Object) -> Object:
+    kept = {key: value for key, value in condition.items() if key in ("type", "status", "reason", "lastTransitionTime")}
+    message = str(condition.get("message") or "")[:LONGEST_MESSAGE]
+    return {**kept, "message": message, "lastHeartbeatTime": condition.get("lastTransitionTime")}
+
+
+def withdrawn(existing: Object, now: datetime) -> Object:
+    """What makes a virtual node one that is going: a taint, beside those it has."""
+    taints: list[Taint] = value_at(existing, "spec", "taints", default=[])
+    return {
+        "metadata": {"name": name_of(existing)},
+        "spec": {"taints": [*taints, our_taint(keys.WITHDRAWING, existing, now)]},
+    }
+
+
+def last_terms(existing: Object, now: datetime) -> Terms:
+    """The terms on which the node was lent last, counted from its withdrawal: the policies may be gone by now."""
+    try:
+        kept = msgspec.json.decode(annotations_of(existing).get(keys.LAST_TERMS, "{}"), type=LastTerms)
+    except msgspec.ValidationError:
+        return FINISH  # nobody is evicted because something could not be read
+    taint = taint_named(existing, keys.WITHDRAWING)
+    since = parse_time(taint["timeAdded"]) if taint and taint.get("timeAdded") else now
+    deadline = since + timedelta(seconds=kept.grace) if kept.force else None
+    return Terms(deadline, kept.evict, by="the policy it was leased under")
+
+
+def terms_to_keep(lease: Lease) -> str:
+    """The terms of the policies of a lease, for the day when they are gone: force if one has it, the longest grace."""
+    forced = [policy.spec for policy in lease.policies if policy.spec.force_reclaim]
+    kept = LastTerms(
+        force=bool(forced),
+        grace=max((spec.graceful_reclaim_period_seconds for spec in forced), default=0),
+        evict=any(spec.evict_during_grace for spec in forced),
+    )
+    return msgspec.json.encode(kept).decode()
+
+
+def expected_of(existing: Object | None) -> Object:
+    """What we set last, as the annotation says; a broken one counts as nothing."""
+    text = annotations_of(existing).get(keys.EXPECTED_METADATA) if existing is not None else None
+    try:
+        found = msgspec.json.decode(text or "{}")
+    except msgspec.DecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def merged(before: Any, theirs: Any, ours: dict[str, str]) -> dict[str, str | None]:
+    """Our values, but theirs where they changed one that we did not; None for what we set once and want no more."""
+    if not isinstance(before, dict):
+        before = {}
+    wanted: dict[str, str | None] = dict(ours)
+    for key, value in ours.items():
+        changed_by_them = key in before and theirs.get(key) != before[key] and before[key] == value
+        if changed_by_them and not key.startswith(keys.PREFIX):
+            wanted[key] = theirs.get(key)
+    for key in before.keys() - ours.keys():
+        if theirs.get(key) == before[key]:
+            wanted[key] = None
+    return wanted
+
+
+def merged_taints(before: Any, existing: Object | None, ours: list[Taint]) -> list[Taint]:
+    """Our taints and, after them, those that somebody else put on the virtual node."""
+    set_by_us = {(each[0], each[1]) for each in before} | {(each["key"], each["effect"]) for each in ours}
+    theirs: list[Taint] = value_at(existing, "spec", "taints", default=[])
+    return [*ours, *(taint for taint in theirs if (taint["key"], taint.get("effect")) not in set_by_us)]

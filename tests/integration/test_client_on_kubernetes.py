@@ -1,0 +1,398 @@
+"""Every verb of the client, as a real kube-apiserver understands it."""
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.client.access import Access
+from tapestry.client.client import Client, PatchType, Propagation
+from tapestry.client.connection import HttpTransport
+from tapestry.client.credentials import Credentials, Fixed
+from tapestry.client.kubeconfig import load
+from tapestry.client.tls import Tls
+from tapestry.kube.errors import (
+    AlreadyExists,
+    BadRequest,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    TooManyRequests,
+    Unauthorized,
+)
+from tapestry.kube.objects import Object, is_deleting, name_of, named, uid_of, value_at, version_of, with_value
+from tapestry.kube.resources import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    NODES,
+    PODS,
+    SERVICE_ACCOUNTS,
+    TOKEN_REVIEWS,
+    Resource,
+)
+from tapestry.local.kubernetes import KUBERNETES_VERSION, ControlPlane
+from tapestry.process.audit import Audit
+
+BUDGETS = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+
+
+def a_pod(name: str, namespace: str, **spec: Any) -> Object:
+    containers = [{"name": "main", "image": "pause"}]
+    metadata = {"name": name, "namespace": namespace, "labels": {"app": name}}
+    return {"metadata": metadata, "spec": {"containers": containers, **spec}}
+
+
+def a_config(name: str, namespace: str, **data: str) -> Object:
+    return {**named(name, namespace), "data": data}
+
+
+@asynccontextmanager
+async def a_client_with(access: Access) -> AsyncIterator[Client]:
+    client = Client(HttpTransport(access))
+    yield client
+    await client.close()
+
+
+# -- one object
+
+
+async def test_an_object_is_created_read_and_replaced(client: Client, namespace: str) -> None:
+    made = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
+    assert made == await client.get(CONFIGMAPS, "c", namespace)
+    assert (made["kind"], made["apiVersion"]) == ("ConfigMap", "v1")
+    with pytest.raises(AlreadyExists):
+        await client.create(CONFIGMAPS, a_config("c", namespace))
+    red = await client.replace(CONFIGMAPS, {**made, "data": {"colour": "red"}})
+    with pytest.raises(Conflict):
+        await client.replace(CONFIGMAPS, {**made, "data": {"colour": "green"}})
+    assert await client.get(CONFIGMAPS, "c", namespace) == red
+    unconditional = await client.replace(CONFIGMAPS, a_config("c", namespace, colour="grey"))
+    assert unconditional["data"] == {"colour": "grey"}
+
+
+async def test_what_is_not_there_is_not_found_under_its_name(client: Client, namespace: str) -> None:
+    with pytest.raises(NotFound, match=f"GET /api/v1/namespaces/{namespace}/pods/ghost: 404 NotFound: pods"):
+        await client.get(PODS, "ghost", namespace)
+    with pytest.raises(NotFound):
+        await client.delete(PODS, named("ghost", namespace))
+
+
+async def test_what_is_invalid_comes_back_with_its_causes(client: Client, namespace: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        await client.create(PODS, {**named("p", namespace), "spec": {"containers": [{"name": "Main"}]}})
+    fields = {cause["field"] for cause in caught.value.details["causes"]}
+    assert "spec.containers[0].name" in fields
+
+
+async def test_a_name_can_be_generated(client: Client, namespace: str) -> None:
+    made = await client.create(CONFIGMAPS, {"metadata": {"generateName": "c-", "namespace": namespace}})
+    assert name_of(made).startswith("c-")
+    assert len(name_of(made)) > 2
+
+
+async def test_a_dry_run_changes_nothing(client: Client, namespace: str) -> None:
+    made = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
+    await client.create(CONFIGMAPS, a_config("never", namespace), dry_run=True)
+    red = {"data": {"colour": "red"}}
+    assert (await client.replace(CONFIGMAPS, {**made, **red}, dry_run=True))["data"] == red["data"]
+    assert (await client.patch(CONFIGMAPS, made, red, dry_run=True))["data"] == red["data"]
+    assert (await client.apply(CONFIGMAPS, {**named("new", namespace), **red}, dry_run=True))["data"] == red["data"]
+    await client.delete(CONFIGMAPS, made, dry_run=True)
+    assert await client.list(CONFIGMAPS, namespace) == [made]
+
+
+# -- patches
+
+
+async def test_the_three_kinds_of_patch(client: Client, namespace: str) -> None:
+    template = {
+        "metadata": {"labels": {"app": "web"}},
+        "spec": {"containers": [{"name": "one", "image": "a"}, {"name": "two", "image": "b"}]},
+    }
+    spec = {"selector": {"matchLabels": {"app": "web"}}, "template": template}
+    web = await client.create(DEPLOYMENTS, {**named("web", namespace), "spec": spec})
+
+    def images(obj: Object) -> dict[str, str]:
+        return {each["name"]: each["image"] for each in value_at(obj, "spec", "template", "spec", "containers")}
+
+    change = {"spec": {"template": {"spec": {"containers": [{"name": "two", "image": "c"}]}}}}
+    strategic = await client.patch(DEPLOYMENTS, web, change, type=PatchType.STRATEGIC)
+    assert images(strategic) == {"one": "a", "two": "c"}  # by name
+    merged = await client.patch(DEPLOYMENTS, strategic, change, type=PatchType.MERGE)
+    assert images(merged) == {"two": "c"}  # whole
+    path = "/spec/template/spec/containers/0/image"
+    patch = [{"op": "test", "path": path, "value": "c"}, {"op": "replace", "path": path, "value": "d"}]
+    patched = await client.patch(DEPLOYMENTS, merged, patch, type=PatchType.JSON)
+    assert images(patched) == {"two": "d"}
+    assert len({version_of(each) for each in (web, strategic, merged, patched)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("type", "patch"),
+    [
+        (PatchType.MERGE, {"data": {"colour": "red"}}),
+        (PatchType.STRATEGIC, {"data": {"colour": "red"}}),
+        (PatchType.JSON, [{"op": "replace", "path": "/data/colour", "value": "red"}]),
+    ],
+)
+async def test_safety_rule_4_a_patch_for_another_version_is_a_conflict(
+    client: Client, namespace: str, type: PatchType, patch: Any
+) -> None:
+    stale = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
+    current = await client.patch(CONFIGMAPS, stale, {"data": {"size": "small"}})
+    with pytest.raises(Conflict):
+        await client.patch(CONFIGMAPS, stale, patch, type=type)
+    assert await client.get(CONFIGMAPS, "c", namespace) == current
+    by_name = await client.patch(CONFIGMAPS, named("c", namespace), patch, type=type)
+    assert by_name["data"] == {"colour": "red", "size": "small"}
+
+
+async def test_managers_that_apply_conflict_until_one_forces(client: Client, namespace: str) -> None:
+    await client.apply(CONFIGMAPS, a_config("c", namespace, colour="blue", size="small"), manager="one")
+    with pytest.raises(Conflict) as caught:
+        await client.apply(CONFIGMAPS, a_config("c", namespace, colour="red"), manager="two")
+    assert [cause["field"] for cause in caught.value.details["causes"]] == [".data.colour"]
+    forced = await client.apply(CONFIGMAPS, a_config("c", namespace, colour="red"), manager="two", force=True)
+    assert forced["data"] == {"colour": "red", "size": "small"}
+    # What a manager no longer applies, and nobody else does, goes.
+    left = await client.apply(CONFIGMAPS, named("c", namespace), manager="one")
+    assert left["data"] == {"colour": "red"}
+
+
+# -- status
+
+
+async def test_status_is_written_through_its_subresource(client: Client, namespace: str) -> None:
+    made = await client.create(PODS, a_pod("p", namespace))
+    ignored = await client.patch(PODS, made, {"status": {"phase": "Running"}})
+    assert ignored["status"]["phase"] == "Pending"
+    written = await client.patch(PODS, ignored, {"status": {"phase": "Running"}}, subresource="status")
+    assert written["status"]["phase"] == "Running"
+    failed = with_value(written, ("status", "phase"), "Failed")
+    replaced = await client.replace(PODS, failed, subresource="status")
+    assert replaced["status"]["phase"] == "Failed"
+    assert (await client.get(PODS, "p", namespace, subresource="status"))["status"] == replaced["status"]
+
+
+async def test_converge_writes_what_differs_and_nothing_twice(client: Client, namespace: str) -> None:
+    config = {**named("c", namespace), "data": {"colour": "blue", "size": None}}
+    made = await client.converge(CONFIGMAPS, None, config)
+    assert made["data"] == {"colour": "blue"}
+    assert await client.converge(CONFIGMAPS, made, config) is made
+    pod = await client.create(PODS, a_pod("p", namespace))
+    labels = {"app": None, "new": "yes"}
+    wanted = {**with_value(named("p", namespace), ("metadata", "labels"), labels), "status": {"phase": "Running"}}
+    found = await client.converge(PODS, pod, wanted)
+    assert found["metadata"]["labels"] == {"new": "yes"}
+    assert found["status"]["phase"] == "Running"
+    assert await client.converge(PODS, found, wanted) is found
+
+
+# -- lists
+
+
+async def test_a_list_comes_in_pages_of_one_moment(client: Client, namespace: str) -> None:
+    for number in range(5):
+        await client.create(CONFIGMAPS, a_config(f"c{number}", namespace))
+    names, versions = [], set()
+    async for part in client.pages(CONFIGMAPS, namespace, page=2):
+        names.append([name_of(item) for item in part.items or ()])
+        versions.add(part.metadata.resource_version)
+        await client.delete_collection(CONFIGMAPS, namespace, fields="metadata.name=c4")
+    assert names == [["c0", "c1"], ["c2", "c3"], ["c4"]]
+    assert len(versions) == 1
+    items = await client.list(CONFIGMAPS, namespace, page=3)
+    assert [name_of(item) for item in items] == ["c0", "c1", "c2", "c3"]
+    assert {(item["apiVersion"], item["kind"]) for item in items} == {("v1", "ConfigMap")}
+    everywhere = await client.list(CONFIGMAPS)
+    assert [item for item in everywhere if item["metadata"]["namespace"] == namespace] == items
+
+
+async def test_selectors_choose(client: Client, namespace: str) -> None:
+    for name in ("one", "two"):
+        await client.create(PODS, a_pod(name, namespace, nodeName=f"node-{name}"))
+
+    async def chosen(**selectors: str) -> list[str]:
+        return [name_of(pod) for pod in await client.list(PODS, namespace, **selectors)]
+
+    assert await chosen() == ["one", "two"]
+    assert await chosen(labels="app in (one, three)") == ["one"]
+    assert await chosen(labels="app!=one") == ["two"]
+    assert await chosen(fields="spec.nodeName=node-two") == ["two"]
+    assert await chosen(labels="app=one", fields="spec.nodeName=node-two") == []
+    with pytest.raises(BadRequest):
+        await chosen(labels="app in one")
+
+
+# -- deletion
+
+
+async def test_safety_rule_4_a_deletion_spares_whatever_took_the_place(client: Client, namespace: str) -> None:
+    first = await client.create(CONFIGMAPS, a_config("c", namespace))
+    await client.delete(CONFIGMAPS, first)
+    second = await client.create(CONFIGMAPS, a_config("c", namespace))
+    third = await client.patch(CONFIGMAPS, second, {"data": {"a": "b"}})
+    for stale in (first, second, with_value(third, ("metadata", "uid"), uid_of(first))):
+        with pytest.raises(Conflict):
+            await client.delete(CONFIGMAPS, stale)
+    assert (await client.delete(CONFIGMAPS, third))["status"] == "Success"
+    with pytest.raises(NotFound):
+        await client.get(CONFIGMAPS, "c", namespace)
+
+
+async def test_a_pod_on_a_node_gets_the_grace_it_is_given(client: Client, namespace: str) -> None:
+    pod = await client.create(PODS, a_pod("p", namespace, nodeName="n1", terminationGracePeriodSeconds=60))
+    going = await client.delete(PODS, pod, grace_seconds=20)
+    assert is_deleting(going)
+    assert going["metadata"]["deletionGracePeriodSeconds"] == 20
+    assert is_deleting(await client.get(PODS, "p", namespace))
+    await client.delete(PODS, going, grace_seconds=0)
+    assert await client.list(PODS, namespace) == []
+
+
+@pytest.mark.parametrize(
+    ("propagation", "finalizers"),
+    [
+        (Propagation.BACKGROUND, None),
+        (Propagation.FOREGROUND, ["foregroundDeletion"]),
+        (Propagation.ORPHAN, ["orphan"]),
+    ],
+)
+async def test_propagation_is_for_the_garbage_collector(
+    client: Client, namespace: str, propagation: Propagation, finalizers: list[str] | None
+) -> None:
+    made = await client.create(CONFIGMAPS, a_config("c", namespace))
+    going = await client.delete(CONFIGMAPS, made, propagation=propagation)
+    assert value_at(going, "metadata", "finalizers") == finalizers
+
+
+async def test_a_collection_is_deleted_as_far_as_the_selectors_reach(client: Client, namespace: str) -> None:
+    for name in ("one", "two", "three"):
+        await client.create(PODS, a_pod(name, namespace))
+    await client.delete_collection(PODS, namespace, labels="app in (one, two)", fields="metadata.name!=two")
+    assert [name_of(pod) for pod in await client.list(PODS, namespace)] == ["three", "two"]
+    await client.delete_collection(PODS, namespace)
+    assert await client.list(PODS, namespace) == []
+
+
+async def test_an_eviction_asks_the_disruption_budget(client: Client, namespace: str) -> None:
+    budget = {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}}
+    await client.create(BUDGETS, {**named("b", namespace), "spec": budget})
+    running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    guarded, free = [
+        await client.converge(PODS, None, {**a_pod(name, namespace, nodeName="n1"), "status": running})
+        for name in ("guarded", "free")
+    ]
+    with pytest.raises(TooManyRequests) as caught:
+        await client.evict(guarded)
+    assert caught.value.retry_after == 10
+    with pytest.raises(Conflict):
+        await client.evict(with_value(free, ("metadata", "uid"), uid_of(guarded)))
+    await client.evict(free, grace_seconds=0)
+    assert [name_of(pod) for pod in await client.list(PODS, namespace)] == ["guarded"]
+
+
+# -- who may
+
+
+async def test_a_token_of_a_service_account_lets_it_in(client: Client, kubeconfig: Path, namespace: str) -> None:
+    await client.create(SERVICE_ACCOUNTS, named("robot", namespace))
+    pod = await client.create(PODS, a_pod("p", namespace, serviceAccountName="robot"))
+    status = await client.token("robot", namespace, seconds=600, bound_to=pod)
+    review = await client.review(TOKEN_REVIEWS, {"token": status["token"]})
+    user = f"system:serviceaccount:{namespace}:robot"
+    assert review["status"]["user"]["username"] == user
+    assert review["status"]["user"]["extra"]["authentication.kubernetes.io/pod-uid"] == [uid_of(pod)]
+    admin = load([kubeconfig], environ=os.environ)
+    credentials = Credentials(Fixed(f"Bearer {status['token']}"), Tls(admin.trust))
+    async with a_client_with(replace(admin, credentials=credentials)) as robot:
+        with pytest.raises(Forbidden, match=user):
+            await robot.list(PODS, namespace)
+    other = await client.token("robot", namespace, audiences=["elsewhere"])
+    assert not (await client.review(TOKEN_REVIEWS, {"token": other["token"]}))["status"].get("authenticated")
+
+
+async def test_rights_are_reviewed_for_us_and_for_others(client: Client, namespace: str) -> None:
+    assert await client.may("delete", NODES)
+    assert await client.may("create", PODS, namespace, subresource="eviction")
+    assert not await client.may("get", PODS, namespace, user="eve")
+    assert not await client.may("get", PODS, namespace, user="eve", groups=["staff"])
+    assert await client.may("get", PODS, namespace, user="eve", groups=["system:masters"])
+
+
+async def test_we_speak_for_whom_we_impersonate(kubeconfig: Path, namespace: str) -> None:
+    groups = (("Impersonate-User", "eve"), ("Impersonate-Group", "staff"), ("Impersonate-Group", "system:masters"))
+    access = load([kubeconfig], environ=os.environ)
+    async with a_client_with(replace(access, impersonation=groups)) as client:
+        assert await client.list(PODS, namespace) == []
+    async with a_client_with(replace(access, impersonation=groups[:2])) as client:
+        with pytest.raises(Forbidden, match='"eve" cannot list'):
+            await client.list(PODS, namespace)
+        assert not await client.may("list", PODS, namespace)
+
+
+async def test_a_stranger_is_not_let_in(control_plane: ControlPlane, namespace: str) -> None:
+    access = load([control_plane.kubeconfig], environ=os.environ)
+    credentials = Credentials(Fixed("Bearer stranger"), Tls(access.trust))
+    async with a_client_with(replace(access, credentials=credentials)) as client:
+        with pytest.raises(Unauthorized) as caught:
+            await client.list(PODS, namespace)
+    assert "stranger" not in str(caught.value)
+
+
+# -- about the server, and about us
+
+
+async def test_the_server_tells_its_version(client: Client) -> None:
+    assert (await client.version())["gitVersion"] == f"v{KUBERNETES_VERSION}"
+
+
+async def test_the_audit_names_the_request_as_the_server_does(kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    transport = HttpTransport(load([kubeconfig], environ=os.environ))
+    with Audit(str(path)) as audit:
+        client = Client(transport, audit=audit)
+        await client.create(CONFIGMAPS, a_config("c", namespace))
+        with pytest.raises(AlreadyExists):
+            await client.create(CONFIGMAPS, a_config("c", namespace))
+        await client.close()
+    made, refused = map(json.loads, path.read_text().splitlines())
+    assert (made["code"], refused["code"]) == (201, 409)
+    assert made["requestId"]
+
+
+Verb = Callable[[Client, Object], Any]
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda client, obj: client.patch(CONFIGMAPS, obj, {"data": {"late": "yes"}}),
+        lambda client, obj: client.replace(CONFIGMAPS, {**obj, "data": {"late": "yes"}}),
+        lambda client, obj: client.apply(
+            CONFIGMAPS,
+            {"metadata": {key: obj["metadata"][key] for key in ("name", "namespace", "resourceVersion")}, "data": {}},
+            force=True,
+        ),
+        lambda client, obj: client.delete(CONFIGMAPS, obj),
+        lambda client, obj: client.create(CONFIGMAPS, a_config(name_of(obj), obj["metadata"]["namespace"], late="yes")),
+    ],
+    ids=["patch", "replace", "apply", "delete", "create"],
+)
+async def test_safety_rule_4_a_leaders_late_write_is_refused(
+    client: Client, kubeconfig: Path, namespace: str, verb: Verb
+) -> None:
+    seen = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
+    current = await client.patch(CONFIGMAPS, seen, {"data": {"colour": "red"}})
+    transport = HttpTransport(load([kubeconfig], environ=os.environ))
+    leader = Client(transport, fence=lambda: None)
+    with pytest.raises(Conflict):
+        await verb(leader, seen)
+    await leader.close()
+    assert await client.get(CONFIGMAPS, "c", namespace) == current

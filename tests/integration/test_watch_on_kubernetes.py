@@ -1,0 +1,265 @@
+"""Watches of a real kube-apiserver, and what happens to them when it dies, forgets, or falls silent."""
+
+import asyncio
+import base64
+import json
+import os
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.connection import HttpTransport
+from tapestry.client.kubeconfig import load
+from tapestry.client.transport import Request, Response, Stream
+from tapestry.client.watch import Changes, Listing, Page, Synced, Watch, WatchEvent
+from tapestry.kube.errors import KubeError
+from tapestry.kube.objects import Object, name_of, named, version_of
+from tapestry.kube.resources import CONFIGMAPS
+from tapestry.local.kubernetes import ControlPlane
+
+PATIENCE = 60.0
+
+
+Query = dict[str, str]
+
+
+@dataclass
+class Observed:
+    """A transport that notes what is asked for; it can alter the query of a watch, and hold watches back."""
+
+    inner: HttpTransport
+    alter: Callable[[Query], Query]
+    lists: list[Query] = field(default_factory=list)
+    streams: list[Query] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    noted: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def send(self, request: Request) -> Response:
+        self.lists.append(dict(request.query))
+        return await self.inner.send(request)
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[Stream]:
+        query = self.alter(dict(request.query))
+        async with self.noted:
+            self.streams.append(query)
+            self.noted.notify_all()
+        await self.gate.wait()
+        async with self.inner.stream(replace(request, query=query)) as stream:
+            yield stream
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+class Reader:
+    """Follows the config maps of a namespace."""
+
+    def __init__(self, transport: Observed, namespace: str, **options: Any) -> None:
+        self.transport = transport
+        self.watch = Watch(Client(transport), CONFIGMAPS, namespace, on_restart=self._restarted, **options)
+        self.objects: dict[str, Object] = {}
+        self.lists = 0
+        self.restarts: list[str] = []
+        self._shown: set[str] = set()
+
+    async def follow(self) -> None:
+        async with aclosing(self.watch.events()) as events:
+            async for event in events:
+                async with self.transport.noted:
+                    self._hear(event)
+                    self.transport.noted.notify_all()
+
+    async def until(self, claim: Callable[[], bool]) -> None:
+        """Wait for the event, or the new stream, that makes `claim` true."""
+        async with asyncio.timeout(PATIENCE), self.transport.noted:
+            await self.transport.noted.wait_for(claim)
+
+    async def shows(self, *names: str) -> None:
+        await self.until(lambda: self.lists > 0 and sorted(self.objects) == sorted(names))
+
+    def _hear(self, event: WatchEvent) -> None:
+        match event:
+            case Listing():
+                self._shown = set()
+            case Page(items):
+                self._shown.update(map(name_of, items))
+                self.objects |= {name_of(obj): obj for obj in items}
+            case Synced():
+                self.objects = {name: obj for name, obj in self.objects.items() if name in self._shown}
+                self.lists += 1
+            case Changes(changes):
+                for type, obj in changes:
+                    before = self.objects.pop(name_of(obj), None)
+                    assert (before is None) == (type == "ADDED"), f"{type} {name_of(obj)} comes out of turn"
+                    if type != "DELETED":
+                        self.objects[name_of(obj)] = obj
+
+    def _restarted(self, error: KubeError, _pause: float) -> None:
+        self.restarts.append(type(error).__name__)
+
+
+@asynccontextmanager
+async def a_reader(
+    kubeconfig: Path, namespace: str, *, alter: Callable[[Query], Query] = lambda query: query, **options: Any
+) -> AsyncIterator[Reader]:
+    transport = Observed(HttpTransport(load([kubeconfig], environ=os.environ)), alter)
+    reader = Reader(transport, namespace, **options)
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(reader.follow())
+        try:
+            yield reader
+        finally:
+            following.cancel()
+    await transport.close()
+
+
+@asynccontextmanager
+async def a_client(kubeconfig: Path) -> AsyncIterator[Client]:
+    client = Client(HttpTransport(load([kubeconfig], environ=os.environ)))
+    yield client
+    await client.close()
+
+
+# -- a server that is well
+
+
+async def test_a_list_is_streamed_and_followed(client: Client, kubeconfig: Path, namespace: str) -> None:
+    one = await client.create(CONFIGMAPS, named("one", namespace))
+    async with a_reader(kubeconfig, namespace) as reader:
+        await reader.shows("one")
+        assert reader.objects["one"] == one
+        two = await client.create(CONFIGMAPS, named("two", namespace))
+        changed = await client.patch(CONFIGMAPS, one, {"data": {"colour": "red"}})
+        await client.delete(CONFIGMAPS, two)
+        await reader.until(lambda: reader.objects == {"one": changed})
+        assert reader.lists == 1
+        [stream] = reader.transport.streams
+    assert stream["sendInitialEvents"] == "true"
+    assert reader.transport.lists == []  # this server streams lists, so none was asked for in pages
+    assert reader.restarts == []
+
+
+async def test_an_empty_list_is_synced_too(kubeconfig: Path, namespace: str) -> None:
+    async with a_reader(kubeconfig, namespace) as reader:
+        await reader.shows()
+        assert reader.lists == 1
+
+
+async def test_pages_are_listed_where_lists_are_not_streamed(client: Client, kubeconfig: Path, namespace: str) -> None:
+    for number in range(5):
+        await client.create(CONFIGMAPS, named(f"c{number}", namespace))
+
+    def misspelt(query: Query) -> Query:
+        return {key: text for key, text in query.items() if key != "resourceVersionMatch"}
+
+    options: dict[str, Any] = {"page": 2, "fields": "metadata.name!=c3"}
+    async with a_reader(kubeconfig, namespace, alter=misspelt, **options) as reader:
+        await reader.shows("c0", "c1", "c2", "c4")
+        await client.create(CONFIGMAPS, named("c5", namespace))
+        await client.delete_collection(CONFIGMAPS, namespace, fields="metadata.name=c0")
+        await reader.shows("c1", "c2", "c4", "c5")
+    first, second, *_ = reader.transport.lists
+    assert (first["limit"], "continue" in first, "continue" in second) == ("2", False, True)
+    assert reader.restarts == []
+
+
+async def test_a_selector_shows_what_enters_and_leaves_it(client: Client, kubeconfig: Path, namespace: str) -> None:
+    plain = await client.create(CONFIGMAPS, named("c", namespace))
+    async with a_reader(kubeconfig, namespace, labels="shown=yes") as reader:
+        await reader.shows()
+        shown = await client.patch(CONFIGMAPS, plain, {"metadata": {"labels": {"shown": "yes"}}})
+        await reader.shows("c")
+        await client.patch(CONFIGMAPS, shown, {"metadata": {"labels": {"shown": None}}})
+        await reader.shows()
+        assert reader.lists == 1
+
+
+async def test_bookmarks_move_the_place_to_resume_from(client: Client, kubeconfig: Path, namespace: str) -> None:
+    async with a_reader(kubeconfig, namespace, alter=lambda query: {**query, "timeoutSeconds": "4"}) as reader:
+        await reader.shows()
+        elsewhere = await client.create(CONFIGMAPS, {"metadata": {"generateName": "c-", "namespace": "default"}})
+        await reader.until(lambda: len(reader.transport.streams) == 2)  # the server ends the first after a bookmark
+        await client.create(CONFIGMAPS, named("late", namespace))
+        await reader.shows("late")
+        assert reader.lists == 1
+        assert reader.restarts == []
+    assert int(reader.transport.streams[1]["resourceVersion"]) >= int(version_of(elsewhere))
+
+
+# -- a server that is hurt
+
+
+@pytest.fixture(scope="module")
+def plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane of our own, to hurt."""
+    with ControlPlane(tmp_path_factory.mktemp("plane"), kube_assets, fsync=False) as plane:
+        yield plane
+
+
+def compact(plane: ControlPlane) -> None:
+    """Make etcd forget all history."""
+
+    def ask(path: str, body: Any) -> Any:
+        request = urllib.request.Request(f"{plane.etcd_url}/v3/kv/{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    revision = ask("range", {"key": base64.b64encode(b"/").decode()})["header"]["revision"]
+    ask("compaction", {"revision": revision, "physical": True})
+
+
+async def test_a_watch_outlives_its_server(plane: ControlPlane) -> None:
+    async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
+        kept = await client.create(CONFIGMAPS, named("kept", "default"))
+        await reader.until(lambda: "kept" in reader.objects)
+        await asyncio.to_thread(plane.restart, "kube-apiserver")
+        changed = await client.patch(CONFIGMAPS, kept, {"data": {"colour": "red"}})
+        await client.create(CONFIGMAPS, named("new", "default"))
+        await reader.until(lambda: "new" in reader.objects)
+        assert reader.objects["kept"] == changed
+        assert reader.restarts
+
+
+async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(plane: ControlPlane) -> None:
+    async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
+        doomed = await client.create(CONFIGMAPS, named("doomed", "default"))
+        await reader.until(lambda: "doomed" in reader.objects)
+        reader.transport.gate.clear()
+        reader.transport.abort()
+        await client.delete(CONFIGMAPS, doomed)
+        await client.create(CONFIGMAPS, named("born", "default"))
+        await asyncio.to_thread(compact, plane)
+        await asyncio.to_thread(plane.restart, "kube-apiserver")  # what it keeps in memory goes too
+        reader.transport.gate.set()
+        await reader.until(lambda: reader.lists == 2)
+        assert "Gone" in reader.restarts
+        listed = {name_of(obj): obj for obj in await client.list(CONFIGMAPS, "default")}
+        assert "doomed" not in listed
+        assert reader.objects == listed
+
+
+async def test_a_server_that_falls_silent_is_noticed_and_resumed(plane: ControlPlane) -> None:
+    async with a_reader(plane.kubeconfig, "kube-system", silence=2) as reader, a_client(plane.kubeconfig) as client:
+        await reader.until(lambda: reader.lists == 1)
+        before = set(reader.objects)
+        plane.pause("kube-apiserver")
+        try:
+            await reader.until(lambda: "Silence" in reader.restarts and len(reader.transport.streams) > 1)
+        finally:
+            plane.resume("kube-apiserver")
+        await client.create(CONFIGMAPS, named("after", "kube-system"))
+        await reader.shows("after", *before)
+        assert reader.lists == 1

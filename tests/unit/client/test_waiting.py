@@ -1,0 +1,140 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.transport import Request, Response
+from tapestry.client.waiting import wait_for
+from tapestry.controller.testing import InProcessApi
+from tapestry.controller.testing.clock import run, running_clock
+from tapestry.kube.errors import TransportError
+from tapestry.kube.objects import Object, labels_of, named, version_of
+from tapestry.kube.resources import NODES, PODS, SECRETS
+
+POD = named("web", "default")
+
+
+def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def on_a_loop_of_its_own(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    return on_a_loop_of_its_own
+
+
+def a_client() -> tuple[InProcessApi, Client]:
+    api = InProcessApi([PODS, NODES, SECRETS], now=running_clock().now)
+    return api, Client(api)
+
+
+def exists(obj: Object | None) -> bool:
+    return obj is not None
+
+
+def is_absent(obj: Object | None) -> bool:
+    return obj is None
+
+
+def is_ready(obj: Object | None) -> bool:
+    return obj is not None and labels_of(obj).get("ready") == "yes"
+
+
+@on_virtual_time
+async def test_what_is_so_already_is_not_waited_for() -> None:
+    _, client = a_client()
+    made = await client.create(PODS, POD)
+    assert await wait_for(client, PODS, "web", "default", until=exists) == made
+    assert await wait_for(client, PODS, "other", "default", until=is_absent) is None
+    assert await wait_for(client, NODES, "n1", until=is_absent) is None
+    assert running_clock().monotonic() == 0
+
+
+@on_virtual_time
+async def test_it_returns_the_object_as_it_was_when_it_got_there() -> None:
+    _, client = a_client()
+    made = await client.create(PODS, POD)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(wait_for(client, PODS, "web", "default", until=is_ready))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        await client.create(PODS, named("another", "default"))
+        ready = await client.patch(PODS, made, {"metadata": {"labels": {"ready": "yes"}}})
+        await client.patch(PODS, ready, {"metadata": {"labels": {"ready": "no"}}})
+    assert waiting.result() == ready
+
+
+@on_virtual_time
+async def test_it_waits_for_an_object_to_go() -> None:
+    _, client = a_client()
+    made = await client.create(PODS, POD)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(wait_for(client, PODS, "web", "default", until=is_absent))
+        await asyncio.sleep(5)
+        await client.delete(PODS, made)
+    assert waiting.result() is None
+
+
+@on_virtual_time
+async def test_it_outlives_what_happens_to_watches() -> None:
+    api, client = a_client()
+    await client.create(PODS, POD)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(wait_for(client, PODS, "web", "default", until=is_absent))
+        await asyncio.sleep(1)
+        api.freeze()
+        await client.delete(PODS, POD)
+        api.compact()
+        api.disconnect()
+        await asyncio.sleep(1)
+        api.thaw()
+    assert waiting.result() is None
+
+
+@on_virtual_time
+async def test_it_says_how_things_were_when_the_time_was_over() -> None:
+    _, client = a_client()
+    made = await client.create(PODS, POD)
+    with pytest.raises(TimeoutError) as caught:
+        await wait_for(client, PODS, "web", "default", until=is_ready, timeout=7)
+    assert str(caught.value) == (
+        f"Pod default/web did not get there in 7 s; it was last at version {version_of(made)} "
+        "with status {'phase': 'Pending'}"
+    )
+    with pytest.raises(TimeoutError, match=r"Node n1 did not get there in 1 s; it was not there$"):
+        await wait_for(client, NODES, "n1", until=exists, timeout=1)
+
+
+@on_virtual_time
+async def test_safety_rule_7_a_secret_that_is_waited_for_in_vain_is_not_told() -> None:
+    _, client = a_client()
+    await client.create(SECRETS, {**named("key", "default"), "data": {"password": "aHVzaA=="}})
+    with pytest.raises(TimeoutError) as caught:
+        await wait_for(client, SECRETS, "key", "default", until=is_ready)
+    assert "aHVzaA" not in str(caught.value)
+
+
+class Unreachable:
+    async def send(self, request: Request) -> Response:
+        raise AssertionError("a watch that cannot begin lists nothing")
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[Any]:
+        raise TransportError(f"{request}: nobody listens", maybe_sent=False)
+        yield
+
+    def abort(self) -> None:
+        raise AssertionError("nobody aborts here")
+
+    async def close(self) -> None:
+        return
+
+
+@on_virtual_time
+async def test_it_says_that_nobody_answered() -> None:
+    with pytest.raises(TimeoutError, match=r"; the watch broke last with GET /api/v1/\S+: nobody listens$"):
+        await wait_for(Client(Unreachable()), PODS, "web", "default", until=is_absent)
+    assert running_clock().monotonic() == 30

@@ -1,0 +1,757 @@
+"""A watch never loses and never repeats, whatever happens to its streams.
+
+Streams that break in a certain way are written down in advance (`Tape`); all else runs on the in-process API.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import wraps
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+
+from tapestry.client.client import Client
+from tapestry.client.transport import Request, Response, Stream, Transport
+from tapestry.client.watch import (
+    LIFETIME,
+    LONGEST_EVENT,
+    LONGEST_PAUSE,
+    Change,
+    Changes,
+    Listing,
+    Page,
+    Synced,
+    Watch,
+    WatchEvent,
+)
+from tapestry.controller.testing import Connection, InProcessApi
+from tapestry.controller.testing.clock import run, running_clock
+from tapestry.kube.errors import BadRequest, Conflict, Gone, Invalid, KubeError, NotFound, ServerError, TransportError
+from tapestry.kube.objects import Object, name_of, named, version_of
+from tapestry.kube.resources import PODS
+
+
+def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def on_a_loop_of_its_own(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    return on_a_loop_of_its_own
+
+
+# -- streams that were written down
+
+
+def a_pod(name: str, version: int) -> Object:
+    return {"metadata": {"name": name, "resourceVersion": str(version)}}
+
+
+def line(type: str, obj: Object) -> bytes:
+    return msgspec.json.encode({"type": type, "object": obj}) + b"\n"
+
+
+def added(name: str, version: int) -> bytes:
+    return line("ADDED", a_pod(name, version))
+
+
+def modified(name: str, version: int) -> bytes:
+    return line("MODIFIED", a_pod(name, version))
+
+
+def deleted(name: str, version: int) -> bytes:
+    return line("DELETED", a_pod(name, version))
+
+
+def bookmark(version: int, **metadata: Any) -> bytes:
+    return line("BOOKMARK", {"metadata": {"resourceVersion": str(version), **metadata}})
+
+
+def list_end(version: int) -> bytes:
+    return bookmark(version, annotations={"k8s.io/initial-events-end": "true"})
+
+
+EXPIRED = Gone(410, "Expired", "too old resource version: 1 (9)")
+UNKNOWN_OPTION = Invalid(422, "Invalid", "sendInitialEvents: Forbidden")
+TROUBLE = ServerError(500, "InternalError", "etcd has no leader")
+CUT = TransportError("the wire was cut", maybe_sent=True)
+
+
+def error(error: KubeError) -> bytes:
+    return line("ERROR", error.status())  # type: ignore[attr-defined]
+
+
+def page(*names: str, version: int, token: str = "") -> Response:
+    items = [a_pod(name, version) for name in names]
+    metadata = {"resourceVersion": str(version), "continue": token}
+    return Response(200, {}, msgspec.json.encode({"metadata": metadata, "items": items}))
+
+
+class Over(Exception):
+    """The tape has come to its end."""
+
+
+@dataclass
+class Take:
+    """One stream: its chunks, then its end, an error, or (None) silence."""
+
+    chunks: Sequence[bytes] = ()
+    end: Exception | str | None = ""
+    status: int = 200
+
+
+def refused(error: Any) -> Take:
+    return Take([msgspec.json.encode(error.status())], status=error.code)
+
+
+@dataclass
+class Tape:
+    """A transport that plays streams, and pages, one after the other."""
+
+    takes: deque[Take]
+    pages: deque[Response] = field(default_factory=deque)
+    queries: list[dict[str, str]] = field(default_factory=list)
+    open: int = 0
+
+    async def send(self, request: Request) -> Response:
+        if not self.pages:
+            raise Over
+        self.queries.append(dict(request.query))
+        return self.pages.popleft()
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator["Playing"]:
+        if not self.takes:
+            raise Over
+        self.queries.append(dict(request.query))
+        self.open += 1
+        try:
+            yield Playing(self.takes.popleft())
+        finally:
+            self.open -= 1
+
+    def abort(self) -> None:
+        raise AssertionError("a watch never aborts")
+
+    async def close(self) -> None:
+        self.takes.clear()
+
+
+@dataclass
+class Playing:
+    take: Take
+
+    @property
+    def status(self) -> int:
+        return self.take.status
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        for chunk in self.take.chunks:
+            yield chunk
+        if self.take.end is None:
+            await asyncio.Event().wait()
+        if isinstance(self.take.end, Exception):
+            raise self.take.end
+
+
+@dataclass
+class Played:
+    """What a watch of a tape told, and why it began again."""
+
+    events: list[WatchEvent]
+    restarts: list[tuple[KubeError, float]]
+    queries: list[dict[str, str]]
+
+    @property
+    def shapes(self) -> list[str]:
+        return [shape(event) for event in self.events]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [type(error).__name__ for error, _ in self.restarts]
+
+    @property
+    def versions(self) -> list[str]:
+        """What each stream was asked to begin after; empty for a list."""
+        return [query.get("resourceVersion", "") for query in self.queries]
+
+
+def shape(event: WatchEvent) -> str:
+    """An event in short: `page a b`, `+c ~c -c`."""
+    match event:
+        case Page(items):
+            return " ".join(["page", *map(name_of, items)])
+        case Changes(changes):
+            signs = {"ADDED": "+", "MODIFIED": "~", "DELETED": "-"}
+            return " ".join(signs[type] + name_of(obj) for type, obj in changes)
+    return type(event).__name__
+
+
+async def played(*takes: Take, pages: Sequence[Response] = (), **options: Any) -> Played:
+    tape = Tape(deque(takes), deque(pages))
+    restarts: list[tuple[KubeError, float]] = []
+    watch = Watch(Client(tape), PODS, on_restart=lambda error, pause: restarts.append((error, pause)), **options)
+    events: list[WatchEvent] = []
+    with suppress(Over):
+        async for event in watch.events():
+            events += [event]
+    assert not tape.open
+    return Played(events, restarts, tape.queries)
+
+
+A_LIST = [added("a", 3), added("b", 5), list_end(7)]
+
+
+# -- lists
+
+
+@on_virtual_time
+async def test_a_list_is_streamed_and_then_followed() -> None:
+    got = await played(Take([*A_LIST, modified("a", 8) + added("c", 9), deleted("b", 10)]))
+    assert got.shapes == ["Listing", "page a", "page b", "Synced", "~a +c", "-b"]
+    assert got.restarts == []
+
+
+@on_virtual_time
+async def test_a_stream_is_asked_for_with_all_that_it_needs() -> None:
+    got = await played(Take(A_LIST), Take([bookmark(8)]), labels="app=web", fields="spec.nodeName=n1")
+    first, second = got.queries
+    assert all(LIFETIME[0] <= int(query.pop("timeoutSeconds")) <= LIFETIME[1] for query in (first, second))
+    common = {
+        "watch": "1",
+        "allowWatchBookmarks": "true",
+        "labelSelector": "app=web",
+        "fieldSelector": "spec.nodeName=n1",
+    }
+    assert first == {**common, "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+    assert second == {**common, "resourceVersion": "7"}
+
+
+@pytest.mark.parametrize("refusal", [UNKNOWN_OPTION, BadRequest(400, "BadRequest", "what is sendInitialEvents?")])
+@on_virtual_time
+async def test_a_server_that_cannot_stream_lists_is_asked_for_pages_from_then_on(refusal: KubeError) -> None:
+    pages = [page("a", "b", version=5, token="more"), page("c", version=5), page(version=9)]
+    got = await played(
+        refused(refusal), Take([added("d", 6)]), refused(EXPIRED), Take([bookmark(9)]), pages=pages, page=2
+    )
+    assert got.shapes == ["Listing", "page a b", "page c", "Synced", "+d", "Listing", "page", "Synced"]
+    assert ["limit" in query for query in got.queries] == [False, True, True, False, False, True, False]
+    assert got.queries[1]["limit"] == "2"
+    assert got.reasons == ["Gone"]  # that it pages is no failure
+
+
+@on_virtual_time
+async def test_a_refusal_to_resume_says_nothing_about_lists() -> None:
+    got = await played(Take(A_LIST), refused(BadRequest(400, "BadRequest", "no")), refused(EXPIRED), Take(A_LIST))
+    assert got.reasons == ["BadRequest", "Gone"]
+    assert got.shapes[-4:] == ["Listing", "page a", "page b", "Synced"]
+
+
+@on_virtual_time
+async def test_a_refusal_of_the_pages_too_is_tried_again_after_a_pause() -> None:
+    pages = [Response(400, {}, b"bad selector"), page("a", version=5)]
+    got = await played(refused(UNKNOWN_OPTION), Take([bookmark(6)]), pages=pages)
+    assert got.shapes == ["Listing", "Listing", "page a", "Synced"]
+    assert got.reasons == ["BadRequest"]
+
+
+@on_virtual_time
+async def test_pages_that_are_forgotten_meanwhile_are_listed_again() -> None:
+    gone = Response(410, {}, msgspec.json.encode(EXPIRED.status()))
+    pages = [page("a", version=5, token="more"), gone, page("b", version=9)]
+    got = await played(refused(UNKNOWN_OPTION), Take([bookmark(9)]), pages=pages)
+    assert got.shapes == ["Listing", "page a", "Listing", "page b", "Synced"]
+    assert "continue" not in got.queries[3]
+
+
+@on_virtual_time
+async def test_what_happens_while_a_list_is_streamed_is_part_of_it() -> None:
+    chunks = [added("a", 1) + added("b", 2) + deleted("a", 3) + modified("b", 4) + added("a", 5) + list_end(5)]
+    got = await played(Take([*chunks, modified("a", 6)]))
+    assert got.shapes == ["Listing", "page a b", "-a", "page b a", "Synced", "~a"]
+
+
+@on_virtual_time
+async def test_a_list_that_breaks_off_begins_anew() -> None:
+    got = await played(Take([added("a", 1), added("b", 2)], end=CUT), Take([added("b", 2), list_end(4)]))
+    assert got.shapes == ["Listing", "page a", "page b", "Listing", "page b", "Synced"]
+    assert got.versions == ["", ""]
+
+
+@pytest.mark.parametrize("chunks", [[], [added("a", 1)]])
+@on_virtual_time
+async def test_a_list_that_ends_before_it_is_whole_is_asked_for_ever_more_seldom(chunks: list[bytes]) -> None:
+    got = await played(*[Take(chunks)] * 5)
+    assert got.reasons == ["BrokenStream"] * 5
+    pauses = [pause for _, pause in got.restarts]
+    assert pauses == sorted(pauses)
+    assert "Synced" not in got.shapes
+
+
+# -- resuming
+
+
+@pytest.mark.parametrize("end", ["", CUT])
+@on_virtual_time
+async def test_a_stream_that_ends_is_resumed_where_it_was(end: Exception | str) -> None:
+    takes = [Take([*A_LIST, added("c", 9)], end=end), Take([modified("c", 11)], end=end), Take([deleted("c", 12)])]
+    got = await played(*takes)
+    assert got.shapes == ["Listing", "page a", "page b", "Synced", "+c", "~c", "-c"]
+    assert got.versions == ["", "9", "11"]
+    assert got.reasons == (["TransportError"] * 2 if end else [])  # a server may end a stream when it likes
+
+
+@on_virtual_time
+async def test_bookmarks_move_the_place_to_resume_from() -> None:
+    got = await played(Take([*A_LIST, bookmark(20)]), Take([bookmark(30) + bookmark(40)]), Take([bookmark(50)]))
+    assert got.shapes == ["Listing", "page a", "page b", "Synced"]
+    assert got.versions == ["", "20", "40"]
+
+
+@pytest.mark.parametrize("gone", [refused(EXPIRED), Take([error(EXPIRED)])], ids=["an answer", "an event"])
+@on_virtual_time
+async def test_a_version_that_the_server_forgot_means_a_new_list(gone: Take) -> None:
+    got = await played(Take(A_LIST), gone, Take([added("z", 90), list_end(99)]), Take([bookmark(100)]))
+    assert got.shapes[4:] == ["Listing", "page z", "Synced"]
+    assert got.versions == ["", "7", "", "99"]
+    assert got.reasons == ["Gone"]
+
+
+@pytest.mark.parametrize(("why", "after"), [(EXPIRED, ["", ""]), (TROUBLE, ["", "9"])])
+@on_virtual_time
+async def test_changes_before_an_error_in_the_same_chunk_are_not_lost(why: KubeError, after: list[str]) -> None:
+    got = await played(Take([*A_LIST, added("c", 8) + modified("c", 9) + error(why)]), Take([list_end(10)]))
+    assert got.shapes[4] == "+c ~c"
+    assert got.versions == after
+
+
+@on_virtual_time
+async def test_an_error_in_the_middle_of_a_list_begins_it_anew() -> None:
+    got = await played(Take([added("a", 1) + error(TROUBLE)]), Take(A_LIST))
+    assert got.shapes == ["Listing", "page a", "Listing", "page a", "page b", "Synced"]
+
+
+@on_virtual_time
+async def test_a_line_that_was_cut_off_is_told_by_the_next_stream() -> None:
+    whole = modified("a", 8)
+    got = await played(Take([*A_LIST, whole[:20]], end=CUT), Take([whole]))
+    assert got.shapes[4:] == ["~a"]
+    assert got.versions == ["", "7"]
+
+
+@pytest.mark.parametrize("status", [302, 403, 404, 500])
+@on_virtual_time
+async def test_a_watch_outlives_every_refusal(status: int) -> None:
+    got = await played(Take([b"no"], status=status), Take(A_LIST), Take([b"no"], status=status), Take([added("c", 8)]))
+    assert got.shapes == ["Listing", "page a", "page b", "Synced", "+c"]
+    assert str(got.restarts[0][0]).startswith(f"watch pods: {status} ")
+
+
+EVENTS = st.lists(
+    st.builds(
+        lambda make, name, version: (make, name, version),
+        st.sampled_from([added, modified, deleted]),
+        st.sampled_from("ab\N{SNOWMAN}"),
+        st.integers(1, 10**9),
+    ),
+    max_size=8,
+)
+
+
+@given(events=EVENTS, cuts=st.lists(st.integers(0, 2000), max_size=30))
+def test_lines_may_be_cut_anywhere(events: list[tuple[Any, str, int]], cuts: list[int]) -> None:
+    text = b"".join([*A_LIST, *(make(name, version) for make, name, version in events)])
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    chunks = [text[start:end] for start, end in pairwise(edges)]  # some of them empty
+
+    def told(got: Played) -> tuple[list[str], list[Change]]:
+        listed = [name_of(obj) for event in got.events if isinstance(event, Page) for obj in event.items]
+        return listed, [change for event in got.events if isinstance(event, Changes) for change in event.changes]
+
+    assert told(run(played(Take(chunks)))) == told(run(played(Take([text]))))
+
+
+# -- streams that are no use
+
+
+@on_virtual_time
+async def test_a_silent_stream_is_given_up_and_resumed() -> None:
+    got = await played(Take(A_LIST, end=None), Take([added("c", 8)]), silence=40)
+    assert got.shapes[4:] == ["+c"]
+    assert got.reasons == ["Silence"]
+    assert str(got.restarts[0][0]) == "the stream carried nothing for 40 s"
+    assert 40 < running_clock().monotonic() < 41
+
+
+@on_virtual_time
+async def test_a_refusal_without_an_end_is_given_up_too() -> None:
+    got = await played(Take([b"well..."], status=500, end=None), Take(A_LIST))
+    assert got.reasons == ["Silence"]
+
+
+@on_virtual_time
+async def test_a_refusal_is_not_read_for_ever() -> None:
+    got = await played(Take([b"no" * 1000] * 10_000, status=500, end=None), Take(A_LIST))
+    assert got.reasons == ["ServerError"]
+    assert running_clock().monotonic() < 1
+
+
+@on_virtual_time
+async def test_an_event_without_end_is_refused() -> None:
+    chunk = b"x" * (1 << 20)
+    got = await played(Take([*A_LIST, *[chunk] * (LONGEST_EVENT // len(chunk) + 2)], end=None), Take([added("c", 8)]))
+    assert got.reasons == ["BrokenStream"]
+    assert got.shapes[4:] == ["+c"]
+
+
+@pytest.mark.parametrize("noise", [b"<h1>Welcome</h1>\n", b"[]\n", b'{"type":"ADDED"}\n', b'{"type":"\xff"}\n'])
+@on_virtual_time
+async def test_a_line_that_is_no_event_breaks_the_stream_and_loses_nothing(noise: bytes) -> None:
+    got = await played(Take([*A_LIST, added("c", 8) + noise]), Take([added("c", 8)]))
+    assert got.reasons == ["BrokenStream"]
+    assert got.shapes[4:] == ["+c"]
+    assert got.versions == ["", "7"]
+
+
+@on_virtual_time
+async def test_a_stream_that_ends_at_once_is_not_asked_for_in_a_tight_loop() -> None:
+    got = await played(Take(A_LIST), *[Take()] * 4)
+    assert got.reasons == ["BrokenStream"] * 4
+    assert got.versions == ["", "7", "7", "7", "7"]
+
+
+# -- pauses
+
+
+@on_virtual_time
+async def test_pauses_grow_to_a_limit_and_are_spread() -> None:
+    got = await played(*[Take(end=CUT)] * 12)
+    pauses = [pause for _, pause in got.restarts]
+    assert 0.15 <= pauses[0] <= 0.25
+    assert all(later > earlier for earlier, later in pairwise(pauses[:7]))
+    assert all(0.75 * LONGEST_PAUSE <= pause <= 1.25 * LONGEST_PAUSE for pause in pauses[8:])
+    assert len(set(pauses)) == len(pauses)
+    assert running_clock().monotonic() == pytest.approx(sum(pauses))
+
+
+@pytest.mark.parametrize("sign_of_life", [added("c", 8), bookmark(8)])
+@on_virtual_time
+async def test_a_stream_that_carries_something_makes_the_next_pause_short(sign_of_life: bytes) -> None:
+    got = await played(Take(A_LIST), *[Take(end=CUT)] * 6, Take([sign_of_life], end=CUT))
+    pauses = [pause for _, pause in got.restarts]
+    assert pauses[-2] > 5
+    assert pauses[-1] < 0.3
+
+
+@on_virtual_time
+async def test_lists_that_are_useless_at_once_are_asked_for_ever_more_seldom() -> None:
+    pages = [page("a", version=number) for number in range(1, 7)]
+    got = await played(refused(UNKNOWN_OPTION), *[Take([error(EXPIRED)])] * 6, pages=pages)
+    assert got.reasons == ["Gone"] * 6
+    assert got.restarts[-1][1] > 4
+
+
+@on_virtual_time
+async def test_restarts_are_told_and_counted_by_their_reason() -> None:
+    def counted(reason: str) -> float:
+        labels = {"resource": "pods", "reason": reason}
+        return REGISTRY.get_sample_value("tapestry_watch_restarts_total", labels) or 0
+
+    reasons = ["TransportError", "Gone", "NotFound", "BrokenStream"]
+    before = [counted(reason) for reason in reasons]
+    lost = NotFound(404, "NotFound", "no such resource")
+    got = await played(Take(A_LIST, end=CUT), refused(EXPIRED), refused(lost), Take([b"?\n"]), Take(A_LIST))
+    assert got.reasons == reasons
+    assert got.restarts[0][0] is CUT
+    assert [counted(reason) - count for reason, count in zip(reasons, before, strict=True)] == [1, 1, 1, 1]
+
+
+# -- leaving
+
+
+@pytest.mark.parametrize("events", range(1, 6))
+@on_virtual_time
+async def test_a_reader_that_closes_the_watch_frees_its_stream_at_once(events: int) -> None:
+    tape = Tape(deque([Take([*A_LIST, added("c", 8)], end=None)]))
+    async with aclosing(Watch(Client(tape), PODS).events()) as watch:
+        for _ in range(events):
+            await anext(watch)
+        assert tape.open == 1
+    assert tape.open == 0
+
+
+@on_virtual_time
+async def test_a_reader_that_is_cancelled_frees_its_stream_at_once() -> None:
+    tape = Tape(deque([Take(A_LIST, end=None)]))
+
+    async def read() -> None:
+        async with aclosing(Watch(Client(tape), PODS).events()) as events:
+            async for event in events:
+                if isinstance(event, Synced):
+                    synced.set()
+
+    synced = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(read())
+        await synced.wait()
+        assert tape.open == 1
+        task.cancel()
+    assert tape.open == 0
+
+
+@on_virtual_time
+async def test_what_the_reader_raises_passes_through() -> None:
+    tape = Tape(deque([Take(A_LIST, end=None)]))
+
+    async def read() -> None:
+        async with aclosing(Watch(Client(tape), PODS).events()) as events:
+            async for _ in events:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await read()
+    assert tape.open == 0
+
+
+# -- on an API
+
+
+@dataclass
+class Paging:
+    """A transport to a server that cannot stream lists."""
+
+    inner: Connection
+
+    async def send(self, request: Request) -> Response:
+        return await self.inner.send(request)
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
+        if "sendInitialEvents" in request.query:
+            return self._refused()
+        return self.inner.stream(request)
+
+    @asynccontextmanager
+    async def _refused(self) -> AsyncIterator[Stream]:
+        yield Playing(refused(UNKNOWN_OPTION))
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+class Mirror:
+    """What a reader of a watch believes the server to have: name to version."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, int] = {}
+        self.synced = asyncio.Event()
+        self.lists = 0
+        self._shown: set[str] = set()
+        self._newest = 0
+        self._listing = False
+
+    async def follow(self, watch: Watch) -> None:
+        async with aclosing(watch.events()) as events:
+            async for event in events:
+                self.hear(event)
+
+    def hear(self, event: WatchEvent) -> None:
+        match event:
+            case Listing():
+                self._listing, self._shown, self._newest = True, set(), 0
+            case Page(items):
+                assert self._listing
+                for obj in items:
+                    self.pods[name_of(obj)] = int(version_of(obj))
+                    self._shown.add(name_of(obj))
+            case Synced():
+                self._listing = False
+                self.lists += 1
+                self.pods = {name: version for name, version in self.pods.items() if name in self._shown}
+                self.synced.set()
+            case Changes(changes):
+                for change in changes:
+                    self.change(change)
+
+    def change(self, change: Change) -> None:
+        name, version = name_of(change.object), int(version_of(change.object))
+        assert version > self._newest, f"{change.type} {name}: {version} after {self._newest} is old or a repetition"
+        self._newest = version
+        assert change.object["kind"] == "Pod"
+        match change.type:
+            case "ADDED":
+                assert name not in self.pods
+                self.pods[name] = version
+            case "MODIFIED":
+                assert self.pods[name] < version
+                self.pods[name] = version
+            case "DELETED":
+                del self.pods[name]
+
+
+def truth(api: InProcessApi) -> dict[str, int]:
+    return {name_of(obj): int(version_of(obj)) for obj in api.dump()}
+
+
+@dataclass
+class World:
+    """An API, somebody who writes, and a reader that follows."""
+
+    api: InProcessApi
+    transport: Transport
+    mirror: Mirror = field(default_factory=Mirror)
+    restarts: list[str] = field(default_factory=list)
+    writes: int = 0
+
+    async def write(self, verb: str, name: str = "a") -> None:
+        """Create, update or delete the pod, if that can be done."""
+        client, pod = Client(self.api), named(name, "default")
+        self.writes += 1
+        with suppress(Conflict, NotFound):
+            match verb:
+                case "create":
+                    await client.create(PODS, pod)
+                case "update":
+                    await client.patch(PODS, pod, {"metadata": {"labels": {"write": str(self.writes)}}})
+                case "delete":
+                    await client.delete(PODS, pod)
+
+    def disturb(self, what: str) -> None:
+        match what:
+            case "disconnect":
+                self.api.disconnect()
+            case "cut":
+                self.transport.abort()
+            case "compact":
+                self.api.compact()
+            case "freeze":
+                self.api.freeze()
+            case "thaw":
+                self.api.thaw()
+            case "lag":
+                self.api.stale(2)
+            case "catch up":
+                self.api.stale(None)
+
+    def truth(self) -> dict[str, int]:
+        return {name_of(obj): int(version_of(obj)) for obj in self.api.dump()}
+
+
+@asynccontextmanager
+async def a_world(*, streaming: bool = True, **options: Any) -> AsyncIterator[World]:
+    api = InProcessApi([PODS], now=running_clock().now)
+    world = World(api, api.connect() if streaming else Paging(api.connect()))
+
+    def restarted(error: KubeError, _pause: float) -> None:
+        world.restarts.append(type(error).__name__)
+
+    watch = Watch(Client(world.transport), PODS, on_restart=restarted, page=2, **options)
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(world.mirror.follow(watch))
+        yield world
+        following.cancel()
+
+
+LISTS = pytest.mark.parametrize("streaming", [True, False], ids=["streamed", "paged"])
+
+
+@LISTS
+@on_virtual_time
+async def test_a_watch_follows_for_hours_on_one_list(streaming: bool) -> None:
+    async with a_world(streaming=streaming) as world:
+        for name in "abc":
+            await world.write("create", name)
+        for hour in range(24):
+            await world.write("update" if hour % 3 else "delete", "abc"[hour % 3])
+            await world.write("create", "abc"[hour % 3])
+            await asyncio.sleep(3600)
+            assert world.mirror.pods == world.truth()
+        assert world.mirror.lists == 1
+        assert world.restarts == []
+
+
+@LISTS
+@on_virtual_time
+async def test_a_lost_connection_costs_no_list(streaming: bool) -> None:
+    async with a_world(streaming=streaming) as world:
+        await world.write("create")
+        await asyncio.sleep(1)
+        for disturbance in ("disconnect", "cut"):
+            world.disturb(disturbance)
+            await world.write("update")
+            await asyncio.sleep(1)
+            assert world.mirror.pods == world.truth()
+        assert world.mirror.lists == 1
+
+
+@LISTS
+@on_virtual_time
+async def test_what_was_forgotten_meanwhile_is_listed_again(streaming: bool) -> None:
+    async with a_world(streaming=streaming) as world:
+        for name in "abc":
+            await world.write("create", name)
+        await asyncio.sleep(1)
+        world.disturb("freeze")
+        await world.write("delete", "a")
+        await world.write("update", "b")
+        world.disturb("compact")
+        await asyncio.sleep(1)
+        world.disturb("thaw")
+        await asyncio.sleep(1)
+        assert world.mirror.pods == world.truth()
+        assert world.mirror.lists == 2
+        assert world.restarts == ["Gone"]
+
+
+@on_virtual_time
+async def test_a_quiet_server_whose_bookmarks_come_too_late_is_resumed_without_a_list() -> None:
+    async with a_world(silence=25) as world:
+        await world.write("create")
+        await asyncio.sleep(100)
+        assert set(world.restarts) == {"Silence"}
+        await world.write("update")
+        await asyncio.sleep(30)
+        assert world.mirror.pods == world.truth()
+        assert world.mirror.lists == 1
+
+
+DISTURBANCES = ["disconnect", "cut", "compact", "freeze", "thaw", "lag", "catch up"]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["create", "update", "delete", *DISTURBANCES]),
+        st.sampled_from("abcd"),
+        st.sampled_from([None, None, 0, 0.3, 70]),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300)
+@given(steps=STEPS, streaming=st.booleans())
+def test_a_reader_always_ends_with_exactly_what_the_server_has(
+    steps: list[tuple[str, str, float | None]], streaming: bool
+) -> None:
+    async def story() -> None:
+        async with a_world(streaming=streaming) as world:
+            for what, name, pause in steps:
+                if what in DISTURBANCES:
+                    world.disturb(what)
+                else:
+                    await world.write(what, name)
+                if pause is not None:
+                    await asyncio.sleep(pause)
+            world.disturb("catch up")
+            world.disturb("thaw")
+            await asyncio.sleep(10 * LONGEST_PAUSE)
+            assert world.mirror.pods == world.truth()
+
+    run(story())

@@ -1,0 +1,483 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from tapestry.controller.controller import Controller, Result, controller_key, generation_changed
+from tapestry.controller.errors import NotLeading, Terminal
+from tapestry.controller.manager import Manager
+from tapestry.controller.testing.clock import START, VirtualClock
+from tapestry.kube.crds import InvalidSpec
+from tapestry.kube.errors import Conflict, NotFound, TransportError
+from tapestry.kube.objects import Object, labels_of, named
+from tapestry.kube.resources import CONFIGMAPS, NODES, PODS
+
+
+@asynccontextmanager
+async def running(controller: Controller) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(controller.run())
+        yield
+        controller.queue.close()
+
+
+class Passes:
+    """A reconciler that notes when it was called, and answers what it is told to."""
+
+    def __init__(self, clock: VirtualClock, *answers: Result | BaseException | None) -> None:
+        self.clock = clock
+        self.answers = list(answers)
+        self.keys: list[str] = []
+        self.times: list[float] = []
+
+    async def __call__(self, key: str) -> Result | None:
+        self.keys.append(key)
+        self.times.append(round(self.clock.monotonic(), 3))
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+# -- keys and workers
+
+
+async def test_a_key_has_one_pass_at_a_time_and_another_for_what_came_meanwhile(virtual_time: VirtualClock) -> None:
+    under_way, most, passes = 0, 0, 0
+
+    async def reconcile(key: str) -> None:
+        nonlocal under_way, most, passes
+        under_way, passes = under_way + 1, passes + 1
+        most = max(most, under_way)
+        await asyncio.sleep(10)
+        under_way -= 1
+
+    controller = Controller("test", reconcile, workers=4)
+    async with running(controller):
+        for _ in range(5):
+            controller.queue.add("a")
+            await asyncio.sleep(1)
+        await asyncio.sleep(60)
+    assert (most, passes) == (1, 2)
+
+
+async def test_as_many_keys_are_worked_on_as_there_are_workers(virtual_time: VirtualClock) -> None:
+    started: dict[str, float] = {}
+
+    async def reconcile(key: str) -> None:
+        started[key] = virtual_time.monotonic()
+        await asyncio.sleep(10)
+
+    controller = Controller("test", reconcile, workers=3)
+    async with running(controller):
+        for key in "abcde":
+            controller.queue.add(key)
+        await asyncio.sleep(60)
+    assert started == {"a": 0, "b": 0, "c": 0, "d": 10, "e": 10}
+
+
+async def test_passes_that_never_wait_leave_the_loop_to_others(virtual_time: VirtualClock) -> None:
+    passes = 0
+    others_ran_at: list[int] = []
+
+    async def reconcile(key: str) -> Result | None:
+        nonlocal passes
+        passes += 1
+        return Result(requeue_after=0) if not others_ran_at and passes < 1000 else None
+
+    async def somebody_else() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        others_ran_at.append(passes)
+
+    controller = Controller("test", reconcile, workers=1)
+    async with running(controller):
+        controller.queue.add("a")
+        await somebody_else()
+    assert 0 < others_ran_at[0] < 1000
+
+
+async def test_closing_the_queue_lets_passes_under_way_finish_and_starts_no_more(virtual_time: VirtualClock) -> None:
+    finished = []
+
+    async def reconcile(key: str) -> None:
+        await asyncio.sleep(10)
+        finished.append(key)
+
+    controller = Controller("test", reconcile, workers=1)
+    async with running(controller):
+        controller.queue.add("a")
+        controller.queue.add("b")
+        await asyncio.sleep(1)
+    assert finished == ["a"]
+    assert virtual_time.monotonic() == 10
+
+
+async def test_a_cancelled_pass_is_queued_again_for_whoever_works_next(virtual_time: VirtualClock) -> None:
+    passes: list[float] = []
+
+    async def reconcile(key: str) -> None:
+        passes.append(virtual_time.monotonic())
+        await asyncio.sleep(10)
+
+    controller = Controller("test", reconcile)
+    controller.queue.add("a")
+    first = asyncio.create_task(controller.run())
+    await asyncio.sleep(1)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert len(controller.queue) == 1
+    async with running(controller):
+        await asyncio.sleep(1)
+    assert passes == [0, 1]
+
+
+# -- results
+
+
+async def test_without_a_result_nothing_happens_until_a_change(virtual_time: VirtualClock) -> None:
+    passes = Passes(virtual_time)
+    controller = Controller("test", passes)
+    async with running(controller):
+        controller.queue.add("a")
+        await asyncio.sleep(86400)
+        controller.queue.add("a")
+        await asyncio.sleep(1)
+    assert passes.times == [0, 86400]
+
+
+async def test_a_result_says_after_how_many_seconds_to_look_again(virtual_time: VirtualClock) -> None:
+    passes = Passes(virtual_time, Result(requeue_after=30), Result(requeue_after=5))
+    controller = Controller("test", passes)
+    async with running(controller):
+        controller.queue.add("a")
+        await asyncio.sleep(3600)
+    assert passes.times == [0, 30, 35]
+
+
+async def test_a_result_says_at_which_moment_of_the_wall_clock_to_look_again(virtual_time: VirtualClock) -> None:
+    passes = Passes(virtual_time, Result(requeue_at=START + timedelta(minutes=10)))
+    controller = Controller("test", passes, now=virtual_time.now)
+    async with running(controller):
+        await asyncio.sleep(100)
+        controller.queue.add("a")
+        await asyncio.sleep(3600)
+    assert passes.times == [100, 600]
+
+
+async def test_of_two_moments_in_a_result_the_earlier_counts(virtual_time: VirtualClock) -> None:
+    at = START + timedelta(seconds=50)
+    passes = Passes(virtual_time, Result(requeue_after=20, requeue_at=at), Result(requeue_after=100, requeue_at=at))
+    controller = Controller("test", passes, now=virtual_time.now)
+    async with running(controller):
+        controller.queue.add("a")
+        await asyncio.sleep(3600)
+    assert passes.times == [0, 20, 50]
+
+
+async def test_a_moment_that_has_passed_is_now(virtual_time: VirtualClock) -> None:
+    passes = Passes(virtual_time, Result(requeue_at=START - timedelta(days=1)))
+    controller = Controller("test", passes, now=virtual_time.now)
+    async with running(controller):
+        controller.queue.add("a")
+        await asyncio.sleep(1)
+    assert passes.times == [0, 0]
+
+
+# -- errors
+
+
+async def test_a_pass_that_raises_is_tried_again_after_growing_pauses(virtual_time: VirtualClock) -> None:
+    passes = Passes(virtual_time, *[RuntimeError("no luck")] * 4, None, RuntimeError("again"))
+    controller = Controller("test", passes)
+    async with running(controller):
+        controller.queue.add("a")
+        await asyncio.sleep(100)
+        assert passes.times == [0, 0.01, 0.03, 0.07, 0.15]
+        controller.queue.add("a")
+        await asyncio.sleep(100)
+    assert passes.times[5:] == [100, 100.01]  # a success in between: the first pause again
+
+
+@pytest.mark.parametrize("error", [Terminal("Taken", "the name is taken"), InvalidSpec("spec.size: -1 is below 0")])
+async def test_an_error_that_will_not_go_away_waits_for_a_change(error: Exception, virtual_time: VirtualClock) -> None:
+    passes = Passes(virtual_time, RuntimeError("first"), error)
+    controller = Controller("test", passes)
+    async with running(controller):
+        controller.queue.add("a")
+        await asyncio.sleep(86400)
+        assert passes.times == [0, 0.01]
+        assert controller.queue.failures("a") == 0
+        controller.queue.add("a")
+        await asyncio.sleep(1)
+    assert passes.times[2:] == [86400]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("x"),
+        TimeoutError(),
+        RecursionError(),
+        StopAsyncIteration(),
+        ExceptionGroup("several", [ValueError("one")]),
+        Conflict(409, "Conflict", "moved on"),
+        TransportError("no answer", maybe_sent=True),
+        asyncio.CancelledError(),  # of something that the reconciler waited for, not of the worker
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_worker_survives_whatever_a_reconciler_raises(
+    error: BaseException, virtual_time: VirtualClock, growth: Callable[..., float]
+) -> None:
+    reason = {"controller": "survivor", "reason": type(error).__name__}
+    growth("tapestry_reconcile_errors_total", **reason)
+    growth("tapestry_reconcile_retries_total", **reason)
+    passes = Passes(virtual_time, error)
+    controller = Controller("survivor", passes, workers=1)
+    async with running(controller):
+        controller.queue.add("a")
+        await asyncio.sleep(1)
+        controller.queue.add("b")
+        await asyncio.sleep(1)
+    assert passes.keys == ["a", "a", "b"]
+    assert growth("tapestry_reconcile_errors_total", **reason) == 1
+    assert growth("tapestry_reconcile_retries_total", **reason) == 1
+
+
+async def test_a_pass_that_lost_its_leadership_is_put_off_and_is_nobodys_error(
+    virtual_time: VirtualClock, growth: Callable[..., float]
+) -> None:
+    reason = {"controller": "deposed", "reason": "NotLeading"}
+    growth("tapestry_reconcile_errors_total", **reason)
+    passes = Passes(virtual_time, NotLeading("first does not lead"))
+    controller = Controller("deposed", passes)
+    async with running(controller):
+        controller.queue.add("a")
+        await asyncio.sleep(1)
+    assert passes.times == [0, 0.01]
+    assert growth("tapestry_reconcile_errors_total", **reason) == 0
+
+
+# -- metrics
+
+
+async def test_passes_are_counted_by_outcome_and_errors_by_reason(
+    virtual_time: VirtualClock, growth: Callable[..., float]
+) -> None:
+    def counts() -> dict[str, float]:
+        outcomes = ("ok", "requeued", "terminal", "error")
+        found = {
+            each: growth("tapestry_reconcile_seconds_count", controller="counted", outcome=each) for each in outcomes
+        }
+        for reason in ("Taken", "InvalidSpec", "NotFound"):
+            found[reason] = growth("tapestry_reconcile_errors_total", controller="counted", reason=reason)
+        return found
+
+    counts()
+    answers = (
+        None,
+        Result(requeue_after=1),
+        Terminal("Taken", "by another"),
+        InvalidSpec("spec: is required"),
+        NotFound(404, "NotFound", "gone"),
+        NotFound(404, "NotFound", "gone"),
+        None,
+    )
+    passes = Passes(virtual_time, *answers)
+    controller = Controller("counted", passes, workers=1)
+    async with running(controller):
+        for key in "abcd":
+            controller.queue.add(key)
+        await asyncio.sleep(60)
+    assert counts() == {"ok": 2, "requeued": 1, "terminal": 2, "error": 2, "Taken": 1, "InvalidSpec": 1, "NotFound": 2}
+
+
+async def test_the_queue_is_measured_from_a_thread_while_keys_wait(virtual_time: VirtualClock) -> None:
+    async def reconcile(key: str) -> None:
+        await asyncio.sleep(60)
+
+    def scrape() -> None:
+        pages.append(generate_latest().decode())
+
+    pages: list[str] = []
+    controller = Controller("measured", reconcile, workers=1)
+    async with running(controller):
+        for key in "abc":
+            controller.queue.add(key)
+        await asyncio.sleep(10)
+        thread = threading.Thread(target=scrape)
+        thread.start()
+        thread.join()
+    assert 'tapestry_queue_depth{controller="measured"} 2.0' in pages[0]
+    assert 'tapestry_queue_age_seconds{controller="measured"} 10.0' in pages[0]
+
+
+# -- what calls a reconciler
+
+
+@asynccontextmanager
+async def watching(world: Any, tell: Callable[[Manager, Controller], None]) -> AsyncIterator[list[str]]:
+    """A controller that watches what `tell` says, and the keys it was called with since it was started."""
+    keys: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        keys.append(key)
+
+    def setup(manager: Manager) -> None:
+        tell(manager, manager.controller("watching", reconcile))
+
+    async with world.running(world.manager(setup, workers=1)):
+        keys.clear()
+        yield keys
+
+
+async def test_a_change_of_an_object_calls_with_its_key(world: Any) -> None:
+    async with watching(world, lambda manager, controller: controller.watch(manager.informer(CONFIGMAPS))) as keys:
+        await world.add(CONFIGMAPS, "c")
+        await asyncio.sleep(1)
+        await world.client.delete(CONFIGMAPS, named("c", "default"))
+        await asyncio.sleep(1)
+        assert keys == ["default/c", "default/c"]
+
+
+async def test_what_is_there_at_the_start_is_looked_at_once(world: Any) -> None:
+    keys: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        keys.append(key)
+
+    await world.add(world.widgets, "a")
+    await world.add(world.widgets, "b")
+    async with world.running(world.widget_manager(reconcile)):
+        assert sorted(keys) == ["default/a", "default/b"]
+
+
+async def test_an_object_that_moves_calls_for_where_it_was_and_where_it_is(world: Any) -> None:
+    def node(pod: Object) -> list[str]:
+        return [labels_of(pod)["node"]]
+
+    pod = await world.add(PODS, "p", labels={"node": "n1"})
+    async with watching(world, lambda manager, controller: controller.watch(manager.informer(PODS), node)) as keys:
+        await world.client.patch(PODS, pod, {"metadata": {"labels": {"node": "n2"}}})
+        await asyncio.sleep(1)
+        assert keys == ["n1", "n2"]
+
+
+async def test_a_condition_on_changes_is_asked_with_before_and_after(world: Any) -> None:
+    asked: list[tuple[bool, bool]] = []
+
+    def only_news(old: Object | None, new: Object | None) -> bool:
+        asked.append((old is not None, new is not None))
+        return old is None
+
+    async with watching(
+        world, lambda manager, controller: controller.watch(manager.informer(CONFIGMAPS), when=only_news)
+    ) as keys:
+        created = await world.add(CONFIGMAPS, "c")
+        await asyncio.sleep(1)
+        await world.client.patch(CONFIGMAPS, created, {"data": {"v": "2"}})
+        await asyncio.sleep(1)
+        await world.client.delete(CONFIGMAPS, named("c", "default"))
+        await asyncio.sleep(1)
+        assert asked == [(False, True), (True, True), (True, False)]
+        assert keys == ["default/c"]
+
+
+async def test_a_status_alone_does_not_change_the_generation(world: Any) -> None:
+    widget = await world.add(world.widgets, "w", spec={"size": 1}, finalizers=["example.com/hold"])
+    async with watching(
+        world, lambda manager, controller: controller.watch(manager.informer(world.widgets), when=generation_changed)
+    ) as keys:
+        await world.set_status(world.widgets, "w", phase="Ready")
+        await world.client.patch(world.widgets, named("w", "default"), {"metadata": {"labels": {"a": "b"}}})
+        await asyncio.sleep(1)
+        assert keys == []
+        await world.client.patch(world.widgets, named("w", "default"), {"spec": {"size": 2}})
+        await asyncio.sleep(1)
+        assert keys == ["default/w"]
+        await world.client.delete(world.widgets, named("w", "default"))
+        await asyncio.sleep(1)
+        assert len(keys) == 2
+    assert generation_changed(None, widget)
+    assert generation_changed(widget, None)
+
+
+def owned_by(**reference: Any) -> Object:
+    owner = {"apiVersion": "example.com/v1", "kind": "Widget", "name": "w", "uid": "1", "controller": True}
+    return {"metadata": {"name": "p", "namespace": "default", "ownerReferences": [{**owner, **reference}]}}
+
+
+@pytest.mark.parametrize(
+    ("obj", "keys"),
+    [
+        (owned_by(), ["default/w"]),
+        (owned_by(controller=False), []),
+        (owned_by(kind="Gadget"), []),
+        (owned_by(apiVersion="example.com/v2"), []),
+        ({"metadata": {"name": "p", "namespace": "default"}}, []),
+    ],
+)
+def test_the_managing_controller_is_called_and_no_other_owner(obj: Object, keys: list[str], widgets: Any) -> None:
+    assert list(controller_key(widgets)(obj)) == keys
+
+
+def test_a_cluster_scoped_owner_has_no_namespace_in_its_key() -> None:
+    assert list(controller_key(NODES)(owned_by(apiVersion="v1", kind="Node", name="n1"))) == ["n1"]
+
+
+# -- resync
+
+
+async def test_a_resync_looks_at_everything_again_after_all_fresh_work(world: Any) -> None:
+    keys: list[str] = []
+    controller: Controller
+
+    async def reconcile(key: str) -> None:
+        keys.append(key)
+
+    def setup(manager: Manager) -> None:
+        nonlocal controller
+        controller = manager.controller("resynced", reconcile, workers=1)
+        controller.watch(manager.informer(CONFIGMAPS))
+        controller.watch(manager.informer(NODES))
+
+    for name in "abc":
+        await world.add(CONFIGMAPS, name)
+    await world.add(NODES, "n")
+    async with world.running(world.manager(setup)):
+        keys.clear()
+        controller.resync()
+        controller.queue.add("default/c")
+        controller.queue.add("fresh")
+        await asyncio.sleep(1)
+        assert keys == ["default/c", "fresh", "default/a", "default/b"]
+
+
+async def test_a_resync_maps_objects_to_keys_as_a_change_does(world: Any) -> None:
+    controllers: list[Controller] = []
+
+    def tell(manager: Manager, controller: Controller) -> None:
+        controllers.append(controller)
+        controller.watch(manager.informer(PODS), lambda pod: [labels_of(pod)["node"]])
+
+    for number in range(3):
+        await world.add(PODS, f"p{number}", labels={"node": "n1"})
+    async with watching(world, tell) as keys:
+        controllers[0].resync()
+        await asyncio.sleep(1)
+        assert keys == ["n1"]
+
+
+def test_a_controller_that_watches_nothing_has_nothing_to_resync() -> None:
+    async def reconcile(key: str) -> None: ...
+
+    controller = Controller("idle", reconcile)
+    controller.resync()
+    assert len(controller.queue) == 0

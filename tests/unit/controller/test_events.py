@@ -1,0 +1,232 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.transport import Request, Response
+from tapestry.controller.errors import NotLeading
+from tapestry.controller.events import BUFFER, BURST, LONGEST_MESSAGE, REFILL_SECONDS, SIMILAR, Recorder
+from tapestry.controller.testing.clock import START
+from tapestry.kube.errors import TransportError
+from tapestry.kube.objects import Object, named, uid_of
+from tapestry.kube.resources import EVENTS, NODES, PODS
+from tapestry.kube.times import timestamp
+
+
+@pytest.fixture
+def recorder(world: Any) -> Recorder:
+    return Recorder(Client(world.api.connect()), "tester", "tester-0", world.clock.now)
+
+
+@asynccontextmanager
+async def running(recorder: Recorder) -> AsyncIterator[None]:
+    """A recorder at work; all it was told is written in the end."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(recorder.run())
+        yield
+        recorder.close()
+
+
+async def counts(world: Any) -> dict[str, int]:
+    """Every Event by its message, with how often it happened."""
+    return {event["message"]: event["count"] for event in await world.events()}
+
+
+async def test_an_event_says_what_happened_to_what_and_who_saw_it(world: Any, recorder: Recorder) -> None:
+    pod = await world.add(PODS, "web-0")
+    async with running(recorder):
+        recorder.warning(pod, "Unschedulable", "no node has room")
+    (event,) = await world.events()
+    assert event["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "default",
+        "name": "web-0",
+        "uid": uid_of(pod),
+        "resourceVersion": pod["metadata"]["resourceVersion"],
+    }
+    assert event["metadata"]["namespace"] == "default"
+    assert (event["type"], event["reason"]) == ("Warning", "Unschedulable")
+    assert (event["message"], event["count"]) == ("no node has room", 1)
+    assert event["source"] == {"component": "tester", "host": "tester-0"}
+    assert event["firstTimestamp"] == event["lastTimestamp"] == timestamp(START)
+
+
+async def test_an_event_about_a_cluster_scoped_object_is_in_the_namespace_default(
+    world: Any, recorder: Recorder
+) -> None:
+    node = await world.add(NODES, "n1")
+    async with running(recorder):
+        recorder.normal(node, "Leased", "to another")
+    (event,) = await world.events()
+    assert event["metadata"]["namespace"] == "default"
+    assert event["type"] == "Normal"
+
+
+async def test_the_same_event_again_is_one_event_whose_count_grows(world: Any, recorder: Recorder) -> None:
+    pod = await world.add(PODS, "p")
+    async with running(recorder):
+        for _ in range(3):
+            recorder.normal(pod, "Synced", "as wanted")
+            await asyncio.sleep(60)
+        recorder.normal(pod, "Synced", "otherwise")
+    by_message = {event["message"]: event for event in await world.events()}
+    assert {message: event["count"] for message, event in by_message.items()} == {"as wanted": 3, "otherwise": 1}
+    again = by_message["as wanted"]
+    assert again["firstTimestamp"] == timestamp(START)
+    assert again["lastTimestamp"] == timestamp(START + timedelta(seconds=120))
+
+
+async def test_events_about_two_objects_are_two_events(world: Any, recorder: Recorder) -> None:
+    async with running(recorder):
+        for name in ("p", "q"):
+            recorder.normal(await world.add(PODS, name), "Synced", "as wanted")
+    assert len(await world.events()) == 2
+
+
+async def test_many_messages_of_one_reason_become_one_event_that_says_so(world: Any, recorder: Recorder) -> None:
+    pod = await world.add(PODS, "p")
+    async with running(recorder):
+        for number in range(SIMILAR + 3):
+            recorder.normal(pod, "Moved", f"to {number}")
+    found = await counts(world)
+    assert len(found) == SIMILAR + 1
+    assert found[f"(combined from similar events): to {SIMILAR + 2}"] == 3
+
+
+async def test_a_message_that_has_an_event_of_its_own_keeps_it(world: Any, recorder: Recorder) -> None:
+    pod = await world.add(PODS, "p")
+    async with running(recorder):
+        for number in range(SIMILAR + 1):
+            recorder.normal(pod, "Moved", f"to {number}")
+        recorder.normal(pod, "Moved", "to 0")
+    assert (await counts(world))["to 0"] == 2
+
+
+async def test_an_object_is_talked_about_so_much_and_then_less(
+    world: Any, recorder: Recorder, growth: Callable[..., float]
+) -> None:
+    dropped = {"why": "too many about one object"}
+    growth("tapestry_events_dropped_total", **dropped)
+    loud, calm = await world.add(PODS, "loud"), await world.add(PODS, "calm")
+    async with running(recorder):
+        for _ in range(BURST + 10):
+            recorder.normal(loud, "Noise", "again")
+        recorder.normal(calm, "Noise", "once")
+        await asyncio.sleep(1)
+        assert await counts(world) == {"again": BURST, "once": 1}
+        assert growth("tapestry_events_dropped_total", **dropped) == 10
+        await asyncio.sleep(2 * REFILL_SECONDS)
+        for _ in range(5):
+            recorder.normal(loud, "Noise", "again")
+    assert (await counts(world))["again"] == BURST + 2
+
+
+async def test_the_buffer_is_bounded_and_recording_never_waits(
+    world: Any, recorder: Recorder, growth: Callable[..., float]
+) -> None:
+    growth("tapestry_events_dropped_total", why="buffer full")
+    pod = await world.add(PODS, "p")
+    for number in range(BUFFER + 7):  # nobody writes them yet
+        recorder.normal({**pod, "metadata": {**pod["metadata"], "uid": str(number)}}, "Synced", "as wanted")
+    assert growth("tapestry_events_dropped_total", why="buffer full") == 7
+    async with running(recorder):
+        await asyncio.sleep(1)
+    assert len(await world.events()) == BUFFER
+
+
+async def test_an_event_that_expired_is_created_anew(world: Any, recorder: Recorder) -> None:
+    pod = await world.add(PODS, "p")
+    async with running(recorder):
+        recorder.normal(pod, "Synced", "as wanted")
+        await asyncio.sleep(3600)
+        await world.client.delete(EVENTS, (await world.events())[0])
+        recorder.normal(pod, "Synced", "as wanted")
+    assert await counts(world) == {"as wanted": 1}
+
+
+async def test_an_event_that_changed_under_us_is_followed_by_a_new_one(world: Any, recorder: Recorder) -> None:
+    pod = await world.add(PODS, "p")
+    async with running(recorder):
+        recorder.normal(pod, "Synced", "as wanted")
+        await asyncio.sleep(60)
+        (event,) = await world.events()
+        await world.client.patch(EVENTS, event, {"count": 5})  # what a patch does whose answer was lost
+        for _ in range(2):
+            recorder.normal(pod, "Synced", "as wanted")
+            await asyncio.sleep(60)
+    assert sorted(event["count"] for event in await world.events()) == [2, 5]
+
+
+async def test_a_long_message_is_cut(world: Any, recorder: Recorder) -> None:
+    pod = await world.add(PODS, "p")
+    async with running(recorder):
+        recorder.normal(pod, "Wordy", "x" * 5000)
+    (message,) = await counts(world)
+    assert len(message) == LONGEST_MESSAGE
+    assert message.endswith("xxx...")
+
+
+class Broken:
+    """A transport that answers nothing, or refuses everything."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+
+    async def send(self, request: Request) -> Response:
+        if self.status is None:
+            raise TransportError("no answer", maybe_sent=True)
+        return Response(self.status, {}, b"refused")
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [(None, "TransportError"), (403, "Forbidden"), (404, "NotFound"), (500, "ServerError")]
+)
+async def test_what_the_server_says_never_reaches_whoever_records(
+    status: int | None, why: str, world: Any, growth: Callable[..., float]
+) -> None:
+    growth("tapestry_events_dropped_total", why=why)
+    recorder = Recorder(Client(Broken(status)), "tester")
+    async with running(recorder):
+        recorder.normal(a_pod("p"), "Synced", "as wanted")
+        recorder.normal(a_pod("q"), "Synced", "as wanted")
+    assert growth("tapestry_events_dropped_total", why=why) == 2
+
+
+async def test_an_event_after_the_leadership_has_ended_is_dropped(world: Any, growth: Callable[..., float]) -> None:
+    def fence() -> None:
+        raise NotLeading("not we")
+
+    growth("tapestry_events_dropped_total", why="NotLeading")
+    recorder = Recorder(Client(world.api.connect(), fence=fence), "tester")
+    async with running(recorder):
+        recorder.normal(a_pod("p"), "Synced", "as wanted")
+    assert growth("tapestry_events_dropped_total", why="NotLeading") == 1
+    assert await world.events() == []
+
+
+async def test_a_leader_may_record(world: Any) -> None:
+    recorder = Recorder(Client(world.api.connect(), fence=lambda: None), "tester")
+    async with running(recorder):
+        for _ in range(2):
+            recorder.normal(a_pod("p"), "Synced", "as wanted")
+    assert await counts(world) == {"as wanted": 2}
+
+
+async def test_closing_writes_what_is_recorded_and_ends(world: Any, recorder: Recorder) -> None:
+    task = asyncio.create_task(recorder.run())
+    await asyncio.sleep(1)
+    for name in "abc":
+        recorder.normal(a_pod(name), "Synced", f"{name} is as wanted")
+    recorder.close()
+    await task
+    assert len(await world.events()) == 3
+
+
+def a_pod(name: str) -> Object:
+    pod = named(name, "default")
+    return {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "uid": f"uid-of-{name}"}}

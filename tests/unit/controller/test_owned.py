@@ -1,0 +1,85 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.controller.errors import Terminal
+from tapestry.controller.informer import Informer
+from tapestry.controller.owned import ensure_owned
+from tapestry.controller.testing.clock import VirtualClock
+from tapestry.kube.errors import Conflict
+from tapestry.kube.objects import controller_of, named, uid_of
+from tapestry.kube.resources import NODES, PODS
+
+CONTENT = {"spec": {"containers": []}}
+
+
+@pytest.fixture
+async def pods(world: Any) -> AsyncIterator[Informer]:
+    informer = Informer(Client(world.api.connect()), PODS)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(informer.run())
+        await informer.synced.wait()
+        yield informer
+        task.cancel()
+
+
+async def test_an_owned_object_is_made_once_and_then_found_in_the_cache(world: Any, pods: Informer) -> None:
+    owner = await world.add(world.widgets, "w")
+    made = await ensure_owned(world.client, pods, owner, CONTENT)
+    await asyncio.sleep(1)
+    assert await ensure_owned(world.client, pods, owner, {"spec": {"other": "content"}}) is pods.store.get("default/w")
+    assert await world.client.list(PODS) == [made]
+    assert controller_of(made) == {
+        "apiVersion": "example.com/v1",
+        "kind": "Widget",
+        "name": "w",
+        "uid": uid_of(owner),
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+async def test_an_owned_object_may_have_a_name_of_its_own(world: Any, pods: Informer) -> None:
+    owner = await world.add(world.widgets, "w")
+    for name in ("w-0", "w-1"):
+        await ensure_owned(world.client, pods, owner, CONTENT, name=name)
+    await asyncio.sleep(1)
+    assert sorted(pods.store) == ["default/w-0", "default/w-1"]
+
+
+async def test_a_cache_that_lags_makes_a_second_creation_a_conflict(world: Any, pods: Informer) -> None:
+    owner = await world.add(world.widgets, "w")
+    world.api.freeze()
+    await ensure_owned(world.client, pods, owner, CONTENT)
+    with pytest.raises(Conflict):
+        await ensure_owned(world.client, pods, owner, CONTENT)
+    assert len(await world.client.list(PODS)) == 1
+
+
+async def test_a_strangers_object_under_the_name_is_left_alone(world: Any, pods: Informer) -> None:
+    owner = await world.add(world.widgets, "w")
+    stranger = await world.add(PODS, "w")
+    await asyncio.sleep(1)
+    with pytest.raises(Terminal, match="Pod default/w is not ours; rename Widget default/w or delete it") as caught:
+        await ensure_owned(world.client, pods, owner, CONTENT)
+    assert caught.value.reason == "NameTaken"
+    assert await world.client.list(PODS) == [stranger]
+
+
+async def test_what_a_namesake_of_the_owner_left_behind_is_a_strangers(world: Any, pods: Informer) -> None:
+    first = await world.add(world.widgets, "w")
+    await ensure_owned(world.client, pods, first, CONTENT)
+    await world.client.delete(world.widgets, named("w", "default"))
+    second = await world.add(world.widgets, "w")
+    await asyncio.sleep(1)
+    with pytest.raises(Terminal, match="NameTaken"):
+        await ensure_owned(world.client, pods, second, CONTENT)
+
+
+async def test_a_cluster_scoped_object_has_no_namespace_of_its_owners(world: Any, virtual_time: VirtualClock) -> None:
+    owner = await world.add(world.widgets, "w")
+    made = await ensure_owned(world.client, Informer(world.client, NODES), owner, {})
+    assert "namespace" not in made["metadata"]
