@@ -12,8 +12,10 @@ from tapestry.kube.crds import AGE, Column, Kind, decode
 from tapestry.kube.fields import AS_SET, IMMUTABLE, Conditions, Fields, rule
 from tapestry.kube.objects import Object, labels_of, name_of, uid_of
 from tapestry.kube.resources import Resource
+from tapestry.kube.schemas import plain
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
+Key = Annotated[str, Meta(min_length=1, max_length=317)]  # a prefix of 253, a slash, a name of 63
 DnsLabel = Annotated[str, Meta(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
@@ -25,7 +27,7 @@ class SecretReference(Fields):
 
 
 class SelectorRequirement(Fields):
-    key: Name
+    key: Key
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
     values: tuple[str, ...] = ()
 
@@ -60,8 +62,10 @@ class ClusterBindingSpec(Fields):
 
     __rules__ = (
         rule(
-            "!has(oldSelf.mountNamespace) || oldSelf.mountNamespace == self.mountNamespace",
-            "mountNamespace may not change: what was mounted there would be lost",
+            "!has(oldSelf.mountNamespace)"
+            " || has(self.mountNamespace) && self.mountNamespace == oldSelf.mountNamespace",
+            "may not change once it is set: what was mounted there would be lost",
+            field_path=".mountNamespace",
         ),
     )
 
@@ -71,9 +75,7 @@ class ClusterBindingSpec(Fields):
         IMMUTABLE,
     ] = field(name="clusterID")
     secret_ref: SecretReference
-    mount_namespace: Annotated[str, Meta(max_length=63, description="Where everything of ours lives below.")] | None = (
-        None
-    )
+    mount_namespace: Annotated[DnsLabel, Meta(description="Where everything of ours lives below.")] | None = None
     node_selector: NodeSelector | None = None
     service_namespaces: Annotated[
         tuple[DnsLabel, ...], AS_SET, Meta(description="Virtual namespaces whose Services are known below.")
@@ -158,18 +160,4 @@ def binding_of(obj: Object, virtual_cluster_uid: str) -> Binding:
 
 def plain_selector(selector: NodeSelector | None) -> Any:
     """A node selector as `tapestry.kube.selectors.node_selector` reads it."""
-    if selector is None:
-        return None
-    return {
-        "nodeSelectorTerms": [
-            {
-                "matchExpressions": [plain_requirement(each) for each in term.match_expressions],
-                "matchFields": [plain_requirement(each) for each in term.match_fields],
-            }
-            for term in selector.node_selector_terms
-        ]
-    }
-
-
-def plain_requirement(requirement: SelectorRequirement) -> Object:
-    return {"key": requirement.key, "operator": requirement.operator, "values": list(requirement.values)}
+    return plain(selector)

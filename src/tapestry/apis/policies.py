@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from tapestry.apis.clusterbindings import Name, NodeSelector
+from tapestry.apis.clusterbindings import Key, NodeSelector
 from tapestry.kube.crds import AGE, Column, Kind
-from tapestry.kube.fields import Conditions, Fields, QuantityText, as_map
+from tapestry.kube.fields import QUANTITY_PATTERN, Conditions, Fields, as_map
 from tapestry.kube.resources import Resource
 
 CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
@@ -19,7 +19,12 @@ DAY = (
 )
 """An English day, long or short, in any case: patterns have no flag for that."""
 
+SECONDS = 2**31 - 1
+"""As many as Kubernetes keeps in a number of seconds."""
+
 TimeZone = Annotated[str, Meta(min_length=1, max_length=64, description="An IANA name, such as Asia/Shanghai.")]
+Amount = Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1))]
+"""A quantity that is not negative."""
 
 
 class TimeWindow(Fields):
@@ -37,8 +42,8 @@ class TimeWindow(Fields):
 class ResourceLimit(Fields):
     """The most that is lent of one resource: the smaller of a quantity and a part of what is idle.  Zero is zero."""
 
-    resource: Name
-    quantity: QuantityText | None = None
+    resource: Key
+    quantity: Amount | None = None
     percent: Annotated[int, Meta(ge=0, le=100)] | None = None
 
 
@@ -52,7 +57,7 @@ class ResourceLeasingPolicySpec(Fields):
     resource_limits: Annotated[tuple[ResourceLimit, ...], as_map("resource"), Meta(max_length=64)] = ()
     force_reclaim: Annotated[bool, Meta(description="At the deadline, take back what pods still hold.")] = False
     graceful_reclaim_period_seconds: Annotated[
-        int, Meta(ge=0, le=604800, description="From the end of a window to the deadline.")
+        int, Meta(ge=0, le=SECONDS, description="From the end of a window to the deadline.")
     ] = 0
     evict_during_grace: Annotated[bool, Meta(description="From the edge on, try evictions, so that budgets hold.")] = (
         False

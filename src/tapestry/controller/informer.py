@@ -118,6 +118,7 @@ class Informer:
     def _restarted(self, error: KubeError, pause: float) -> None:
         if self.optional and isinstance(error, NotFound):
             self._sync()
+            return
         # A server that starts, or has forgotten our version, is no trouble of anybody's.
         tell = log.info if isinstance(error, Gone | TooManyRequests) else log.warning
         tell("watch broke", resource=self.resource.name, error=str(error), pause=round(pause, 3))

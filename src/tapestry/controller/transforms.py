@@ -21,8 +21,8 @@ Transform = Callable[[Object], Object]
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 LONGEST_SHARED = 64
 """Characters: longer strings are rarely equal to another object's."""
-LARGEST_SHARED = 512
-"""Bytes of JSON: larger parts are rarely equal to another object's, though what is in them may be."""
+LARGEST_SHARED = 256
+"""Bytes of JSON: a part up to this size is shared whole or not at all, in a larger one its parts are."""
 REMEMBERED = 10_000
 """Parts that are looked for; past that all are forgotten, and those that recur are soon known again."""
 
@@ -46,7 +46,7 @@ def slim(obj: Object) -> Object:
 
 
 def _share(value: Any) -> None:
-    """Replace strings and dicts in a dict or a list by what is equal to them and known already, as deep as it goes."""
+    """Replace strings and small parts of a dict or a list by what is equal to them and known already."""
     items: Any = value.items() if type(value) is dict else enumerate(value)
     for key, child in items:
         kind = type(child)
@@ -56,10 +56,8 @@ def _share(value: Any) -> None:
         elif kind is dict:
             text = _encode(child)  # tells 1 from true and from 1.0, which == does not
             if len(text) <= LARGEST_SHARED:
-                known = _known.setdefault(text, child)
-                if known is not child:
-                    value[key] = known
-                    continue
-            _share(child)
+                value[key] = _known.setdefault(text, child)
+            else:
+                _share(child)
         elif kind is list:
             _share(child)

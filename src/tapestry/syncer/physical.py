@@ -5,6 +5,7 @@ old connections; everything later, watches included, goes over the new ones.  Th
 answered from behind it, which is what a partition is told by.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ class Door:
         self._connect = connect
         self._monotonic = monotonic
         self._transport: Transport | None = None
+        self._open = asyncio.Event()
         self.last_answer = monotonic()
         """When something last came back, on the monotonic clock; an error is an answer, silence is none."""
 
@@ -33,6 +35,7 @@ class Door:
         """Lead to another place, or to the same one with other credentials."""
         old, self._transport = self._transport, self._connect(access)
         self.last_answer = self._monotonic()
+        self._open.set()
         if old is not None:
             old.abort()
             await old.close()
@@ -44,6 +47,7 @@ class Door:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
+        await self._open.wait()  # an informer has all the time there is
         async with self._opened(request).stream(request) as stream:
             self.last_answer = self._monotonic()
             yield stream

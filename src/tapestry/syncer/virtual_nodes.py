@@ -58,7 +58,7 @@ def virtual_node(
         "kind": "Node",
         "metadata": metadata,
         "spec": {"taints": merged_taints(before.get("taints", []), existing, taints)},
-        "status": status_for(node, lease, name),
+        "status": status_for(node, lease, name, existing),
     }
 
 
@@ -124,25 +124,27 @@ def taint_named(node: Object | None, key: str) -> Taint | None:
     return next((taint for taint in taints if taint["key"] == key), None)
 
 
-def status_for(node: Object, lease: Lease, name: str) -> Object:
+def status_for(node: Object, lease: Lease, name: str, existing: Object | None) -> Object:
     """What lasts of the physical node's status.  Heartbeats do not: they would be a write every few seconds."""
-    amounts = lease.amounts.texts()
+    gone = dict.fromkeys(value_at(existing, "status", "allocatable", default={}))
+    amounts = {**gone, **lease.amounts.texts()}
     internal = [each for each in value_at(node, "status", "addresses", default=[]) if each.get("type") == "InternalIP"]
-    return {
+    conditions = value_at(node, "status", "conditions", default=[])[:LAST_CONDITIONS]
+    status = {
         "capacity": amounts,
         "allocatable": amounts,
-        "conditions": [without_heartbeat(each) for each in value_at(node, "status", "conditions", default=[])][
-            :LAST_CONDITIONS
-        ],
+        "conditions": [without_heartbeat(each) for each in conditions],
         "addresses": [*internal, {"type": "Hostname", "address": name}],
-        "nodeInfo": value_at(node, "status", "nodeInfo"),
     }
+    info = value_at(node, "status", "nodeInfo")
+    return {**status, "nodeInfo": info} if info else status
 
 
 def without_heartbeat(condition: Object) -> Object:
     kept = {key: value for key, value in condition.items() if key in ("type", "status", "reason", "lastTransitionTime")}
-    message = str(condition.get("message") or "")[:LONGEST_MESSAGE]
-    return {**kept, "message": message, "lastHeartbeatTime": condition.get("lastTransitionTime")}
+    if message := str(condition.get("message") or "")[:LONGEST_MESSAGE]:
+        kept["message"] = message
+    return {**kept, "lastHeartbeatTime": condition.get("lastTransitionTime")}
 
 
 def withdrawn(existing: Object, now: datetime) -> Object:

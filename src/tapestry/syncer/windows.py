@@ -15,13 +15,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from tapestry.apis.policies import ResourceLeasingPolicySpec
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+EVERY_DAY = frozenset(range(7))
 MIDNIGHT = 24 * 60
 HORIZON = 15
 """Days that are searched for a change: every week is like the last, but for one in which the clock was set."""
 
 
 class WindowError(ValueError):
-    """A window that cannot be read; the message begins with the path."""
+    """A time zone that nobody knows; the message begins with the path.  The rest of a window, its schema has checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,29 +131,16 @@ def schedule_of(spec: ResourceLeasingPolicySpec, default_zone: str) -> Schedule:
     policy_zone = zone_named(spec.time_zone or default_zone, "spec.timeZone")
     windows = []
     for index, window in enumerate(spec.time_windows):
-        path = f"spec.timeWindows[{index}]"
-        zone = zone_named(window.time_zone, f"{path}.timeZone") if window.time_zone else policy_zone
-        days = frozenset(day_numbered(day, f"{path}.days[{place}]") for place, day in enumerate(window.days))
-        start, end = minute_of(window.start, f"{path}.start"), minute_of(window.end, f"{path}.end")
-        windows.append(Window(start, end, days or frozenset(range(7)), zone))
+        zone = zone_named(window.time_zone, f"spec.timeWindows[{index}].timeZone") if window.time_zone else policy_zone
+        days = frozenset(DAYS.index(day[:3].lower()) for day in window.days) or EVERY_DAY
+        windows.append(Window(minute_of(window.start), minute_of(window.end), days, zone))
     return Schedule(tuple(windows))
 
 
-def minute_of(text: str, path: str) -> int:
-    hours, colon, minutes = text.partition(":")
-    if not (colon and len(hours) == len(minutes) == 2 and hours.isdecimal() and minutes.isdecimal()):
-        raise WindowError(f"{path}: {text!r} is not a time like 08:30")
-    minute = int(hours) * 60 + int(minutes)
-    if int(minutes) > 59 or minute > MIDNIGHT or (minute == MIDNIGHT and path.endswith("start")):
-        raise WindowError(f"{path}: {text!r} is not a time of the day")
-    return minute
-
-
-def day_numbered(text: str, path: str) -> int:
-    short = text.lower()[:3]
-    if short not in DAYS or text.lower() not in (short, date(2024, 1, 1 + DAYS.index(short)).strftime("%A").lower()):
-        raise WindowError(f"{path}: {text!r} is not a day like Monday or Mon")
-    return DAYS.index(short)
+def minute_of(clock: str) -> int:
+    """The minute of the day that `HH:MM` is."""
+    hours, minutes = clock.split(":")
+    return int(hours) * 60 + int(minutes)
 
 
 @lru_cache(maxsize=256)

@@ -128,7 +128,10 @@ class PhysicalNodes:
         """Delete the virtual node, after a live look for pods: the cache may lack one that was bound just now."""
         if await self.site.virtual.list(PODS, fields=f"spec.nodeName={name_of(existing)}"):
             return
-        await self.site.virtual.delete(NODES, existing)
+        try:
+            await self.site.virtual.delete(NODES, existing)
+        except NotFound:  # the cache has yet to see it go
+            return
 
     async def take_back(self, reclaim: Reclaim, reason: str) -> None:
         for pod in reclaim.evict:
