@@ -15,7 +15,7 @@ from tapestry.client.transport import Transport
 from tapestry.controller import App, Controller, Informer, Manager
 from tapestry.controller.app import new_identity
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of
+from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.syncer.bindings import Bindings, Connector
 from tapestry.syncer.bottomup.csinodes import CsiNodes
@@ -132,14 +132,14 @@ def wire_summaries(site: Site, connect: Connect) -> None:
     for informer in (site.bindings, site.secrets):
         informer.on_change(lambda _old, _new: connector.changed.set())
     site.manager.from_the_start("connector", connector.run)
-    bindings.watch(site.bindings)
+    bindings.watch(site.bindings, when=not_only_told)
     bindings.watch(site.secrets, lambda _: [site.binding_name])
     for informer in (site.virtual_nodes, site.virtual_pods, site.operator_policies, site.owner_policies):
         soon(bindings, informer, lambda _: [site.binding_name])
     soon(bindings, site.placeholders, lambda _: [site.binding_name])
     for side, informer in ((Side.OPERATOR, site.operator_policies), (Side.OWNER, site.owner_policies)):
         status = site.manager.controller(f"{side}-policies", PolicyStatus(site, side).reconcile, workers=1)
-        status.watch(informer)
+        status.watch(informer, when=not_only_told)
         soon(status, site.virtual_nodes, policy_names)
 
 
@@ -168,6 +168,13 @@ def spec_changed(old: Object | None, new: Object | None) -> bool:
     if any(old["metadata"].get(field) != new["metadata"].get(field) for field in fields):
         return True
     return annotations_of(old).get(keys.RECLAIM) != annotations_of(new).get(keys.RECLAIM)
+
+
+def not_only_told(old: Object | None, new: Object | None) -> bool:
+    """Whether more changed than what a summary of ours says: its own echo is no reason for another one."""
+    if old is None or new is None or value_at(old, "status", "identity") != value_at(new, "status", "identity"):
+        return True
+    return {**old["metadata"], "resourceVersion": ""} != {**new["metadata"], "resourceVersion": ""}
 
 
 def came_or_goes(old: Object | None, new: Object | None) -> bool:

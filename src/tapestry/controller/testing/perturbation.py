@@ -24,7 +24,6 @@ from tapestry.client.client import ENCODER, Client
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.manager import Manager
-from tapestry.controller.registry import Setup
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import run, running_clock
 from tapestry.kube.errors import Conflict, TransportError
@@ -53,10 +52,15 @@ class Scenario:
     name: str
     resources: Sequence[Resource]
     """What the API serves, besides Events and Leases."""
-    setup: Setup
-    world: Callable[[Client], Awaitable[None]]
-    """Plays everyone else: users, kubelets, other controllers.  Returns when it has seen the end."""
+    setup: Callable[..., Any]
+    """Installs the reconciler, as a registry's set-up function does.  With `others` it is awaited as
+    `setup(manager, *transports)`, one transport for each of them."""
+    world: Callable[..., Awaitable[None]]
+    """Plays everyone else: users, kubelets, other controllers; given a client of the API and one of each of the
+    `others`.  Returns when it has seen the end."""
     config: ManagerConfig = field(default_factory=ManagerConfig)
+    others: Sequence[Sequence[Resource]] = ()
+    """What further clusters serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,73 +91,84 @@ class Died(BaseException):
     """The process under test is no more; nothing of it may catch this."""
 
 
-class Disturbed:
-    """The transport of the process under test: counts its calls and disturbs one of them."""
+class Fate:
+    """What befalls the process under test: it counts the calls to all its clusters and disturbs one of them."""
 
-    def __init__(self, api: Transport, disturbance: Disturbance | None, at: int) -> None:
+    def __init__(self, disturbance: Disturbance | None, at: int) -> None:
         self.calls: list[str] = []
         self.behind = asyncio.Event()
+        self.current = asyncio.Event()
+        """Set while the caches may see what happens."""
+        self.current.set()
         self.over = False
-        self._api = api
         self._disturbance = disturbance
         self._at = at
         self._dead = False
-        self._current = asyncio.Event()
-        self._current.set()
+
+    def next(self, call: str) -> Disturbance | None:
+        """What is to happen to this call."""
+        if self._dead:
+            raise Died
+        self.calls.append(call)
+        return self._disturbance if len(self.calls) == self._at else None
+
+    def die(self) -> None:
+        self._dead = True
+        raise Died
 
     def revive(self) -> None:
         self._dead = False
 
+    def fall_behind(self) -> None:
+        self.current.clear()
+        self.behind.set()
+
+    def catch_up(self) -> None:
+        self.current.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """A transport of the process under test."""
+
+    api: Transport
+    fate: Fate
+
     async def send(self, request: Request) -> Response:
-        disturbance = self._next(str(request))
-        is_write = request.method != "GET"
+        disturbance = self.fate.next(str(request))
         match disturbance:
             case Disturbance.DIES_BEFORE:
-                self._die()
+                self.fate.die()
             case Disturbance.LOSES_REQUEST:
                 raise TransportError(f"{request}: lost on purpose", maybe_sent=True)
-            case Disturbance.CONFLICTS if is_write:
+            case Disturbance.CONFLICTS if request.method != "GET":
                 error = Conflict(409, "Conflict", "made on purpose")
                 return Response(409, {}, ENCODER.encode(error.status()))
             case Disturbance.FALLS_BEHIND:
-                self._current.clear()
-                self.behind.set()
-        answer = await self._api.send(request)
+                self.fate.fall_behind()
+        answer = await self.api.send(request)
         match disturbance:
             case Disturbance.DIES_AFTER:
-                self._die()
+                self.fate.die()
             case Disturbance.LOSES_ANSWER:
                 raise TransportError(f"{request}: its answer was lost on purpose", maybe_sent=True)
         return answer
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
-        match self._next(f"watch {request.path}"):
+        match self.fate.next(f"watch {request.path}"):
             case Disturbance.DIES_BEFORE | Disturbance.DIES_AFTER:
-                self._die()
+                self.fate.die()
             case Disturbance.LOSES_REQUEST | Disturbance.LOSES_ANSWER:
                 raise TransportError(f"watch {request.path}: lost on purpose", maybe_sent=True)
-        async with self._api.stream(request) as stream:
-            yield HeldBack(stream, self._current)
-
-    def catch_up(self) -> None:
-        self._current.set()
+        async with self.api.stream(request) as stream:
+            yield HeldBack(stream, self.fate.current)
 
     def abort(self) -> None:
-        self._api.abort()
+        self.api.abort()
 
     async def close(self) -> None:
         """The API outlives the process."""
-
-    def _next(self, call: str) -> Disturbance | None:
-        if self._dead:
-            raise Died
-        self.calls.append(call)
-        return self._disturbance if len(self.calls) == self._at else None
-
-    def _die(self) -> None:
-        self._dead = True
-        raise Died
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,40 +207,49 @@ def perturb(scenario: Scenario) -> Report:
 
 async def _end_of(scenario: Scenario, disturbance: Disturbance | None, at: int) -> tuple[dict[str, Any], list[str]]:
     """The final state of one run, and the calls it took."""
-    api = InProcessApi([*scenario.resources, EVENTS, LEASES], now=running_clock().now)
-    transport = Disturbed(api.connect(), disturbance, at)
+    served = [[*resources, EVENTS, LEASES] for resources in (scenario.resources, *scenario.others)]
+    apis = [InProcessApi(resources, now=running_clock().now) for resources in served]
+    fate = Fate(disturbance, at)
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
-        process = group.create_task(_process(scenario, transport))
-        await scenario.world(Client(api.connect()))
-        transport.over = True
+        process = group.create_task(_process(scenario, [Disturbed(api.connect(), fate) for api in apis], fate))
+        await scenario.world(*(Client(api.connect()) for api in apis))
+        fate.over = True
         process.cancel()
-    return state_of(api.dump()), transport.calls
+    states = [state_of(api.dump()) for api in apis]
+    return {
+        f"{number}: {name}": each for number, state in enumerate(states) for name, each in state.items()
+    }, fate.calls
 
 
-async def _process(scenario: Scenario, transport: Disturbed) -> None:
+async def _process(scenario: Scenario, transports: list[Disturbed], fate: Fate) -> None:
     """The process under test, started again each time it dies."""
     config = quiet(scenario.config)
-    while not transport.over:  # a death at the very end can swallow the cancellation
-        transport.revive()
+    while not fate.over:  # a death at the very end can swallow the cancellation
+        fate.revive()
         clock = running_clock()
-        manager = Manager(config, lambda: transport, identity="perturbed", now=clock.now, monotonic=clock.monotonic)
-        manager.with_(scenario.name, scenario.setup)
+        manager = Manager(config, lambda: transports[0], identity="perturbed", now=clock.now, monotonic=clock.monotonic)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_mislead(manager, transport))
+                group.create_task(_mislead(manager, fate))
+                if scenario.others:
+                    await scenario.setup(manager, *transports[1:])
+                else:
+                    manager.with_(scenario.name, scenario.setup)
                 await manager.run()
         except* Died:
-            transport.catch_up()
+            fate.catch_up()
+        except* TransportError:
+            fate.catch_up()  # what a process cannot start without was lost: it is started again
 
 
-async def _mislead(manager: Manager, transport: Disturbed) -> None:
+async def _mislead(manager: Manager, fate: Fate) -> None:
     """Once the caches have fallen behind, have everything looked at again and again, then let them catch up."""
-    await transport.behind.wait()
+    await fate.behind.wait()
     for _ in range(STALE_SECONDS):
         for controller in manager.controllers:
             controller.resync()
         await asyncio.sleep(1)
-    transport.catch_up()
+    fate.catch_up()
 
 
 def quiet(config: ManagerConfig) -> ManagerConfig:
