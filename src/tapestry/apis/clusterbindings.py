@@ -62,8 +62,7 @@ class ClusterBindingSpec(Fields):
 
     __rules__ = (
         rule(
-            "!has(oldSelf.mountNamespace)"
-            " || has(self.mountNamespace) && self.mountNamespace == oldSelf.mountNamespace",
+            "!has(oldSelf.mountNamespace) || has(self.mountNamespace) && self.mountNamespace == oldSelf.mountNamespace",
             "may not change once it is set: what was mounted there would be lost",
             field_path=".mountNamespace",
         ),

@@ -24,3 +24,13 @@ def second_virtual_node_name(cluster_id: str, node: str, binding_uid: str) -> st
 def physical_name(virtual_cluster: str, binding_uid: str, namespace: str, name: str) -> str:
     """The name below of a namespaced virtual object: no two virtual clusters or bindings ever meet in one."""
     return hashed_name(name, virtual_cluster, binding_uid, namespace, name)
+
+
+def syncer_name(cluster_id: str) -> str:
+    """The Deployment, account and roles of the syncer that a manager runs for a binding."""
+    return f"tapestry-syncer-{cluster_id}"
+
+
+def syncer_election(binding: str) -> str:
+    """The Lease that the replicas of a binding's syncer campaign for."""
+    return f"tapestry-syncer-{binding}"

@@ -17,7 +17,9 @@ COMMANDS = {
     "up": Entry("tapestry.cli.up", "Run what exists on this machine, to try it."),
     "run": Entry("tapestry.cli.controllers", "Run one controller."),
     "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
+    "manager": Entry("tapestry.cli.manager", "Run a syncer for every ClusterBinding."),
     "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),
+    "manifests": Entry("tapestry.cli.manifests", "Print what a cluster needs before bindings can be made in it."),
     "crd": Entry("tapestry.cli.crd", "Print the CustomResourceDefinition of every registered kind."),
     "version": Entry("tapestry.cli.main", "Print the version."),
 }

@@ -7,6 +7,7 @@ gap in the watch the list is compared with the store, so an object that went mea
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from typing import Self
 
 from tapestry.client.client import Client
 from tapestry.client.watch import Changes, Listing, Page, Synced, Watch
@@ -42,13 +43,22 @@ class Informer:
         self.store = Store(indexers)
         self.synced = asyncio.Event()
         """Set once the store held the whole list; it stays set."""
-        self.optional = False
-        """Whether a server that does not know the resource simply has none of it."""
-        self._watch = Watch(client, resource, namespace, labels, fields, on_restart=self._restarted)
+        self._may_be_absent = False
+        self._watch = Watch(client, resource, namespace, labels, fields, lean=True, on_restart=self._restarted)
         self._keep = keep
         self._transform = transform
         self._handlers: list[Handler] = []
         self._after_sync: list[Callable[[], None]] = []
+
+    def reading_managed_fields(self) -> Self:
+        """Show metadata.managedFields to the transform; they are left out otherwise."""
+        self._watch.lean = False
+        return self
+
+    def where_it_exists(self) -> Self:
+        """Take a server that does not know the resource for one that has none of it."""
+        self._may_be_absent = True
+        return self
 
     def on_change(self, handler: Handler) -> None:
         """Tell `handler` of every change from now on, and first of what the store already holds."""
@@ -116,7 +126,7 @@ class Informer:
                 callback()
 
     def _restarted(self, error: KubeError, pause: float) -> None:
-        if self.optional and isinstance(error, NotFound):
+        if self._may_be_absent and isinstance(error, NotFound):
             self._sync()
             return
         # A server that starts, or has forgotten our version, is no trouble of anybody's.

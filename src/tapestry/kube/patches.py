@@ -86,6 +86,11 @@ def merge_patch(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> Object:
     return gone | changes(old, wanted, merge_patch)
 
 
+def exactly(old: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> Object:
+    """`wanted`, with None for what `old` has beside it: for a map that is to have these entries and no others."""
+    return {**dict.fromkeys(old or ()), **wanted}
+
+
 def owned_patch(cached: Mapping[str, Any], wanted: Mapping[str, Any]) -> Object:
     """The smallest merge patch that makes the fields in `wanted` so; empty when they are.
 

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding
+from tapestry.apis.names import virtual_cluster_label
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.errors import KubeconfigError
@@ -23,7 +24,7 @@ from tapestry.kube.conditions import condition, with_condition
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at, version_of
-from tapestry.kube.patches import owned_patch
+from tapestry.kube.patches import exactly, owned_patch
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.resources import NAMESPACES, NODES
 from tapestry.kube.times import parse_time, timestamp
@@ -150,12 +151,35 @@ class Bindings:
             return None
         if len(self.site.virtual_nodes.store) or len(self.site.placeholders.store):
             return None  # their going wakes us
+        if still_told_of(self.site):
+            return None  # so does what is said about them
         if await self.site.virtual.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={self.site.binding_uid}"):
             return Result(requeue_after=1)
         kept = [each for each in finalizers if each != keys.SYNCER_FINALIZER]
         await self.site.virtual.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": kept}})
         log.info("let go of the binding", binding=self.site.binding_name)
         return None
+
+
+def still_told_of(site: Site) -> bool:
+    """Whether a policy still speaks of nodes that this binding leases; an owner's only as long as we can reach it."""
+    mine = [each for each in site.operator_policies.store.list() if spec_names(site, each)]
+    if any(value_at(policy, "status", "nodes") for policy in mine):
+        return True
+    if site.partition.since is not None or not site.is_known:
+        return False
+    label = virtual_cluster_label(site.virtual_cluster_uid)
+    leases = (
+        lease
+        for policy in site.owner_policies.store.list()
+        for lease in value_at(policy, "status", "leases", default=[])
+    )
+    return any((lease["virtualCluster"], lease["clusterBinding"]) == (label, site.binding_name) for lease in leases)
+
+
+def spec_names(site: Site, policy: Object) -> bool:
+    obj = site.binding_object()
+    return value_at(policy, "spec", "cluster") in (site.binding_name, value_at(obj, "spec", "clusterID"))
 
 
 def secret_of(site: Site, binding: Binding) -> Object:
@@ -194,8 +218,8 @@ def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Objec
     return {
         "nodes": len(nodes),
         "pods": len(pods),
-        "leased": leased.texts(),
-        "used": used.texts(),
+        "leased": exactly(value_at(obj, "status", "leased"), leased.texts()),
+        "used": exactly(value_at(obj, "status", "used"), used.texts()),
         "nextChange": timestamp(change) if change else None,
         "conditions": with_condition(conditions, leasing(obj, nodes, has_policy=bool(changes)), now),
     }

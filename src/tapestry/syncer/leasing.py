@@ -2,8 +2,9 @@
 
 Policies come from two sides.  The operator's live in the virtual cluster, the owner's in the physical one.  Within a
 side the most generous open policy counts, for each resource on its own; a resource that none of them names is lent
-whole.  Between the sides the smaller amount counts, and a side whose policies are all closed closes the node.  No
-policy, no lease.  Everything here follows from its arguments: no clock, no state, no I/O.
+whole.  Between the sides the smaller amount counts, and a side whose policies are all closed closes the node: no more
+pods, but what it lends stays as it was.  No policy, no lease.  Everything here follows from its arguments: no clock, no
+state, no I/O.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,14 +16,14 @@ from fractions import Fraction
 from tapestry.apis.keys import NOW, RECLAIM
 from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.kube.objects import Object, value_at
-from tapestry.kube.quantity import Amounts, Quantity, floored, parse
+from tapestry.kube.quantity import ZERO, Amounts, Quantity, floored, parse
 from tapestry.kube.selectors import NodeSelector
+from tapestry.syncer.requests import Hold
 from tapestry.syncer.windows import Schedule
 
 LOOKAHEAD = 64
 """Changes of the schedules that are followed to find the end of a lease."""
-
-
+WARNING = timedelta(minutes=10)
 NEVER = datetime.max.replace(tzinfo=UTC)
 
 
@@ -41,7 +42,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy that can be used: its own spec, or the last good one."""
+    """A policy as it counts: by its own spec, or by its last good one."""
 
     name: str
     side: Side
@@ -50,11 +51,18 @@ class Policy:
     selector: NodeSelector
     changed_at: datetime
     """Since when the spec is as it is: a policy that was closed by hand closed then, not at a time of its windows."""
+    readable: bool = True
+    """One that cannot be read and was never good offers nothing, and takes nothing back."""
+
+    def is_open(self, now: datetime) -> bool:
+        return self.readable and self.schedule.is_open(now)
 
     def closed_since(self, now: datetime) -> datetime:
         return max(self.schedule.last_change(now) or self.changed_at, self.changed_at)
 
     def limit_of(self, resource: str) -> ResourceLimit | None:
+        if not self.readable:
+            return ResourceLimit(resource, percent=0)
         return next((limit for limit in self.spec.resource_limits if limit.resource == resource), None)
 
     def __str__(self) -> str:
@@ -95,13 +103,15 @@ class Lease:
     idle: Amounts = field(default_factory=Amounts)
     grants: dict[str, Grant] = field(default_factory=dict)
     terms: Terms = FINISH
-    """For everything on the node, while it is closed."""
+    """For everything on the node, unless it is open."""
     trimming: tuple[Amounts, Terms] | None = None
-    """Pods beyond these amounts leave on these terms: an open node of which a policy has closed."""
+    """Pods beyond these amounts leave on these terms: a policy has closed that had room for them."""
     policies: tuple[Policy, ...] = ()
     next_change: datetime | None = None
     ends: datetime | None = None
     """When an open node closes."""
+    ends_soon: bool = False
+    """Whether that is near enough to be told."""
 
     @property
     def amounts(self) -> Amounts:
@@ -119,34 +129,50 @@ class Rules:
     owner_required: bool = False
     reclaim_now: bool = False
     """The owner's kill switch for the whole cluster."""
+    warning: timedelta = WARNING
+    """How long before its end a lease says so."""
 
 
-def lease_of(node: Object, foreign: Iterable[Amounts], used: Iterable[Amounts], rules: Rules, now: datetime) -> Lease:
+def lease_of(node: Object, foreign: Iterable[Hold], used: Iterable[Amounts], rules: Rules, now: datetime) -> Lease:
     """The lease of `node`, of which `foreign` pods hold so much and `used` is held by ours."""
-    sides = [
-        matching
-        for policies in (rules.operator, rules.owner)
-        if (matching := [policy for policy in policies if policy.selector.matches(node)])
-    ]
+    sides = [side for policies in (rules.operator, rules.owner) if (side := counting(policies, node))]
+    killed = Terms(now, by="the owner's kill switch") if rules.reclaim_now or is_reclaimed(node) else None
     if reason := withdrawal(node, sides, rules):
-        return Lease(State.WITHDRAWN, reason)
-    idle = idle_of(node, foreign)
-    grants = {resource: granted(resource, idle[resource], sides, now) for resource in idle}
+        return Lease(State.WITHDRAWN, reason, terms=killed or FINISH)
+    deciders, foreign = [deciding(side, now) for side in sides], list(foreign)
+    idle, ends = idle_of(node, foreign), end_of(sides, now)
+    warn_at = ends - rules.warning if ends else None
     lease = Lease(
         State.OPEN,
         "Leased",
         idle,
-        grants,
+        grants(idle, deciders),
         policies=tuple(policy for side in sides for policy in side),
-        next_change=next_change(sides, now),
-        ends=end_of(sides, now),
+        next_change=soonest(next_change(sides, now), later(warn_at, now)),
+        ends=ends,
+        ends_soon=warn_at is not None and warn_at <= now,
     )
-    if rules.reclaim_now or is_reclaimed(node):
-        return closed(lease, "Reclaimed", Terms(now, by="the owner's kill switch"), now)
-    shut = [side for side in sides if not any_open(side, now)]
-    if shut:
-        return closed(lease, "OutOfTimeWindows", earliest(terms_of(side, now) for side in shut), now)
-    return trimmed(lease, sides, used, now)
+    if killed:
+        return closed(lease, "Reclaimed", killed, now)
+    lease = trimmed(lease, node, foreign, used, sides, now)
+    if shut := [policy for side in deciders for policy in side if not policy.is_open(now)]:
+        reason = "OutOfTimeWindows" if any(policy.readable for policy in shut) else "InvalidPolicy"
+        return closed(lease, reason, earliest(policy_terms(policy, policy.closed_since(now)) for policy in shut), now)
+    return lease
+
+
+def counting(policies: Iterable[Policy], node: Object) -> list[Policy]:
+    """The policies of one side for a node; those that cannot be read only where there are no others."""
+    matching = [policy for policy in policies if policy.selector.matches(node)]
+    return [policy for policy in matching if policy.readable] or matching
+
+
+def deciding(side: list[Policy], now: datetime) -> list[Policy]:
+    """The policies of a side that say how much: those that are open, else those that closed last."""
+    if open_now := [policy for policy in side if policy.is_open(now)]:
+        return open_now
+    edge = max(policy.closed_since(now) for policy in side)
+    return [policy for policy in side if policy.closed_since(now) == edge]
 
 
 def withdrawal(node: Object, sides: list[list[Policy]], rules: Rules) -> str:
@@ -160,30 +186,33 @@ def withdrawal(node: Object, sides: list[list[Policy]], rules: Rules) -> str:
     return ""
 
 
-def idle_of(node: Object, foreign: Iterable[Amounts]) -> Amounts:
+def idle_of(node: Object, foreign: Iterable[Hold]) -> Amounts:
     """What the owner's own pods leave of the node."""
     status = node.get("status") or {}
-    idle = have = Amounts.parse(status.get("allocatable") or status.get("capacity"), "status.allocatable")
-    for requests in foreign:
-        idle = idle - requests
-    return Amounts({resource: max(idle[resource], parse(0)) for resource in have})
+    have = Amounts.parse(status.get("allocatable") or status.get("capacity"), "status.allocatable")
+    left = have - sum((hold.amounts for hold in foreign), Amounts())
+    return Amounts({resource: max(left[resource], ZERO) for resource in have})
 
 
-def granted(
-    resource: str, idle: Quantity, sides: list[list[Policy]], now: datetime, *, also: Policy | None = None
-) -> Grant:
-    """What every side lets go of one resource: the smallest of what each would lend.  `also` counts as open."""
-    offers = [
-        offered(resource, idle, [each for each in side if each is also or each.schedule.is_open(now)] or side)
-        for side in sides
-    ]
-    amount, by = min(offers, key=lambda offer: offer[0])
+def grants(idle: Amounts, deciders: list[list[Policy]]) -> dict[str, Grant]:
+    return {resource: granted(resource, amount, deciders) for resource, amount in idle.items()}
+
+
+def lent(idle: Amounts, deciders: list[list[Policy]]) -> Amounts:
+    return Amounts({resource: grant.amount for resource, grant in grants(idle, deciders).items()})
+
+
+def granted(resource: str, idle: Quantity, deciders: Iterable[list[Policy]]) -> Grant:
+    """What every side lets go of one resource: the smallest of what each would lend."""
+    amount, by = min((offered(resource, idle, side) for side in deciders), key=lambda offer: offer[0])
     whole = floored(resource, amount)
     return Grant(whole, by, amount - whole)
 
 
 def offered(resource: str, idle: Quantity, policies: list[Policy]) -> tuple[Quantity, str]:
     """The most that one of the policies lends, and which; all that is idle where none of them names the resource."""
+    if not policies:
+        return ZERO, "nobody"
     named = [
         (capped(limit, idle), str(policy)) for policy in policies if (limit := policy.limit_of(resource)) is not None
     ]
@@ -194,30 +223,18 @@ def capped(limit: ResourceLimit, idle: Quantity) -> Quantity:
     """Zero means zero."""
     caps = [idle]
     if limit.quantity is not None:
-        caps.append(max(parse(limit.quantity), parse(0)))
+        caps.append(max(parse(limit.quantity), ZERO))
     if limit.percent is not None:
         caps.append(idle.scaled(Fraction(limit.percent, 100)))
     return min(caps)
 
 
-def any_open(side: list[Policy], now: datetime) -> bool:
-    return any(policy.schedule.is_open(now) for policy in side)
-
-
-def terms_of(side: list[Policy], now: datetime) -> Terms:
-    """The terms on which a side that has closed takes its nodes back: those of the policy that closed last."""
-    last = max(side, key=lambda policy: (policy.closed_since(now), policy.name))
-    return policy_terms(last, now)
-
-
-def policy_terms(policy: Policy, now: datetime) -> Terms:
-    edge = policy.closed_since(now)
+def policy_terms(policy: Policy, edge: datetime) -> Terms:
+    """The terms on which a policy that closed at `edge` takes back what it lent."""
+    if not policy.spec.force_reclaim:
+        return Terms(by=str(policy))
     grace = timedelta(seconds=policy.spec.graceful_reclaim_period_seconds)
-    return Terms(
-        deadline=edge + grace if policy.spec.force_reclaim else None,
-        evict=policy.spec.evict_during_grace,
-        by=str(policy),
-    )
+    return Terms(edge + grace, policy.spec.evict_during_grace, by=str(policy))
 
 
 def earliest(terms: Iterable[Terms]) -> Terms:
@@ -231,40 +248,38 @@ def closed(lease: Lease, reason: str, terms: Terms, now: datetime) -> Lease:
         state=State.CLOSED,
         reason=reason,
         terms=terms,
-        next_change=soonest(lease.next_change, due(terms, now)),
+        next_change=soonest(lease.next_change, later(terms.deadline, now)),
         ends=None,
+        ends_soon=False,
     )
 
 
-def due(terms: Terms, now: datetime) -> datetime | None:
-    """The deadline, where it is still to come."""
-    return terms.deadline if terms.deadline is not None and terms.deadline > now else None
+def trimmed(
+    lease: Lease, node: Object, foreign: list[Hold], used: Iterable[Amounts], sides: list[list[Policy]], now: datetime
+) -> Lease:
+    """`lease`, with what is to become of pods that a policy had room for which has closed, while others lend on.
 
-
-def trimmed(lease: Lease, sides: list[list[Policy]], used: Iterable[Amounts], now: datetime) -> Lease:
-    """An open lease, with what is to become of pods that a policy which has closed had room for.
-
-    Only what that policy would still allow is counted against it: what foreign pods took is for priorities to settle.
+    What it narrowed is told by the moment it closed.  Foreign pods that came later do not count: what they take is for
+    priorities to settle.  Nor do policies that closed later: those have terms of their own.
     """
-    holding = sum(used, Amounts())
-    leaving = [
-        policy for side in sides for policy in side if policy.spec.force_reclaim and not policy.schedule.is_open(now)
-    ]
-    beyond = [policy for policy in leaving if had_room(policy, lease, sides, holding, now)]
-    if not beyond:
+    holding, found = sum(used, Amounts()), []
+    for side in sides:
+        for policy in side:
+            if policy.spec.force_reclaim and policy not in deciding(side, now):
+                # Whoever edits another of them narrows anew, and what is over the lease then has the same grace again.
+                edge = max(policy.closed_since(now), *(each.changed_at for each in side))
+                idle = idle_of(node, (hold for hold in foreign if hold.since <= edge))
+                beside = [deciding(other, edge) for other in sides if other is not side]
+                open_on = [each for each in side if each.is_open(edge)]
+                before = lent(idle, [*beside, [*open_on, policy]])
+                left = lent(idle, [*beside, open_on]).larger(lent(idle, [deciding(each, now) for each in sides]))
+                over = Amounts({each: left[each] for each in idle if holding[each] > left[each] < before[each]})
+                if over:
+                    found.append((over, policy_terms(policy, edge)))
+    if not found:
         return lease
-    terms = earliest(policy_terms(policy, now) for policy in beyond)
-    return replace(lease, trimming=(lease.amounts, terms), next_change=soonest(lease.next_change, due(terms, now)))
-
-
-def had_room(policy: Policy, lease: Lease, sides: list[list[Policy]], holding: Amounts, now: datetime) -> bool:
-    """Whether pods hold more than is lent, of something that `policy` would lend more of if it were open."""
-    for resource, grant in lease.grants.items():
-        if holding[resource] > grant.amount:
-            with_it = granted(resource, lease.idle[resource], sides, now, also=policy)
-            if with_it.amount > grant.amount:
-                return True
-    return False
+    first = min(found, key=lambda each: each[1].deadline or NEVER)
+    return replace(lease, trimming=first, next_change=soonest(lease.next_change, later(first[1].deadline, now)))
 
 
 def next_change(sides: list[list[Policy]], now: datetime) -> datetime | None:
@@ -277,10 +292,15 @@ def end_of(sides: list[list[Policy]], now: datetime) -> datetime | None:
     for _ in range(LOOKAHEAD):
         if moment is None:
             return None
-        if not all(any_open(side, moment) for side in sides):
+        if not all(any(policy.is_open(moment) for policy in side) for side in sides):
             return moment if moment > now else None
         moment = next_change(sides, moment)
     return None
+
+
+def later(moment: datetime | None, now: datetime) -> datetime | None:
+    """The moment, where it is still to come."""
+    return moment if moment is not None and moment > now else None
 
 
 def soonest(*moments: datetime | None) -> datetime | None:

@@ -1,7 +1,7 @@
-"""Policies as they are read: usable, or held to their last good spec.
+"""Policies as they are read: by their own spec, or held to their last good one.
 
-An invalid policy changes nothing.  Its last good spec goes on, kept in its own status; with none, it offers nothing new
-and takes nothing back.  Nobody is ever evicted because something could not be read.
+An invalid policy changes nothing.  Its last good spec goes on, kept in its own status; with none, it offers nothing and
+takes nothing back.  Nobody is ever evicted because something could not be read.
 """
 
 from collections.abc import Iterable
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tapestry.apis.clusterbindings import Binding, plain_selector
-from tapestry.apis.policies import POLICY
-from tapestry.kube.crds import InvalidSpec, decode
-from tapestry.kube.objects import Object, name_of, value_at
-from tapestry.kube.quantity import QuantityError, parse
-from tapestry.kube.selectors import SelectorError, node_selector
-from tapestry.kube.times import parse_time
+from tapestry.apis.policies import POLICY, ResourceLeasingPolicySpec
+from tapestry.controller.transforms import slim
+from tapestry.kube.crds import decode
+from tapestry.kube.objects import Object, is_deleting, name_of, value_at
+from tapestry.kube.quantity import parse
+from tapestry.kube.selectors import EVERY_NODE, SelectorError, node_selector
+from tapestry.kube.times import parse_time, timestamp
 from tapestry.syncer.leasing import Policy, Side
-from tapestry.syncer.windows import WindowError, schedule_of
+from tapestry.syncer.windows import NEVER_OPEN, schedule_of
 
 CHANGED_AT = "changedAt"
 """Where the cache keeps `changed_at` of a policy, once managedFields are dropped."""
@@ -26,7 +27,7 @@ CHANGED_AT = "changedAt"
 class Reading:
     """What came of reading one policy: a complaint names the field that is wrong."""
 
-    policy: Policy | None
+    policy: Policy
     complaint: str = ""
 
 
@@ -47,18 +48,25 @@ def policy_of(obj: Object, side: Side, default_zone: str) -> Policy:
 
 
 def reading_of(obj: Object, side: Side, default_zone: str) -> Reading:
-    """The policy to go by: its spec, else its last good one, else none."""
+    """The policy to go by: its spec, else its last good one, else one that is not readable."""
     try:
         return Reading(policy_of(obj, side, default_zone))
-    except (InvalidSpec, WindowError, SelectorError, QuantityError) as error:
+    except ValueError as error:
         complaint = str(error)
-    last_good = value_at(obj, "status", "lastGood")
-    if last_good is None:
-        return Reading(None, complaint)
     try:
-        return Reading(policy_of({**obj, "spec": last_good}, side, default_zone), complaint)
-    except (InvalidSpec, WindowError, SelectorError, QuantityError):
-        return Reading(None, complaint)
+        return Reading(policy_of({**obj, "spec": value_at(obj, "status", "lastGood")}, side, default_zone), complaint)
+    except ValueError:
+        return Reading(unreadable(obj, side), complaint)
+
+
+def unreadable(obj: Object, side: Side) -> Policy:
+    """The policy in the place of one that cannot be read: for the nodes that it selects, if at least that is clear."""
+    try:
+        selector = node_selector(value_at(obj, "spec", "nodeSelector"))
+    except SelectorError:
+        selector = EVERY_NODE
+    spec = ResourceLeasingPolicySpec(cluster=value_at(obj, "spec", "cluster"))
+    return Policy(name_of(obj), side, spec, NEVER_OPEN, selector, changed_at(obj), readable=False)
 
 
 def is_about(obj: Object, binding: Binding) -> bool:
@@ -67,7 +75,9 @@ def is_about(obj: Object, binding: Binding) -> bool:
 
 
 def readings(objects: Iterable[Object], side: Side, binding: Binding, default_zone: str) -> list[Reading]:
-    return [reading_of(obj, side, default_zone) for obj in objects if is_about(obj, binding)]
+    """The policies for this binding, in the order of their names; one that is being deleted counts no more."""
+    found = [obj for obj in objects if is_about(obj, binding) and not is_deleting(obj)]
+    return [reading_of(obj, side, default_zone) for obj in sorted(found, key=name_of)]
 
 
 def changed_at(obj: Object) -> datetime:
@@ -88,6 +98,5 @@ def changed_at(obj: Object) -> datetime:
 
 def with_changed_at(obj: Object) -> Object:
     """A transform for informers: `slim`, but what managedFields say of the last change is kept."""
-    latest = changed_at(obj)
-    obj["metadata"][CHANGED_AT] = latest.isoformat().replace("+00:00", "Z")
-    return obj
+    obj["metadata"][CHANGED_AT] = timestamp(changed_at(obj))
+    return slim(obj)

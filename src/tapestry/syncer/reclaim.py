@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tapestry.kube.objects import Object, is_deleting, key_of, value_at
-from tapestry.kube.quantity import Amounts
+from tapestry.kube.quantity import ZERO, Amounts
 from tapestry.syncer.leasing import FINISH, Lease, State, Terms, soonest
 from tapestry.syncer.requests import effective_requests, holds_its_node
 
@@ -30,14 +30,19 @@ class Reclaim:
 
 
 def reclaim_of(lease: Lease, pods: Iterable[Object], now: datetime) -> Reclaim:
-    """Who leaves a node with that lease now."""
+    """Who leaves a node with that lease now: everybody if it is not open, and those it has no room for any more."""
     staying = [pod for pod in pods if holds_its_node(pod) and not is_deleting(pod)]
-    if lease.state is State.CLOSED:
-        return leaving(staying, lease.terms, now)
-    if lease.trimming is not None:
-        amounts, terms = lease.trimming
-        return leaving(beyond(staying, amounts), terms, now)
-    return Reclaim()
+    everybody = leaving(staying, lease.terms, now) if lease.state is not State.OPEN else Reclaim()
+    if everybody.delete or lease.trimming is None:
+        return everybody
+    amounts, terms = lease.trimming
+    some = leaving(beyond(staying, amounts), terms, now)
+    return Reclaim(
+        delete=some.delete,
+        evict=tuple(pod for pod in everybody.evict or some.evict if pod not in some.delete),
+        terms=terms,
+        look_again=soonest(everybody.look_again, some.look_again),
+    )
 
 
 def leaving(pods: list[Object], terms: Terms, now: datetime) -> Reclaim:
@@ -52,11 +57,15 @@ def leaving(pods: list[Object], terms: Terms, now: datetime) -> Reclaim:
 
 
 def beyond(pods: list[Object], amounts: Amounts) -> list[Object]:
-    """The pods for which there is no room in `amounts`: those of the lowest priority, of these the newest, first."""
+    """The pods for which there is no room in `amounts`: those of the lowest priority, of these the newest, first.
+
+    A pod is spared where it fits into what is left by one that goes, as when a scheduler preempts.
+    """
     left, out = amounts, []
     for pod in sorted(pods, key=precedence):
-        rest = left - effective_requests(pod)
-        if any(rest[resource].nano < 0 for resource in effective_requests(pod) if resource in amounts):
+        requests = effective_requests(pod)
+        rest = left - requests
+        if any(rest[resource] < ZERO for resource in requests if resource in amounts):
             out.append(pod)
         else:
             left = rest

@@ -1,9 +1,32 @@
 """What a pod asks of its node, as the scheduler counts it."""
 
+from dataclasses import dataclass
+from datetime import datetime
+
+from tapestry.kube.conditions import find
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import Amounts, parse
+from tapestry.kube.times import parse_time
 
 ONE_POD = Amounts(pods=parse(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a pod holds of its node, and since when."""
+
+    amounts: Amounts
+    since: datetime
+
+
+def hold_of(pod: Object) -> Hold:
+    return Hold(effective_requests(pod), bound_at(pod))
+
+
+def bound_at(pod: Object) -> datetime:
+    """When the pod came to its node: it was scheduled then, or made for it."""
+    scheduled = find(value_at(pod, "status", "conditions"), "PodScheduled") or {}
+    return parse_time(scheduled.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
 
 
 def effective_requests(pod: Object) -> Amounts:
@@ -15,22 +38,35 @@ def effective_requests(pod: Object) -> Amounts:
     sidecars, highest = Amounts(), Amounts()
     for container in spec.get("initContainers") or ():
         if container.get("restartPolicy") == "Always":
-            sidecars = sidecars + requests_of(container)
+            sidecars = sidecars + held_by(container, pod)
             highest = highest.larger(sidecars)
         else:
             highest = highest.larger(sidecars + requests_of(container))
     running = sidecars
     for container in spec.get("containers") or ():
-        running = running + requests_of(container)
-    total = highest.larger(running)
-    whole = Amounts.parse(value_at(spec, "resources", "requests"))  # stated for the pod as a whole
-    return Amounts({**total, **whole}) + Amounts.parse(spec.get("overhead")) + ONE_POD
+        running = running + held_by(container, pod)
+    stated = spec.get("resources") or {}  # for the pod as a whole: a request counts, a limit where nothing else does
+    limits, requests = Amounts.parse(stated.get("limits")), Amounts.parse(stated.get("requests"))
+    total = Amounts({**limits, **highest.larger(running), **requests})
+    return total + Amounts.parse(spec.get("overhead")) + ONE_POD
 
 
 def requests_of(container: Object) -> Amounts:
     """A container's requests; a limit without a request is a request."""
     resources = container.get("resources") or {}
     return Amounts.parse({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def held_by(container: Object, pod: Object) -> Amounts:
+    """What a running container holds: while it is resized, the larger of what it has and what it asks for."""
+    asked, status = requests_of(container), pod.get("status") or {}
+    reports = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+    report: Object = next((each for each in reports if each["name"] == container["name"]), {})
+    if report.get("resources") is None:
+        return asked
+    has = Amounts.parse(report["resources"].get("requests")).larger(Amounts.parse(report.get("allocatedResources")))
+    resize = find(status.get("conditions"), "PodResizePending") or {}
+    return has if resize.get("reason") == "Infeasible" else asked.larger(has)
 
 
 def holds_its_node(pod: Object) -> bool:

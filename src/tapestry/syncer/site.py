@@ -1,7 +1,7 @@
 """The site: one binding, its two clusters, and what is known of them.  Every reconciler of a syncer works from it."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of, plain_selector
@@ -10,14 +10,13 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, value_at
-from tapestry.kube.quantity import Amounts
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.selectors import node_selector
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.leasing import Rules, Side
 from tapestry.syncer.physical import Door
 from tapestry.syncer.policies import readings, with_changed_at
-from tapestry.syncer.requests import effective_requests, holds_its_node
+from tapestry.syncer.requests import Hold, hold_of, holds_its_node
 
 CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=False)
 
@@ -103,16 +102,17 @@ class Site:
         owner = readings(self.owner_policies.store.list(), Side.OWNER, binding, zone)
         mount = self.mount_namespaces.store.get(binding.spec.mount_namespace or "")
         return Rules(
-            operator=[reading.policy for reading in operator if reading.policy is not None],
-            owner=[reading.policy for reading in owner if reading.policy is not None],
+            operator=[reading.policy for reading in operator],
+            owner=[reading.policy for reading in owner],
             selector=node_selector(plain_selector(binding.spec.node_selector), "spec.nodeSelector"),
             owner_required=mount is not None and labels_of(mount).get(keys.OWNER_POLICY) == keys.REQUIRED,
             reclaim_now=mount is not None and annotations_of(mount).get(keys.RECLAIM) == keys.NOW,
+            warning=timedelta(seconds=self.config.warning_seconds),
         )
 
-    def foreign(self, node: str, binding: Binding) -> list[Amounts]:
+    def foreign(self, node: str, binding: Binding) -> list[Hold]:
         """What pods that are not ours hold of a physical node."""
-        return [pod["requests"] for pod in self.physical_pods.store.by("node", node) if not binding.owns(pod)]
+        return [pod["hold"] for pod in self.physical_pods.store.by("node", node) if not binding.owns(pod)]
 
     def virtual_node_of(self, node: str) -> Object | None:
         found = self.virtual_nodes.store.by("physical", node)
@@ -135,8 +135,7 @@ def open_site(
     def physical(resource: Resource, **options: object) -> Informer:
         return manager.follow(Informer(below, resource, **options))  # type: ignore[arg-type]
 
-    owner_policies = physical(POLICIES, transform=with_changed_at)
-    owner_policies.optional = True  # the owner need not have the kind
+    owner_policies = physical(POLICIES, transform=with_changed_at).where_it_exists()
     return Site(
         config=config,
         manager=manager,
@@ -154,7 +153,7 @@ def open_site(
         writes=writes,
         bindings=manager.informer(CLUSTER_BINDINGS, fields=f"metadata.name={name}"),
         secrets=manager.informer(SECRETS, namespace=secret["namespace"], fields=f"metadata.name={secret['name']}"),
-        operator_policies=manager.informer(POLICIES, transform=with_changed_at),
+        operator_policies=manager.informer(POLICIES, transform=with_changed_at).reading_managed_fields(),
         virtual_nodes=manager.informer(
             NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid}", indexers={"physical": physical_node_of}
         ),
@@ -169,7 +168,7 @@ def open_site(
         placeholders=manager.informer(
             PODS, namespace=keys.SYSTEM_NAMESPACE, labels=keys.HOST_PORTS, indexers={"node": virtual_node_of}
         ),
-        owner_policies=owner_policies,
+        owner_policies=owner_policies.reading_managed_fields(),
         physical_nodes=physical(NODES),
         physical_pods=physical(PODS, transform=claim_of, indexers={"node": claimed_node}),
         csi_nodes=physical(CSI_NODES),
@@ -208,7 +207,7 @@ def claim_of(pod: Object) -> Object:
     claim: Object = {
         "metadata": {**kept, "labels": ours} if ours else kept,
         "node": spec.get("nodeName", "") if holds_its_node(pod) else "",
-        "requests": effective_requests(pod),
+        "hold": hold_of(pod),
     }
     if ports := host_ports_of(spec):
         claim["ports"] = ports

@@ -4,13 +4,16 @@ A virtual node belongs to two writers: us, and whoever labels, annotates or tain
 kept in an annotation; with it a change of ours, a change of theirs and something we no longer want can be told apart.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.policies import SECONDS
 from tapestry.kube.names import label_value
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
 from tapestry.kube.times import parse_time, timestamp
@@ -21,16 +24,28 @@ RESERVED = (keys.PREFIX, "node-role.kubernetes.io/", "node-restriction.kubernete
 LIFECYCLE = "node.kubernetes.io/"
 """Taints that every cluster's own controllers set."""
 HOSTNAME = "kubernetes.io/hostname"
-LAST_CONDITIONS = 32
+MOST_CONDITIONS = 32
 LONGEST_MESSAGE = 4096
+"""Bytes of a condition's message: it comes from a stranger."""
 
 Taint = dict[str, Any]
 
 
 class LastTerms(msgspec.Struct, frozen=True):
+    """The terms on which a node was lent last."""
+
     force: bool = False
-    grace: int = 0
+    grace: Annotated[int, Meta(ge=0, le=SECONDS)] = 0
     evict: bool = False
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """What we set last, in the annotation that keeps it."""
+
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    taints: list[tuple[str, str]] = []
+    """The key and the effect of each."""
 
 
 def virtual_node(
@@ -38,26 +53,25 @@ def virtual_node(
 ) -> Object:
     """The Node to have in the virtual cluster for `node`, as `converge` takes it: None is absent, the rest is kept."""
     before = expected_of(existing)
-    labels, annotations = labels_for(node, binding, name), annotations_for(node, lease)
     taints = taints_for(node, lease, binding, existing, now)
-    expected = {
-        "labels": labels,
-        "annotations": annotations,
-        "taints": [[each["key"], each["effect"]] for each in taints],
-    }
+    after = Expected(
+        labels_for(node, binding, name),
+        annotations_for(node, lease, binding, existing),
+        [(each["key"], each["effect"]) for each in taints],
+    )
     metadata = {
         "name": name,
-        "labels": merged(before.get("labels", {}), labels_of(existing) if existing else {}, labels),
+        "labels": merged(before.labels, labels_of(existing) if existing else {}, after.labels),
         "annotations": {
-            **merged(before.get("annotations", {}), annotations_of(existing) if existing else {}, annotations),
-            keys.EXPECTED_METADATA: msgspec.json.encode(expected, order="sorted").decode(),
+            **merged(before.annotations, annotations_of(existing) if existing else {}, after.annotations),
+            keys.EXPECTED_METADATA: msgspec.json.encode(after, order="sorted").decode(),
         },
     }
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": metadata,
-        "spec": {"taints": merged_taints(before.get("taints", []), existing, taints)},
+        "spec": {"taints": merged_taints(before.taints, existing, taints)},
         "status": status_for(node, lease, name, existing),
     }
 
@@ -78,25 +92,21 @@ def labels_for(node: Object, binding: Binding, name: str) -> dict[str, str]:
     }
 
 
-def annotations_for(node: Object, lease: Lease) -> dict[str, str]:
+def annotations_for(node: Object, lease: Lease, binding: Binding, existing: Object | None) -> dict[str, str]:
     found = {
+        keys.CLUSTER_BINDING: binding.name,
         keys.PHYSICAL_NODE_NAME: name_of(node),
         keys.PHYSICAL_NODE_UID: uid_of(node),
         keys.POLICIES_APPLIED: ",".join(str(policy) for policy in lease.policies),
-        keys.LAST_TERMS: terms_to_keep(lease),
+        keys.LAST_TERMS: terms_to_keep(lease, existing),
     }
-    if lease.ends is not None:
+    if lease.ends is not None and lease.ends_soon:
         found[keys.LEASE_ENDS] = timestamp(lease.ends)
     return found
 
 
 def taints_for(node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime) -> list[Taint]:
     """The owner's taints, as far as they bar new pods, and our own."""
-    taints = [
-        {**taint, "effect": keys.NO_SCHEDULE if taint["effect"] == "NoExecute" else taint["effect"]}
-        for taint in value_at(node, "spec", "taints", default=[])
-        if not taint["key"].startswith(LIFECYCLE)
-    ]
     ours = []
     if not binding.spec.disable_node_default_taint:
         ours.append(keys.VNODE_TAINT)
@@ -104,10 +114,18 @@ def taints_for(node: Object, lease: Lease, binding: Binding, existing: Object | 
         ours.append(keys.PHYSICAL_NODE_UNSCHEDULABLE)
     if lease.state is State.CLOSED:
         ours.append(keys.OUT_OF_TIME_WINDOWS)
-    if lease.state is State.WITHDRAWN:
-        ours.append(keys.WITHDRAWING)
-    plain = [{key: value for key, value in taint.items() if key != "timeAdded"} for taint in taints]
-    return plain + [our_taint(key, existing, now) for key in ours]
+    return [*owners_taints(node), *(our_taint(key, existing, now) for key in ours)]
+
+
+def owners_taints(node: Object) -> list[Taint]:
+    """The taints of a physical node that bar pods from its virtual one; no key has the same effect twice."""
+    found: dict[tuple[str, str], Taint] = {}
+    for taint in value_at(node, "spec", "taints", default=[]):
+        if not taint["key"].startswith((LIFECYCLE, keys.PREFIX)):
+            effect = keys.NO_SCHEDULE if taint["effect"] == "NoExecute" else taint["effect"]
+            copy = {key: value for key, value in taint.items() if key != "timeAdded"}
+            found.setdefault((taint["key"], effect), {**copy, "effect": effect})
+    return list(found.values())
 
 
 def our_taint(key: str, existing: Object | None, now: datetime) -> Taint:
@@ -129,7 +147,7 @@ def status_for(node: Object, lease: Lease, name: str, existing: Object | None) -
     gone = dict.fromkeys(value_at(existing, "status", "allocatable", default={}))
     amounts = {**gone, **lease.amounts.texts()}
     internal = [each for each in value_at(node, "status", "addresses", default=[]) if each.get("type") == "InternalIP"]
-    conditions = value_at(node, "status", "conditions", default=[])[:LAST_CONDITIONS]
+    conditions = value_at(node, "status", "conditions", default=[])[:MOST_CONDITIONS]
     status = {
         "capacity": amounts,
         "allocatable": amounts,
@@ -142,8 +160,8 @@ def status_for(node: Object, lease: Lease, name: str, existing: Object | None) -
 
 def without_heartbeat(condition: Object) -> Object:
     kept = {key: value for key, value in condition.items() if key in ("type", "status", "reason", "lastTransitionTime")}
-    if message := str(condition.get("message") or "")[:LONGEST_MESSAGE]:
-        kept["message"] = message
+    if message := condition.get("message"):
+        kept["message"] = message.encode()[:LONGEST_MESSAGE].decode(errors="ignore")
     return {**kept, "lastHeartbeatTime": condition.get("lastTransitionTime")}
 
 
@@ -160,7 +178,7 @@ def last_terms(existing: Object, now: datetime) -> Terms:
     """The terms on which the node was lent last, counted from its withdrawal: the policies may be gone by now."""
     try:
         kept = msgspec.json.decode(annotations_of(existing).get(keys.LAST_TERMS, "{}"), type=LastTerms)
-    except msgspec.ValidationError:
+    except msgspec.DecodeError:
         return FINISH  # nobody is evicted because something could not be read
     taint = taint_named(existing, keys.WITHDRAWING)
     since = parse_time(taint["timeAdded"]) if taint and taint.get("timeAdded") else now
@@ -168,8 +186,13 @@ def last_terms(existing: Object, now: datetime) -> Terms:
     return Terms(deadline, kept.evict, by="the policy it was leased under")
 
 
-def terms_to_keep(lease: Lease) -> str:
-    """The terms of the policies of a lease, for the day when they are gone: force if one has it, the longest grace."""
+def terms_to_keep(lease: Lease, existing: Object | None) -> str:
+    """The terms of the policies of a lease, for the day when they are gone: force if one has it, the longest grace.
+
+    While none of them can be read, those stay that were kept before.
+    """
+    if existing is not None and not any(policy.readable for policy in lease.policies):
+        return annotations_of(existing).get(keys.LAST_TERMS, "{}")
     forced = [policy.spec for policy in lease.policies if policy.spec.force_reclaim]
     kept = LastTerms(
         force=bool(forced),
@@ -179,33 +202,37 @@ def terms_to_keep(lease: Lease) -> str:
     return msgspec.json.encode(kept).decode()
 
 
-def expected_of(existing: Object | None) -> Object:
+def expected_of(existing: Object | None) -> Expected:
     """What we set last, as the annotation says; a broken one counts as nothing."""
     text = annotations_of(existing).get(keys.EXPECTED_METADATA) if existing is not None else None
     try:
-        found = msgspec.json.decode(text or "{}")
+        return msgspec.json.decode(text or "{}", type=Expected)
     except msgspec.DecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return Expected()
 
 
-def merged(before: Any, theirs: Any, ours: dict[str, str]) -> dict[str, str | None]:
-    """Our values, but theirs where they changed one that we did not; None for what we set once and want no more."""
-    if not isinstance(before, dict):
-        before = {}
+def merged(before: dict[str, str], theirs: Mapping[str, str], ours: dict[str, str]) -> dict[str, str | None]:
+    """Our values, but theirs where they changed one that we did not; None for what we set once and want no more.
+
+    Keys under our own prefix are nobody else's to change.
+    """
     wanted: dict[str, str | None] = dict(ours)
     for key, value in ours.items():
         changed_by_them = key in before and theirs.get(key) != before[key] and before[key] == value
         if changed_by_them and not key.startswith(keys.PREFIX):
             wanted[key] = theirs.get(key)
     for key in before.keys() - ours.keys():
-        if theirs.get(key) == before[key]:
+        if theirs.get(key) == before[key] or key.startswith(keys.PREFIX):
             wanted[key] = None
     return wanted
 
 
-def merged_taints(before: Any, existing: Object | None, ours: list[Taint]) -> list[Taint]:
+def merged_taints(before: list[tuple[str, str]], existing: Object | None, ours: list[Taint]) -> list[Taint]:
     """Our taints and, after them, those that somebody else put on the virtual node."""
-    set_by_us = {(each[0], each[1]) for each in before} | {(each["key"], each["effect"]) for each in ours}
-    theirs: list[Taint] = value_at(existing, "spec", "taints", default=[])
-    return [*ours, *(taint for taint in theirs if (taint["key"], taint.get("effect")) not in set_by_us)]
+    set_by_us = {*before, *((each["key"], each["effect"]) for each in ours)}
+    theirs = [
+        taint
+        for taint in value_at(existing, "spec", "taints", default=[])
+        if not taint["key"].startswith(keys.PREFIX) and (taint["key"], taint["effect"]) not in set_by_us
+    ]
+    return [*ours, *theirs]

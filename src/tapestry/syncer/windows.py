@@ -22,7 +22,7 @@ HORIZON = 15
 
 
 class WindowError(ValueError):
-    """A time zone that nobody knows; the message begins with the path.  The rest of a window, its schema has checked."""
+    """A time zone that nobody knows; the message begins with the path.  The rest of a window its schema has checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,9 @@ class Schedule:
     def last_change(self, instant: datetime) -> datetime | None:
         """The instant, not after this one, since which the policy has been as it is; None where it always was."""
         return last_change(self, minute_at(instant)) if self.windows else None
+
+
+NEVER_OPEN = Schedule((Window(0, MIDNIGHT, frozenset(), ZoneInfo("UTC")),))
 
 
 def minute_at(instant: datetime) -> datetime:

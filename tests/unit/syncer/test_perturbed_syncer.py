@@ -23,7 +23,7 @@ from tapestry.syncer.virtual_nodes import taint_named
 
 VIRTUAL = [CLUSTER_BINDINGS, POLICIES, NODES, PODS, NAMESPACES, SECRETS, CSI_NODES]
 PHYSICAL = [POLICIES, NODES, PODS, NAMESPACES, CSI_NODES]
-CONFIG = SyncerConfig(binding="east", name="east")
+CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600)
 A_DAY = 24 * 3600.0
 
 KUBECONFIG = {
@@ -37,6 +37,7 @@ KUBECONFIG = {
 
 
 async def setup(manager: Manager, physical: Transport) -> None:
+    await wait_for(manager.reads, CLUSTER_BINDINGS, "east", until=bool, timeout=A_DAY)
     await syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
 
 
@@ -92,8 +93,10 @@ async def a_binding_comes_and_goes(virtual: Client, physical: Client) -> None:
     await reaches(
         virtual, CLUSTER_BINDINGS, "east", lambda binding: value_at(binding, "status", "leased", "cpu") == "1500m"
     )
+    await reaches(virtual, POLICIES, "half", lambda policy: value_at(policy, "status", "leased", "cpu") == "1500m")
     await virtual.delete(CLUSTER_BINDINGS, named("east"))
     await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
+    assert await virtual.list(NODES) == []
 
 
 async def a_window_closes(virtual: Client, physical: Client) -> None:
@@ -111,8 +114,14 @@ async def a_window_closes(virtual: Client, physical: Client) -> None:
     await asyncio.sleep(30)
 
 
+def is_no_heartbeat(call: str) -> bool:
+    return (
+        call != "GET /version" and not call.startswith("watch") and not (call.startswith("PUT") and "/leases/" in call)
+    )
+
+
 SCENARIOS = [
-    Scenario(name, VIRTUAL, setup, world, CONFIG, others=[PHYSICAL])
+    Scenario(name, VIRTUAL, setup, world, CONFIG, others=[PHYSICAL], counts=is_no_heartbeat)
     for name, world in {
         "a binding comes and goes": a_binding_comes_and_goes,
         "a window closes": a_window_closes,

@@ -12,6 +12,7 @@ Everything runs on virtual time against the in-process API, so a few hundred rep
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,9 @@ from tapestry.kube.resources import EVENTS, LEASES, Resource
 STALE_SECONDS = 20
 LIMIT_SECONDS = 24 * 3600.0
 """Of virtual time, within which every replay must have come to its end."""
-VOLATILE = frozenset({"resourceVersion", "creationTimestamp", "generation", "observedGeneration", "managedFields"})
+VOLATILE = frozenset({"resourceVersion", "generation", "observedGeneration", "managedFields"})
+UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
 class Disturbance(StrEnum):
@@ -61,6 +64,8 @@ class Scenario:
     config: ManagerConfig = field(default_factory=ManagerConfig)
     others: Sequence[Sequence[Resource]] = ()
     """What further clusters serve."""
+    counts: Callable[[str], bool] = lambda _: True
+    """Which calls are disturbed, by method and path: heartbeats are all alike, and many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,9 @@ class Died(BaseException):
 class Fate:
     """What befalls the process under test: it counts the calls to all its clusters and disturbs one of them."""
 
-    def __init__(self, disturbance: Disturbance | None, at: int) -> None:
+    def __init__(self, disturbance: Disturbance | None, at: int, counts: Callable[[str], bool]) -> None:
         self.calls: list[str] = []
+        self._counts = counts
         self.behind = asyncio.Event()
         self.current = asyncio.Event()
         """Set while the caches may see what happens."""
@@ -109,6 +115,8 @@ class Fate:
         """What is to happen to this call."""
         if self._dead:
             raise Died
+        if not self._counts(call):
+            return None
         self.calls.append(call)
         return self._disturbance if len(self.calls) == self._at else None
 
@@ -209,16 +217,13 @@ async def _end_of(scenario: Scenario, disturbance: Disturbance | None, at: int) 
     """The final state of one run, and the calls it took."""
     served = [[*resources, EVENTS, LEASES] for resources in (scenario.resources, *scenario.others)]
     apis = [InProcessApi(resources, now=running_clock().now) for resources in served]
-    fate = Fate(disturbance, at)
+    fate = Fate(disturbance, at, scenario.counts)
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
         process = group.create_task(_process(scenario, [Disturbed(api.connect(), fate) for api in apis], fate))
         await scenario.world(*(Client(api.connect()) for api in apis))
         fate.over = True
         process.cancel()
-    states = [state_of(api.dump()) for api in apis]
-    return {
-        f"{number}: {name}": each for number, state in enumerate(states) for name, each in state.items()
-    }, fate.calls
+    return state_of([api.dump() for api in apis]), fate.calls
 
 
 async def _process(scenario: Scenario, transports: list[Disturbed], fate: Fate) -> None:
@@ -257,27 +262,21 @@ def quiet(config: ManagerConfig) -> ManagerConfig:
     return structs.replace(config, metrics=Metrics(address=""), probes=Probes(address=""))
 
 
-def state_of(objects: Sequence[Object]) -> dict[str, Any]:
+def state_of(clusters: Sequence[Sequence[Object]]) -> dict[str, Any]:
     """What counts of a final state, by object; UIDs are named after their owners, times and versions do not count."""
-    names = {obj["metadata"]["uid"]: f"uid of {identity(obj)}" for obj in objects}
-    lasting = [obj for obj in objects if obj["kind"] not in (EVENTS.kind, LEASES.kind)]
-    return {identity(obj): stable(obj, names) for obj in lasting}
-
-
-def identity(obj: Object) -> str:
-    return f"{obj['kind']} {key_of(obj)}"
+    objects = [(f"{number}: {obj['kind']} {key_of(obj)}", obj) for number, each in enumerate(clusters) for obj in each]
+    names = {obj["metadata"]["uid"]: f"uid of {name}" for name, obj in objects}
+    return {name: stable(obj, names) for name, obj in objects if obj["kind"] not in (EVENTS.kind, LEASES.kind)}
 
 
 def stable(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: stable(child, names) for key, child in value.items() if not is_volatile(key)}
+        return {key: stable(child, names) for key, child in value.items() if key not in VOLATILE}
     if isinstance(value, list):
         return [stable(child, names) for child in value]
-    return names.get(value, value) if isinstance(value, str) else value
-
-
-def is_volatile(field: str) -> bool:
-    return field in VOLATILE or field.endswith(("Time", "Timestamp"))
+    if isinstance(value, str):
+        return TIME.sub("some time", UID.sub(lambda found: names.get(found[0], "some uid"), value))
+    return value
 
 
 def leaf_of(error: BaseException) -> BaseException:

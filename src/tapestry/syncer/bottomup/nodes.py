@@ -20,7 +20,7 @@ from tapestry.kube.errors import AlreadyExists, NotFound, TooManyRequests
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
-from tapestry.syncer.leasing import Lease, State, Terms, lease_of, soonest
+from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, soonest
 from tapestry.syncer.reclaim import Reclaim, grace_of, leaving, reclaim_of
 from tapestry.syncer.requests import effective_requests, holds_its_node
 from tapestry.syncer.site import Site
@@ -48,7 +48,10 @@ class PhysicalNodes:
             return await self.only_virtual(name, existing, now) if existing else None
         lease = self.lease(node, existing, binding, now)
         if lease.state is State.WITHDRAWN:
-            return await self.withdraw(existing, last_terms(existing, now), lease.reason, now) if existing else None
+            if existing is None:
+                return None
+            terms = earliest([lease.terms, last_terms(existing, now)])  # the owner's kill switch holds here too
+            return await self.withdraw(existing, terms, lease.reason, now)
         return await self.both(node, lease, binding, existing, now)
 
     def lease(self, node: Object, existing: Object | None, binding: Binding, now: datetime) -> Lease:

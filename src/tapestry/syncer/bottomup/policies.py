@@ -14,7 +14,7 @@ from tapestry.client.client import Client
 from tapestry.controller import Result, Store
 from tapestry.kube.conditions import condition, with_condition
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
-from tapestry.kube.patches import owned_patch
+from tapestry.kube.patches import exactly, owned_patch
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.times import timestamp
 from tapestry.syncer.leasing import Side
@@ -31,8 +31,6 @@ class PolicyStatus:
 
     async def reconcile(self, name: str) -> Result | None:
         site, now = self.site, self.site.now()
-        if site.is_unbinding:
-            return None
         binding, policy = site.binding(), self.store().get(name)
         if binding is None or policy is None or is_deleting(policy) or not is_about(policy, binding):
             return None
@@ -40,10 +38,11 @@ class PolicyStatus:
         nodes = nodes_under(site, f"{self.side}/{name}")
         status = status_of(policy, reading, nodes, now)
         if self.side is Side.OWNER:
-            status["leases"] = leases_with(policy, binding, status, nodes)
+            ours = None if site.is_unbinding else our_lease(binding, status, nodes)
+            status["leases"] = leases_with(policy, binding, ours)
         if patch := owned_patch(policy, {"status": status}):
             await self.client().patch(POLICIES, policy, patch, subresource="status")
-        return Result(requeue_at=reading.policy.schedule.next_change(now)) if reading.policy else None
+        return Result(requeue_at=reading.policy.schedule.next_change(now))
 
     def store(self) -> Store:
         informer = self.site.operator_policies if self.side is Side.OPERATOR else self.site.owner_policies
@@ -64,8 +63,7 @@ def nodes_under(site: Site, policy: str) -> list[Object]:
 
 def status_of(policy: Object, reading: Reading, nodes: list[Object], now: datetime) -> Object:
     generation = policy["metadata"].get("generation", 0)
-    active = reading.policy is not None and reading.policy.schedule.is_open(now)
-    change = reading.policy.schedule.next_change(now) if reading.policy else None
+    active, change = reading.policy.is_open(now), reading.policy.schedule.next_change(now)
     conditions = value_at(policy, "status", "conditions", default=[])
     valid = (
         condition("Valid", False, "Invalid", reading.complaint, observed_generation=generation)
@@ -78,13 +76,13 @@ def status_of(policy: Object, reading: Reading, nodes: list[Object], now: dateti
     for each in (valid, windows):
         conditions = with_condition(conditions, each, now)
     status: Object = {
-        "phase": "Failed" if reading.policy is None else "Active" if active else "Inactive",
+        "phase": "Failed" if not reading.policy.readable else "Active" if active else "Inactive",
         "conditions": conditions,
         "observedGeneration": generation,
         "active": active,
         "nextChange": timestamp(change) if change else None,
         "nodes": len(nodes),
-        "leased": totals(nodes),
+        "leased": exactly(value_at(policy, "status", "leased"), totals(nodes)),
     }
     if not reading.complaint:
         status["lastGood"] = policy["spec"]
@@ -96,21 +94,26 @@ def totals(nodes: list[Object]) -> dict[str, str]:
     return sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in nodes), Amounts()).texts()
 
 
-def leases_with(policy: Object, binding: Binding, status: Object, nodes: list[Object]) -> list[Object]:
-    """The leases under an owner's policy, with ours as it is now."""
-    ours = {
+def our_lease(binding: Binding, status: Object, nodes: list[Object]) -> Object:
+    return {
         "virtualCluster": binding.virtual_cluster,
         "clusterBinding": binding.name,
         "active": status["active"],
         "nodes": len(nodes),
         "leased": totals(nodes),
     }
+
+
+def leases_with(policy: Object, binding: Binding, ours: Object | None) -> list[Object]:
+    """The leases under an owner's policy, with ours as it is now; None takes it away."""
     others = [
         each
         for each in value_at(policy, "status", "leases", default=[])
         if (each["virtualCluster"], each["clusterBinding"]) != (binding.virtual_cluster, binding.name)
     ]
-    return sorted([*others, ours], key=lambda each: (each["virtualCluster"], each["clusterBinding"]))
+    return sorted(
+        [*others, *([ours] if ours else [])], key=lambda each: (each["virtualCluster"], each["clusterBinding"])
+    )
 
 
 def policy_names(node: Object) -> list[str]:

@@ -1,0 +1,191 @@
+"""What each component may do: one table each, of which roles are made, manifests are printed and rights are checked.
+
+A table says as little as the component needs.  Where it needs a right in a place that is only known later, the table
+has a word for the place, and `placed` puts the name in.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import product
+
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import (
+    ACCESS_REVIEWS,
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CSI_NODES,
+    DEPLOYMENTS,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    TOKEN_REVIEWS,
+    Resource,
+)
+
+SYNCER_ROLE = "tapestry-syncer"
+"""The ClusterRole of every syncer, and the only one that the manager may bind."""
+IDENTITY_NAMESPACE = "kube-system"
+"""Its UID tells one cluster from another."""
+
+
+class Place(StrEnum):
+    """Words for names that differ from one installation, or one binding, to the next."""
+
+    HOME = "the manager's namespace"
+    KUBECONFIGS = "a namespace of kubeconfigs"
+    KUBECONFIG = "the binding's Secret"
+    ELECTION = "the syncer's Lease"
+    MOUNT = "the mount namespace"
+    ACCOUNT = "the syncer's account below"
+    ACCOUNT_NAMESPACE = "the namespace of the syncer's account below"
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Verbs on a resource: in one namespace or in all, on the objects named or on all."""
+
+    resource: Resource
+    verbs: tuple[str, ...]
+    namespace: str = ""
+    names: tuple[str, ...] = ()
+    subresource: str = ""
+
+    @property
+    def kind(self) -> str:
+        """`pods`, `pods/status`: as rules name it."""
+        return f"{self.resource.plural}/{self.subresource}" if self.subresource else self.resource.plural
+
+    def __str__(self) -> str:
+        """`create pods in team-a`, `get namespaces kube-system`: as people say it."""
+        words = [",".join(self.verbs), self.kind, *self.names]
+        return " ".join([*words, "in", self.namespace] if self.namespace else words)
+
+
+READ = ("list", "watch")
+KEEP = ("get", "list", "watch", "create", "patch", "delete")
+
+METRICS_READERS = (
+    Right(TOKEN_REVIEWS, ("create",)),
+    Right(ACCESS_REVIEWS, ("create",)),
+)
+"""To tell who may read /metrics."""
+
+ELECTION = (
+    Right(LEASES, ("create",), Place.HOME),
+    Right(LEASES, ("get", "list", "watch", "update"), Place.HOME, (Place.ELECTION,)),
+)
+
+SYNCER_ABOVE = (
+    Right(CLUSTER_BINDINGS, ("get", "list", "watch", "patch")),
+    Right(CLUSTER_BINDINGS, ("patch",), subresource="status"),
+    Right(POLICIES, READ),
+    Right(POLICIES, ("patch",), subresource="status"),
+    Right(NAMESPACES, ("get",), names=(IDENTITY_NAMESPACE,)),
+    Right(NODES, KEEP),
+    Right(NODES, ("patch",), subresource="status"),
+    Right(CSI_NODES, ("list", "watch", "create", "patch", "delete")),
+    Right(LEASES, ("get", "create", "update", "delete")),
+    Right(PODS, ("list", "watch", "patch", "delete")),
+    Right(PODS, ("patch",), subresource="status"),
+    Right(PODS, ("create",), subresource="eviction"),
+    Right(EVENTS, ("create", "patch")),
+    *METRICS_READERS,
+)
+"""Of a syncer in the virtual cluster: the ClusterRole `tapestry-syncer`."""
+
+SYNCER_HOME = (*ELECTION, Right(PODS, ("create",), Place.HOME))
+"""Of a syncer in the manager's namespace: its election, and pods that stand for host ports."""
+
+SYNCER_KUBECONFIG = (Right(SECRETS, ("get", "list", "watch", "patch"), Place.KUBECONFIGS, (Place.KUBECONFIG,)),)
+"""Of a syncer where its kubeconfig is: it follows the Secret, and renews the token in it."""
+
+SYNCER_BELOW = (
+    Right(NODES, ("get", "list", "watch")),
+    Right(PODS, READ),
+    Right(CSI_NODES, READ),
+    Right(POLICIES, READ),
+    Right(POLICIES, ("patch",), subresource="status"),
+    Right(NAMESPACES, ("get",), names=(IDENTITY_NAMESPACE,)),
+    Right(NAMESPACES, READ, names=(Place.MOUNT,)),
+    Right(SERVICE_ACCOUNTS, ("create",), Place.ACCOUNT_NAMESPACE, (Place.ACCOUNT,), "token"),
+)
+"""Of a syncer in the physical cluster."""
+
+MANAGER = (
+    Right(CLUSTER_BINDINGS, ("list", "watch", "patch")),
+    Right(CLUSTER_BINDINGS, ("patch",), subresource="status"),
+    Right(POLICIES, READ),
+    Right(CLUSTER_ROLE_BINDINGS, KEEP),
+    Right(CLUSTER_ROLES, ("bind",), names=(SYNCER_ROLE,)),
+    Right(NODES, ("list", "delete")),
+    Right(PODS, ("list", "delete")),
+    Right(EVENTS, ("create", "patch")),
+    *METRICS_READERS,
+    Right(DEPLOYMENTS, KEEP, Place.HOME),
+    Right(SERVICE_ACCOUNTS, KEEP, Place.HOME),
+    Right(LEASES, ("get", "list", "watch", "create", "update"), Place.HOME),
+    Right(PODS, ("create",), Place.HOME),
+    Right(ROLES, KEEP, Place.KUBECONFIGS),
+    Right(ROLE_BINDINGS, KEEP, Place.KUBECONFIGS),
+    Right(SECRETS, ("get", "list", "watch", "patch"), Place.KUBECONFIGS),
+)
+"""Of the manager.  It has to hold what it hands on in Roles: to create pods at home, to get and patch Secrets."""
+
+
+def placed(rights: Iterable[Right], places: Mapping[Place, str]) -> list[Right]:
+    """`rights` with the names of places; one about a place that has no name here is not needed, and left out."""
+
+    def name(word: str) -> str:
+        return places[word] if isinstance(word, Place) else word
+
+    return [
+        replace(right, namespace=name(right.namespace), names=tuple(map(name, right.names)))
+        for right in rights
+        if all(word in places for word in (right.namespace, *right.names) if isinstance(word, Place))
+    ]
+
+
+def rules(rights: Iterable[Right]) -> list[Object]:
+    """The PolicyRules of a role; which namespace they hold in is for the role to say."""
+    return [
+        {
+            "apiGroups": [right.resource.group],
+            "resources": [right.kind],
+            "verbs": list(right.verbs),
+            **({"resourceNames": list(right.names)} if right.names else {}),
+        }
+        for right in rights
+    ]
+
+
+def single(rights: Iterable[Right]) -> list[Right]:
+    """The same rights, each with one verb and at most one name: what can be asked about in one review."""
+    return [
+        replace(right, verbs=(verb,), names=(name,) if name else ())
+        for right in rights
+        for verb, name in product(right.verbs, right.names or ("",))
+    ]
+
+
+def attributes(right: Right) -> Object:
+    """What an access review asks about a single right."""
+    (verb,) = right.verbs
+    found = {
+        "verb": verb,
+        "group": right.resource.group,
+        "version": right.resource.version,
+        "resource": right.resource.plural,
+        "subresource": right.subresource,
+        "namespace": right.namespace,
+        "name": "".join(right.names),
+    }
+    return {key: value for key, value in found.items() if value}

@@ -1,0 +1,132 @@
+"""The manager: which change is whose business, and a process that sees to it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from msgspec import structs
+from prometheus_client import Gauge
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.client.connection import HttpTransport
+from tapestry.client.kubeconfig import load
+from tapestry.client.transport import Transport
+from tapestry.controller import App, Informer, Manager
+from tapestry.controller.app import manager_of
+from tapestry.controller.store import Indexer, Store
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import SECRETS, Resource
+from tapestry.manager.bindings import INDEXERS, Bindings, concerns_us
+from tapestry.manager.config import BindingsConfig
+from tapestry.manager.connectivity import KEY, Connect, Examiner
+from tapestry.manager.manifests import Scope
+from tapestry.manager.syncers import BY_BINDING, Syncers, binding_uid_of, packaged, scopes, templates_in
+
+MANAGED = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
+PHASES = ("Pending", "Ready", "Failed", "Deleting")
+BINDINGS = Gauge("tapestry_bindings", "ClusterBindings by phase.", ["phase"])
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another cluster, for syncers to run in: a connection to watch it, and one to write to it."""
+
+    reads: Transport
+    writes: Transport
+
+
+def install(
+    config: BindingsConfig, manager: Manager, *, connect: Connect = HttpTransport, elsewhere: Elsewhere | None = None
+) -> None:
+    """Give `manager` what there is to do for ClusterBindings; `connect` opens physical clusters."""
+    bindings = manager.informer(CLUSTER_BINDINGS, indexers=INDEXERS)
+    policies = manager.informer(POLICIES)
+    secrets = [
+        manager.informer(SECRETS, namespace=namespace, transform=kubeconfig_only)
+        for namespace in sorted(config.secret_namespaces)
+    ]
+    syncers = syncers_of(config, manager, elsewhere)
+    reconciler = Bindings(config, manager, bindings, secrets, policies, Examiner(connect), syncers)
+    controller = manager.controller("bindings", reconciler.reconcile)
+    controller.watch(bindings, reconciler.affected, when=concerns_us)
+    controller.watch(policies, reconciler.named_by)
+    for informer in secrets:
+        controller.watch(informer, reconciler.reading)
+    for informer in syncers.caches.values():
+        controller.watch(informer, reconciler.served_by)
+    for phase in PHASES:
+        BINDINGS.labels(phase).set_function(partial(count, bindings.store, phase))
+
+
+def syncers_of(config: BindingsConfig, manager: Manager, elsewhere: Elsewhere | None) -> Syncers:
+    """Where the objects of syncers are seen and written: beside the bindings, or in a cluster of their own."""
+    folder = Path(config.template_dir) if config.template_dir else packaged("syncer")
+    indexers: dict[str, Indexer] = {BY_BINDING: binding_uid_of}
+    caches: dict[Scope, Informer] = {}
+    if elsewhere is None:
+        client = manager.client
+        for resource, namespace in scopes(config):
+            caches[resource, namespace] = manager.informer(
+                resource, namespace=namespace, labels=MANAGED, indexers=indexers
+            )
+    else:
+        client, reads = led_by(manager, elsewhere.writes), Client(elsewhere.reads, identity=manager.identity)
+        for resource, namespace in scopes(config):
+            informer = Informer(reads, resource, namespace=namespace, labels=MANAGED, indexers=indexers)
+            caches[resource, namespace] = manager.follow(informer)
+    clients: dict[Resource, Client] = dict.fromkeys((resource for resource, _ in caches), client)
+    return Syncers(config, partial(templates_in, folder), clients, caches, elsewhere is not None)
+
+
+def led_by(manager: Manager, transport: Transport) -> Client:
+    """A client of another cluster that writes only while the manager leads, and is cut with it."""
+    elector = manager.elector
+    if elector is None:
+        return Client(transport, audit=manager.audit, identity=manager.identity)
+    cut_first = elector.on_loss
+
+    def cut() -> None:
+        cut_first()
+        transport.abort()
+
+    elector.on_loss = cut
+    return Client(transport, fence=elector.fence, audit=manager.audit, identity=manager.identity)
+
+
+def kubeconfig_only(secret: Object) -> Object:
+    """A Secret as we need it; whatever else is in it never stays in our memory."""
+    metadata = {key: secret["metadata"].get(key) for key in ("name", "namespace", "uid", "resourceVersion")}
+    kubeconfig = value_at(secret, "data", KEY)
+    return {"metadata": metadata, "data": {} if kubeconfig is None else {KEY: kubeconfig}}
+
+
+def count(bindings: Store, phase: str) -> float:
+    return float(sum(value_at(each, "status", "phase", default="Pending") == phase for each in bindings.list()))
+
+
+def at_home(config: BindingsConfig) -> BindingsConfig:
+    """The configuration with the election in the manager's own namespace, unless it names another."""
+    election = config.leader_election
+    place = election.namespace or config.namespace
+    return structs.replace(config, leader_election=structs.replace(election, namespace=place))
+
+
+async def run_manager(config: BindingsConfig, environ: Mapping[str, str], home: Path) -> None:
+    """Run the manager until it is told to stop."""
+    config = at_home(config)
+    manager = manager_of(config, environ, home)
+    elsewhere = None
+    if config.deploy_kubeconfig:
+        access = load([Path(config.deploy_kubeconfig)], environ=environ)
+        elsewhere = Elsewhere(HttpTransport(access), HttpTransport(access))
+    manager.with_("bindings", lambda each: install(config, each, elsewhere=elsewhere))
+    try:
+        await App(manager).run()
+    finally:
+        if elsewhere is not None:
+            await elsewhere.reads.close()
+            await elsewhere.writes.close()

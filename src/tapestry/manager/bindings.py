@@ -1,0 +1,263 @@
+"""ClusterBindings: from a kubeconfig in a Secret to a syncer at work, and back.
+
+    only a spec          the finalizer, the phase Pending
+    spec                 is it valid, and the only one of its clusterID?
+    kubeconfig           is it allowed, there, harmless?
+    physical cluster     does it answer, is it the one that was bound and bound once, does it grant every right?
+    syncer               everything that it consists of, as the templates want it
+
+What fails first is the binding's fault: the phase is Failed, a condition and an event say why, and it waits for what
+could help.  A binding that was well before keeps its syncer when its cluster falls silent: then it is needed most.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.controller import Informer, Manager, Result, Terminal
+from tapestry.controller.store import Indexer
+from tapestry.kube.conditions import condition, find
+from tapestry.kube.crds import InvalidSpec
+from tapestry.kube.errors import TransportError
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    is_deleting,
+    name_of,
+    namespace_of,
+    uid_of,
+    value_at,
+)
+from tapestry.kube.times import timestamp
+from tapestry.manager.cleanup import left_behind, nodes_are_gone, syncer_is_gone
+from tapestry.manager.config import BindingsConfig
+from tapestry.manager.connectivity import Examiner, Finding, access_in
+from tapestry.manager.faults import Fault, Patience
+from tapestry.manager.status import PERMITTED, conditions_of, news, status_with
+from tapestry.manager.syncers import Syncers, binding_uid_of
+from tapestry.manager.validation import check_identity, checked_spec
+
+RECHECK_SECONDS = 300.0
+"""How often a binding is looked at again when nothing of what we watch changes."""
+LINGERING_SECONDS = 5.0
+"""How often a binding that goes is looked at while something of it is still there."""
+KEEPS_ITS_SYNCER = frozenset({"ConnectivityFailed", "PermissionsMissing"})
+"""Faults of a cluster; those of the binding itself say that its syncer may be the wrong one."""
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """Keeps a syncer at work for each ClusterBinding; keyed by its name."""
+
+    config: BindingsConfig
+    manager: Manager
+    bindings: Informer
+    secrets: Sequence[Informer]
+    policies: Informer
+    examiner: Examiner
+    syncers: Syncers
+
+    async def reconcile(self, name: str) -> Result | None:
+        binding = self.bindings.store.get(name)
+        if binding is None:
+            self.examiner.forget(name)
+            return None
+        return await self.leave(binding) if is_deleting(binding) else await self.bind(await self.begun(binding))
+
+    async def begun(self, binding: Object) -> Object:
+        """The binding with our finalizer and a phase: before anything is made for it, it can no longer just vanish."""
+        finalizers = finalizers_of(binding)
+        if keys.MANAGER_FINALIZER not in finalizers:
+            patch = {"metadata": {"finalizers": [*finalizers, keys.MANAGER_FINALIZER]}}
+            binding = await self.manager.client.patch(CLUSTER_BINDINGS, binding, patch)
+        if value_at(binding, "status", "phase") is None:
+            first = condition("Ready", False, "Initializing", "the binding has yet to be looked at")
+            binding = await self.tell(binding, "Pending", [first])
+        return binding
+
+    async def bind(self, binding: Object) -> Result | None:
+        fault, finding, deployment = None, None, None
+        try:
+            finding = await self.found(binding)
+            check(binding, finding, self.others(binding))
+        except Fault as caught:
+            fault = caught
+        if fault is None or (fault.reason in KEEPS_ITS_SYNCER and is_accepted(binding)):
+            try:
+                deployment = await self.syncers.ensure(binding)
+            except Fault as caught:
+                fault = fault or caught
+        now = self.manager.now()
+        conditions = [*conditions_of(fault, finding, deployment, now), *self.without_policy(binding, fault)]
+        facts = facts_of(finding) if fault is None and finding is not None else {}
+        await self.tell(binding, "Failed" if fault else "Ready", conditions, facts)
+        if is_accepted(binding) and "identity" in facts and [facts["identity"]] != identity_of(binding):
+            self.manager.events.normal(binding, "IdentityApproved", f"the binding is now to {facts['identity']}")
+        return outcome(fault)
+
+    async def found(self, binding: Object) -> Finding:
+        """What the cluster behind the binding answers; the Fault of whatever is in the way."""
+        spec = checked_spec(binding, self.others(binding), self.config.secret_namespaces)
+        reference = spec.secret_ref
+        key = f"{reference.namespace}/{reference.name}"
+        secret = next((found for each in self.secrets if (found := each.store.get(key)) is not None), None)
+        access = access_in(secret, reference)
+        assert secret is not None
+        return await self.examiner.finding(name_of(binding), access, secret, spec.mount_namespace or "")
+
+    def others(self, binding: Object) -> list[Object]:
+        return [each for each in self.bindings.store.list() if name_of(each) != name_of(binding)]
+
+    def without_policy(self, binding: Object, fault: Fault | None) -> Iterable[Object]:
+        """A bound cluster that nobody lends says so from the start; later on that is for its syncer to say."""
+        conditions = value_at(binding, "status", "conditions", default=[])
+        names = {name_of(binding), value_at(binding, "spec", "clusterID")}
+        is_named = any(value_at(each, "spec", "cluster") in names for each in self.policies.store.list())
+        if fault is None and not is_named and find(conditions, "Leasing") is None:
+            yield condition("Leasing", False, "NoPolicy", "no ResourceLeasingPolicy names this binding")
+
+    async def leave(self, binding: Object) -> Result | None:
+        """Wait for the syncer to clean up, unless that is hopeless; then remove it, and let the binding go."""
+        finalizers = finalizers_of(binding)
+        if keys.MANAGER_FINALIZER not in finalizers:
+            return None
+        is_forced = annotations_of(binding).get(keys.FORCE_UNBIND) == "true"
+        if keys.SYNCER_FINALIZER in finalizers and not is_forced:
+            await self.wait_for_syncer(binding)
+            return None
+        going = condition("Ready", False, "CleanupInProgress", "what was made for the binding is being removed")
+        binding = await self.tell(binding, "Deleting", [going])
+        if not await syncer_is_gone(self.syncers, binding):
+            return Result(requeue_after=LINGERING_SECONDS)
+        if is_forced and not await self.forsaken(binding):
+            return Result(requeue_after=LINGERING_SECONDS)
+        ours = (keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER)
+        patch = {"metadata": {"finalizers": [each for each in finalizers if each not in ours]}}
+        await self.manager.client.patch(CLUSTER_BINDINGS, binding, patch)
+        how = f"by force; {left_behind(binding, ())}" if is_forced else "its syncer has cleaned up"
+        self.manager.events.normal(binding, "Deleted", f"the binding is gone: {how}")
+        return None
+
+    async def wait_for_syncer(self, binding: Object) -> None:
+        """Say what we wait for, and see to it that there is a syncer to clean up."""
+        message = f"the syncer has yet to clean up; if it never will, annotate with {keys.FORCE_UNBIND}=true"
+        binding = await self.tell(binding, "Deleting", [condition("Ready", False, "WaitingSyncerCleanup", message)])
+        if is_accepted(binding):
+            try:
+                await self.syncers.ensure(binding)
+            except (Fault, InvalidSpec) as error:
+                raise Terminal("WaitingSyncerCleanup", str(error)) from error
+
+    async def forsaken(self, binding: Object) -> bool:
+        """Whether nothing in the virtual cluster stands for the cluster any more."""
+
+        def tell(pods: Sequence[Object]) -> None:
+            self.manager.events.warning(binding, "LeftBehind", left_behind(binding, pods))
+
+        return await nodes_are_gone(self.manager.client, binding, tell)
+
+    async def tell(
+        self, binding: Object, phase: str, conditions: Iterable[Object], facts: Object | None = None
+    ) -> Object:
+        """Write our part of the status, where it changed, and an event for what is new in it."""
+        wanted = {**status_with(binding, phase, conditions, self.manager.now()), **(facts or {})}
+        told = await self.manager.client.converge(CLUSTER_BINDINGS, binding, {"status": wanted})
+        for is_warning, reason, message in news(binding, told):
+            record = self.manager.events.warning if is_warning else self.manager.events.normal
+            record(told, reason, message)
+        return told
+
+    # -- whose business a change is
+
+    def affected(self, binding: Object) -> Iterable[str]:
+        """The binding, and those that want what it has."""
+        shared = [("clusterID", each) for each in cluster_id_of(binding)]
+        shared += [("identity", each) for each in identity_of(binding)]
+        rivals = (name_of(other) for index, value in shared for other in self.bindings.store.by(index, value))
+        return {name_of(binding), *rivals}
+
+    def reading(self, secret: Object) -> Iterable[str]:
+        """The bindings whose kubeconfig is in a Secret."""
+        key = f"{namespace_of(secret)}/{name_of(secret)}"
+        return [name_of(each) for each in self.bindings.store.by("secret", key)]
+
+    def served_by(self, obj: Object) -> Iterable[str]:
+        """The binding that an object was made for."""
+        return [name_of(each) for uid in binding_uid_of(obj) for each in self.bindings.store.by("uid", uid)]
+
+    def named_by(self, policy: Object) -> Iterable[str]:
+        """The bindings that a policy is about."""
+        cluster = str(value_at(policy, "spec", "cluster", default=""))
+        return {cluster, *(name_of(each) for each in self.bindings.store.by("clusterID", cluster))}
+
+
+def check(binding: Object, finding: Finding, others: Iterable[Object]) -> None:
+    """Raises the Fault of a cluster that answers, and yet may not be used."""
+    if finding.identity is not None:
+        check_identity(binding, finding.identity, others)
+    if finding.missing:
+        rights = ", ".join(map(str, finding.missing))
+        message = f"the kubeconfig does not grant: {rights}"
+        raise Fault("PermissionsMissing", message, condition=PERMITTED, patience=Patience.RECHECK)
+
+
+def facts_of(finding: Finding) -> Object:
+    """What the status keeps of a finding: which cluster this is, from now on, and how long the credentials last."""
+    expires = timestamp(finding.expires) if finding.expires else None
+    return {"identity": finding.identity, "credentialsExpire": expires}
+
+
+def outcome(fault: Fault | None) -> Result:
+    """How a pass ends whose findings have been told."""
+    if fault is not None and fault.patience is Patience.CHANGE:
+        raise Terminal(fault.reason, fault.message) from fault
+    if fault is not None and fault.patience is Patience.BACKOFF:
+        raise TransportError(fault.message, maybe_sent=False) from fault
+    return Result(requeue_after=RECHECK_SECONDS)
+
+
+def is_accepted(binding: Object) -> bool:
+    """Whether everything about the binding was well once."""
+    return value_at(binding, "status", "identity") is not None
+
+
+def concerns_us(old: Object | None, new: Object | None) -> bool:
+    """Whether more changed than what the syncer and we write into the status all the time."""
+    if old is None or new is None:
+        return True
+    fields = ("generation", "deletionTimestamp", "finalizers", "annotations")
+    changed = any(old["metadata"].get(field) != new["metadata"].get(field) for field in fields)
+    return changed or identity_of(old) != identity_of(new)
+
+
+def finalizers_of(binding: Object) -> list[str]:
+    found: list[str] = binding["metadata"].get("finalizers") or []
+    return found
+
+
+def cluster_id_of(binding: Object) -> list[str]:
+    found = value_at(binding, "spec", "clusterID")
+    return [found] if isinstance(found, str) else []
+
+
+def identity_of(binding: Object) -> list[str]:
+    found = value_at(binding, "status", "identity")
+    return [found] if isinstance(found, str) else []
+
+
+def secret_key_of(binding: Object) -> list[str]:
+    reference = value_at(binding, "spec", "secretRef", default={})
+    return [f"{reference.get('namespace')}/{reference.get('name')}"]
+
+
+def own_uid(binding: Object) -> list[str]:
+    return [uid_of(binding)]
+
+
+INDEXERS: dict[str, Indexer] = {
+    "uid": own_uid,
+    "clusterID": cluster_id_of,
+    "identity": identity_of,
+    "secret": secret_key_of,
+}

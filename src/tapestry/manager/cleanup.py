@@ -1,0 +1,60 @@
+"""The end of a binding: what ran for it goes, and when its cluster is given up by force, so does what stood for it.
+
+Nothing here goes by a cache: what is not there has been asked for.  Each function takes one step, and says whether
+there was nothing left to do.
+"""
+
+from collections.abc import Callable, Sequence
+
+from tapestry.apis import keys
+from tapestry.client.client import Client
+from tapestry.kube.errors import NotFound
+from tapestry.kube.objects import Object, is_deleting, key_of, name_of, uid_of, value_at
+from tapestry.kube.resources import DEPLOYMENTS, NODES, PODS, Resource
+from tapestry.manager.syncers import Syncers
+
+MENTIONED = 20
+"""Pods that an event names; it has to be short."""
+
+
+async def syncer_is_gone(syncers: Syncers, binding: Object) -> bool:
+    """Remove the Deployment, and once it is gone everything else that names the binding; roles of all syncers stay."""
+    found = await syncers.live(binding)
+    deployments = [(resource, obj) for resource, obj in found if resource is DEPLOYMENTS]
+    for resource, obj in deployments or found:
+        if not is_deleting(obj):
+            await syncers.remove(resource, obj)
+    return not found
+
+
+async def nodes_are_gone(client: Client, binding: Object, on_pods: Callable[[Sequence[Object]], None]) -> bool:
+    """Remove the binding's virtual nodes and, before each, every pod on it, without grace and whatever holds it.
+
+    `on_pods` is told of the pods before they go.
+    """
+    nodes = await client.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}")
+    for node in nodes:
+        pods = await client.list(PODS, fields=f"spec.nodeName={name_of(node)}")
+        on_pods(pods)
+        for pod in pods:
+            if not is_deleting(pod) or value_at(pod, "metadata", "deletionGracePeriodSeconds"):
+                await remove(client, PODS, pod)
+        await remove(client, NODES, node)
+    return not nodes
+
+
+async def remove(client: Client, resource: Resource, obj: Object) -> None:
+    try:
+        await client.delete(resource, obj, grace_seconds=0)
+    except NotFound:
+        return
+
+
+def left_behind(binding: Object, pods: Sequence[Object]) -> str:
+    """What may still be in the physical cluster, and how to find it there."""
+    named = ", ".join(key_of(pod) for pod in pods[:MENTIONED])
+    more = f" and {len(pods) - MENTIONED} more" if len(pods) > MENTIONED else ""
+    twins = f"twins of the pods {named}{more}" if pods else "what was made for its pods"
+    mount = value_at(binding, "spec", "mountNamespace", default="?")
+    selector = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
+    return f"in namespace {mount} below may be left: {twins}; look for objects labelled {selector}"

@@ -1,0 +1,239 @@
+"""The objects that a syncer consists of, kept as the templates want them.
+
+Everything of a binding's syncer carries the binding's UID as a label, which is how its changes find their way to the
+binding and how it is found again when the templates are gone.  In the virtual cluster it is also owned by the binding.
+An owner reference cannot lead to another cluster, so in one of its own, for syncers to run in, the label is all there
+is; and only account and Deployment are made there: what the syncers may do here is for whoever gave them access.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, ClusterBindingSpec
+from tapestry.apis.names import syncer_election, syncer_name
+from tapestry.apis.rights import SYNCER_HOME, SYNCER_KUBECONFIG, SYNCER_ROLE, Place, placed, rules
+from tapestry.client.client import Client, Propagation
+from tapestry.controller import Informer
+from tapestry.kube.crds import decode
+from tapestry.kube.errors import AlreadyExists, BadRequest, Forbidden, Invalid, NotFound
+from tapestry.kube.names import label_value
+from tapestry.kube.objects import (
+    Object,
+    is_deleting,
+    is_owned_by,
+    key_of,
+    labels_of,
+    name_of,
+    owner_reference,
+    uid_of,
+    value_at,
+)
+from tapestry.kube.quantity import parse
+from tapestry.kube.resources import DEPLOYMENTS, SERVICE_ACCOUNTS, Resource
+from tapestry.manager.config import BindingsConfig, SyncerSettings
+from tapestry.manager.faults import Fault, Patience
+from tapestry.manager.manifests import KINDS, Manifest, Scope, TemplateError, Templates, Values, kept, manifests
+
+RUNNING = (SERVICE_ACCOUNTS, DEPLOYMENTS)
+"""What goes to the cluster where syncers run; the rest stays in the virtual cluster."""
+KUBECONFIG_FOLDER = "/etc/tapestry/kubeconfig"
+
+BY_BINDING = "binding"
+"""The index of a cache by the UID of the binding."""
+
+
+def templates_in(folder: Traversable) -> Templates:
+    """The templates in a folder; raises OSError, or TemplateError where there are none."""
+    found = {each.name: each.read_text("utf-8") for each in folder.iterdir() if each.name.endswith((".yaml", ".yml"))}
+    if not found:
+        raise TemplateError(f"{folder}: has no file that ends in .yaml")
+    return found
+
+
+def packaged(name: str) -> Traversable:
+    """The folder of our own templates for the syncer, or for the manager."""
+    return files("tapestry.manager") / "templates" / name
+
+
+@dataclass(frozen=True)
+class Syncers:
+    """Makes, mends and finds what runs the syncers."""
+
+    config: BindingsConfig
+    templates: Callable[[], Templates]
+    """Read again each time: the folder may be a mounted ConfigMap."""
+    clients: Mapping[Resource, Client]
+    """Where each kind lives."""
+    caches: Mapping[Scope, Informer]
+    """Of each kind that is made, in each place where it may be."""
+    elsewhere: bool
+    """Whether syncers run in another cluster than the bindings."""
+
+    async def ensure(self, binding: Object) -> Object:
+        """Make everything as it should be, and remove what is no longer wanted; returns the Deployment.
+
+        Writes nothing where all is well.  Raises a Fault that people have to see to.
+        """
+        wanted = self.wanted(binding)
+        current = [await self.converged(each, binding) for each in wanted]
+        names = {each.key for each in wanted}
+        for resource, obj in self.cached(uid_of(binding)):
+            if (resource, key_of(obj)) not in names and not is_deleting(obj):
+                await self.remove(resource, obj)
+        return next(obj for each, obj in zip(wanted, current, strict=True) if each.resource is DEPLOYMENTS)
+
+    def wanted(self, binding: Object) -> list[Manifest]:
+        spec = decode(CLUSTER_BINDING, binding)
+        try:
+            found = manifests(self.templates(), values(binding, spec, self.config), self.caches)
+        except (TemplateError, OSError) as error:
+            raise failed(str(error)) from error
+        return [self.marked(each, binding, spec) for each in found]
+
+    def marked(self, manifest: Manifest, binding: Object, spec: ClusterBindingSpec) -> Manifest:
+        """The object with what says whose it is; a template has no say in that."""
+        metadata = manifest.object["metadata"]
+        labels = {
+            **(metadata.get("labels") or {}),
+            keys.MANAGED_BY: keys.TAPESTRY,
+            keys.CLUSTER_BINDING: label_value(name_of(binding)),
+            keys.CLUSTER_BINDING_UID: uid_of(binding),
+            keys.PHYSICAL_CLUSTER_ID: spec.cluster_id,
+        }
+        marks: Object = {"labels": labels}
+        if not self.elsewhere:
+            marks["ownerReferences"] = [owner_reference(binding, block_deletion=False)]
+        return Manifest(manifest.resource, {**manifest.object, "metadata": {**metadata, **marks}})
+
+    async def converged(self, manifest: Manifest, binding: Object) -> Object:
+        resource, wanted = manifest.resource, manifest.object
+        client, namespace = self.clients[resource], wanted["metadata"].get("namespace")
+        current = self.caches[resource, namespace].store.get(key_of(wanted))
+        try:
+            if current is None:
+                try:
+                    return await client.create(resource, wanted)
+                except AlreadyExists:  # the cache has yet to see it, or does not show it: it is not labelled as ours
+                    current = await client.get(resource, name_of(wanted), namespace)
+                except NotFound as error:
+                    raise failed(f"{error}; is there a namespace {namespace}?") from error
+            if not self.is_ours(current, binding):
+                whose = f"{resource.kind} {key_of(wanted)} does not belong to this binding"
+                raise failed(f"{whose}; delete it, or make the binding anew with another clusterID", "NameTaken")
+            return await client.converge(resource, current, kept(wanted, current))
+        except (Invalid, Forbidden, BadRequest) as error:
+            raise failed(str(error)) from error
+
+    def is_ours(self, obj: Object, binding: Object) -> bool:
+        if self.elsewhere:
+            return labels_of(obj).get(keys.CLUSTER_BINDING_UID) == uid_of(binding)
+        return is_owned_by(obj, binding)
+
+    def cached(self, uid: str) -> list[tuple[Resource, Object]]:
+        """What there is of a binding's syncer, as far as the caches know."""
+        return [
+            (resource, obj)
+            for (resource, _), informer in self.caches.items()
+            for obj in informer.store.by(BY_BINDING, uid)
+        ]
+
+    async def live(self, binding: Object) -> list[tuple[Resource, Object]]:
+        """What there is of a binding's syncer, asked anew; by its label, and a Deployment also by its usual name."""
+        found = [
+            (resource, obj)
+            for resource, namespace in self.caches
+            for obj in await self.clients[resource].list(
+                resource, namespace, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
+            )
+        ]
+        usual = syncer_name(value_at(binding, "spec", "clusterID", default=""))
+        if all((resource, name_of(obj)) != (DEPLOYMENTS, usual) for resource, obj in found):
+            try:
+                obj = await self.clients[DEPLOYMENTS].get(DEPLOYMENTS, usual, self.config.namespace)
+            except NotFound:
+                return found
+            if self.is_ours(obj, binding):
+                found.append((DEPLOYMENTS, obj))
+        return found
+
+    async def remove(self, resource: Resource, obj: Object) -> None:
+        try:
+            await self.clients[resource].delete(resource, obj, propagation=Propagation.BACKGROUND)
+        except NotFound:
+            return
+
+
+def failed(message: str, reason: str = "SyncerFailed") -> Fault:
+    """Tried again now and then: a folder or a stranger's object may change where we do not watch."""
+    return Fault(reason, message, condition="SyncerReady", patience=Patience.RECHECK)
+
+
+def binding_uid_of(obj: Object) -> list[str]:
+    uid = labels_of(obj).get(keys.CLUSTER_BINDING_UID)
+    return [uid] if uid else []
+
+
+def scopes(config: BindingsConfig) -> list[Scope]:
+    """The kinds that are made, and the places where each may be."""
+    found: list[Scope] = []
+    for resource in RUNNING if config.deploy_kubeconfig else KINDS:
+        if not resource.namespaced:
+            found.append((resource, None))
+        elif resource in RUNNING:
+            found.append((resource, config.namespace))
+        else:
+            found += [(resource, namespace) for namespace in sorted(config.secret_namespaces)]
+    return found
+
+
+def values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) -> Values:
+    """What the placeholders of a template stand for."""
+    name, settings = name_of(binding), config.syncer
+    places = {
+        Place.HOME: config.namespace,
+        Place.ELECTION: syncer_election(name),
+        Place.KUBECONFIGS: spec.secret_ref.namespace,
+        Place.KUBECONFIG: spec.secret_ref.name,
+    }
+    return {
+        "name": syncer_name(spec.cluster_id),
+        "namespace": config.namespace,
+        "bindingName": name,
+        "bindingUID": uid_of(binding),
+        "clusterID": spec.cluster_id,
+        "secretName": spec.secret_ref.name,
+        "secretNamespace": spec.secret_ref.namespace,
+        "kubeconfigNamespaces": ",".join(sorted(config.secret_namespaces)),
+        "clusterRole": SYNCER_ROLE,
+        "homeRules": rules(placed(SYNCER_HOME, places)),
+        "kubeconfigRules": rules(placed(SYNCER_KUBECONFIG, places)),
+        "image": settings.image,
+        "replicas": settings.replicas,
+        "resources": canonical(settings),
+        "priorityClassName": settings.priority_class_name or None,
+        "extraArgs": settings.args,
+        **kubeconfig_values(settings.kubeconfig_secret),
+    }
+
+
+def canonical(settings: SyncerSettings) -> dict[str, dict[str, str]]:
+    """Requests and limits as a server writes them, so that what it shows equals what we want."""
+    return {
+        part: {name: str(parse(amount)) for name, amount in amounts.items()}
+        for part, amounts in settings.resources.items()
+    }
+
+
+def kubeconfig_values(secret: str) -> dict[str, Any]:
+    """How a syncer that runs elsewhere gets at its kubeconfig for the virtual cluster."""
+    if not secret:
+        return {"kubeconfigArgs": None, "kubeconfigMounts": None, "kubeconfigVolumes": None}
+    return {
+        "kubeconfigArgs": [f"--kubeconfig={KUBECONFIG_FOLDER}/kubeconfig"],
+        "kubeconfigMounts": [{"name": "kubeconfig", "mountPath": KUBECONFIG_FOLDER, "readOnly": True}],
+        "kubeconfigVolumes": [{"name": "kubeconfig", "secret": {"secretName": secret}}],
+    }

@@ -1,0 +1,207 @@
+"""What a real kube-apiserver makes of our kinds: what it refuses, and at which path, and what it takes unchanged."""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES, POLICY
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.kube.crds import decode
+from tapestry.kube.errors import Invalid
+from tapestry.kube.objects import Object, name_of, named, of_resource
+from tapestry.kube.resources import Resource
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "crds"
+
+KUBEOCEAN_BINDING = """
+apiVersion: cloud.tencent.com/v1beta1
+kind: ClusterBinding
+metadata:
+  name: {name}
+spec:
+  clusterID: {name}
+  secretRef:
+    name: kubeconfig
+    namespace: kubeocean-system
+  mountNamespace: kubeocean-worker
+  serviceNamespaces:
+  - default
+  - kubeocean-system
+  nodeSelector:
+    nodeSelectorTerms:
+    - matchExpressions:
+      - key: node-role.kubernetes.io/worker
+        operator: Exists
+      - key: kubernetes.io/arch
+        operator: In
+        values: [amd64, arm64]
+"""
+
+KUBEOCEAN_POLICY = """
+apiVersion: cloud.tencent.com/v1beta1
+kind: ResourceLeasingPolicy
+metadata:
+  name: {name}
+spec:
+  cluster: {name}
+  timeWindows:
+  - start: "22:00"
+    end: "08:00"
+    days: [Monday, Tuesday, Wednesday, Thursday, Friday]
+  - start: "00:00"
+    end: "23:59"
+    days: [saturday, SUNDAY]
+  resourceLimits:
+  - resource: cpu
+    quantity: "4"
+    percent: 50
+  - resource: memory
+    quantity: 8Gi
+  - resource: nvidia.com/gpu
+    quantity: 1
+  forceReclaim: true
+  gracefulReclaimPeriodSeconds: 3600
+"""
+
+
+@pytest.fixture
+async def server(client: Client, kubectl: Callable[..., str]) -> Client:
+    """A client of a server that knows our kinds."""
+    for resource in (CLUSTER_BINDINGS, POLICIES):
+        kubectl("apply", "-f", str(GOLDEN / f"{resource.plural}.yaml"))
+        await wait_for(client, resource, "nobody", until=lambda obj: obj is None)
+    return client
+
+
+def new_name() -> str:
+    return f"k{secrets.token_hex(5)}"
+
+
+def a_binding(**spec: Any) -> Object:
+    given = {"clusterID": "east", "secretRef": {"name": "east", "namespace": "tapestry-system"}, **spec}
+    return of_resource(CLUSTER_BINDINGS, {**named(new_name()), "spec": given})
+
+
+def a_policy(**spec: Any) -> Object:
+    return of_resource(POLICIES, {**named(new_name()), "spec": {"cluster": "east", **spec}})
+
+
+def a_window(**fields: Any) -> Object:
+    return a_policy(timeWindows=[{"start": "08:00", "end": "18:00"}, {"start": "08:00", "end": "18:00", **fields}])
+
+
+def a_limit(**fields: Any) -> Object:
+    return a_policy(resourceLimits=[{"resource": "memory"}, {"resource": "cpu", **fields}])
+
+
+WINDOW, LIMIT = "spec.timeWindows[1]", "spec.resourceLimits[1]"
+
+
+@pytest.mark.parametrize(
+    ("resource", "obj", "path"),
+    [
+        (POLICIES, a_limit(percent=101), f"{LIMIT}.percent"),
+        (POLICIES, a_limit(percent=-1), f"{LIMIT}.percent"),
+        (POLICIES, a_limit(quantity="4 GB"), f"{LIMIT}.quantity"),
+        (POLICIES, a_limit(quantity="-1"), f"{LIMIT}.quantity"),
+        (POLICIES, a_limit(quantity=-1), f"{LIMIT}.quantity"),
+        (POLICIES, a_limit(quantity=1.5), f"{LIMIT}.quantity"),
+        (POLICIES, a_limit(resource=""), f"{LIMIT}.resource"),
+        (POLICIES, a_limit(resource="memory"), LIMIT),
+        (POLICIES, a_window(start="8:00"), f"{WINDOW}.start"),
+        (POLICIES, a_window(end="8:00"), f"{WINDOW}.end"),
+        (POLICIES, a_window(start="25:00"), f"{WINDOW}.start"),
+        (POLICIES, a_window(end="25:00"), f"{WINDOW}.end"),
+        (POLICIES, a_window(start="24:00"), f"{WINDOW}.start"),
+        (POLICIES, a_window(days=["Mon", "Funday"]), f"{WINDOW}.days[1]"),
+        (POLICIES, a_policy(cluster=""), "spec.cluster"),
+        (POLICIES, a_policy(gracefulReclaimPeriodSeconds=-1), "spec.gracefulReclaimPeriodSeconds"),
+        (CLUSTER_BINDINGS, a_binding(clusterID=""), "spec.clusterID"),
+        (CLUSTER_BINDINGS, a_binding(clusterID="East"), "spec.clusterID"),
+        (CLUSTER_BINDINGS, a_binding(clusterID="-east"), "spec.clusterID"),
+        (CLUSTER_BINDINGS, a_binding(clusterID="e" * 25), "spec.clusterID"),
+        (CLUSTER_BINDINGS, a_binding(secretRef={"name": "", "namespace": "a"}), "spec.secretRef.name"),
+        (CLUSTER_BINDINGS, a_binding(secretRef={"name": "a", "namespace": ""}), "spec.secretRef.namespace"),
+        (CLUSTER_BINDINGS, a_binding(secretRef={"name": "a"}), "spec.secretRef.namespace"),
+        (CLUSTER_BINDINGS, a_binding(mountNamespace=""), "spec.mountNamespace"),
+        (CLUSTER_BINDINGS, a_binding(serviceNamespaces=["a", ""]), "spec.serviceNamespaces[1]"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused_with_its_path(
+    resource: Resource, obj: Object, path: str, server: Client
+) -> None:
+    with pytest.raises(Invalid) as caught:
+        await server.create(resource, obj, dry_run=True)
+    assert path in [cause["field"] for cause in caught.value.details["causes"]]
+
+
+@pytest.mark.parametrize("obj", [a_window(end="24:00"), a_limit(percent=0), a_limit(quantity=0), a_limit(percent=100)])
+async def test_the_last_that_can_be_meant_is_taken(obj: Object, server: Client) -> None:
+    assert decode(POLICY, await server.create(POLICIES, obj, dry_run=True)) == decode(POLICY, obj)
+
+
+async def test_a_cluster_id_never_changes(server: Client) -> None:
+    made = await server.create(CLUSTER_BINDINGS, a_binding())
+    with pytest.raises(Invalid, match=r"spec\.clusterID: .* may not change once it is set"):
+        await server.patch(CLUSTER_BINDINGS, made, {"spec": {"clusterID": "west"}})
+
+
+@pytest.mark.parametrize("later", ["another", None])
+async def test_a_mount_namespace_may_be_set_once_and_then_neither_changes_nor_goes(
+    later: str | None, server: Client
+) -> None:
+    made = await server.create(CLUSTER_BINDINGS, a_binding())
+    made = await server.patch(CLUSTER_BINDINGS, made, {"spec": {"mountNamespace": "leased"}})
+    made = await server.patch(CLUSTER_BINDINGS, made, {"spec": {"podSecurity": "restricted"}})
+    with pytest.raises(Invalid, match=r"spec\.mountNamespace: .* may not change once it is set"):
+        await server.patch(CLUSTER_BINDINGS, made, {"spec": {"mountNamespace": later}})
+
+
+@pytest.mark.parametrize(
+    ("resource", "manifest"), [(CLUSTER_BINDINGS, KUBEOCEAN_BINDING), (POLICIES, KUBEOCEAN_POLICY)]
+)
+async def test_a_manifest_written_for_kubeocean_applies_unchanged(
+    resource: Resource, manifest: str, server: Client, kubectl: Callable[..., str]
+) -> None:
+    text = manifest.format(name=new_name())
+    kubectl("apply", "--validate=strict", "-f", "-", stdin=text)
+    written = yaml.safe_load(text)
+    found = await server.get(resource, name_of(written))
+    assert contains(found["spec"], written["spec"])
+    kind = CLUSTER_BINDING if resource is CLUSTER_BINDINGS else POLICY
+    assert decode(kind, found) == decode(kind, written)
+
+
+def contains(found: Any, written: Any) -> bool:
+    """Whether everything written is there; defaults may have come beside it."""
+    if isinstance(written, dict):
+        return all(key in found and contains(found[key], value) for key, value in written.items())
+    if isinstance(written, list):
+        return len(found) == len(written) and all(map(contains, found, written))
+    return bool(found == written)
+
+
+async def test_what_a_policy_says_of_itself_is_printed(server: Client, kubectl: Callable[..., str]) -> None:
+    made = await server.create(POLICIES, a_policy())
+    status = {"active": True, "nextChange": "2026-03-01T22:00:00Z", "nodes": 3, "leased": {"cpu": "12"}}
+    await server.patch(POLICIES, made, {"status": status}, subresource="status")
+    header, line = kubectl("get", "rlp", name_of(made)).splitlines()
+    assert header.split() == ["NAME", "CLUSTER", "ACTIVE", "NEXT-CHANGE", "NODES", "LEASED-CPU", "AGE"]
+    assert line.split()[1:6] == ["east", "true", "2026-03-01T22:00:00Z", "3", "12"]
+
+
+async def test_what_a_binding_says_of_itself_is_printed(server: Client, kubectl: Callable[..., str]) -> None:
+    made = await server.create(CLUSTER_BINDINGS, a_binding())
+    status = {"phase": "Ready", "nodes": 3, "pods": 7, "leased": {"cpu": "12"}, "used": {"cpu": "5"}}
+    await server.patch(CLUSTER_BINDINGS, made, {"status": status}, subresource="status")
+    header, line = kubectl("get", "cb", name_of(made)).splitlines()
+    assert header.split() == [
+        *("NAME", "CLUSTER-ID", "PHASE", "NODES", "LEASED-CPU", "USED-CPU", "PODS", "LAST-SEEN", "AGE")
+    ]
+    assert line.split()[1:7] == ["east", "Ready", "3", "12", "5", "7"]

@@ -1,0 +1,141 @@
+"""ClusterBinding: what is read from one, and what belongs to it.  Its definition is a golden file.
+
+`REWRITE_GOLDEN=1 pytest ...` writes the file anew; a real kube-apiserver takes it in the integration tests.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, Binding, ClusterBindingSpec, binding_of, plain_selector
+from tapestry.kube.crds import InvalidSpec, crd, decode
+from tapestry.kube.objects import Object
+from tapestry.kube.selectors import node_selector
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "crds" / "clusterbindings.yaml"
+
+SPEC = {"clusterID": "east", "secretRef": {"name": "east", "namespace": "tapestry-system"}}
+
+
+def a_binding(name: str = "east", uid: str = "uid-1", **spec: Any) -> Object:
+    return {"metadata": {"name": name, "uid": uid}, "spec": {**SPEC, **spec}}
+
+
+def an_object(**labels: str) -> Object:
+    return {"metadata": {"name": "x", "labels": labels}}
+
+
+def test_the_definition_is_as_the_golden_file_has_it() -> None:
+    found = yaml.safe_dump(crd(CLUSTER_BINDING), sort_keys=False, width=120, allow_unicode=True)
+    if os.environ.get("REWRITE_GOLDEN"):
+        GOLDEN.write_text(found)
+    assert found == GOLDEN.read_text()
+
+
+def test_a_binding_without_more_is_as_careful_as_can_be() -> None:
+    spec = decode(CLUSTER_BINDING, a_binding())
+    assert (spec.pod_security, spec.on_partition, spec.unbind_grace_seconds) == ("baseline", "Hold", 30)
+    assert not spec.allowed_volumes.drivers
+    assert not spec.allowed_volumes.storage_classes
+    assert not spec.disable_node_default_taint
+
+
+def test_a_manifest_of_kubeocean_is_read_whole() -> None:
+    spec = decode(
+        CLUSTER_BINDING,
+        a_binding(
+            mountNamespace="leased",
+            serviceNamespaces=["default", "web"],
+            disableNodeDefaultTaint=True,
+            podPriorityClassName="low",
+            runningDaemonsetByDefault=True,
+            directScheduling=True,
+            nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]},
+        ),
+    )
+    assert (spec.cluster_id, spec.secret_ref.name, spec.secret_ref.namespace) == ("east", "east", "tapestry-system")
+    assert (spec.mount_namespace, spec.service_namespaces) == ("leased", ("default", "web"))
+    assert spec.disable_node_default_taint
+    assert spec.pod_priority_class_name == "low"
+    assert spec.running_daemonset_by_default
+    assert spec.direct_scheduling
+    assert node_selector(plain_selector(spec.node_selector)).matches(an_object(gpu="a100"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"clusterID": "East"}, "spec.clusterID: "),
+        ({"clusterID": "e" * 25}, "spec.clusterID: "),
+        ({"clusterID": ""}, "spec.clusterID: "),
+        ({"clusterID": 'e"; drop'}, "spec.clusterID: "),
+        ({"secretRef": {"name": "", "namespace": "a"}}, "spec.secretRef.name: "),
+        ({"secretRef": {"name": "a", "namespace": ""}}, "spec.secretRef.namespace: "),
+        ({"secretRef": {"name": "a"}}, "spec.secretRef.namespace: is required"),
+        ({"mountNamespace": ""}, "spec.mountNamespace: "),
+        ({"serviceNamespaces": ["a", ""]}, "spec.serviceNamespaces[1]: "),
+        ({"podSecurity": "none"}, "spec.podSecurity: "),
+        ({"onPartition": "Panic"}, "spec.onPartition: "),
+        ({"unbindGraceSeconds": -1}, "spec.unbindGraceSeconds: "),
+        ({"nodeSelector": {"nodeSelectorTerms": []}}, "spec.nodeSelector.nodeSelectorTerms: "),
+        ({"allowedVolumes": {"drivers": [""]}}, "spec.allowedVolumes.drivers[0]: "),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_path(spec: Object, message: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        decode(CLUSTER_BINDING, a_binding(**spec))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        None,
+        {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}]},
+        {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]}, {}]},
+    ],
+)
+def test_a_selector_means_the_same_as_in_the_manifest(selector: Object | None) -> None:
+    spec = decode(CLUSTER_BINDING, a_binding(nodeSelector=selector) if selector else a_binding())
+    assert node_selector(plain_selector(spec.node_selector)) == node_selector(selector)
+
+
+def test_a_binding_owns_what_has_its_uid_and_its_virtual_cluster() -> None:
+    binding = binding_of(a_binding(), "virtual-uid")
+    assert binding.owns(an_object(**binding.owner_labels()))
+
+
+@pytest.mark.parametrize("missing", [keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID])
+def test_one_label_of_the_two_proves_nothing(missing: str) -> None:
+    binding = binding_of(a_binding(), "virtual-uid")
+    labels = {key: value for key, value in binding.owner_labels().items() if key != missing}
+    assert not binding.owns(an_object(**labels))
+    assert not binding.owns(an_object(**{**labels, missing: "another"}))
+
+
+def test_what_only_says_that_it_is_ours_is_foreign() -> None:
+    binding = binding_of(a_binding(), "virtual-uid")
+    assert not binding.owns(an_object(**{keys.MANAGED_BY: keys.TAPESTRY, keys.CLUSTER_BINDING: "east"}))
+    assert not binding.owns({"metadata": {"name": "x"}})
+
+
+def test_namesakes_in_two_virtual_clusters_own_nothing_of_each_other() -> None:
+    one, other = binding_of(a_binding(), "virtual-uid"), binding_of(a_binding(), "another-virtual-uid")
+    assert not one.owns(an_object(**other.owner_labels()))
+    again = binding_of(a_binding(uid="uid-2"), "virtual-uid")
+    assert not one.owns(an_object(**again.owner_labels()))
+
+
+def test_a_binding_is_read_with_its_name_and_uid() -> None:
+    binding = binding_of(a_binding("b", "u"), "virtual-uid")
+    assert isinstance(binding, Binding)
+    assert (binding.name, binding.uid) == ("b", "u")
+    assert isinstance(binding.spec, ClusterBindingSpec)
+
+
+def test_an_unknown_field_does_not_hurt() -> None:
+    assert decode(CLUSTER_BINDING, a_binding(fromTheFuture=1)) == decode(CLUSTER_BINDING, a_binding())

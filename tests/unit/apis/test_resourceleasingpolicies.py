@@ -1,0 +1,107 @@
+"""ResourceLeasingPolicy: what is read from one.  Its definition is a golden file.
+
+`REWRITE_GOLDEN=1 pytest ...` writes the file anew; a real kube-apiserver takes it in the integration tests.
+"""
+
+import os
+from calendar import day_abbr, day_name
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tapestry.apis.policies import POLICY, ResourceLeasingPolicySpec
+from tapestry.kube.crds import InvalidSpec, crd, decode
+from tapestry.kube.objects import Object
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "crds" / "resourceleasingpolicies.yaml"
+
+
+def a_policy(**spec: Any) -> Object:
+    return {"metadata": {"name": "p"}, "spec": {"cluster": "east", **spec}}
+
+
+def a_window(**fields: Any) -> Object:
+    return a_policy(timeWindows=[{"start": "08:00", "end": "18:00", **fields}])
+
+
+def a_limit(**fields: Any) -> Object:
+    return a_policy(resourceLimits=[{"resource": "cpu", **fields}])
+
+
+def test_the_definition_is_as_the_golden_file_has_it() -> None:
+    found = yaml.safe_dump(crd(POLICY), sort_keys=False, width=120, allow_unicode=True)
+    if os.environ.get("REWRITE_GOLDEN"):
+        GOLDEN.write_text(found)
+    assert found == GOLDEN.read_text()
+
+
+def test_a_policy_without_more_lends_always_and_takes_nothing_back_by_force() -> None:
+    spec = decode(POLICY, a_policy())
+    assert spec == ResourceLeasingPolicySpec(cluster="east")
+    assert not spec.time_windows
+    assert not spec.resource_limits
+    assert (spec.force_reclaim, spec.graceful_reclaim_period_seconds, spec.evict_during_grace) == (False, 0, False)
+
+
+def test_a_manifest_of_kubeocean_is_read_whole() -> None:
+    spec = decode(
+        POLICY,
+        a_policy(
+            timeWindows=[{"start": "22:00", "end": "06:00", "days": ["Monday", "Friday"]}],
+            resourceLimits=[{"resource": "cpu", "quantity": "4", "percent": 50}, {"resource": "pods", "quantity": 10}],
+            forceReclaim=True,
+            gracefulReclaimPeriodSeconds=3600,
+        ),
+    )
+    (window,) = spec.time_windows
+    assert (window.start, window.end, window.days) == ("22:00", "06:00", ("Monday", "Friday"))
+    assert [(each.resource, each.quantity, each.percent) for each in spec.resource_limits] == [
+        ("cpu", "4", 50),
+        ("pods", 10, None),
+    ]
+    assert (spec.force_reclaim, spec.graceful_reclaim_period_seconds) == (True, 3600)
+
+
+@pytest.mark.parametrize("day", [*day_name, *day_abbr, *map(str.lower, day_name), *map(str.upper, day_abbr), "fRiDaY"])
+def test_a_day_is_an_english_name_long_or_short_in_any_case(day: str) -> None:
+    assert decode(POLICY, a_window(days=[day])).time_windows[0].days == (day,)
+
+
+@pytest.mark.parametrize("clock", ["00:00", "08:30", "19:59", "23:59"])
+def test_a_window_starts_at_a_minute_of_the_day(clock: str) -> None:
+    assert decode(POLICY, a_window(start=clock)).time_windows[0].start == clock
+
+
+def test_a_window_may_end_at_the_end_of_the_day() -> None:
+    assert decode(POLICY, a_window(end="24:00")).time_windows[0].end == "24:00"
+
+
+@pytest.mark.parametrize(
+    ("policy", "path"),
+    [
+        *((a_window(start=clock), "spec.timeWindows[0].start") for clock in ("8:00", "24:00", "25:00", "08:60", "")),
+        *((a_window(end=clock), "spec.timeWindows[0].end") for clock in ("8:00", "24:01", "25:00", "0800", "noon")),
+        *((a_window(days=["Mon", day]), "spec.timeWindows[0].days[1]") for day in ("Mo", "Mond", "Montag", "", "1")),
+        (a_window(days=["Mon"] * 8), "spec.timeWindows[0].days"),
+        (a_window(timeZone=""), "spec.timeWindows[0].timeZone"),
+        (a_policy(timeZone=""), "spec.timeZone"),
+        (a_policy(cluster=""), "spec.cluster"),
+        (a_limit(percent=101), "spec.resourceLimits[0].percent"),
+        (a_limit(percent=-1), "spec.resourceLimits[0].percent"),
+        (a_limit(percent="50"), "spec.resourceLimits[0].percent"),
+        *((a_limit(quantity=text), "spec.resourceLimits[0].quantity") for text in ("4 GB", "", "-1", -1, "Gi")),
+        (a_limit(resource=""), "spec.resourceLimits[0].resource"),
+        (a_policy(gracefulReclaimPeriodSeconds=-1), "spec.gracefulReclaimPeriodSeconds"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_path(policy: Object, path: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        decode(POLICY, policy)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("quantity", [0, 4, "0", "+4", "500m", "1.5Gi", "1e3", ".5"])
+def test_a_quantity_is_a_number_with_or_without_a_suffix(quantity: int | str) -> None:
+    assert decode(POLICY, a_limit(quantity=quantity)).resource_limits[0].quantity == quantity
