@@ -20,6 +20,7 @@ from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.controller.config import ManagerConfig
 from tapestry.controller.controller import Controller, Reconcile
+from tapestry.controller.errors import NotLeading
 from tapestry.controller.events import Recorder
 from tapestry.controller.informer import Informer
 from tapestry.controller.leader import Elector, Terms
@@ -27,6 +28,7 @@ from tapestry.controller.metrics import CACHED
 from tapestry.controller.registry import Setup
 from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform, slim
+from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Resource
 from tapestry.process.audit import Audit
@@ -34,6 +36,8 @@ from tapestry.process.logs import logger
 from tapestry.process.probes import serve_health, serve_metrics, server_tls
 
 log = logger(__name__)
+
+DUTY_PAUSE = 1.0
 
 
 class Manager:
@@ -142,11 +146,11 @@ class Manager:
         return informer
 
     def from_the_start(self, name: str, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `duty` beside the informers, on a standby too; it ends when it is cancelled."""
+        """Run `duty` beside the informers, on a standby too, until it is cancelled; a KubeError begins it again."""
         self._preparations[name] = duty
 
     def while_working(self, name: str, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `duty` beside the controllers, as long as this process works; it ends when it is cancelled."""
+        """Run `duty` beside the controllers, as long as this process works; a KubeError begins it again."""
         self._duties[name] = duty
 
     def controller(self, name: str, reconcile: Reconcile, *, workers: int | None = None) -> Controller:
@@ -183,7 +187,9 @@ class Manager:
                     group.create_task(informer.run(), name=f"informer-{informer.resource.name}")
                     for informer in (*self._informers.values(), *self._followed)
                 ]
-                background += [group.create_task(duty(), name=name) for name, duty in self._preparations.items()]
+                background += [
+                    group.create_task(persistent(duty), name=name) for name, duty in self._preparations.items()
+                ]
                 serving = group.create_task(self._serve(), name="serve")
                 await self._until_stopped(group, serving)
                 for task in background:
@@ -225,7 +231,7 @@ class Manager:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.events.run(), name="events")
                 beside = [group.create_task(self._resync(), name="resync")]
-                beside += [group.create_task(duty(), name=name) for name, duty in self._duties.items()]
+                beside += [group.create_task(persistent(duty), name=name) for name, duty in self._duties.items()]
                 working = [group.create_task(each.run(), name=each.name) for each in self.controllers]
                 await asyncio.wait(working)
                 for task in beside:
@@ -285,6 +291,16 @@ class Manager:
             monotonic=monotonic,
             now=self.now,
         )
+
+
+async def persistent(duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `duty` again whenever what goes wrong with API servers ends it."""
+    while True:
+        try:
+            return await duty()
+        except (KubeError, NotLeading) as error:
+            log.warning("begins again", duty=duty.__qualname__, error=str(error))
+            await asyncio.sleep(DUTY_PAUSE)
 
 
 def enabled(name: str, patterns: list[str]) -> bool:

@@ -24,6 +24,7 @@ from tapestry.syncer.bottomup.leases import NodeLeases
 from tapestry.syncer.bottomup.nodes import PhysicalNodes
 from tapestry.syncer.bottomup.policies import PolicyStatus, policy_names
 from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.credentials import Credentials
 from tapestry.syncer.leasing import Side
 from tapestry.syncer.partition import PartitionWatch
 from tapestry.syncer.physical import Door
@@ -86,7 +87,9 @@ async def syncer(
 def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     """Which change is whose business."""
     nodes = site.manager.controller("nodes", PhysicalNodes(site).reconcile, workers=NODE_WORKERS)
-    leases = site.manager.controller("node-leases", NodeLeases(site).reconcile, workers=NODE_WORKERS)
+    node_leases = NodeLeases(site)
+    leases = site.manager.controller("node-leases", node_leases.reconcile, workers=NODE_WORKERS)
+    site.manager.while_working("lease-sweep", node_leases.sweep)
 
     def every_node(_: Object | None = None) -> Iterable[str]:
         shown = (name for node in site.virtual_nodes.store.list() for name in physical_node_of(node))
@@ -137,6 +140,8 @@ def wire_summaries(site: Site, connect: Connect) -> None:
     for informer in (site.virtual_nodes, site.virtual_pods, site.operator_policies, site.owner_policies):
         soon(bindings, informer, lambda _: [site.binding_name])
     soon(bindings, site.placeholders, lambda _: [site.binding_name])
+    credentials = site.manager.controller("credentials", Credentials(site).reconcile, workers=1)
+    credentials.watch(site.secrets, lambda _: [site.binding_name])
     for side, informer in ((Side.OPERATOR, site.operator_policies), (Side.OWNER, site.owner_policies)):
         status = site.manager.controller(f"{side}-policies", PolicyStatus(site, side).reconcile, workers=1)
         status.watch(informer, when=not_only_told)

@@ -29,6 +29,7 @@ from tapestry.kube.quantity import Amounts
 from tapestry.kube.resources import NAMESPACES, NODES
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
+from tapestry.syncer import metrics
 from tapestry.syncer.leasing import soonest
 from tapestry.syncer.requests import effective_requests, holds_its_node
 from tapestry.syncer.site import Site
@@ -59,6 +60,8 @@ class Connector:
 
     async def run(self) -> None:
         pause = FIRST_PAUSE
+        for informer in (self.site.bindings, self.site.secrets):
+            await informer.synced.wait()
         while True:
             await self.changed.wait()
             self.changed.clear()
@@ -138,6 +141,7 @@ class Bindings:
     async def tell(self, obj: Object, binding: Binding, now: datetime) -> None:
         """Keep the part of the status that is ours."""
         status = status_of(self.site, obj, binding, now)
+        metrics.show(binding.name, status, now.timestamp())
         patch = owned_patch(obj, {"status": status})
         seen = value_at(obj, "status", "lastSeen")
         if patch or seen is None or now - parse_time(seen) >= SEEN_EVERY:

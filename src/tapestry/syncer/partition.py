@@ -19,6 +19,7 @@ from tapestry.kube.errors import Conflict, KubeError, NotFound
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, value_at
 from tapestry.kube.resources import PODS
 from tapestry.process.logs import logger
+from tapestry.syncer.metrics import UNREACHABLE
 from tapestry.syncer.site import Site
 
 log = logger(__name__)
@@ -63,11 +64,13 @@ class PartitionWatch:
         if binding is not None and binding.spec.on_partition == "Hold":
             await self.for_each_pod(lifted)
         self.site.partition.since = self.site.now()
+        UNREACHABLE.labels(self.site.binding_name).set(1)
         self.look_again()
 
     async def heal(self) -> None:
         log.info("the physical cluster answers again", binding=self.site.binding_name)
         self.site.partition.since = None
+        UNREACHABLE.labels(self.site.binding_name).set(0)
         self.look_again()
 
     async def restore(self) -> None:

@@ -43,6 +43,8 @@ class Site:
     manager: Manager
     binding_name: str
     binding_uid: str
+    node_prefix: str
+    """What the names of our virtual nodes begin with."""
     virtual_cluster_uid: str
     physical: Client
     """Fenced as the manager's own client is."""
@@ -141,6 +143,7 @@ def open_site(
         manager=manager,
         binding_name=name,
         binding_uid=uid,
+        node_prefix=prefix,
         virtual_cluster_uid=virtual_cluster_uid,
         physical=Client(
             writes,

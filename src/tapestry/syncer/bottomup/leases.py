@@ -4,6 +4,7 @@ A virtual node is alive as long as its physical cluster answers: a node that is 
 While the cluster is out of reach no lease is renewed.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 
 from tapestry.controller import Result
@@ -16,6 +17,8 @@ from tapestry.syncer.site import Site
 NAMESPACE = "kube-node-lease"
 RENEW_SECONDS = 10.0
 DURATION_SECONDS = 40
+SWEEP_SECONDS = 300.0
+SWEPT_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,36 @@ class NodeLeases:
         }
         return await self.site.virtual.create(LEASES, lease)
 
+    async def sweep(self) -> None:
+        """Now and then remove the Leases of nodes that went while nobody was looking; each must be seen so twice."""
+        suspects: set[str] = set()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            found = await self.site.manager.reads.list(LEASES, NAMESPACE)
+            orphans = {name_of(lease): lease for lease in found if self.is_orphan(lease)}
+            for name in sorted(suspects & orphans.keys())[:SWEPT_AT_ONCE]:
+                await self.delete(orphans[name])
+            suspects = set(orphans)
+
+    def is_orphan(self, lease: Object) -> bool:
+        """Whether it is the Lease of a virtual node of ours that is no more."""
+        owners = lease["metadata"].get("ownerReferences") or []
+        name = name_of(lease)
+        return (
+            name.startswith(self.site.node_prefix)
+            and name not in self.site.virtual_nodes.store
+            and bool(owners)
+            and all(owner["kind"] == "Node" and owner["name"] == name for owner in owners)
+        )
+
     async def remove(self, name: str) -> None:
         """The Lease goes with its node, where no garbage collector sees to that."""
         held = self.held.pop(name, None)
         if held is not None:
-            try:
-                await self.site.virtual.delete(LEASES, held)
-            except (NotFound, Conflict):
-                return
+            await self.delete(held)
+
+    async def delete(self, lease: Object) -> None:
+        try:
+            await self.site.virtual.delete(LEASES, lease)
+        except (NotFound, Conflict):
+            return

@@ -1,0 +1,127 @@
+"""The credentials in the kubeconfig: how long they last, and new ones in time.
+
+`tapestry join` makes a kubeconfig around a service account token of thirty days.  A syncer reads from such a token
+whose it is and when it ends, and at four fifths of its life asks the physical cluster for the next one, which goes into
+the same Secret and from there, as any new kubeconfig does, to every replica.  Other credentials are not ours to renew.
+"""
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import yaml
+
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.controller import Result
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import SECRETS
+from tapestry.kube.times import timestamp
+from tapestry.process.logs import logger
+from tapestry.syncer.bindings import secret_of
+from tapestry.syncer.site import Site
+
+log = logger(__name__)
+
+RENEW_AT = 0.8
+"""Of a token's life."""
+WARNINGS = (timedelta(days=7), timedelta(days=1))
+"""How long before their end people are told."""
+
+
+class ServiceAccount(msgspec.Struct):
+    name: str
+
+
+class Kubernetes(msgspec.Struct):
+    namespace: str
+    serviceaccount: ServiceAccount
+
+
+class Token(msgspec.Struct):
+    """What a bound service account token says of itself; nothing here trusts it, the server has to."""
+
+    exp: float
+    iat: float
+    kubernetes: Kubernetes = msgspec.field(name="kubernetes.io")
+
+    @property
+    def ends(self) -> datetime:
+        return datetime.fromtimestamp(self.exp, UTC)
+
+    @property
+    def renewal(self) -> datetime:
+        return datetime.fromtimestamp(self.iat + (self.exp - self.iat) * RENEW_AT, UTC)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Keeps the kubeconfig of the site's binding usable; keyed by the binding's name."""
+
+    site: Site
+    told: set[tuple[datetime, timedelta]] = field(default_factory=set)
+    """Which end people have been warned of, and how long before it."""
+
+    async def reconcile(self, _: str) -> Result | None:
+        site, now = self.site, self.site.now()
+        binding, obj = site.binding(), site.binding_object()
+        if binding is None or obj is None or site.is_unbinding:
+            return None
+        secret = secret_of(site, binding)
+        kubeconfig = kubeconfig_in(secret)
+        token = token_in(kubeconfig)
+        if token is None:
+            return None
+        if value_at(obj, "status", "credentialsExpire") != timestamp(token.ends):
+            status = {"credentialsExpire": timestamp(token.ends)}
+            await site.virtual.patch(CLUSTER_BINDINGS, obj, {"status": status}, subresource="status")
+        self.warn(obj, token, now)
+        if now < token.renewal:
+            return Result(requeue_at=token.renewal)
+        await self.renew(secret, kubeconfig, token)
+        return Result(requeue_after=60)  # where the new one is, if all went well
+
+    async def renew(self, secret: Object, kubeconfig: Object, token: Token) -> None:
+        account = token.kubernetes
+        issued = await self.site.physical.token(
+            account.serviceaccount.name, account.namespace, seconds=int(token.exp - token.iat)
+        )
+        renewed = with_token(kubeconfig, issued["token"])
+        data = {"kubeconfig": base64.b64encode(yaml.safe_dump(renewed).encode()).decode()}
+        await self.site.virtual.patch(SECRETS, secret, {"data": data})
+        log.info("renewed the credentials", binding=self.site.binding_name, until=issued["expirationTimestamp"])
+
+    def warn(self, obj: Object, token: Token, now: datetime) -> None:
+        for ahead in WARNINGS:
+            if now >= token.ends - ahead and (token.ends, ahead) not in self.told:
+                self.told.add((token.ends, ahead))
+                message = f"the credentials for the physical cluster end at {timestamp(token.ends)}; join it again"
+                self.site.manager.events.warning(obj, "CredentialsExpire", message)
+
+
+def kubeconfig_in(secret: Object) -> Object:
+    """The kubeconfig of a Secret that has been used already: strict mode has read it before us."""
+    try:
+        found = yaml.load(base64.b64decode(value_at(secret, "data", "kubeconfig", default="")), Loader=yaml.CSafeLoader)
+    except (binascii.Error, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def token_in(kubeconfig: Object) -> Token | None:
+    """What the kubeconfig's only token says of itself; None for other credentials."""
+    users = kubeconfig.get("users") or []
+    text = str(value_at(users[0], "user", "token", default="")) if len(users) == 1 else ""
+    parts = text.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=Token)
+    except (msgspec.DecodeError, binascii.Error, ValueError):
+        return None
+
+
+def with_token(kubeconfig: Object, token: str) -> Object:
+    [user] = kubeconfig["users"]
+    return {**kubeconfig, "users": [{**user, "user": {**user["user"], "token": token}}]}

@@ -1,0 +1,704 @@
+"""Leases: each sentence of the rule as an example, and what holds for all of them as properties."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tapestry.apis.keys import NOW, RECLAIM
+from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit, TimeWindow
+from tapestry.kube.objects import Object
+from tapestry.kube.quantity import ZERO, Amounts, Quantity, parse, unit_of
+from tapestry.kube.selectors import EVERY_NODE, node_selector
+from tapestry.syncer.leasing import FINISH, Lease, Policy, Rules, Side, State, Terms, lease_of
+from tapestry.syncer.reclaim import reclaim_of
+from tapestry.syncer.requests import Hold
+from tapestry.syncer.windows import NEVER_OPEN, schedule_of
+
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(clock: str, day: int = 2) -> datetime:
+    """A time on a day of March 2026, of which the 2nd is a Monday, in UTC."""
+    hour, minute = map(int, clock.split(":"))
+    return datetime(2026, 3, day, hour, minute, tzinfo=UTC)
+
+
+def a_policy(
+    name: str = "p",
+    hours: str = "",
+    *,
+    side: Side = Side.OPERATOR,
+    changed_at: datetime = LONG_AGO,
+    only: str = "",
+    readable: bool = True,
+    force: bool = False,
+    grace: int = 0,
+    evict: bool = False,
+    **limits: str,
+) -> Policy:
+    """A policy as in `a_policy("night", "22:00-06:00", cpu="4", memory="50%", pods="10 50%")`."""
+    windows = tuple(TimeWindow(*each.split("-")) for each in hours.split())
+    found = []
+    for resource, texts in limits.items():
+        percent = next((int(text[:-1]) for text in texts.split() if text.endswith("%")), None)
+        quantity = next((text for text in texts.split() if not text.endswith("%")), None)
+        found.append(ResourceLimit({"gpu": "nvidia.com/gpu"}.get(resource, resource), quantity, percent))
+    spec = ResourceLeasingPolicySpec(
+        "east",
+        time_windows=windows,
+        resource_limits=tuple(found),
+        force_reclaim=force,
+        graceful_reclaim_period_seconds=grace,
+        evict_during_grace=evict,
+    )
+    term = {"matchExpressions": [{"key": only, "operator": "Exists"}]}
+    selector = node_selector({"nodeSelectorTerms": [term]}) if only else EVERY_NODE
+    schedule = schedule_of(spec, "UTC") if readable else NEVER_OPEN
+    return Policy(name, side, spec, schedule, selector, changed_at, readable)
+
+
+def an_owners(name: str = "p", hours: str = "", **rest: Any) -> Policy:
+    return a_policy(name, hours, side=Side.OWNER, **rest)
+
+
+def a_node(labels: Sequence[str] = (), reclaim: str = "", **allocatable: str) -> Object:
+    amounts = {"cpu": "8", "memory": "16Gi", "pods": "110", **allocatable}
+    annotations = {RECLAIM: reclaim} if reclaim else {}
+    metadata = {"name": "n1", "labels": dict.fromkeys(labels, ""), "annotations": annotations}
+    return {"metadata": metadata, "status": {"allocatable": amounts, "capacity": amounts}}
+
+
+def a_hold(since: datetime = LONG_AGO, **amounts: str) -> Hold:
+    return Hold(Amounts.parse(amounts), since)
+
+
+def lease(
+    *policies: Policy,
+    node: Object | None = None,
+    now: datetime | None = None,
+    foreign: Sequence[Hold] = (),
+    used: str = "0",
+    **rules: Any,
+) -> Lease:
+    """The lease of a node, of whose cpu our pods use so much."""
+    operator = [policy for policy in policies if policy.side is Side.OPERATOR]
+    owner = [policy for policy in policies if policy.side is Side.OWNER]
+    given = Rules(operator, owner, **{"selector": EVERY_NODE, **rules})
+    return lease_of(node or a_node(), foreign, [Amounts.parse({"cpu": used})], given, now or at("12:00"))
+
+
+def texts(lease: Lease) -> tuple[str, str]:
+    return str(lease.amounts["cpu"]), str(lease.amounts["memory"])
+
+
+# -- whether
+
+
+def test_without_a_policy_there_is_no_lease() -> None:
+    found = lease()
+    assert (found.state, found.reason) == (State.WITHDRAWN, "NoPolicy")
+    assert found.amounts == {}
+    assert found.next_change is None
+
+
+def test_a_policy_for_other_nodes_is_none() -> None:
+    assert lease(a_policy(only="gpu")).reason == "NoPolicy"
+    assert lease(a_policy(only="gpu"), node=a_node(["gpu"])).state is State.OPEN
+
+
+def test_a_node_that_the_binding_does_not_select_is_not_leased() -> None:
+    nowhere = node_selector({"nodeSelectorTerms": []})
+    assert lease(a_policy(), selector=nowhere).reason == "NodeNotSelected"
+
+
+def test_a_policy_of_either_side_alone_is_enough() -> None:
+    assert lease(a_policy()).state is State.OPEN
+    assert lease(an_owners()).state is State.OPEN
+
+
+def test_where_the_owner_must_agree_a_node_needs_a_policy_of_the_owners() -> None:
+    found = lease(a_policy(), an_owners(only="gpu"), owner_required=True)
+    assert (found.state, found.reason) == (State.WITHDRAWN, "OwnerPolicyRequired")
+    assert lease(a_policy(), an_owners(), owner_required=True).state is State.OPEN
+    assert lease(an_owners(), owner_required=True).state is State.OPEN
+
+
+# -- how much
+
+
+def test_a_policy_without_limits_lends_all_that_is_idle() -> None:
+    found = lease(a_policy(), foreign=[a_hold(cpu="1500m", memory="3Gi", pods="2")])
+    assert texts(found) == ("6500m", "13Gi")
+    assert str(found.amounts["pods"]) == "108"
+    assert found.amounts == found.idle
+
+
+def test_what_foreign_pods_ask_beyond_the_node_leaves_nothing_and_no_less() -> None:
+    assert lease(a_policy(), foreign=[a_hold(cpu="5"), a_hold(cpu="5")]).amounts["cpu"] == ZERO
+
+
+def test_within_a_side_the_most_generous_policy_counts_for_each_resource_on_its_own() -> None:
+    found = lease(a_policy("a", cpu="2", memory="12Gi"), a_policy("b", cpu="6", memory="4Gi"))
+    assert texts(found) == ("6", "12Gi")
+    assert (found.grants["cpu"].by, found.grants["memory"].by) == ("operator/b", "operator/a")
+
+
+def test_a_resource_is_lent_whole_only_if_no_policy_of_the_side_names_it() -> None:
+    found = lease(a_policy("a", cpu="2"), a_policy("b"))
+    assert texts(found) == ("2", "16Gi")
+    assert found.grants["memory"].by == "idle"
+
+
+def test_a_closed_policy_neither_widens_nor_names_anything() -> None:
+    day, night = a_policy("day", "08:00-20:00", cpu="2"), a_policy("night", "20:00-08:00", cpu="6", memory="1Gi")
+    assert texts(lease(day, night, now=at("12:00"))) == ("2", "16Gi")
+    assert texts(lease(day, night, now=at("22:00"))) == ("6", "1Gi")
+
+
+def test_between_the_sides_the_smaller_amount_counts() -> None:
+    found = lease(a_policy("a", cpu="6", memory="4Gi"), an_owners("b", cpu="2", memory="8Gi"))
+    assert texts(found) == ("2", "4Gi")
+    assert (found.grants["cpu"].by, found.grants["memory"].by) == ("owner/b", "operator/a")
+
+
+def test_what_one_side_does_not_name_the_other_still_limits() -> None:
+    assert texts(lease(a_policy("a", cpu="3"), an_owners("b", memory="4Gi"))) == ("3", "4Gi")
+
+
+@pytest.mark.parametrize("zero", ["0", "0%", "5 0%", "0 50%"])
+def test_zero_is_zero(zero: str) -> None:
+    found = lease(a_policy(cpu=zero))
+    assert found.amounts["cpu"] == ZERO
+    assert str(found.amounts["memory"]) == "16Gi"
+
+
+def test_a_percentage_is_of_what_is_idle_and_the_smaller_of_two_limits_counts() -> None:
+    found = lease(a_policy(cpu="3 50%", memory="10Gi 25%"), foreign=[a_hold(cpu="4")])
+    assert texts(found) == ("2", "4Gi")
+
+
+@pytest.mark.parametrize(
+    ("resource", "have", "percent", "whole", "lost"),
+    [
+        ("gpu", "3", "50%", "1", "500m"),
+        ("gpu", "1", "99%", "0", "990m"),
+        ("pods", "97", "50%", "48", "500m"),
+        ("memory", "1001", "50%", "500", "500m"),
+        ("cpu", "1001m", "50%", "500m", "500u"),
+        ("hugepages-2Mi", "6Mi", "50%", "2Mi", "1Mi"),
+    ],
+)
+def test_what_comes_in_whole_ones_is_floored_and_the_rest_reported(
+    resource: str, have: str, percent: str, whole: str, lost: str
+) -> None:
+    name = {"gpu": "nvidia.com/gpu"}.get(resource, resource)
+    found = lease(a_policy(**{resource: percent}), node=a_node(**{name: have})).grants[name]
+    assert (str(found.amount), str(found.lost)) == (whole, lost)
+
+
+def test_a_limit_for_what_a_node_does_not_have_gives_it_none() -> None:
+    assert "nvidia.com/gpu" not in lease(a_policy(gpu="4")).amounts
+
+
+def test_a_node_that_reports_no_allocatable_is_taken_at_its_capacity() -> None:
+    node = a_node()
+    assert texts(lease(a_policy(), node={**node, "status": {"capacity": {"cpu": "4"}}})) == ("4", "0")
+    assert lease(a_policy(), node={**node, "status": {}}).amounts == {}
+
+
+@pytest.mark.parametrize(
+    ("have", "used", "limits", "leased"),
+    [
+        pytest.param(("4", "8Gi"), ("1500m", "3Gi"), {}, ("2500m", "5Gi"), id="N3"),
+        pytest.param(("4", "8Gi"), ("500m", "1Gi"), {"cpu": "2", "memory": "4Gi"}, ("2", "4Gi"), id="N4"),
+        pytest.param(("4", "8Gi"), ("1", "2Gi"), {"cpu": "3 50%", "memory": "2Gi 75%"}, ("1500m", "2Gi"), id="N6"),
+    ],
+)
+def test_scenarios_of_kubeocean_give_the_same_amounts(
+    have: tuple[str, str], used: tuple[str, str], limits: dict[str, str], leased: tuple[str, str]
+) -> None:
+    node = a_node(cpu=have[0], memory=have[1])
+    found = lease(a_policy(**limits), node=node, foreign=[a_hold(cpu=used[0], memory=used[1])])
+    assert texts(found) == leased
+
+
+def test_of_two_policies_the_more_generous_counts_and_not_the_older() -> None:
+    """Where Kubeocean takes the one that was created first (N5)."""
+    older, newer = a_policy("older", cpu="1500m", memory="3Gi"), a_policy("newer", cpu="3", memory="6Gi")
+    assert texts(lease(older, newer)) == texts(lease(newer, older)) == ("3", "6Gi")
+
+
+# -- when
+
+
+def test_a_closed_window_is_only_a_taint() -> None:
+    night = a_policy("night", "22:00-06:00", cpu="4")
+    before, after = lease(night, now=at("05:59")), lease(night, now=at("06:00"))
+    assert (before.state, after.state, after.reason) == (State.OPEN, State.CLOSED, "OutOfTimeWindows")
+    assert after.amounts == before.amounts
+
+
+def test_a_node_that_closes_keeps_the_amounts_of_the_policies_that_closed_last() -> None:
+    early, late = a_policy("early", "00:00-06:00", cpu="6"), a_policy("late", "00:00-08:00", cpu="2")
+    assert texts(lease(early, late, now=at("05:00")))[0] == "6"
+    assert texts(lease(early, late, now=at("07:00")))[0] == "2"
+    assert texts(lease(early, late, now=at("09:00")))[0] == "2"
+
+
+def test_one_side_that_has_closed_closes_the_node() -> None:
+    always, night = a_policy("always"), an_owners("night", "22:00-06:00")
+    assert lease(always, night, now=at("12:00")).state is State.CLOSED
+    assert lease(always, night, now=at("23:00")).state is State.OPEN
+
+
+def test_a_side_is_open_as_long_as_one_of_its_policies_is() -> None:
+    day, night = a_policy("day", "08:00-20:00"), a_policy("night", "22:00-06:00")
+    states = [lease(day, night, now=at(clock)).state for clock in ("07:00", "12:00", "21:00", "23:00")]
+    assert states == [State.CLOSED, State.OPEN, State.CLOSED, State.OPEN]
+
+
+def test_the_end_of_a_lease_is_when_its_first_side_closes_and_not_when_a_policy_does() -> None:
+    short, long = a_policy("short", "08:00-12:00"), a_policy("long", "10:00-20:00")
+    assert lease(short, long, now=at("11:00")).ends == at("20:00")
+    assert lease(short, long, an_owners("owner", "00:00-18:00"), now=at("11:00")).ends == at("18:00")
+    assert lease(a_policy("always"), now=at("11:00")).ends is None
+    assert lease(a_policy("always"), short, now=at("11:00")).ends is None
+    assert lease(short, now=at("13:00")).ends is None
+
+
+def test_a_lease_tells_its_end_ten_minutes_before_or_when_it_is_asked_to() -> None:
+    day = a_policy("day", "08:00-18:00")
+    assert not lease(day, now=at("17:49")).ends_soon
+    assert lease(day, now=at("17:49")).next_change == at("17:50")
+    assert lease(day, now=at("17:50")).ends_soon
+    assert lease(day, now=at("17:50")).next_change == at("18:00")
+    assert not lease(day, now=at("18:00")).ends_soon
+    assert lease(day, now=at("17:00"), warning=timedelta(hours=2)).ends_soon
+
+
+def test_the_next_change_is_the_first_of_any_policy() -> None:
+    found = lease(a_policy("a", "08:00-18:00"), an_owners("b", "06:00-16:00"), now=at("12:00"), warning=timedelta(0))
+    assert found.next_change == at("16:00")
+
+
+# -- on which terms it closes
+
+
+def test_without_force_pods_finish() -> None:
+    gentle = a_policy("p", "08:00-18:00", grace=600, evict=True)
+    found = lease(gentle, now=at("18:00"))
+    assert found.terms == Terms(deadline=None, evict=False, by="operator/p")
+    assert found.next_change == at("08:00", day=3)
+
+
+def test_with_force_the_deadline_is_the_edge_and_the_grace() -> None:
+    strict = a_policy("p", "08:00-18:00", force=True, grace=600)
+    found = lease(strict, now=at("18:05"))
+    assert found.terms == Terms(deadline=at("18:10"), evict=False, by="operator/p")
+    assert found.next_change == at("18:10")
+    assert lease(strict, now=at("18:10")).next_change == at("08:00", day=3)
+    assert lease(strict, now=at("07:00")).terms.deadline == at("18:10", day=1)
+
+
+def test_evictions_are_tried_only_where_that_is_asked_for() -> None:
+    assert lease(a_policy("p", "08:00-18:00", force=True, evict=True), now=at("18:05")).terms.evict
+
+
+def test_the_terms_are_those_of_the_policy_that_closes() -> None:
+    early = a_policy("early", "00:00-06:00", force=True, grace=60)
+    late = a_policy("late", "00:00-08:00", force=True, grace=600)
+    found = lease(early, late, now=at("08:00"))
+    assert (found.terms.deadline, found.terms.by) == (at("08:10"), "operator/late")
+
+
+def test_of_two_that_close_at_once_the_first_deadline_counts() -> None:
+    a, b = a_policy("a", "00:00-06:00"), a_policy("b", "01:00-06:00", force=True, grace=60)
+    assert lease(a, b, now=at("06:00")).terms == lease(b, a, now=at("06:00")).terms
+    assert lease(a, b, now=at("06:00")).terms.by == "operator/b"
+
+
+def test_where_both_sides_have_closed_the_first_deadline_counts() -> None:
+    operator = a_policy("a", "00:00-06:00", force=True, grace=7200)
+    owner = an_owners("b", "00:00-07:00", force=True, grace=60)
+    assert lease(operator, owner, now=at("06:30")).terms.deadline == at("08:00")
+    assert lease(operator, owner, now=at("07:00")).terms == Terms(at("07:01"), by="owner/b")
+
+
+def test_an_open_side_has_no_say_in_the_terms() -> None:
+    found = lease(a_policy("a", "00:00-06:00"), an_owners("b", force=True), now=at("06:30"))
+    assert found.terms == Terms(by="operator/a")
+
+
+def test_a_policy_that_is_closed_by_hand_closes_at_that_moment() -> None:
+    """It was always open, say, and at 12:00 got a window that ended at 06:00."""
+    by_hand = a_policy("p", "00:00-06:00", force=True, grace=600, changed_at=at("12:00"))
+    assert lease(by_hand, now=at("12:01")).terms.deadline == at("12:10")
+    assert lease(by_hand, now=at("12:01")).next_change == at("12:10")
+
+
+def test_an_edit_of_a_closed_policy_gives_its_grace_again() -> None:
+    edited = a_policy("p", "08:00-18:00", force=True, grace=600, changed_at=at("19:00"))
+    assert lease(edited, now=at("19:01")).terms.deadline == at("19:10")
+
+
+def test_an_open_node_has_no_terms() -> None:
+    assert lease(a_policy("p", "08:00-18:00", force=True), now=at("12:00")).terms == FINISH
+
+
+# -- the owner's kill switch
+
+
+@pytest.mark.parametrize("where", ["node", "cluster"])
+@pytest.mark.parametrize("clock", ["12:00", "20:00"])
+def test_the_kill_switch_takes_everything_back_now(where: str, clock: str) -> None:
+    now, gentle = at(clock), a_policy("p", "08:00-18:00", grace=3600)
+    marked = {"node": a_node(reclaim=NOW)} if where == "node" else {"reclaim_now": True}
+    found = lease(gentle, now=now, used="8", **marked)
+    assert (found.state, found.reason) == (State.CLOSED, "Reclaimed")
+    assert found.terms == Terms(deadline=now, by="the owner's kill switch")
+    assert found.ends is None
+
+
+def test_only_now_is_a_kill_switch() -> None:
+    assert lease(a_policy(), node=a_node(reclaim="later")).state is State.OPEN
+
+
+def test_the_kill_switch_holds_on_a_node_that_is_withdrawn_too() -> None:
+    found = lease(node=a_node(reclaim=NOW))
+    assert (found.state, found.terms.deadline) == (State.WITHDRAWN, at("12:00"))
+    assert lease().terms == FINISH
+
+
+# -- an open node that lends less than before
+
+DAY = a_policy("day", cpu="50%")
+NIGHT = a_policy("night", "20:00-08:00", force=True, grace=600, evict=True, cpu="100%")
+
+
+def trimmed_to(found: Lease) -> str | None:
+    return str(found.trimming[0]["cpu"]) if found.trimming else None
+
+
+def test_a_forceful_policy_that_closes_takes_back_what_the_others_do_not_lend() -> None:
+    found = lease(DAY, NIGHT, now=at("08:00"), used="6")
+    assert (found.state, str(found.amounts["cpu"])) == (State.OPEN, "4")
+    assert found.trimming == (Amounts.parse({"cpu": "4"}), Terms(at("08:10"), True, by="operator/night"))
+    assert found.next_change == at("08:10")
+
+
+def test_who_fits_into_what_is_left_is_not_bothered() -> None:
+    assert lease(DAY, NIGHT, now=at("08:00"), used="4").trimming is None
+
+
+def test_a_gentle_policy_that_closes_takes_nothing_back() -> None:
+    gentle = a_policy("night", "20:00-08:00", cpu="100%")
+    assert lease(DAY, gentle, now=at("08:00"), used="6").trimming is None
+
+
+def test_what_foreign_pods_take_is_not_taken_back_from_pods_of_ours() -> None:
+    assert lease(DAY, foreign=[a_hold(at("09:00"), cpu="6")], now=at("09:30"), used="4").trimming is None
+    late = a_hold(at("09:00"), cpu="6")
+    assert lease(DAY, NIGHT, foreign=[late], now=at("09:30"), used="4").trimming is None
+
+
+def test_foreign_pods_that_were_there_when_a_policy_closed_count() -> None:
+    found = lease(DAY, NIGHT, foreign=[a_hold(at("07:00"), cpu="4")], now=at("08:00"), used="4")
+    assert trimmed_to(found) == "2"
+
+
+def test_foreign_pods_that_come_during_the_grace_do_not_narrow_it_further() -> None:
+    found = lease(DAY, NIGHT, foreign=[a_hold(at("08:05"), cpu="4")], now=at("08:06"), used="6")
+    assert (str(found.amounts["cpu"]), trimmed_to(found)) == ("2", "4")
+
+
+def test_only_what_the_closed_policy_had_room_for_is_taken_back() -> None:
+    night = a_policy("night", "20:00-08:00", force=True, cpu="100%", memory="2Gi")
+    day = a_policy("day", cpu="50%", memory="2Gi")
+    found = lease(day, night, now=at("08:00"), used="6")
+    assert found.trimming is not None
+    assert set(found.trimming[0]) == {"cpu"}
+
+
+def test_a_policy_that_the_other_side_held_down_anyway_takes_nothing_back() -> None:
+    assert lease(DAY, NIGHT, an_owners("low", cpu="1"), now=at("08:00"), used="3").trimming is None
+
+
+def test_a_policy_that_closes_later_without_force_has_terms_of_its_own() -> None:
+    noon = a_policy("noon", "00:00-12:00", cpu="75%")
+    assert trimmed_to(lease(DAY, noon, NIGHT, now=at("08:30"), used="8")) == "6"
+    assert lease(DAY, noon, NIGHT, now=at("12:30"), used="6").trimming is None
+
+
+def test_a_deadline_outlives_a_policy_that_opens_and_closes_in_between() -> None:
+    night = a_policy("night", "20:00-08:00", force=True, grace=6 * 3600)
+    lunch = a_policy("lunch", "12:00-13:00", cpu="2")
+    for clock, state in (("12:30", State.OPEN), ("13:30", State.CLOSED)):
+        found = lease(night, lunch, now=at(clock), used="6")
+        assert (found.state, trimmed_to(found)) == (state, "2")
+        assert found.trimming is not None
+        assert found.trimming[1].deadline == at("14:00")
+    assert lease(night, lunch, now=at("13:30"), used="6").terms == Terms(by="operator/lunch")
+
+
+def test_who_narrows_a_policy_by_hand_gives_the_grace_again() -> None:
+    narrowed = a_policy("day", cpu="25%", changed_at=at("12:00"))
+    found = lease(narrowed, NIGHT, now=at("12:01"), used="4")
+    assert found.trimming is not None
+    assert (trimmed_to(found), found.trimming[1].deadline) == ("2", at("12:10"))
+
+
+def test_of_two_policies_that_take_back_the_first_deadline_counts() -> None:
+    soon = a_policy("soon", "00:00-07:30", force=True, grace=60, cpu="100%")
+    found = lease(DAY, NIGHT, soon, now=at("08:00"), used="8")
+    assert found.trimming is not None
+    assert found.trimming[1].by == "operator/night"  # it was lent on under `night`, when `soon` closed
+
+
+# -- policies that cannot be read
+
+
+def test_a_policy_that_cannot_be_read_and_was_never_good_offers_nothing_and_takes_nothing_back() -> None:
+    found = lease(a_policy("typo", readable=False, force=True))
+    assert (found.state, found.reason) == (State.CLOSED, "InvalidPolicy")
+    assert set(map(str, found.amounts.values())) == {"0"}
+    assert found.terms.deadline is None
+    assert found.trimming is None
+
+
+def test_a_policy_that_cannot_be_read_changes_nothing_beside_one_that_can() -> None:
+    good, typo = a_policy("good", "08:00-18:00", force=True, cpu="2"), a_policy("typo", readable=False)
+    for clock in ("12:00", "18:00"):
+        assert lease(good, typo, now=at(clock)) == lease(good, now=at(clock))
+
+
+def test_an_owners_policy_that_cannot_be_read_never_widens() -> None:
+    found = lease(a_policy(), an_owners("typo", readable=False), owner_required=True)
+    assert (found.state, found.reason, found.terms.deadline) == (State.CLOSED, "InvalidPolicy", None)
+    assert found.amounts["cpu"] == ZERO
+
+
+# -- what holds for every lease
+
+RESOURCES = ("cpu", "memory", "pods", "nvidia.com/gpu", "hugepages-2Mi")
+HOURS = ["", "08:00-18:00", "22:00-06:00", "12:00-13:00 20:00-21:00", "00:00-24:00", "18:00-08:00", "06:00-06:30"]
+SCHEDULES = [a_policy(hours=hours).schedule for hours in HOURS]
+INSTANTS = [at("00:00") + timedelta(minutes=15 * place, seconds=place % 60) for place in range(7 * 96)]
+LABELED = node_selector({"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]})
+
+quantities = st.sampled_from(["0", "1", "100m", "1500m", "2", "7", "64", "1Gi", "10G", "3000001", "2Mi"])
+limits = st.builds(ResourceLimit, st.sampled_from(RESOURCES), st.none() | quantities, st.none() | st.integers(0, 100))
+specs = st.builds(
+    ResourceLeasingPolicySpec,
+    cluster=st.just("east"),
+    resource_limits=st.lists(limits, max_size=4, unique_by=lambda limit: limit.resource).map(tuple),
+    force_reclaim=st.booleans(),
+    graceful_reclaim_period_seconds=st.sampled_from([0, 60, 3600, 100_000]),
+    evict_during_grace=st.booleans(),
+)
+
+
+def policies_of(side: Side) -> st.SearchStrategy[Policy]:
+    return st.builds(
+        Policy,
+        name=st.sampled_from("abcdef"),
+        side=st.just(side),
+        spec=specs,
+        schedule=st.sampled_from(SCHEDULES),
+        selector=st.sampled_from([EVERY_NODE, EVERY_NODE, LABELED]),
+        changed_at=st.sampled_from([LONG_AGO, LONG_AGO, at("09:30", 4)]),
+        readable=st.sampled_from([True] * 7 + [False]),
+    )
+
+
+amounts = st.dictionaries(st.sampled_from(RESOURCES), quantities.map(parse), max_size=4).map(Amounts)
+holds = st.builds(Hold, amounts, st.sampled_from(INSTANTS))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that a lease follows from."""
+
+    allocatable: Amounts
+    labels: list[str]
+    operator: list[Policy]
+    owner: list[Policy]
+    foreign: list[Hold]
+    used: list[Amounts]
+    now: datetime
+    owner_required: bool = False
+    reclaim: bool = False
+    rules: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def node(self) -> Object:
+        return a_node(self.labels) | {"status": {"allocatable": self.allocatable.texts()}}
+
+    def lease(self, **changes: Any) -> Lease:
+        case = replace(self, **changes)
+        rules = Rules(case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim)
+        return lease_of(case.node, case.foreign, case.used, rules, case.now)
+
+
+cases = st.builds(
+    Case,
+    allocatable=amounts,
+    labels=st.sampled_from([[], ["gpu"]]),
+    operator=st.lists(policies_of(Side.OPERATOR), max_size=3, unique_by=lambda policy: policy.name),
+    owner=st.lists(policies_of(Side.OWNER), max_size=3, unique_by=lambda policy: policy.name),
+    foreign=st.lists(holds, max_size=3),
+    used=st.lists(amounts, max_size=3),
+    now=st.sampled_from(INSTANTS),
+    owner_required=st.booleans(),
+    reclaim=st.sampled_from([False] * 7 + [True]),
+)
+
+
+@pytest.fixture
+def generated(record_property: Callable[[str, object], None]) -> Callable[[int, Callable[[Case], None]], None]:
+    """Holds a claim against so many generated cases, and reports how many there were."""
+
+    def run(examples: int, claim: Callable[[Case], None]) -> None:
+        tried = 0
+
+        @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+        @given(cases)
+        def each(case: Case) -> None:
+            nonlocal tried
+            tried += 1
+            claim(case)
+
+        each()
+        assert tried >= examples
+        record_property("figure", f"leases: {tried:,} generated cases: {claim.__name__.replace('_', ' ')}")
+
+    return run
+
+
+Generated = Callable[[int, Callable[[Case], None]], None]
+
+
+def test_a_lease_never_exceeds_what_is_idle_and_comes_in_units(generated: Generated) -> None:
+    def between_zero_and_idle_and_whole(case: Case) -> None:
+        found = case.lease()
+        idle = {
+            name: max(amount.nano - sum(hold.amounts[name].nano for hold in case.foreign), 0)
+            for name, amount in case.allocatable.items()
+        }
+        for name, grant in found.grants.items():
+            assert 0 <= grant.amount.nano <= idle[name] == found.idle[name].nano
+            assert grant.amount.nano % unit_of(name).nano == 0
+            assert 0 <= grant.lost.nano < unit_of(name).nano
+        assert found.amounts.keys() == (set() if found.state is State.WITHDRAWN else case.allocatable.keys())
+
+    generated(3000, between_zero_and_idle_and_whole)
+
+
+def test_the_first_policy_of_the_owners_never_widens(generated: Generated) -> None:
+    def an_owners_first_policy_never_widens(case: Case) -> None:
+        alone, both = case.lease(owner=[], owner_required=False), case.lease(owner=case.owner[:1], owner_required=False)
+        if alone.state is State.WITHDRAWN:
+            return
+        assert both.state is not State.WITHDRAWN
+        assert alone.state is State.OPEN or both.state is State.CLOSED
+        assert all(both.amounts[name] <= alone.amounts[name] for name in case.allocatable)
+
+    generated(2000, an_owners_first_policy_never_widens)
+
+
+def test_what_one_side_puts_at_zero_is_not_lent(generated: Generated) -> None:
+    def zero_is_zero(case: Case) -> None:
+        for zero in (ResourceLimit("cpu", quantity="0"), ResourceLimit("cpu", quantity=5, percent=0)):
+            spec = ResourceLeasingPolicySpec("east", resource_limits=(zero,))
+            found = case.lease(owner=[replace(policy, spec=spec) for policy in case.owner])
+            if any(policy.side is Side.OWNER for policy in found.policies):
+                assert found.amounts["cpu"] == ZERO
+
+    generated(1500, zero_is_zero)
+
+
+def test_a_node_is_open_as_its_policies_say(generated: Generated) -> None:
+    def open_as_its_policies_say(case: Case) -> None:
+        sides = [
+            [policy for policy in side if policy.selector is EVERY_NODE or case.labels]
+            for side in (case.operator, case.owner)
+        ]
+        if not any(sides) or (case.owner_required and not sides[1]):
+            wanted = State.WITHDRAWN
+        elif case.reclaim:
+            wanted = State.CLOSED
+        else:
+            willing = [
+                any(policy.readable and policy.schedule.is_open(case.now) for policy in side) for side in sides if side
+            ]
+            wanted = State.OPEN if all(willing) else State.CLOSED
+        assert case.lease().state is wanted
+
+    generated(2000, open_as_its_policies_say)
+
+
+def a_pod(case: Case) -> Object:
+    """A pod of ours that holds all that ours hold."""
+    total = sum(case.used, Amounts())
+    return {
+        "metadata": {"name": "p", "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"requests": total.texts()}}]},
+    }
+
+
+def test_nothing_happens_between_now_and_the_next_change(generated: Generated) -> None:
+    def nothing_before_the_next_change(case: Case) -> None:
+        found = case.lease()
+        if case.reclaim or found.state is State.WITHDRAWN:
+            return
+        until = found.next_change or case.now + timedelta(days=8)
+        for part in (Fraction(1, 3), Fraction(999, 1000)):
+            moment = case.now + timedelta(seconds=int((until - case.now).total_seconds() * part))
+            later = case.lease(now=moment)
+            assert (later.state, later.amounts, later.terms) == (found.state, found.amounts, found.terms)
+            assert (later.trimming, later.ends_soon) == (found.trimming, found.ends_soon)
+            pods = [a_pod(case)]
+            assert reclaim_of(later, pods, moment).delete == reclaim_of(found, pods, case.now).delete
+
+    generated(1500, nothing_before_the_next_change)
+
+
+def test_nobody_is_deleted_without_force_or_before_a_grace_has_passed(generated: Generated) -> None:
+    def nobody_without_force_or_in_its_grace(case: Case) -> None:
+        gentle = [replace(policy, spec=replaced(policy.spec, force_reclaim=False)) for policy in case.operator]
+        found = case.lease(operator=gentle, owner=[], owner_required=False, reclaim=False)
+        assert reclaim_of(found, [a_pod(case)], case.now) == reclaim_of(found, [], case.now)
+        patient = [
+            replace(policy, spec=replaced(policy.spec, graceful_reclaim_period_seconds=30 * 86400), changed_at=LONG_AGO)
+            for policy in case.operator
+        ]
+        found = case.lease(operator=patient, owner=[], owner_required=False, reclaim=False)
+        assert not reclaim_of(found, [a_pod(case)], case.now).delete
+
+    generated(1000, nobody_without_force_or_in_its_grace)
+
+
+def replaced(spec: ResourceLeasingPolicySpec, **changes: Any) -> ResourceLeasingPolicySpec:
+    return type(spec)(**{name: changes.get(name, getattr(spec, name)) for name in spec.__struct_fields__})
+
+
+def test_what_is_taken_back_is_never_what_is_lent(generated: Generated) -> None:
+    def trimmed_to_no_less_than_is_lent(case: Case) -> None:
+        found = case.lease()
+        if found.trimming is not None:
+            left, terms = found.trimming
+            assert all(left[name] >= found.amounts[name] for name in left)
+            assert terms.deadline is not None
+            assert any(str(policy) == terms.by and policy.spec.force_reclaim for policy in found.policies)
+
+    generated(1000, trimmed_to_no_less_than_is_lent)
+
+
+def test_quantities_keep_their_unit() -> None:
+    assert str(lease(a_policy(memory="50%")).amounts["memory"]) == "8Gi"
+    assert isinstance(lease(a_policy()).amounts["cpu"], Quantity)
