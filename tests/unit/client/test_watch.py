@@ -31,6 +31,7 @@ from tapestry.client.watch import (
     Synced,
     Watch,
     WatchEvent,
+    news_in,
 )
 from tapestry.controller.testing import Connection, InProcessApi
 from tapestry.controller.testing.clock import run, running_clock
@@ -755,3 +756,14 @@ def test_a_reader_always_ends_with_exactly_what_the_server_has(
             assert world.mirror.pods == world.truth()
 
     run(story())
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_managed_fields_are_left_out_where_nobody_reads_them(lean: bool) -> None:
+    metadata = {"name": "one", "resourceVersion": "7", "managedFields": [{"manager": "kubectl"}]}
+    line = msgspec.json.encode(
+        {"type": "ADDED", "object": {"metadata": metadata, "spec": {"metadata": {"managedFields": 1}}}}
+    )
+    [change] = news_in([line], lean=lean).changes
+    assert ("managedFields" in change.object["metadata"]) is not lean
+    assert change.object["spec"] == {"metadata": {"managedFields": 1}}

@@ -1,0 +1,91 @@
+"""What a manager runs beside its controllers: duties, and informers of other clusters."""
+
+import asyncio
+from typing import Any
+
+from tapestry.controller import Informer, Manager
+from tapestry.controller.config import LeaderElection
+from tapestry.controller.testing import InProcessApi
+from tapestry.kube.errors import Unavailable
+from tapestry.kube.resources import CONFIGMAPS, PODS
+
+
+async def nothing(_: str) -> None:
+    return
+
+
+async def test_work_does_not_wait_for_an_informer_of_another_cluster(world: Any) -> None:
+    elsewhere = InProcessApi([PODS], now=world.clock.now)
+    seen: list[str] = []
+
+    async def reconcile(key: str) -> None:
+        seen.append(key)
+
+    def setup(manager: Manager) -> None:
+        widgets = manager.informer(world.widgets)
+        manager.controller("widgets", reconcile).watch(widgets)
+        # CONFIGMAPS are not served there: this cache is never filled
+        manager.follow(Informer(type(manager.reads)(elsewhere.connect()), CONFIGMAPS))
+
+    await world.add(world.widgets, "one")
+    async with world.running(world.manager(setup)):
+        await asyncio.sleep(5)
+    assert seen == ["default/one"]
+
+
+async def test_a_resource_that_need_not_exist_counts_as_empty_where_it_does_not(world: Any) -> None:
+    elsewhere = InProcessApi([PODS], now=world.clock.now)
+    informer = Informer(type(world.client)(elsewhere.connect()), CONFIGMAPS).where_it_exists()
+    told: list[str] = []
+    informer.after_sync(lambda: told.append("synced"))
+    task = asyncio.create_task(informer.run())
+    await asyncio.sleep(60)
+    task.cancel()
+    assert told == ["synced"]
+    assert len(informer.store) == 0
+
+
+async def test_a_duty_runs_while_the_manager_works_and_begins_again_after_an_error_of_a_server(world: Any) -> None:
+    began: list[float] = []
+
+    async def duty() -> None:
+        began.append(world.clock.monotonic())
+        if len(began) == 1:
+            raise Unavailable(503, "ServiceUnavailable", "not now")
+        await asyncio.Event().wait()
+
+    def setup(manager: Manager) -> None:
+        manager.controller("widgets", nothing).watch(manager.informer(world.widgets))
+        manager.while_working("duty", duty)
+
+    async with world.running(world.manager(setup)):
+        await asyncio.sleep(10)
+    assert len(began) == 2
+    assert began[1] - began[0] == 1
+
+
+async def test_a_standby_prepares_itself_but_does_no_duty(world: Any) -> None:
+    done: list[str] = []
+
+    def setup_of(name: str) -> Any:
+        async def prepare() -> None:
+            done.append(f"{name} prepares")
+
+        async def work() -> None:
+            done.append(f"{name} works")
+
+        def setup(manager: Manager) -> None:
+            manager.controller("widgets", nothing).watch(manager.informer(world.widgets))
+            manager.from_the_start("prepare", prepare)
+            manager.while_working("work", work)
+
+        return setup
+
+    election = LeaderElection(enabled=True)
+    leader = world.manager(setup_of("leader"), leader_election=election)
+    standby = world.manager(setup_of("standby"), identity="second", leader_election=election)
+    async with world.running(leader):
+        await asyncio.sleep(5)
+        async with world.running(standby):
+            await asyncio.sleep(30)
+    assert done == ["leader prepares", "leader works", "standby prepares"]
