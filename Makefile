@@ -16,7 +16,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check fmt bench kube-assets kube-assets-if-possible lock clean
+.PHONY: help setup up test test-long check fmt bench bench-windows bench-nodes kube-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ fmt: setup ## Format the code and fix what the linter can fix
 
 bench: $(VENV)/installed-bench ## Measure; have the machine to yourself
 	$(BIN)/python -m benchmarks
+
+bench-windows: setup kube-assets ## Measure how exactly windows open and close: 50 edges in 6 minutes
+	$(BIN)/python -m benchmarks.windows
+
+bench-nodes: setup kube-assets ## Measure how soon 1,000 nodes are leased and what they cost
+	$(BIN)/python -m benchmarks.nodes
 
 kube-assets: ## Build Kubernetes and etcd into the user's cache folder (needs Go 1.24+)
 	@$(PYTHON) tools/kube_assets.py

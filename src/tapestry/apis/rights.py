@@ -93,7 +93,7 @@ SYNCER_ABOVE = (
     Right(NODES, KEEP),
     Right(NODES, ("patch",), subresource="status"),
     Right(CSI_NODES, ("list", "watch", "create", "patch", "delete")),
-    Right(LEASES, ("get", "create", "update", "delete")),
+    Right(LEASES, ("get", "list", "create", "update", "delete")),
     Right(PODS, ("list", "watch", "patch", "delete")),
     Right(PODS, ("patch",), subresource="status"),
     Right(PODS, ("create",), subresource="eviction"),
@@ -121,7 +121,7 @@ SYNCER_BELOW = (
 """Of a syncer in the physical cluster."""
 
 MANAGER = (
-    Right(CLUSTER_BINDINGS, ("list", "watch", "patch")),
+    Right(CLUSTER_BINDINGS, ("get", "list", "watch", "patch")),
     Right(CLUSTER_BINDINGS, ("patch",), subresource="status"),
     Right(POLICIES, READ),
     Right(CLUSTER_ROLE_BINDINGS, KEEP),

@@ -106,7 +106,9 @@ class HttpTransport:
             ) as response:
                 yield HttpStream(response)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise TransportError(f"{request}: {self._base} cannot be reached: {error}", maybe_sent=False) from error
+            # aiohttp's own words have the address of an object in memory, which is new each time.
+            why = getattr(error, "strerror", None) or error
+            raise TransportError(f"{request}: {self._base} cannot be reached: {why}", maybe_sent=False) from error
         except aiohttp.ClientResponseError as error:
             # Shown whole, it would tell the token that we sent and the password in the proxy's URL.
             refused = isinstance(error, aiohttp.ClientHttpProxyError)

@@ -15,7 +15,7 @@ from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import load
 from tapestry.client.transport import Transport
-from tapestry.controller import App, Informer, Manager
+from tapestry.controller import App, Informer, Manager, generation_changed
 from tapestry.controller.app import manager_of
 from tapestry.controller.store import Indexer, Store
 from tapestry.kube.objects import Object, value_at
@@ -53,7 +53,7 @@ def install(
     reconciler = Bindings(config, manager, bindings, secrets, policies, Examiner(connect), syncers)
     controller = manager.controller("bindings", reconciler.reconcile)
     controller.watch(bindings, reconciler.affected, when=concerns_us)
-    controller.watch(policies, reconciler.named_by)
+    controller.watch(policies, reconciler.named_by, when=generation_changed)
     for informer in secrets:
         controller.watch(informer, reconciler.reading)
     for informer in syncers.caches.values():

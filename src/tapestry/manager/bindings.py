@@ -19,7 +19,7 @@ from tapestry.controller import Informer, Manager, Result, Terminal
 from tapestry.controller.store import Indexer
 from tapestry.kube.conditions import condition, find
 from tapestry.kube.crds import InvalidSpec
-from tapestry.kube.errors import TransportError
+from tapestry.kube.errors import Conflict, TransportError
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -32,7 +32,7 @@ from tapestry.kube.objects import (
 from tapestry.kube.times import timestamp
 from tapestry.manager.cleanup import left_behind, nodes_are_gone, syncer_is_gone
 from tapestry.manager.config import BindingsConfig
-from tapestry.manager.connectivity import Examiner, Finding, access_in
+from tapestry.manager.connectivity import Examiner, Finding
 from tapestry.manager.faults import Fault, Patience
 from tapestry.manager.status import PERMITTED, conditions_of, news, status_with
 from tapestry.manager.syncers import Syncers, binding_uid_of
@@ -85,7 +85,7 @@ class Bindings:
             fault = caught
         if fault is None or (fault.reason in KEEPS_ITS_SYNCER and is_accepted(binding)):
             try:
-                deployment = await self.syncers.ensure(binding)
+                deployment = await self.running(binding)
             except Fault as caught:
                 fault = fault or caught
         now = self.manager.now()
@@ -99,12 +99,21 @@ class Bindings:
     async def found(self, binding: Object) -> Finding:
         """What the cluster behind the binding answers; the Fault of whatever is in the way."""
         spec = checked_spec(binding, self.others(binding), self.config.secret_namespaces)
-        reference = spec.secret_ref
-        key = f"{reference.namespace}/{reference.name}"
+        key = f"{spec.secret_ref.namespace}/{spec.secret_ref.name}"
         secret = next((found for each in self.secrets if (found := each.store.get(key)) is not None), None)
-        access = access_in(secret, reference)
-        assert secret is not None
-        return await self.examiner.finding(name_of(binding), access, secret, spec.mount_namespace or "")
+        return await self.examiner.finding(name_of(binding), secret, spec)
+
+    async def running(self, binding: Object) -> Object:
+        """The Deployment of the binding's syncer, with all that belongs to it.
+
+        Before anything is made the binding is read live: for one that only our cache still has, nobody would clean up.
+        """
+        wanted = self.syncers.wanted(binding)
+        if self.syncers.lack(wanted):
+            live = await self.manager.client.get(CLUSTER_BINDINGS, name_of(binding))
+            if concerns_us(binding, live):
+                raise Conflict(409, "Conflict", f"ClusterBinding {name_of(binding)} has changed since it was read")
+        return await self.syncers.ensure(binding, wanted)
 
     def others(self, binding: Object) -> list[Object]:
         return [each for each in self.bindings.store.list() if name_of(each) != name_of(binding)]
@@ -124,8 +133,7 @@ class Bindings:
             return None
         is_forced = annotations_of(binding).get(keys.FORCE_UNBIND) == "true"
         if keys.SYNCER_FINALIZER in finalizers and not is_forced:
-            await self.wait_for_syncer(binding)
-            return None
+            return await self.wait_for_syncer(binding)
         going = condition("Ready", False, "CleanupInProgress", "what was made for the binding is being removed")
         binding = await self.tell(binding, "Deleting", [going])
         if not await syncer_is_gone(self.syncers, binding):
@@ -135,19 +143,20 @@ class Bindings:
         ours = (keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER)
         patch = {"metadata": {"finalizers": [each for each in finalizers if each not in ours]}}
         await self.manager.client.patch(CLUSTER_BINDINGS, binding, patch)
-        how = f"by force; {left_behind(binding, ())}" if is_forced else "its syncer has cleaned up"
+        how = f"by force; {left_behind(binding, ())}" if is_forced else "nothing of it is left"
         self.manager.events.normal(binding, "Deleted", f"the binding is gone: {how}")
         return None
 
-    async def wait_for_syncer(self, binding: Object) -> None:
-        """Say what we wait for, and see to it that there is a syncer to clean up."""
+    async def wait_for_syncer(self, binding: Object) -> Result:
+        """See to it that there is a syncer to clean up, and say that we wait for it."""
         message = f"the syncer has yet to clean up; if it never will, annotate with {keys.FORCE_UNBIND}=true"
-        binding = await self.tell(binding, "Deleting", [condition("Ready", False, "WaitingSyncerCleanup", message)])
         if is_accepted(binding):
             try:
-                await self.syncers.ensure(binding)
+                await self.running(binding)
             except (Fault, InvalidSpec) as error:
-                raise Terminal("WaitingSyncerCleanup", str(error)) from error
+                message = f"{message}; it cannot be started: {error}"
+        await self.tell(binding, "Deleting", [condition("Ready", False, "WaitingSyncerCleanup", message)])
+        return Result(requeue_after=RECHECK_SECONDS)
 
     async def forsaken(self, binding: Object) -> bool:
         """Whether nothing in the virtual cluster stands for the cluster any more."""
@@ -171,11 +180,12 @@ class Bindings:
     # -- whose business a change is
 
     def affected(self, binding: Object) -> Iterable[str]:
-        """The binding, and those that want what it has."""
-        shared = [("clusterID", each) for each in cluster_id_of(binding)]
-        shared += [("identity", each) for each in identity_of(binding)]
-        rivals = (name_of(other) for index, value in shared for other in self.bindings.store.by(index, value))
-        return {name_of(binding), *rivals}
+        """The binding, and those that want what it has: its clusterID, or the cluster that it is pinned to."""
+        store = self.bindings.store
+        rivals = [other for each in cluster_id_of(binding) for other in store.by("clusterID", each)]
+        if identities := identity_of(binding):
+            rivals += [*store.by("identity", *identities), *store.by("reason", "DuplicateCluster")]
+        return {name_of(binding), *map(name_of, rivals)}
 
     def reading(self, secret: Object) -> Iterable[str]:
         """The bindings whose kubeconfig is in a Secret."""
@@ -224,11 +234,17 @@ def is_accepted(binding: Object) -> bool:
 
 def concerns_us(old: Object | None, new: Object | None) -> bool:
     """Whether more changed than what the syncer and we write into the status all the time."""
-    if old is None or new is None:
-        return True
-    fields = ("generation", "deletionTimestamp", "finalizers", "annotations")
-    changed = any(old["metadata"].get(field) != new["metadata"].get(field) for field in fields)
-    return changed or identity_of(old) != identity_of(new)
+    return old is None or new is None or concerns_in(old) != concerns_in(new)
+
+
+def concerns_in(binding: Object) -> list[object]:
+    metadata, annotations = binding["metadata"], annotations_of(binding)
+    return [
+        *(metadata.get(field) for field in ("uid", "generation", "deletionTimestamp")),
+        *(annotations.get(key) for key in (keys.FORCE_UNBIND, keys.APPROVE_IDENTITY)),
+        finalizers_of(binding),
+        identity_of(binding),
+    ]
 
 
 def finalizers_of(binding: Object) -> list[str]:
@@ -251,6 +267,12 @@ def secret_key_of(binding: Object) -> list[str]:
     return [f"{reference.get('namespace')}/{reference.get('name')}"]
 
 
+def reason_of(binding: Object) -> list[str]:
+    """Why the binding is ready, or is not."""
+    ready = find(value_at(binding, "status", "conditions"), "Ready")
+    return [ready["reason"]] if ready else []
+
+
 def own_uid(binding: Object) -> list[str]:
     return [uid_of(binding)]
 
@@ -260,4 +282,5 @@ INDEXERS: dict[str, Indexer] = {
     "clusterID": cluster_id_of,
     "identity": identity_of,
     "secret": secret_key_of,
+    "reason": reason_of,
 }

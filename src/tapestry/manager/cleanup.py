@@ -1,7 +1,7 @@
 """The end of a binding: what ran for it goes, and when its cluster is given up by force, so does what stood for it.
 
-Nothing here goes by a cache: what is not there has been asked for.  Each function takes one step, and says whether
-there was nothing left to do.
+Nothing here goes by a cache: what is not there has been asked for.  Each function does what can be done now, and says
+whether that was all.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,19 +28,24 @@ async def syncer_is_gone(syncers: Syncers, binding: Object) -> bool:
 
 
 async def nodes_are_gone(client: Client, binding: Object, on_pods: Callable[[Sequence[Object]], None]) -> bool:
-    """Remove the binding's virtual nodes and, before each, every pod on it, without grace and whatever holds it.
+    """Remove the binding's virtual nodes and, before them, every pod there, without grace and whatever holds it.
 
     `on_pods` is told of the pods before they go.
     """
-    nodes = await client.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}")
-    for node in nodes:
-        pods = await client.list(PODS, fields=f"spec.nodeName={name_of(node)}")
+    nodes = await virtual_nodes(client, binding)
+    pods = [pod for node in nodes for pod in await client.list(PODS, fields=f"spec.nodeName={name_of(node)}")]
+    if pods:
         on_pods(pods)
-        for pod in pods:
-            if not is_deleting(pod) or value_at(pod, "metadata", "deletionGracePeriodSeconds"):
-                await remove(client, PODS, pod)
+    for pod in pods:
+        if not is_deleting(pod) or value_at(pod, "metadata", "deletionGracePeriodSeconds"):
+            await remove(client, PODS, pod)
+    for node in nodes:
         await remove(client, NODES, node)
-    return not nodes
+    return not nodes or not await virtual_nodes(client, binding)
+
+
+async def virtual_nodes(client: Client, binding: Object) -> list[Object]:
+    return await client.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}")
 
 
 async def remove(client: Client, resource: Resource, obj: Object) -> None:

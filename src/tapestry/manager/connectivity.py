@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from tapestry.apis.clusterbindings import SecretReference
+from tapestry.apis.clusterbindings import ClusterBindingSpec, SecretReference
 from tapestry.apis.rights import IDENTITY_NAMESPACE, SYNCER_BELOW, Place, Right, attributes, placed, single
 from tapestry.client.access import Access
 from tapestry.client.client import Client
@@ -73,15 +73,16 @@ class Examiner:
     connect: Connect
     _known: dict[str, tuple[object, float, Finding]] = field(default_factory=dict)
 
-    async def finding(self, binding: str, access: Access, secret: Object, mount_namespace: str) -> Finding:
-        """What the cluster behind `access` answers; raises a Fault where it does not."""
-        about = (uid_of(secret), version_of(secret), mount_namespace)
+    async def finding(self, binding: str, secret: Object | None, spec: ClusterBindingSpec) -> Finding:
+        """What the cluster behind the kubeconfig in `secret` answers; raises a Fault where it cannot be asked."""
+        mount_namespace = spec.mount_namespace or ""
+        about = (uid_of(secret), version_of(secret), mount_namespace) if secret is not None else None
         now = asyncio.get_running_loop().time()
         known = self._known.get(binding)
         if known is not None and known[0] == about and now - known[1] < FRESH_SECONDS:
             return known[2]
         self.forget(binding)
-        found = await examined(access, mount_namespace, self.connect)
+        found = await examined(access_in(secret, spec.secret_ref), mount_namespace, self.connect)
         if not found.missing:
             self._known[binding] = (about, now, found)
         return found

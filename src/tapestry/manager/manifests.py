@@ -9,6 +9,7 @@ into the list around it; and where the value is None, so that there is nothing t
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -83,16 +84,21 @@ def manifest(file: str, obj: Object, scopes: Collection[Scope]) -> Manifest:
 
 def objects(file: str, text: str, values: Values) -> Iterator[Object]:
     """The documents of a template, filled in."""
+    for document in documents(file, text):
+        yield filled(document, values, file, "")
+
+
+@lru_cache(maxsize=64)
+def documents(file: str, text: str) -> list[Object]:
+    """A template as it was written; shared, for filling in leaves it alone."""
     try:
-        documents = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
+        found = [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each is not None]
     except yaml.YAMLError as error:
         raise TemplateError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
-    for document in documents:
-        if document is None:
-            continue
-        if not isinstance(document, dict):
-            raise TemplateError(f"{file}: a document is not an object but {document!r:.60}")
-        yield filled(document, values, file, "")
+    for each in found:
+        if not isinstance(each, dict):
+            raise TemplateError(f"{file}: a document is not an object but {each!r:.60}")
+    return found
 
 
 def filled(value: Any, values: Values, file: str, path: str) -> Any:

@@ -15,6 +15,7 @@ from tapestry.manager.connectivity import Finding
 from tapestry.manager.faults import Fault
 
 CONNECTED, PERMITTED, SYNCER_READY = STAGES = ("Connected", "Permitted", "SyncerReady")
+EXPIRES = "CredentialsExpire"
 WEEK, DAY = timedelta(days=7), timedelta(days=1)
 
 AVAILABILITY = AVAILABLE, UNAVAILABLE = ("SyncerAvailable", "SyncerUnavailable")
@@ -61,12 +62,12 @@ def conditions_of(
 
 
 def connected(finding: Finding, now: datetime) -> Object:
-    """That the cluster answers; for a week before it no longer will, also that."""
+    """That the cluster answers; in the week before it no longer will, also that."""
     if finding.expires is None or finding.expires - now > WEEK:
         return condition(CONNECTED, True, CONNECTED, f"Kubernetes {finding.version} answers")
-    reason = "CredentialsExpireSoon" if finding.expires - now > DAY else "CredentialsExpireWithinADay"
-    message = f"the token in the kubeconfig expires at {timestamp(finding.expires)}; see why it is not renewed"
-    return condition(CONNECTED, True, reason, message)
+    left = "a week" if finding.expires - now > DAY else "a day"
+    message = f"the token in the kubeconfig expires at {timestamp(finding.expires)}, within {left}, and is not renewed"
+    return condition(CONNECTED, True, EXPIRES, message)
 
 
 def syncer_ready(deployment: Object) -> Object:
@@ -91,7 +92,7 @@ def news(before: Object, after: Object) -> Iterator[News]:
         if new["type"] in ("Ready", *STAGES) and reason not in told and is_news(old, new):
             told.add(reason)
             is_warning = new["status"] == "False" and reason not in EXPECTED
-            yield News(is_warning or reason.startswith("Credentials"), reason, new["message"])
+            yield News(is_warning or reason == EXPIRES, reason, new["message"])
 
 
 def is_news(old: Object, new: Object) -> bool:

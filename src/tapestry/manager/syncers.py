@@ -6,7 +6,7 @@ An owner reference cannot lead to another cluster, so in one of its own, for syn
 is; and only account and Deployment are made there: what the syncers may do here is for whoever gave them access.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -73,12 +73,11 @@ class Syncers:
     elsewhere: bool
     """Whether syncers run in another cluster than the bindings."""
 
-    async def ensure(self, binding: Object) -> Object:
+    async def ensure(self, binding: Object, wanted: Sequence[Manifest]) -> Object:
         """Make everything as it should be, and remove what is no longer wanted; returns the Deployment.
 
         Writes nothing where all is well.  Raises a Fault that people have to see to.
         """
-        wanted = self.wanted(binding)
         current = [await self.converged(each, binding) for each in wanted]
         names = {each.key for each in wanted}
         for resource, obj in self.cached(uid_of(binding)):
@@ -86,7 +85,16 @@ class Syncers:
                 await self.remove(resource, obj)
         return next(obj for each, obj in zip(wanted, current, strict=True) if each.resource is DEPLOYMENTS)
 
+    def lack(self, wanted: Sequence[Manifest]) -> bool:
+        """Whether something has to be made, as far as the caches know."""
+        return any(self.last_seen(each) is None for each in wanted)
+
+    def last_seen(self, manifest: Manifest) -> Object | None:
+        namespace = manifest.object["metadata"].get("namespace")
+        return self.caches[manifest.resource, namespace].store.get(key_of(manifest.object))
+
     def wanted(self, binding: Object) -> list[Manifest]:
+        """What the syncer of a binding consists of; raises a Fault, or InvalidSpec."""
         spec = decode(CLUSTER_BINDING, binding)
         try:
             found = manifests(self.templates(), values(binding, spec, self.config), self.caches)
@@ -112,7 +120,7 @@ class Syncers:
     async def converged(self, manifest: Manifest, binding: Object) -> Object:
         resource, wanted = manifest.resource, manifest.object
         client, namespace = self.clients[resource], wanted["metadata"].get("namespace")
-        current = self.caches[resource, namespace].store.get(key_of(wanted))
+        current = self.last_seen(manifest)
         try:
             if current is None:
                 try:

@@ -10,7 +10,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, ClusterBindingSpec
 from tapestry.apis.names import syncer_election
 from tapestry.kube.crds import InvalidSpec, decode
-from tapestry.kube.names import SUBDOMAIN_LIMIT, dns_label_complaint
+from tapestry.kube.names import SUBDOMAIN_LIMIT
 from tapestry.kube.objects import Object, annotations_of, name_of, uid_of, value_at
 from tapestry.manager.faults import Fault, Patience
 
@@ -43,15 +43,6 @@ def complaints(name: str, spec: ClusterBindingSpec) -> Iterator[str]:
         yield f"metadata.name: {len(name)} characters are over {LONGEST_NAME}"
     if not spec.mount_namespace:
         yield "spec.mountNamespace: is required; name the namespace below where everything of ours is to live"
-    labels = {
-        "spec.clusterID": spec.cluster_id,
-        "spec.mountNamespace": spec.mount_namespace,
-        "spec.secretRef.namespace": spec.secret_ref.namespace,
-        **{f"spec.serviceNamespaces[{index}]": each for index, each in enumerate(spec.service_namespaces)},
-    }
-    for path, text in labels.items():
-        if text and (complaint := dns_label_complaint(text)):
-            yield f"{path}: {complaint}"
 
 
 def check_identity(binding: Object, identity: str, others: Iterable[Object]) -> None:

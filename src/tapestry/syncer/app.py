@@ -15,7 +15,7 @@ from tapestry.client.transport import Transport
 from tapestry.controller import App, Controller, Informer, Manager
 from tapestry.controller.app import new_identity
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.syncer.bindings import Bindings, Connector
 from tapestry.syncer.bottomup.csinodes import CsiNodes
@@ -28,7 +28,7 @@ from tapestry.syncer.credentials import Credentials
 from tapestry.syncer.leasing import Side
 from tapestry.syncer.partition import PartitionWatch
 from tapestry.syncer.physical import Door
-from tapestry.syncer.site import Site, claimed_node, open_site, physical_node_of
+from tapestry.syncer.site import Site, claimed_node, open_site, physical_node_of, virtual_node_of
 
 SUMMARY_SECONDS = 1.0
 """Sums over all nodes and pods are made at most this often."""
@@ -56,13 +56,16 @@ async def run_syncer(config: SyncerConfig, environ: Mapping[str, str], home: Pat
     access = default_access(
         Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
     )
-    manager = Manager(config, lambda: HttpTransport(access), identity=new_identity())
-    site = await syncer(config, manager)
-    try:
-        await App(manager).run()
-    finally:
-        for door in (site.reads, site.writes):
-            await door.close()
+    while True:
+        manager = Manager(config, lambda: HttpTransport(access), identity=new_identity())
+        site = await syncer(config, manager)
+        try:
+            await App(manager).run()
+        finally:
+            for door in (site.reads, site.writes):
+                await door.close()
+        if not site.outdated.is_set():
+            return
 
 
 async def syncer(
@@ -90,6 +93,7 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     node_leases = NodeLeases(site)
     leases = site.manager.controller("node-leases", node_leases.reconcile, workers=NODE_WORKERS)
     site.manager.while_working("lease-sweep", node_leases.sweep)
+    companions = wire_companions(site)
 
     def every_node(_: Object | None = None) -> Iterable[str]:
         shown = (name for node in site.virtual_nodes.store.list() for name in physical_node_of(node))
@@ -98,8 +102,9 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     def look_at_every_node() -> None:
         for name in every_node():
             nodes.queue.add(name)
-        for name in site.virtual_nodes.store:
-            leases.queue.add(name)
+        for controller in (leases, *companions):
+            for name in site.virtual_nodes.store:
+                controller.queue.add(name)
 
     nodes.watch(site.physical_nodes)
     nodes.watch(site.physical_pods, claimed_node)
@@ -107,25 +112,29 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     nodes.watch(site.virtual_pods, lambda pod: node_below(site, pod))
     for informer in (site.bindings, site.operator_policies, site.owner_policies, site.mount_namespaces):
         nodes.watch(informer, every_node, when=spec_changed)
-    for informer in site.decisive:
+    for informer in (*site.decisive, site.csi_nodes):
         informer.after_sync(look_at_every_node)
     leases.watch(site.virtual_nodes, when=came_or_goes)
-    wire_companions(site)
     wire_summaries(site, connect)
     watch = PartitionWatch(site, monotonic, look_at_every_node)
     site.manager.while_working("partition", watch.run)
 
 
-def wire_companions(site: Site) -> None:
-    """What goes with each virtual node: CSI drivers, and host ports that are taken."""
+def wire_companions(site: Site) -> tuple[Controller, Controller]:
+    """What goes with each virtual node, under its name: CSI drivers, and host ports that are taken."""
+
+    def above(names: Iterable[str]) -> Iterable[str]:
+        return [name_of(node) for name in names if (node := site.virtual_node_of(name)) is not None]
+
     csi = site.manager.controller("csinodes", CsiNodes(site).reconcile)
-    csi.watch(site.csi_nodes)
-    csi.watch(site.virtual_nodes, physical_node_of, when=came_or_goes)
-    csi.watch(site.virtual_csi_nodes, physical_node_of)
+    csi.watch(site.csi_nodes, lambda found: above([name_of(found)]))
+    csi.watch(site.virtual_nodes, when=came_or_goes)
+    csi.watch(site.virtual_csi_nodes)
     ports = site.manager.controller("hostports", HostPorts(site).reconcile)
-    ports.watch(site.physical_pods, claimed_node, when=ports_changed)
-    ports.watch(site.virtual_nodes, physical_node_of, when=came_or_goes)
-    ports.watch(site.placeholders, lambda pod: node_below(site, pod))
+    ports.watch(site.physical_pods, lambda claim: above(claimed_node(claim)), when=ports_changed)
+    ports.watch(site.virtual_nodes, when=came_or_goes)
+    ports.watch(site.placeholders, virtual_node_of)
+    return csi, ports
 
 
 def wire_summaries(site: Site, connect: Connect) -> None:

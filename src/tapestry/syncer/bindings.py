@@ -32,7 +32,7 @@ from tapestry.process.logs import logger
 from tapestry.syncer import metrics
 from tapestry.syncer.leasing import soonest
 from tapestry.syncer.requests import effective_requests, holds_its_node
-from tapestry.syncer.site import Site
+from tapestry.syncer.site import Site, ground_of
 from tapestry.syncer.virtual_nodes import taint_named
 
 log = logger(__name__)
@@ -48,6 +48,8 @@ class Connector:
     """Opens the doors to the physical cluster, and again with each new kubeconfig; on a standby too.
 
     They are opened only to the cluster that the binding is pinned to.  Pinning is a write, so it is for the leader.
+    Where the binding leads to another cluster, Secret or mount namespace than it did, the site is of no more use: what
+    was listed and watched there means nothing here.
     """
 
     site: Site
@@ -57,6 +59,8 @@ class Connector:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     opened: str = field(default="", init=False)
     """The version of the Secret that the doors were opened with."""
+    identity: str = field(default="", init=False)
+    """Of the cluster that they were opened to."""
 
     async def run(self) -> None:
         pause = FIRST_PAUSE
@@ -71,25 +75,44 @@ class Connector:
             except (KubeError, Terminal, InvalidSpec) as error:
                 log.warning("cannot connect to the physical cluster", error=str(error), pause=pause)
                 if isinstance(error, KubeError):
-                    self.changed.set()
-                    await asyncio.sleep(pause)
+                    await self.wait_for_change(pause)
                     pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Another kubeconfig is tried at once; the same one after `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()
+        except TimeoutError:
+            self.changed.set()
 
     async def open_doors(self) -> None:
         site = self.site
         obj, binding = site.binding_object(), site.binding()
         if obj is None or binding is None:
             return
+        if ground_of(obj) != site.ground:
+            self.leave()
+            return
         secret = secret_of(site, binding)
         if version_of(secret) != self.opened:
             access = access_in(secret)
-            site.behind.identity = await self.identity_behind(access)
+            identity = site.behind.identity = await self.identity_behind(access)
             self.on_found()
-            if value_at(obj, "status", "identity") == site.behind.identity:
-                await site.reads.open(access)
-                await site.writes.open(access)
-                self.opened = version_of(secret)
-                log.info("connected to the physical cluster", binding=binding.name, server=access.server)
+            if value_at(obj, "status", "identity") != identity:
+                return
+            if self.identity not in ("", identity):
+                self.leave()
+                return
+            await site.reads.open(access)
+            await site.writes.open(access)
+            self.opened, self.identity = version_of(secret), identity
+            log.info("connected to the physical cluster", binding=binding.name, server=access.server)
+
+    def leave(self) -> None:
+        log.info("the binding leads elsewhere", binding=self.site.binding_name)
+        self.site.outdated.set()
+        self.site.manager.stop()
 
     async def identity_behind(self, access: Access) -> str:
         stranger = Client(self.connect(access))

@@ -57,6 +57,11 @@ class Policy:
     def is_open(self, now: datetime) -> bool:
         return self.readable and self.schedule.is_open(now)
 
+    @property
+    def takes_back(self) -> bool:
+        """Whether pods have to leave at a deadline once it has closed."""
+        return self.readable and self.spec.force_reclaim
+
     def closed_since(self, now: datetime) -> datetime:
         return max(self.schedule.last_change(now) or self.changed_at, self.changed_at)
 
@@ -140,25 +145,16 @@ def lease_of(node: Object, foreign: Iterable[Hold], used: Iterable[Amounts], rul
     if reason := withdrawal(node, sides, rules):
         return Lease(State.WITHDRAWN, reason, terms=killed or FINISH)
     deciders, foreign = [deciding(side, now) for side in sides], list(foreign)
-    idle, ends = idle_of(node, foreign), end_of(sides, now)
-    warn_at = ends - rules.warning if ends else None
+    idle, policies = idle_of(node, foreign), tuple(policy for side in sides for policy in side)
     lease = Lease(
-        State.OPEN,
-        "Leased",
-        idle,
-        grants(idle, deciders),
-        policies=tuple(policy for side in sides for policy in side),
-        next_change=soonest(next_change(sides, now), later(warn_at, now)),
-        ends=ends,
-        ends_soon=warn_at is not None and warn_at <= now,
+        State.OPEN, "Leased", idle, grants(idle, deciders), policies=policies, next_change=next_change(sides, now)
     )
     if killed:
         return closed(lease, "Reclaimed", killed, now)
     lease = trimmed(lease, node, foreign, used, sides, now)
     if shut := [policy for side in deciders for policy in side if not policy.is_open(now)]:
-        reason = "OutOfTimeWindows" if any(policy.readable for policy in shut) else "InvalidPolicy"
-        return closed(lease, reason, earliest(policy_terms(policy, policy.closed_since(now)) for policy in shut), now)
-    return lease
+        return closed_by(shut, lease, now)
+    return ending(lease, end_of(sides, now), rules.warning, now)
 
 
 def counting(policies: Iterable[Policy], node: Object) -> list[Policy]:
@@ -223,7 +219,7 @@ def capped(limit: ResourceLimit, idle: Quantity) -> Quantity:
     """Zero means zero."""
     caps = [idle]
     if limit.quantity is not None:
-        caps.append(max(parse(limit.quantity), ZERO))
+        caps.append(parse(limit.quantity))
     if limit.percent is not None:
         caps.append(idle.scaled(Fraction(limit.percent, 100)))
     return min(caps)
@@ -231,7 +227,7 @@ def capped(limit: ResourceLimit, idle: Quantity) -> Quantity:
 
 def policy_terms(policy: Policy, edge: datetime) -> Terms:
     """The terms on which a policy that closed at `edge` takes back what it lent."""
-    if not policy.spec.force_reclaim:
+    if not policy.takes_back:
         return Terms(by=str(policy))
     grace = timedelta(seconds=policy.spec.graceful_reclaim_period_seconds)
     return Terms(edge + grace, policy.spec.evict_during_grace, by=str(policy))
@@ -242,6 +238,11 @@ def earliest(terms: Iterable[Terms]) -> Terms:
     return min(terms, key=lambda each: each.deadline or NEVER)
 
 
+def closed_by(shut: list[Policy], lease: Lease, now: datetime) -> Lease:
+    reason = "OutOfTimeWindows" if any(policy.readable for policy in shut) else "InvalidPolicy"
+    return closed(lease, reason, earliest(policy_terms(policy, policy.closed_since(now)) for policy in shut), now)
+
+
 def closed(lease: Lease, reason: str, terms: Terms, now: datetime) -> Lease:
     return replace(
         lease,
@@ -249,9 +250,15 @@ def closed(lease: Lease, reason: str, terms: Terms, now: datetime) -> Lease:
         reason=reason,
         terms=terms,
         next_change=soonest(lease.next_change, later(terms.deadline, now)),
-        ends=None,
-        ends_soon=False,
     )
+
+
+def ending(lease: Lease, ends: datetime | None, warning: timedelta, now: datetime) -> Lease:
+    """An open lease that knows when it ends, and looks up in time to tell."""
+    if ends is None:
+        return lease
+    warn_at, change = ends - warning, lease.next_change
+    return replace(lease, ends=ends, ends_soon=warn_at <= now, next_change=soonest(change, later(warn_at, now)))
 
 
 def trimmed(
@@ -265,16 +272,12 @@ def trimmed(
     holding, found = sum(used, Amounts()), []
     for side in sides:
         for policy in side:
-            if policy.spec.force_reclaim and policy not in deciding(side, now):
+            if policy.takes_back and not policy.is_open(now):
                 # Whoever edits another of them narrows anew, and what is over the lease then has the same grace again.
                 edge = max(policy.closed_since(now), *(each.changed_at for each in side))
                 idle = idle_of(node, (hold for hold in foreign if hold.since <= edge))
-                beside = [deciding(other, edge) for other in sides if other is not side]
-                open_on = [each for each in side if each.is_open(edge)]
-                before = lent(idle, [*beside, [*open_on, policy]])
-                left = lent(idle, [*beside, open_on]).larger(lent(idle, [deciding(each, now) for each in sides]))
-                over = Amounts({each: left[each] for each in idle if holding[each] > left[each] < before[each]})
-                if over:
+                left = left_by(policy, edge, sides, idle, now)
+                if over := Amounts({each: amount for each, amount in left.items() if holding[each] > amount}):
                     found.append((over, policy_terms(policy, edge)))
     if not found:
         return lease
@@ -282,18 +285,29 @@ def trimmed(
     return replace(lease, trimming=first, next_change=soonest(lease.next_change, later(first[1].deadline, now)))
 
 
+def left_by(policy: Policy, edge: datetime, sides: list[list[Policy]], idle: Amounts, now: datetime) -> Amounts:
+    """What is lent of everything of which less was lent from the moment on at which the policy closed."""
+    others = [
+        [each for each in side if each.is_open(edge)] if policy in side else deciding(side, edge) for side in sides
+    ]
+    with_it = [[*some, policy] if policy in side else some for some, side in zip(others, sides, strict=True)]
+    before = lent(idle, with_it)
+    left = lent(idle, others).larger(lent(idle, [deciding(side, now) for side in sides]))
+    return Amounts({resource: left[resource] for resource in idle if left[resource] < before[resource]})
+
+
 def next_change(sides: list[list[Policy]], now: datetime) -> datetime | None:
     return soonest(*(policy.schedule.next_change(now) for side in sides for policy in side))
 
 
 def end_of(sides: list[list[Policy]], now: datetime) -> datetime | None:
-    """When a node that is open now closes; None where that is not in sight."""
+    """When a node that is open closes; None where that is not in sight."""
     moment: datetime | None = now
     for _ in range(LOOKAHEAD):
         if moment is None:
             return None
         if not all(any(policy.is_open(moment) for policy in side) for side in sides):
-            return moment if moment > now else None
+            return moment
         moment = next_change(sides, moment)
     return None
 

@@ -42,12 +42,12 @@ class PartitionWatch:
         while True:
             await self.probe(silence / PROBES_PER_SILENCE)
             silent = self.monotonic() - self.site.reads.last_answer
-            if silent >= silence and self.site.partition.since is None:
+            if silent >= silence:
                 await self.hold()
-            elif silent < silence and self.site.partition.since is not None:
-                await self.heal()
-            elif silent < silence:
-                await self.restore()  # what a process that is no more held back
+            elif self.site.partition.since is not None:
+                self.heal()
+            elif self.site.reads.is_open:
+                await self.restore()
             await asyncio.sleep(silence / PROBES_PER_SILENCE)
 
     async def probe(self, patience: float) -> None:
@@ -59,32 +59,52 @@ class PartitionWatch:
             return
 
     async def hold(self) -> None:
-        binding = None if self.site.is_unbinding else self.site.binding()
-        log.warning("the physical cluster does not answer", binding=self.site.binding_name)
-        if binding is not None and binding.spec.on_partition == "Hold":
-            await self.for_each_pod(lifted)
-        self.site.partition.since = self.site.now()
-        UNREACHABLE.labels(self.site.binding_name).set(1)
-        self.look_again()
+        """Say that nobody knows, once every pod may wait; those that came later may then, too."""
+        site = self.site
+        binding = None if site.is_unbinding else site.binding()
+        holds = binding is not None and binding.spec.on_partition == "Hold"
+        if holds and not await self.for_each_pod(lifted):
+            return  # the next pass sees those as they are now
+        if site.partition.since is None:
+            log.warning("the physical cluster does not answer", binding=site.binding_name)
+            site.partition.since = site.now()
+            UNREACHABLE.labels(site.binding_name).set(1)
+            self.look_again()
 
-    async def heal(self) -> None:
+    def heal(self) -> None:
         log.info("the physical cluster answers again", binding=self.site.binding_name)
         self.site.partition.since = None
         UNREACHABLE.labels(self.site.binding_name).set(0)
         self.look_again()
 
     async def restore(self) -> None:
-        await self.for_each_pod(put_back)
+        """Give back what we, or a process that is no more, held back: where the virtual cluster has noticed, too.
 
-    async def for_each_pod(self, change: Callable[[Object], Object | None]) -> None:
+        As long as the node is tainted, patience of a few seconds would be used up at once.
+        """
+        await self.for_each_pod(lambda pod: None if self.is_shunned(pod) else put_back(pod))
+
+    def is_shunned(self, pod: Object) -> bool:
+        """Whether the virtual cluster still makes pods leave the pod's node."""
+        node = self.site.virtual_nodes.store.get(pod["spec"]["nodeName"])
+        taints: list[Object] = value_at(node, "spec", "taints", default=[])
+        return any(taint["key"] in PATIENCE and taint["effect"] == "NoExecute" for taint in taints)
+
+    async def for_each_pod(self, change: Callable[[Object], Object | None]) -> bool:
+        """Whether there is nothing left to do: no pod was in other hands just then."""
+        done = True
         for pod in self.site.virtual_pods.store.list():
             patch = None if is_deleting(pod) else change(pod)
             if patch is None:
                 continue
             try:
                 await self.site.virtual.patch(PODS, pod, patch)
-            except (Conflict, NotFound) as error:
+            except NotFound:
+                continue
+            except Conflict as error:
                 log.debug("pod moved on", pod=key_of(pod), error=str(error))
+                done = False
+        return done
 
 
 def lifted(pod: Object) -> Object | None:

@@ -31,6 +31,10 @@ class Door:
         self.last_answer = monotonic()
         """When something last came back, on the monotonic clock; an error is an answer, silence is none."""
 
+    @property
+    def is_open(self) -> bool:
+        return self._open.is_set()
+
     async def open(self, access: Access) -> None:
         """Lead to another place, or to the same one with other credentials."""
         old, self._transport = self._transport, self._connect(access)

@@ -39,7 +39,6 @@ def effective_requests(pod: Object) -> Amounts:
     for container in spec.get("initContainers") or ():
         if container.get("restartPolicy") == "Always":
             sidecars = sidecars + held_by(container, pod)
-            highest = highest.larger(sidecars)
         else:
             highest = highest.larger(sidecars + requests_of(container))
     running = sidecars

@@ -1,5 +1,6 @@
 """The site: one binding, its two clusters, and what is known of them.  Every reconciler of a syncer works from it."""
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -63,8 +64,12 @@ class Site:
     physical_pods: Informer
     csi_nodes: Informer
     mount_namespaces: Informer
+    ground: Object
+    """What the informers were made for."""
     partition: Partition = field(default_factory=Partition)
     behind: Behind = field(default_factory=Behind)
+    outdated: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the binding leads elsewhere: another site has to take the place of this one."""
 
     @property
     def virtual(self) -> Client:
@@ -176,7 +181,13 @@ def open_site(
         physical_pods=physical(PODS, transform=claim_of, indexers={"node": claimed_node}),
         csi_nodes=physical(CSI_NODES),
         mount_namespaces=physical(NAMESPACES, fields=f"metadata.name={mount}"),
+        ground=ground_of(binding),
     )
+
+
+def ground_of(binding: Object) -> Object:
+    """What a site is built on and cannot change under it."""
+    return {field: binding["spec"].get(field) for field in ("secretRef", "mountNamespace")}
 
 
 def physical_node_of(virtual_node: Object) -> list[str]:

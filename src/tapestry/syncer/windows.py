@@ -45,7 +45,7 @@ class Window:
         """Every instant from `first` to `last` at which the window could open or close."""
         day = first
         while day <= last:
-            for minute in {0, self.start, self.end % MIDNIGHT}:
+            for minute in {self.start, self.end % MIDNIGHT}:
                 wall = datetime.combine(day, time(minute // 60, minute % 60))
                 for fold in (0, 1):
                     yield wall.replace(tzinfo=self.zone, fold=fold).astimezone(UTC)

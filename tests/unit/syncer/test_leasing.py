@@ -1,13 +1,13 @@
 """Leases: each sentence of the rule as an example, and what holds for all of them as properties."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry.apis.keys import NOW, RECLAIM
@@ -426,7 +426,13 @@ def test_only_what_the_closed_policy_had_room_for_is_taken_back() -> None:
 
 
 def test_a_policy_that_the_other_side_held_down_anyway_takes_nothing_back() -> None:
-    assert lease(DAY, NIGHT, an_owners("low", cpu="1"), now=at("08:00"), used="3").trimming is None
+    assert lease(DAY, NIGHT, an_owners("low", cpu="1"), now=at("08:00"), used="6").trimming is None
+
+
+def test_a_policy_takes_its_share_back_even_where_the_other_side_has_closed_gently() -> None:
+    owners = (replace(DAY, side=Side.OWNER), replace(NIGHT, side=Side.OWNER))
+    found = lease(a_policy("early", "00:00-07:00"), *owners, now=at("08:00"), used="6")
+    assert (found.state, found.terms.deadline, trimmed_to(found)) == (State.CLOSED, None, "4")
 
 
 def test_a_policy_that_closes_later_without_force_has_terms_of_its_own() -> None:
@@ -453,11 +459,17 @@ def test_who_narrows_a_policy_by_hand_gives_the_grace_again() -> None:
     assert (trimmed_to(found), found.trimming[1].deadline) == ("2", at("12:10"))
 
 
+def test_a_policy_takes_nothing_back_that_another_lends_on() -> None:
+    soon = a_policy("soon", "00:00-07:30", force=True, cpu="100%")
+    assert lease(DAY, NIGHT, soon, now=at("07:45"), used="8").trimming is None
+
+
 def test_of_two_policies_that_take_back_the_first_deadline_counts() -> None:
-    soon = a_policy("soon", "00:00-07:30", force=True, grace=60, cpu="100%")
-    found = lease(DAY, NIGHT, soon, now=at("08:00"), used="8")
+    strict = a_policy("strict", "00:00-08:00", force=True, grace=60, cpu="75%")
+    found = lease(DAY, NIGHT, strict, now=at("08:00"), used="8")
     assert found.trimming is not None
-    assert found.trimming[1].by == "operator/night"  # it was lent on under `night`, when `soon` closed
+    assert found.trimming[1] == Terms(at("08:01"), by="operator/strict")
+    assert lease(DAY, NIGHT, strict, now=at("08:00"), used="8", foreign=[a_hold(cpu="4")]).trimming is not None
 
 
 # -- policies that cannot be read
@@ -488,35 +500,60 @@ def test_an_owners_policy_that_cannot_be_read_never_widens() -> None:
 RESOURCES = ("cpu", "memory", "pods", "nvidia.com/gpu", "hugepages-2Mi")
 HOURS = ["", "08:00-18:00", "22:00-06:00", "12:00-13:00 20:00-21:00", "00:00-24:00", "18:00-08:00", "06:00-06:30"]
 SCHEDULES = [a_policy(hours=hours).schedule for hours in HOURS]
-INSTANTS = [at("00:00") + timedelta(minutes=15 * place, seconds=place % 60) for place in range(7 * 96)]
+INSTANTS = [at("00:00") + timedelta(minutes=5 * place, seconds=place % 60) for place in range(4 * 288)]
 LABELED = node_selector({"nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]})
 
-quantities = st.sampled_from(["0", "1", "100m", "1500m", "2", "7", "64", "1Gi", "10G", "3000001", "2Mi"])
-limits = st.builds(ResourceLimit, st.sampled_from(RESOURCES), st.none() | quantities, st.none() | st.integers(0, 100))
-specs = st.builds(
-    ResourceLeasingPolicySpec,
-    cluster=st.just("east"),
-    resource_limits=st.lists(limits, max_size=4, unique_by=lambda limit: limit.resource).map(tuple),
-    force_reclaim=st.booleans(),
-    graceful_reclaim_period_seconds=st.sampled_from([0, 60, 3600, 100_000]),
-    evict_during_grace=st.booleans(),
-)
+# One draw each: most of the time goes into drawing.
+QUANTITIES = ["0", "1", "100m", "1500m", "2", "7", "64", "1Gi", "10G", "3000001", "2Mi"]
+LIMITS = [
+    ResourceLimit(resource, quantity, percent)
+    for resource in RESOURCES
+    for quantity in (None, *QUANTITIES)
+    for percent in (None, 0, 1, 33, 50, 99, 100)
+]
+TERMS = [
+    (force, grace, evict) for force in (False, True) for grace in (0, 60, 3600, 100_000) for evict in (False, True)
+]
+AMOUNTS = [(resource, parse(quantity)) for resource in RESOURCES for quantity in QUANTITIES]
 
 
-def policies_of(side: Side) -> st.SearchStrategy[Policy]:
-    return st.builds(
-        Policy,
-        name=st.sampled_from("abcdef"),
-        side=st.just(side),
-        spec=specs,
-        schedule=st.sampled_from(SCHEDULES),
-        selector=st.sampled_from([EVERY_NODE, EVERY_NODE, LABELED]),
-        changed_at=st.sampled_from([LONG_AGO, LONG_AGO, at("09:30", 4)]),
-        readable=st.sampled_from([True] * 7 + [False]),
+def a_generated_policy(
+    side: Side, limits: list[ResourceLimit], terms: tuple[bool, int, bool], rest: dict[str, Any]
+) -> Policy:
+    force, grace, evict = terms
+    spec = ResourceLeasingPolicySpec(
+        "east",
+        resource_limits=tuple({limit.resource: limit for limit in limits}.values()),
+        force_reclaim=force,
+        graceful_reclaim_period_seconds=grace,
+        evict_during_grace=evict,
+    )
+    return Policy("p", side, spec, **rest)
+
+
+RESTS = [
+    {"schedule": schedule, "selector": selector, "changed_at": changed_at, "readable": readable}
+    for schedule in SCHEDULES
+    for selector in (EVERY_NODE, EVERY_NODE, LABELED)
+    for changed_at in (LONG_AGO, LONG_AGO, at("09:30", 4))
+    for readable in (*[True] * 7, False)
+]
+
+
+def policies_of(side: Side) -> st.SearchStrategy[list[Policy]]:
+    one = st.builds(
+        a_generated_policy,
+        st.just(side),
+        st.lists(st.sampled_from(LIMITS), max_size=4),
+        st.sampled_from(TERMS),
+        st.sampled_from(RESTS),
+    )
+    return st.lists(one, max_size=3).map(
+        lambda found: [replace(policy, name=name) for policy, name in zip(found, "abc", strict=False)]
     )
 
 
-amounts = st.dictionaries(st.sampled_from(RESOURCES), quantities.map(parse), max_size=4).map(Amounts)
+amounts = st.lists(st.sampled_from(AMOUNTS), max_size=5).map(Amounts)
 holds = st.builds(Hold, amounts, st.sampled_from(INSTANTS))
 
 
@@ -533,7 +570,6 @@ class Case:
     now: datetime
     owner_required: bool = False
     reclaim: bool = False
-    rules: dict[str, Any] = field(default_factory=dict)
 
     @property
     def node(self) -> Object:
@@ -547,12 +583,12 @@ class Case:
 
 cases = st.builds(
     Case,
-    allocatable=amounts,
+    allocatable=st.lists(st.sampled_from(AMOUNTS), min_size=2, max_size=6).map(Amounts),
     labels=st.sampled_from([[], ["gpu"]]),
-    operator=st.lists(policies_of(Side.OPERATOR), max_size=3, unique_by=lambda policy: policy.name),
-    owner=st.lists(policies_of(Side.OWNER), max_size=3, unique_by=lambda policy: policy.name),
-    foreign=st.lists(holds, max_size=3),
-    used=st.lists(amounts, max_size=3),
+    operator=policies_of(Side.OPERATOR),
+    owner=policies_of(Side.OWNER),
+    foreign=st.lists(holds, max_size=2),
+    used=st.lists(amounts, max_size=1),
     now=st.sampled_from(INSTANTS),
     owner_required=st.booleans(),
     reclaim=st.sampled_from([False] * 7 + [True]),
@@ -566,7 +602,7 @@ def generated(record_property: Callable[[str, object], None]) -> Callable[[int, 
     def run(examples: int, claim: Callable[[Case], None]) -> None:
         tried = 0
 
-        @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=examples)
         @given(cases)
         def each(case: Case) -> None:
             nonlocal tried
@@ -596,19 +632,20 @@ def test_a_lease_never_exceeds_what_is_idle_and_comes_in_units(generated: Genera
             assert 0 <= grant.lost.nano < unit_of(name).nano
         assert found.amounts.keys() == (set() if found.state is State.WITHDRAWN else case.allocatable.keys())
 
-    generated(3000, between_zero_and_idle_and_whole)
+    generated(2500, between_zero_and_idle_and_whole)
 
 
 def test_the_first_policy_of_the_owners_never_widens(generated: Generated) -> None:
     def an_owners_first_policy_never_widens(case: Case) -> None:
-        alone, both = case.lease(owner=[], owner_required=False), case.lease(owner=case.owner[:1], owner_required=False)
+        first = [replace(policy, side=Side.OWNER) for policy in (case.owner or case.operator)[:1]]
+        alone, both = case.lease(owner=[], owner_required=False), case.lease(owner=first, owner_required=False)
         if alone.state is State.WITHDRAWN:
             return
         assert both.state is not State.WITHDRAWN
         assert alone.state is State.OPEN or both.state is State.CLOSED
         assert all(both.amounts[name] <= alone.amounts[name] for name in case.allocatable)
 
-    generated(2000, an_owners_first_policy_never_widens)
+    generated(1500, an_owners_first_policy_never_widens)
 
 
 def test_what_one_side_puts_at_zero_is_not_lent(generated: Generated) -> None:
@@ -619,7 +656,7 @@ def test_what_one_side_puts_at_zero_is_not_lent(generated: Generated) -> None:
             if any(policy.side is Side.OWNER for policy in found.policies):
                 assert found.amounts["cpu"] == ZERO
 
-    generated(1500, zero_is_zero)
+    generated(1000, zero_is_zero)
 
 
 def test_a_node_is_open_as_its_policies_say(generated: Generated) -> None:
@@ -639,7 +676,7 @@ def test_a_node_is_open_as_its_policies_say(generated: Generated) -> None:
             wanted = State.OPEN if all(willing) else State.CLOSED
         assert case.lease().state is wanted
 
-    generated(2000, open_as_its_policies_say)
+    generated(1500, open_as_its_policies_say)
 
 
 def a_pod(case: Case) -> Object:
@@ -653,6 +690,7 @@ def a_pod(case: Case) -> Object:
 
 def test_nothing_happens_between_now_and_the_next_change(generated: Generated) -> None:
     def nothing_before_the_next_change(case: Case) -> None:
+        case = replace(case, operator=[*case.operator, NIGHT], used=[*case.used, case.allocatable])
         found = case.lease()
         if case.reclaim or found.state is State.WITHDRAWN:
             return
@@ -689,7 +727,7 @@ def replaced(spec: ResourceLeasingPolicySpec, **changes: Any) -> ResourceLeasing
 
 def test_what_is_taken_back_is_never_what_is_lent(generated: Generated) -> None:
     def trimmed_to_no_less_than_is_lent(case: Case) -> None:
-        found = case.lease()
+        found = case.lease(operator=[*case.operator, DAY, NIGHT], used=[*case.used, case.allocatable])
         if found.trimming is not None:
             left, terms = found.trimming
             assert all(left[name] >= found.amounts[name] for name in left)

@@ -111,6 +111,8 @@ SET = [
     # all of a window in a gap: nobody ever reads it
     ("02:15-02:45", "Europe/Berlin", "2026-03-29 00:30", False, "2026-03-28 01:45", "2026-03-30 00:15"),
     ("Sun 02:00-03:00", "Europe/Berlin", "2026-03-29 12:00", False, "2026-03-22 02:00", "2026-04-05 00:00"),
+    ("Sun 02:00-03:00", "Europe/Berlin", "2026-03-22 02:00", False, "2026-03-22 02:00", "2026-04-05 00:00"),
+    ("Sun 02:00-03:00", "Europe/Berlin", "2026-04-04 23:59", False, "2026-03-22 02:00", "2026-04-05 00:00"),
     # a fold inside a window: an hour more
     ("01:00-04:00", "Europe/Berlin", "2026-10-25 01:30", True, "2026-10-24 23:00", "2026-10-25 03:00"),
     # a fold over the end: open until it is read first, and again

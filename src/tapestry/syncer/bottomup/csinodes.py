@@ -4,30 +4,30 @@ from dataclasses import dataclass
 
 from tapestry.apis import keys
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, owner_reference, value_at
-from tapestry.syncer.site import CSI_NODES, Site
+from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference, value_at
+from tapestry.syncer.site import CSI_NODES, Site, physical_node_of
 
 
 @dataclass(frozen=True)
 class CsiNodes:
-    """Keeps one virtual CSINode beside each virtual Node; keyed by the physical node's name."""
+    """Keeps one virtual CSINode beside each virtual Node; keyed by their name."""
 
     site: Site
 
     async def reconcile(self, name: str) -> None:
         site = self.site
-        node = site.virtual_node_of(name)
-        if node is None or is_deleting(node) or not site.csi_nodes.synced.is_set():
+        node, existing = site.virtual_nodes.store.get(name), site.virtual_csi_nodes.store.get(name)
+        is_there = node is not None and not is_deleting(node)
+        if is_there and not site.csi_nodes.synced.is_set():
             return
-        existing = site.virtual_csi_nodes.store.get(name_of(node))
-        if existing is not None and labels_of(existing).get(keys.CLUSTER_BINDING_UID) != site.binding_uid:
-            return  # somebody else's
-        below = site.csi_nodes.store.get(name)
-        if below is None:
-            if existing is not None:
-                await self.remove(existing)
-            return
-        await site.virtual.converge(CSI_NODES, existing, csi_node(below, node, site.binding_uid))
+        below = self.below(node) if node is not None and is_there else None
+        if node is not None and below is not None:
+            await site.virtual.converge(CSI_NODES, existing, csi_node(below, node, site.binding_uid))
+        elif existing is not None:
+            await self.remove(existing)
+
+    def below(self, node: Object) -> Object | None:
+        return next((self.site.csi_nodes.store.get(name) for name in physical_node_of(node)), None)
 
     async def remove(self, existing: Object) -> None:
         try:

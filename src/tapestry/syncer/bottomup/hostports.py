@@ -12,30 +12,40 @@ from tapestry.kube.errors import NotFound
 from tapestry.kube.names import hashed_name
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import PODS
-from tapestry.syncer.site import Site
+from tapestry.syncer.site import Site, physical_node_of
 
 Port = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
 class HostPorts:
-    """Keeps one placeholder pod on each virtual node whose physical node has host ports taken; keyed by the latter."""
+    """Keeps one placeholder pod on each virtual node whose physical node has host ports taken; keyed by the former."""
 
     site: Site
 
     async def reconcile(self, name: str) -> None:
         site = self.site
-        node, binding = site.virtual_node_of(name), None if site.is_unbinding else site.binding()
-        if node is None or not site.is_known:
-            return
-        taken = taken_ports(site.physical_pods.store.by("node", name), binding.owns) if binding else ()
-        wanted = placeholder(node, taken) if taken and not is_deleting(node) else None
-        for pod in site.placeholders.store.by("node", name_of(node)):
+        node = site.virtual_nodes.store.get(name)
+        is_there = node is not None and not is_deleting(node)
+        if is_there and not site.is_known:
+            return  # what is taken cannot be told yet
+        wanted = self.wanted(node) if node is not None and is_there else None
+        for pod in site.placeholders.store.by("node", name):
             if wanted is not None and name_of(pod) == name_of(wanted):
                 return
             await self.remove(pod)
         if wanted is not None:
-            await self.site.virtual.create(PODS, wanted)
+            await site.virtual.create(PODS, wanted)
+
+    def wanted(self, node: Object) -> Object | None:
+        binding = self.site.binding()
+        if binding is None:
+            return None
+        claims = (
+            claim for below in physical_node_of(node) for claim in self.site.physical_pods.store.by("node", below)
+        )
+        taken = taken_ports(claims, binding.owns)
+        return placeholder(node, taken) if taken else None
 
     async def remove(self, pod: Object) -> None:
         try:

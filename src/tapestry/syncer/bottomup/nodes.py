@@ -17,13 +17,13 @@ from tapestry.apis.names import second_virtual_node_name, virtual_node_name
 from tapestry.client.client import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, NotFound, TooManyRequests
-from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of
+from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, soonest
 from tapestry.syncer.reclaim import Reclaim, grace_of, leaving, reclaim_of
 from tapestry.syncer.requests import effective_requests, holds_its_node
-from tapestry.syncer.site import Site
+from tapestry.syncer.site import Site, is_placeholder
 from tapestry.syncer.virtual_nodes import last_terms, taint_named, virtual_node, withdrawn
 
 
@@ -81,7 +81,8 @@ class PhysicalNodes:
     ) -> Object:
         """Have the virtual node as wanted; under another name where somebody else's node has the first choice."""
         if unreachable is not None:
-            wanted = {**wanted, "status": {**wanted["status"], "conditions": unknown_conditions(wanted, unreachable)}}
+            conditions = unknown_conditions(existing or wanted, unreachable)
+            wanted = {**wanted, "status": {**wanted["status"], "conditions": conditions}}
         try:
             return await self.site.virtual.converge(NODES, existing, wanted)
         except AlreadyExists:
@@ -118,18 +119,21 @@ class PhysicalNodes:
             site.manager.events.warning(
                 existing, "Withdrawn", f"{reason}: no new pods; the node goes after its last one"
             )
-        pods = site.pods_on(name_of(existing))
+        pods = [pod for pod in site.pods_on(name_of(existing)) if holds_its_node(pod)]
         if not pods:
             await self.remove(existing)
             return None
-        staying = [pod for pod in pods if holds_its_node(pod) and not is_deleting(pod)]
-        reclaim = leaving(staying, terms, now)
+        reclaim = leaving([pod for pod in pods if not is_deleting(pod)], terms, now)
         await self.take_back(reclaim, reason)
         return Result(requeue_at=reclaim.look_again) if reclaim.look_again else None
 
     async def remove(self, existing: Object) -> None:
-        """Delete the virtual node, after a live look for pods: the cache may lack one that was bound just now."""
-        if await self.site.virtual.list(PODS, fields=f"spec.nodeName={name_of(existing)}"):
+        """Delete the virtual node, after a live look for pods: the cache may lack one that was bound just now.
+
+        Pods that have ended do not keep it: they hold nothing, and an unbinding must end.
+        """
+        pods = await self.site.virtual.list(PODS, fields=f"spec.nodeName={name_of(existing)}")
+        if any(holds_its_node(pod) and not is_placeholder(pod) for pod in pods):
             return
         try:
             await self.site.virtual.delete(NODES, existing)
@@ -176,8 +180,11 @@ def renamed(wanted: Object, name: str) -> Object:
     return {**wanted, "metadata": {**wanted["metadata"], "name": name, "labels": labels}}
 
 
-def unknown_conditions(wanted: Object, since: datetime) -> list[Object]:
-    """The node's conditions while nobody can tell: Ready is Unknown."""
+def unknown_conditions(node: Object, since: datetime) -> list[Object]:
+    """The node's conditions while nobody can tell: Ready is Unknown.
+
+    The others are left to the virtual cluster, which soon makes them Unknown by itself.
+    """
     moment = timestamp(since)
     ready = {
         "type": "Ready",
@@ -187,7 +194,8 @@ def unknown_conditions(wanted: Object, since: datetime) -> list[Object]:
         "lastTransitionTime": moment,
         "lastHeartbeatTime": moment,
     }
-    return [*(each for each in wanted["status"]["conditions"] if each["type"] != "Ready"), ready]
+    others = value_at(node, "status", "conditions", default=[])
+    return [*(each for each in others if each["type"] != "Ready"), ready]
 
 
 def disruption(reason: str, terms: Terms, now: datetime) -> Object:

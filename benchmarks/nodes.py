@@ -1,0 +1,148 @@
+"""How soon are many nodes leased, and what do they cost afterwards?
+
+Counted from the start of the syncer's process, between two real API servers.  A physical node is as large as a real
+one: kubelets report the names of fifty images.  At rest every kubelet goes on to report, as it does, every five
+minutes; nothing of that may be written above.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.integration.lending import Lending, all_become, install_kinds, lending, ready
+
+from benchmarks.table import Row, say, table
+from tapestry.apis import keys
+from tapestry.kube.objects import Object, named, value_at
+from tapestry.kube.resources import LEASES, NODES
+from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
+
+BARS = {100: 3, 1_000: 15}
+"""Nodes, and within how many seconds they are to be leased."""
+REST = 30
+REPORT_SECONDS = 300
+AT_ONCE = 16
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a syncer took in `REST` seconds without work."""
+
+    cores: float
+    megabytes: float
+    node_writes: int
+    other_writes: int
+    renewals: int
+
+
+def rows() -> Iterator[Row]:
+    try:
+        assets = find_assets(os.environ)
+    except AssetsMissing as error:
+        yield Row("nodes leased", None, "s", at_most=BARS[1_000], detail=str(error))
+        return
+    for count, bar in BARS.items():
+        say(f"nodes: starting two control planes with {count:,} nodes")
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            with (
+                ControlPlane(folder / "virtual", assets) as virtual,
+                ControlPlane(folder / "physical", assets) as physical,
+            ):
+                seconds, rest = asyncio.run(leased(virtual, physical, folder, count))
+        yield Row(f"{count:,} nodes leased", seconds, "s", at_most=bar)
+    yield Row(f"{count:,} virtual nodes at rest: CPU", rest.cores, "core", at_most=0.5, detail=f"over {REST} s")
+    yield Row(f"{count:,} virtual nodes at rest: RSS", rest.megabytes, "MB", at_most=200)
+    yield Row(f"{count:,} virtual nodes at rest: node writes", rest.node_writes, "", at_most=0)
+    yield Row(
+        f"{count:,} virtual nodes at rest: other writes", rest.other_writes, "", detail=f"and {rest.renewals} renewals"
+    )
+
+
+async def leased(virtual: ControlPlane, physical: ControlPlane, folder: Path, count: int) -> tuple[float, Rest]:
+    for plane in (virtual, physical):
+        await install_kinds(plane)
+    async with lending(virtual, physical, folder) as site:
+        names = [f"node-{number:04d}" for number in range(count)]
+        await in_parallel(names, lambda name: add_node(site, name))
+        await site.add_policy("all")
+        started = time.monotonic()
+        with site.syncer() as process:
+            await all_become(
+                site.virtual,
+                NODES,
+                None,
+                lambda found: sum(bool(value_at(node, "status", "allocatable")) for node in found) == count,
+                labels=f"{keys.CLUSTER_BINDING}={site.name}",
+                timeout=120,
+            )
+            seconds = time.monotonic() - started
+            say(f"nodes: {count:,} leased after {seconds:.1f} s; at rest for {REST} s")
+            await site.binding(lambda found: value_at(found, "status", "nodes") == count)
+            return seconds, await at_rest(site, process.pid, names)
+
+
+async def at_rest(site: Lending, pid: int, names: list[str]) -> Rest:
+    await asyncio.sleep(5)  # the first renewals and the last words about the lease
+    before, cpu = len(site.writes()), cpu_seconds(pid)
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < REST:
+        number = int(passed / REPORT_SECONDS * len(names))
+        await report(site, names[number])
+        await asyncio.sleep(REPORT_SECONDS / len(names))
+    since = site.writes()[before:]
+    return Rest(
+        cores=(cpu_seconds(pid) - cpu) / passed,
+        megabytes=rss_megabytes(pid),
+        node_writes=sum(write["resource"] == NODES.name for write in since),
+        other_writes=sum(write["resource"] not in (NODES.name, LEASES.name) for write in since),
+        renewals=sum(write["resource"] == LEASES.name for write in since),
+    )
+
+
+async def add_node(site: Lending, name: str) -> None:
+    await site.add_node(name, labels={"topology.kubernetes.io/zone": "east-1", "kubernetes.io/arch": "amd64"})
+    images = [
+        {"names": [f"images.example/team/service-{number}@sha256:{number:064x}"], "sizeBytes": 100_000_000}
+        for number in range(50)
+    ]
+    await site.physical.patch(NODES, named(name), {"status": {"images": images}}, subresource="status")
+
+
+async def report(site: Lending, name: str) -> None:
+    """What a kubelet says when nothing has changed."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    condition: Object = {**ready("True"), "lastHeartbeatTime": now}
+    await site.physical.patch(NODES, named(name), {"status": {"conditions": [condition]}}, subresource="status")
+
+
+async def in_parallel(names: list[str], do) -> None:
+    async def some(part: list[str]) -> None:
+        for name in part:
+            await do(name)
+
+    async with asyncio.TaskGroup() as group:
+        for first in range(AT_ONCE):
+            group.create_task(some(names[first::AT_ONCE]))
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def rss_megabytes(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1000
+
+
+if __name__ == "__main__":
+    found = list(rows())
+    print(table(found))
+    sys.exit(any(row.verdict == "MISS" for row in found))

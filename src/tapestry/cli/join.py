@@ -1,0 +1,100 @@
+"""`tapestry join` and `tapestry unjoin`: lend a cluster, and take it back."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tapestry.cli.clusters import FILE, finished, opened, physical_access, virtual_access, with_virtual_cluster
+from tapestry.client.connection import HttpTransport
+from tapestry.manager.joining import Plan
+from tapestry.manager.joining import join as join_clusters
+from tapestry.manager.offers import Offer, percent, windows
+from tapestry.manager.steps import Cluster, Step
+from tapestry.manager.unjoining import unjoin as part_clusters
+
+
+@click.command()
+@click.argument("name")
+@click.option("--cluster-kubeconfig", type=FILE, required=True, help="The physical cluster, as its administrator.")
+@click.option("--cluster-context", help="A context of that kubeconfig.")
+@click.option("--cluster-id", help="The first part of the names of its virtual nodes. [default: NAME]")
+@click.option("--mount-namespace", default="tapestry-leased", show_default=True, help="Where our pods run there.")
+@click.option("--lease", help="How much of what is idle is lent, of each resource. [default: 50%]")
+@click.option(
+    "--window", multiple=True, help='When, as "22:00-06:00 Mon,Tue"; several times; or always. [default: always]'
+)
+@click.option("--time-zone", help="Of the windows, as in Asia/Shanghai. [default: that of the syncer]")
+@click.option(
+    "--force-reclaim/--no-force-reclaim",
+    default=None,
+    help="Take back what pods still hold after a window and its grace.",
+)
+@click.option("--grace", type=click.IntRange(min=0), help="Seconds from the end of a window to that. [default: 0]")
+@click.option("--taint", is_flag=True, help="Bar pods that do not tolerate tapestry.io/vnode.")
+@with_virtual_cluster
+def join(name: str, cluster_kubeconfig: Path, cluster_context: str | None, **options: Any) -> None:
+    """Join a physical cluster under NAME: what is idle there becomes virtual nodes.
+
+    Can be run again at any time, to change the offer or to renew the token.
+    """
+    finished(join_both(name, cluster_kubeconfig, cluster_context, options))
+
+
+async def join_both(name: str, file: Path, context: str | None, options: dict[str, Any]) -> None:
+    plan = Plan(
+        name,
+        options["cluster_id"] or name,
+        options["mount_namespace"],
+        options["taint"],
+        offer_in(options),
+    )
+    access = physical_access(file, context)
+    async with (
+        opened(virtual_access(options["kubeconfig"], options["context"])) as virtual,
+        opened(access) as physical,
+    ):
+        clusters = Cluster("virtual", virtual, say), Cluster("physical", physical, say)
+        await join_clusters(plan, *clusters, access, connect=HttpTransport, now=datetime.now(UTC))
+    click.echo(f"{name} has joined; `tapestry status` shows it, once its syncer is at work")
+
+
+def offer_in(options: dict[str, Any]) -> Offer:
+    """What the options say; an offer that was made before stands in all that they do not."""
+    return Offer(
+        percent(options["lease"]) if options["lease"] else None,
+        windows(options["window"]),
+        options["time_zone"],
+        options["force_reclaim"],
+        options["grace"],
+    )
+
+
+def say(step: Step) -> None:
+    note = f": {step.note}" if step.note else ""
+    click.echo(f"{step.mark:<10} {step.cluster:<9} {step.what}{note}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Also when the cluster, its syncer or the manager is gone.")
+@click.option("--cluster-kubeconfig", type=FILE, help="The physical cluster, to remove there what join has made.")
+@click.option("--cluster-context", help="A context of that kubeconfig.")
+@click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds to wait.")
+@with_virtual_cluster
+def unjoin(name: str, **options: Any) -> None:
+    """Take the physical cluster NAME out: its pods end, its virtual nodes go, then the binding."""
+    finished(part_both(name, options))
+
+
+async def part_both(name: str, options: dict[str, Any]) -> None:
+    how = {"force": options["force"], "timeout": options["timeout"]}
+    async with opened(virtual_access(options["kubeconfig"], options["context"])) as virtual:
+        above = Cluster("virtual", virtual, say)
+        if options["cluster_kubeconfig"] is None:
+            await part_clusters(name, above, None, **how)
+        else:
+            async with opened(physical_access(options["cluster_kubeconfig"], options["cluster_context"])) as physical:
+                await part_clusters(name, above, Cluster("physical", physical, say), **how)
+    click.echo(f"{name} has left")

@@ -1,0 +1,1 @@
+"""Answers about what is, for people: read from both clusters, and never written."""

@@ -1,0 +1,302 @@
+"""Explanations: why a node lends what it lends, and what a policy comes to.
+
+The answer is made by the very functions that the syncer decides with, from the same facts.  Where the physical cluster
+cannot be looked into, it is what the virtual node says of itself.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding, plain_selector
+from tapestry.inspect.facts import Below
+from tapestry.inspect.status import Value, applied, limit_text, moment_at, state_of, terms_of, windows_of
+from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at
+from tapestry.kube.quantity import Amounts
+from tapestry.kube.selectors import node_selector
+from tapestry.syncer.leasing import Grant, Lease, Policy, Rules, Side, State, counting, deciding, is_reclaimed, lease_of
+from tapestry.syncer.policies import Reading, reading_of, readings
+from tapestry.syncer.requests import effective_requests, hold_of, holds_its_node
+
+REASONS = {
+    "Leased": "every side that has policies for this node has an open one",
+    "InvalidPolicy": "the only policies for this node cannot be read",
+    "NodeNotSelected": "the binding's nodeSelector does not select this node",
+    "NoPolicy": "no policy of either side selects this node",
+    "OwnerPolicyRequired": (
+        f"no policy of the owner selects this node, and the mount namespace has {keys.OWNER_POLICY}={keys.REQUIRED}"
+    ),
+    "PhysicalNodeGone": "the physical node is gone, or going",
+    "Unbound": "the binding is being deleted",
+}
+
+
+class ResourceAnswer(Value, frozen=True):
+    """The arithmetic of one resource: idle = allocatable - foreign, and leased is what policies let go of that.
+
+    What is known only below is empty where that cannot be looked into.
+    """
+
+    resource: str
+    leased: str
+    used: str
+    allocatable: str = ""
+    foreign: str = ""
+    idle: str = ""
+    decided_by: str = ""
+    rule: str = ""
+    floored: str = ""
+    """What the resource could not express: half a GPU."""
+
+
+class PolicyAnswer(Value, frozen=True):
+    """A policy for this binding, as it bears on the node."""
+
+    policy: str
+    selects: bool | None
+    open: bool
+    decides: bool | None
+    windows: list[str]
+    terms: str
+    next_change: datetime | None
+    complaint: str
+
+
+class NodeAnswer(Value, frozen=True):
+    node: str
+    """The virtual node; empty where there is none."""
+    physical_node: str
+    binding: str
+    state: str
+    reason: str
+    why: str
+    resources: tuple[ResourceAnswer, ...] = ()
+    policies: tuple[PolicyAnswer, ...] = ()
+    next_change: datetime | None = None
+    ends: datetime | None = None
+    """When a node that is open closes."""
+    deadline: datetime | None = None
+    """When pods that are still there are deleted; without one they finish."""
+    terms_by: str = ""
+    behind: tuple[str, ...] = ()
+    """Resources of which the virtual node still shows another amount: its syncer has yet to see to it."""
+    unseen: str = ""
+    """Why the physical cluster could not be looked into."""
+
+
+class NodeShare(Value, frozen=True):
+    node: str
+    state: str
+    leased: dict[str, str]
+
+
+class PolicyExplanation(Value, frozen=True):
+    policy: str
+    cluster: str
+    binding: str
+    """The binding that it is for; empty where there is none."""
+    open: bool
+    since: datetime | None
+    next_change: datetime | None
+    windows: list[str]
+    limits: dict[str, str]
+    terms: str
+    complaint: str
+    uses_last_good: bool
+    nodes: list[NodeShare]
+    leased: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The node that a question is about, as the virtual cluster knows it."""
+
+    binding: Binding
+    is_unbinding: bool
+    physical_node: str
+    virtual_node: Object | None
+    pods: Sequence[Object]
+    """On the virtual node."""
+    operator_policies: Sequence[Object]
+    zone: str
+    """Of windows that name none."""
+
+    def answer(self, state: str, reason: str, why: str, **facts: Any) -> NodeAnswer:
+        return NodeAnswer(
+            node=name_of(self.virtual_node) if self.virtual_node else "",
+            physical_node=self.physical_node,
+            binding=self.binding.name,
+            state=state,
+            reason=reason,
+            why=why,
+            **facts,
+        )
+
+    def used(self) -> list[Amounts]:
+        return [effective_requests(pod) for pod in self.pods if holds_its_node(pod)]
+
+
+# -- a node
+
+
+def explained_node(asked: Asked, below: Below, now: datetime) -> NodeAnswer:
+    """The lease of a physical node, decided anew."""
+    node, binding, used = below.node, asked.binding, asked.used()
+    if asked.is_unbinding:
+        return asked.answer(State.WITHDRAWN, "Unbound", REASONS["Unbound"])
+    if node is None or is_deleting(node):
+        return asked.answer(State.WITHDRAWN, "PhysicalNodeGone", REASONS["PhysicalNodeGone"])
+    operator = readings(asked.operator_policies, Side.OPERATOR, binding, asked.zone)
+    owner = readings(below.policies, Side.OWNER, binding, asked.zone)
+    rules = rules_of(binding, operator, owner, below.mount)
+    foreign = [hold_of(pod) for pod in below.pods if holds_its_node(pod) and not binding.owns(pod)]
+    lease = lease_of(node, foreign, used, rules, now)
+    terms = lease_of(node, foreign, used, rules, lease.ends).terms if lease.ends else lease.terms
+    held = sum((hold.amounts for hold in foreign), Amounts())
+    return asked.answer(
+        lease.state,
+        lease.reason,
+        why(lease, node, rules, now),
+        resources=resource_answers(node, held, sum(used, Amounts()), lease),
+        policies=tuple(policy_answer(each, node, rules, asked.zone, now) for each in (*operator, *owner)),
+        next_change=lease.next_change,
+        ends=lease.ends,
+        deadline=terms.deadline,
+        terms_by=terms.by,
+        behind=behind(asked.virtual_node, lease),
+    )
+
+
+def told_node(asked: Asked, unseen: str, now: datetime) -> NodeAnswer:
+    """What the virtual node says of itself, where the physical cluster cannot be looked into."""
+    node = asked.virtual_node
+    if node is None:
+        return asked.answer("Unknown", "Unseen", "there is no virtual node, and nobody can tell why", unseen=unseen)
+    used = sum(asked.used(), Amounts())
+    leased = Amounts.parse(value_at(node, "status", "allocatable"))
+    operator = readings(asked.operator_policies, Side.OPERATOR, asked.binding, asked.zone)
+    return asked.answer(
+        state_of(node),
+        "AsShown",
+        f"as the virtual node shows; it is lent under {', '.join(applied(node)) or 'no policy'}",
+        resources=tuple(
+            ResourceAnswer(resource=each, leased=str(amount), used=str(used[each]))
+            for each, amount in sorted(leased.items())
+        ),
+        policies=tuple(policy_answer(each, None, None, asked.zone, now) for each in operator),
+        ends=moment_at(annotations_of(node), keys.LEASE_ENDS),
+        unseen=unseen,
+    )
+
+
+def rules_of(binding: Binding, operator: Iterable[Reading], owner: Iterable[Reading], mount: Object | None) -> Rules:
+    """What decides, as a syncer of this binding sees it; when it warns of an end is none of our business."""
+    return Rules(
+        operator=[reading.policy for reading in operator],
+        owner=[reading.policy for reading in owner],
+        selector=node_selector(plain_selector(binding.spec.node_selector), "spec.nodeSelector"),
+        owner_required=mount is not None and labels_of(mount).get(keys.OWNER_POLICY) == keys.REQUIRED,
+        reclaim_now=mount is not None and annotations_of(mount).get(keys.RECLAIM) == keys.NOW,
+        warning=timedelta(0),
+    )
+
+
+def why(lease: Lease, node: Object, rules: Rules, now: datetime) -> str:
+    """The reason of a lease's state as a sentence."""
+    if lease.reason == "Reclaimed":
+        place = "the physical node" if is_reclaimed(node) else "the mount namespace"
+        return f"the owner's kill switch is on: {keys.RECLAIM}={keys.NOW} on {place}"
+    if lease.reason == "OutOfTimeWindows":
+        sides = [counting(policies, node) for policies in (rules.operator, rules.owner)]
+        closed = [side[0].side for side in sides if side and not any(policy.is_open(now) for policy in side)]
+        return f"no policy of the {' and of the '.join(closed)} is open now; what is lent stays, but takes no new pods"
+    return REASONS.get(lease.reason, lease.reason)
+
+
+def resource_answers(node: Object, foreign: Amounts, used: Amounts, lease: Lease) -> tuple[ResourceAnswer, ...]:
+    have = Amounts.parse(value_at(node, "status", "allocatable") or value_at(node, "status", "capacity"))
+    policies = {str(policy): policy for policy in lease.policies}
+    return tuple(
+        ResourceAnswer(
+            resource=resource,
+            allocatable=str(have[resource]),
+            foreign=str(foreign[resource]),
+            idle=str(lease.idle[resource]),
+            leased=str(grant.amount),
+            used=str(used[resource]),
+            decided_by=grant.by,
+            rule=rule(resource, grant, policies),
+            floored=str(grant.lost) if grant.lost else "",
+        )
+        for resource, grant in sorted(lease.grants.items())
+    )
+
+
+def rule(resource: str, grant: Grant, policies: dict[str, Policy]) -> str:
+    """What the decision about a resource rests on, in words."""
+    policy = policies.get(grant.by)
+    limit = policy.limit_of(resource) if policy else None
+    if limit is not None:
+        return limit_text(limit)
+    return "no policy that decides names it: all that is idle" if grant.by == "idle" else ""
+
+
+def policy_answer(reading: Reading, node: Object | None, rules: Rules | None, zone: str, now: datetime) -> PolicyAnswer:
+    """How a policy bears on a node; without the node, only what it says of itself."""
+    policy, selects, decides = reading.policy, None, None
+    if node is not None and rules is not None:
+        side = counting(rules.operator if policy.side is Side.OPERATOR else rules.owner, node)
+        selects, decides = policy.selector.matches(node), bool(side) and policy in deciding(side, now)
+    return PolicyAnswer(
+        policy=str(policy),
+        selects=selects,
+        open=policy.is_open(now),
+        decides=decides,
+        windows=windows_of(policy.spec, zone),
+        terms=terms_of(policy.spec),
+        next_change=policy.schedule.next_change(now),
+        complaint=reading.complaint,
+    )
+
+
+def behind(virtual_node: Object | None, lease: Lease) -> tuple[str, ...]:
+    """Resources of which the virtual node shows something else than is lent."""
+    if virtual_node is None or lease.state is State.WITHDRAWN:
+        return ()
+    shown = Amounts.parse(value_at(virtual_node, "status", "allocatable"))
+    return tuple(sorted(each for each in {*shown, *lease.amounts} if shown[each] != lease.amounts[each]))
+
+
+# -- a policy
+
+
+def explained_policy(
+    policy: Object, side: Side, binding: Binding | None, nodes: Iterable[Object], zone: str, now: datetime
+) -> PolicyExplanation:
+    """What a policy says, and what comes of it on the virtual `nodes` of its binding."""
+    reading = reading_of(policy, side, zone)
+    found = reading.policy
+    under = [node for node in nodes if str(found) in applied(node)]
+    total = sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in under), Amounts())
+    return PolicyExplanation(
+        policy=str(found),
+        cluster=value_at(policy, "spec", "cluster", default=""),
+        binding=binding.name if binding else "",
+        open=found.is_open(now),
+        since=found.closed_since(now) if not found.is_open(now) else found.schedule.last_change(now),
+        next_change=found.schedule.next_change(now),
+        windows=windows_of(found.spec, zone),
+        limits={limit.resource: limit_text(limit) for limit in found.spec.resource_limits},
+        terms=terms_of(found.spec),
+        complaint=reading.complaint,
+        uses_last_good=bool(reading.complaint) and found.readable,
+        nodes=[
+            NodeShare(
+                node=name_of(node), state=state_of(node), leased=value_at(node, "status", "allocatable", default={})
+            )
+            for node in sorted(under, key=name_of)
+        ],
+        leased=total.texts(),
+    )

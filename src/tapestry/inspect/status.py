@@ -1,0 +1,211 @@
+"""The state of things in a line each: bindings, virtual nodes, policies.
+
+Each function takes objects and returns values, which are printed as tables or, with every field, as JSON and YAML.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+from msgspec import Struct
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit, TimeWindow
+from tapestry.kube.conditions import find, is_true
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
+from tapestry.kube.quantity import Amounts
+from tapestry.kube.times import parse_time
+from tapestry.syncer.leasing import Side, State
+from tapestry.syncer.policies import reading_of
+from tapestry.syncer.requests import effective_requests, holds_its_node
+from tapestry.syncer.virtual_nodes import taint_named
+
+NO_TROUBLE = frozenset({"OutOfTimeWindows", "CleanupInProgress", "WaitingSyncerCleanup"})
+"""Reasons for which something is not so, as it should be."""
+
+
+class Value(Struct, frozen=True, rename="camel"):
+    """Something to show; field names as in Kubernetes."""
+
+
+class BindingStatus(Value, frozen=True):
+    name: str
+    cluster_id: str
+    phase: str
+    leasing: str
+    """`Leasing`, or the reason why not."""
+    nodes: int
+    pods: int
+    leased: dict[str, str]
+    used: dict[str, str]
+    next_change: datetime | None
+    last_seen: datetime | None
+    created: datetime
+    mount_namespace: str
+    identity: str
+    credentials_expire: datetime | None
+    troubles: list[str]
+
+
+class NodeStatus(Value, frozen=True):
+    name: str
+    binding: str
+    physical_node: str
+    state: str
+    """`Open`, `Closed` or `Withdrawn`, as its taints say."""
+    ready: bool
+    cordoned: bool
+    leased: dict[str, str]
+    used: dict[str, str]
+    pods: int
+    policies: list[str]
+    lease_ends: datetime | None
+    """Told only shortly before."""
+    created: datetime
+
+
+class PolicyStatus(Value, frozen=True):
+    name: str
+    side: str
+    cluster: str
+    seen_by: str
+    """The binding in whose cluster an owner's policy is."""
+    open: bool
+    windows: list[str]
+    limits: dict[str, str]
+    terms: str
+    next_change: datetime | None
+    nodes: int
+    leased: dict[str, str]
+    complaint: str
+    created: datetime
+
+
+def binding_status(binding: Object) -> BindingStatus:
+    spec, status = binding["spec"], binding.get("status") or {}
+    leasing = find(status.get("conditions"), "Leasing") or {}
+    return BindingStatus(
+        name=name_of(binding),
+        cluster_id=spec["clusterID"],
+        phase="Deleting" if is_deleting(binding) else status.get("phase") or "",
+        leasing=leasing.get("reason", ""),
+        nodes=status.get("nodes") or 0,
+        pods=status.get("pods") or 0,
+        leased=status.get("leased") or {},
+        used=status.get("used") or {},
+        next_change=moment_at(status, "nextChange"),
+        last_seen=moment_at(status, "lastSeen"),
+        created=created(binding),
+        mount_namespace=spec.get("mountNamespace") or "",
+        identity=status.get("identity") or "",
+        credentials_expire=moment_at(status, "credentialsExpire"),
+        troubles=list(troubles(status.get("conditions") or ())),
+    )
+
+
+def troubles(conditions: Iterable[Object]) -> Iterator[str]:
+    """What is not as it should be; one sentence for each reason, however many conditions give it."""
+    told = set()
+    for each in conditions:
+        reason = each.get("reason")
+        if each["status"] != "True" and reason not in NO_TROUBLE and reason not in told:
+            told.add(reason)
+            yield f"{each['type']}={each['status']}: {reason}: {each.get('message', '')}".rstrip(": ")
+
+
+def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
+    holding = [pod for pod in pods if holds_its_node(pod)]
+    annotations = annotations_of(node)
+    return NodeStatus(
+        name=name_of(node),
+        binding=annotations.get(keys.CLUSTER_BINDING, ""),
+        physical_node=annotations.get(keys.PHYSICAL_NODE_NAME, ""),
+        state=state_of(node),
+        ready=is_true(node, "Ready"),
+        cordoned=bool(value_at(node, "spec", "unschedulable") or taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE)),
+        leased=value_at(node, "status", "allocatable", default={}),
+        used=used_by(holding).texts(),
+        pods=len(holding),
+        policies=applied(node),
+        lease_ends=moment_at(annotations, keys.LEASE_ENDS),
+        created=created(node),
+    )
+
+
+def state_of(node: Object) -> str:
+    """A virtual node's state as its taints tell it."""
+    if is_deleting(node) or taint_named(node, keys.WITHDRAWING):
+        return State.WITHDRAWN
+    return State.CLOSED if taint_named(node, keys.OUT_OF_TIME_WINDOWS) else State.OPEN
+
+
+def used_by(pods: Iterable[Object]) -> Amounts:
+    return sum(map(effective_requests, pods), Amounts())
+
+
+def applied(node: Object) -> list[str]:
+    """The policies that a virtual node is lent under."""
+    return [each for each in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",") if each]
+
+
+def policy_status(policy: Object, side: Side, seen_by: Binding | None, zone: str, now: datetime) -> PolicyStatus:
+    """A policy as it counts now; an owner's is told with what this virtual cluster's binding leases under it."""
+    reading = reading_of(policy, side, zone)
+    status = policy.get("status") or {}
+    share = status if seen_by is None else our_share(status, seen_by)
+    return PolicyStatus(
+        name=name_of(policy),
+        side=side,
+        cluster=value_at(policy, "spec", "cluster", default=""),
+        seen_by=seen_by.name if seen_by else "",
+        open=reading.policy.is_open(now),
+        windows=windows_of(reading.policy.spec, zone),
+        limits={limit.resource: limit_text(limit) for limit in reading.policy.spec.resource_limits},
+        terms=terms_of(reading.policy.spec),
+        next_change=reading.policy.schedule.next_change(now),
+        nodes=share.get("nodes") or 0,
+        leased=share.get("leased") or {},
+        complaint=reading.complaint,
+        created=created(policy),
+    )
+
+
+def our_share(status: Object, binding: Binding) -> Object:
+    """What one binding leases under an owner's policy, as its syncer says there."""
+    leases: list[Object] = status.get("leases") or []
+    ours = (binding.virtual_cluster, binding.name)
+    return next((each for each in leases if (each["virtualCluster"], each["clusterBinding"]) == ours), {})
+
+
+def windows_of(spec: ResourceLeasingPolicySpec, zone: str) -> list[str]:
+    return [window_text(window, spec.time_zone or zone) for window in spec.time_windows]
+
+
+def window_text(window: TimeWindow, zone: str) -> str:
+    """`22:00-06:00 Mon,Tue UTC`"""
+    days = ",".join(day[:3].capitalize() for day in window.days)
+    return " ".join(filter(None, (f"{window.start}-{window.end}", days, window.time_zone or zone)))
+
+
+def limit_text(limit: ResourceLimit) -> str:
+    """What a policy lets go of one resource, in words."""
+    parts = [f"{limit.percent}% of idle"] if limit.percent is not None else []
+    parts += [f"at most {limit.quantity}"] if limit.quantity is not None else []
+    return ", ".join(parts) or "all that is idle"
+
+
+def terms_of(spec: ResourceLeasingPolicySpec) -> str:
+    """How what was lent is taken back, in words."""
+    if not spec.force_reclaim:
+        return "pods finish"
+    evicting = ", evictions before that" if spec.evict_during_grace else ""
+    return f"reclaimed {spec.graceful_reclaim_period_seconds} s after the end{evicting}"
+
+
+def created(obj: Object) -> datetime:
+    return parse_time(obj["metadata"]["creationTimestamp"])
+
+
+def moment_at(fields: Mapping[str, str], key: str) -> datetime | None:
+    text = fields.get(key)
+    return parse_time(text) if text else None

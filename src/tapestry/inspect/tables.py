@@ -1,0 +1,206 @@
+"""Answers as text: aligned columns and short sentences, for a terminal of any width."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
+from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
+from tapestry.kube.quantity import NANOS, parse
+from tapestry.kube.times import timestamp
+
+NONE = "-"
+GAP = "   "
+UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns as wide as what is in them; an empty cell is a dash, so that each line has as many words as it should."""
+    lines = [list(header), *([str(cell) if cell not in ("", None) else NONE for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(GAP.join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def span(length: timedelta) -> str:
+    """A length of time in its two largest units: `3h12m`, `2d`, `45s`."""
+    seconds = max(int(length.total_seconds()), 0)
+    days, hours, minutes = seconds // DAY, seconds % DAY // HOUR, seconds % HOUR // MINUTE
+    if days:
+        return f"{days}d{hours}h" if hours and days < 10 else f"{days}d"
+    if hours:
+        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
+    return f"{minutes}m{seconds % MINUTE}s" if minutes else f"{seconds}s"
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    return span(now - moment) if moment else ""
+
+
+def ahead(moment: datetime | None, now: datetime) -> str:
+    """`2026-03-01T22:00:00Z (in 3h12m)`; or how long that is past."""
+    if moment is None:
+        return ""
+    return f"{timestamp(moment)} ({f'in {span(moment - now)}' if moment > now else f'{span(now - moment)} ago'})"
+
+
+def amount(resource: str, text: str) -> str:
+    """A quantity as people read it: bytes in their largest unit, the rest as it is written."""
+    if not text or not resource.startswith(("memory", "ephemeral-storage", "hugepages-")):
+        return text
+    number, rank = parse(text).nano / NANOS, 0
+    while abs(number) >= 1024 and rank < len(UNITS) - 1:
+        number, rank = number / 1024, rank + 1
+    return f"{number:.1f}".removesuffix(".0") + UNITS[rank]
+
+
+def of(amounts: dict[str, str], resource: str) -> str:
+    return amount(resource, amounts.get(resource, ""))
+
+
+def bindings_table(found: Sequence[BindingStatus], now: datetime, *, wide: bool = False) -> str:
+    if not found:
+        return "no cluster has joined; `tapestry join --help` says how"
+    header = ["NAME", "CLUSTER-ID", "PHASE", "LEASING", "NODES", "PODS", "LEASED-CPU", "USED-CPU", "LEASED-MEMORY"]
+    header += ["USED-MEMORY", "NEXT-CHANGE", "LAST-SEEN", "AGE"]
+    more = ["MOUNT-NAMESPACE", "CREDENTIALS-EXPIRE", "IDENTITY"] if wide else []
+    rows = []
+    for each in found:
+        row: list[object] = [each.name, each.cluster_id, each.phase, each.leasing, each.nodes, each.pods]
+        row += [of(part, resource) for resource in ("cpu", "memory") for part in (each.leased, each.used)]
+        row += [f"in {span(each.next_change - now)}" if each.next_change else ""]
+        row += [f"{ago(each.last_seen, now)} ago" if each.last_seen else "", ago(each.created, now)]
+        row += [each.mount_namespace, ahead(each.credentials_expire, now), each.identity] if wide else []
+        rows.append(row)
+    troubles = [f"{each.name}: {trouble}" for each in found for trouble in each.troubles]
+    return "\n".join([table([*header, *more], rows), *(["", *troubles] if troubles else [])])
+
+
+def nodes_table(found: Sequence[NodeStatus], now: datetime, *, wide: bool = False) -> str:
+    if not found:
+        return "no node is lent; `tapestry status` says why"
+    header = ["NAME", "BINDING", "STATE", "READY", "PODS", "LEASED-CPU", "USED-CPU", "LEASED-MEMORY", "USED-MEMORY"]
+    header += ["LEASE-ENDS", "AGE"]
+    more = ["PHYSICAL-NODE", "POLICIES", "OTHER"] if wide else []
+    rows = []
+    for each in found:
+        ready = ("True" if each.ready else "False") + (",Cordoned" if each.cordoned else "")
+        row: list[object] = [each.name, each.binding, each.state, ready, each.pods]
+        row += [of(part, resource) for resource in ("cpu", "memory") for part in (each.leased, each.used)]
+        row += [f"in {span(each.lease_ends - now)}" if each.lease_ends else "", ago(each.created, now)]
+        if wide:
+            others = (f"{name}={text}" for name, text in each.leased.items() if name not in ("cpu", "memory"))
+            row += [each.physical_node, ",".join(each.policies), ",".join(others)]
+        rows.append(row)
+    return table([*header, *more], rows)
+
+
+def policies_table(found: Sequence[PolicyStatus], now: datetime, *, wide: bool = False) -> str:
+    if not found:
+        return "there is no policy, so nothing is lent"
+    header = ["POLICY", "CLUSTER", "STATE", "NEXT-CHANGE", "NODES", "LEASED-CPU", "LEASED-MEMORY", "WINDOWS", "AGE"]
+    more = ["LIMITS", "TERMS"] if wide else []
+    rows = []
+    for each in found:
+        state = "Invalid" if each.complaint else "Open" if each.open else "Closed"
+        row: list[object] = [f"{each.side}/{each.name}", each.cluster, state]
+        row += [f"in {span(each.next_change - now)}" if each.next_change else "", each.nodes]
+        row += [of(each.leased, "cpu"), of(each.leased, "memory"), "; ".join(each.windows) or "always"]
+        row += [ago(each.created, now)]
+        limits = "; ".join(f"{name}: {text}" for name, text in each.limits.items())
+        row += [limits or "none", each.terms] if wide else []
+        rows.append(row)
+    complaints = [f"{each.side}/{each.name}: {each.complaint}" for each in found if each.complaint]
+    return "\n".join([table([*header, *more], rows), *(["", *complaints] if complaints else [])])
+
+
+# -- explanations
+
+
+def node_text(answer: NodeAnswer, now: datetime) -> str:
+    title = answer.node or f"{answer.physical_node} (no virtual node)"
+    lines = [f"Node {title}: {answer.state} ({answer.reason})", *(f"  {line}" for line in node_lines(answer, now))]
+    if answer.resources:
+        lines += ["", resources_table(answer.resources, seen=not answer.unseen)]
+    if answer.policies:
+        lines += ["", node_policies_table(answer.policies, now)]
+    return "\n".join(lines)
+
+
+def node_lines(answer: NodeAnswer, now: datetime) -> Iterator[str]:
+    yield answer.why
+    yield f"physical node {answer.physical_node} of ClusterBinding {answer.binding}"
+    if answer.ends:
+        yield f"closes at {ahead(answer.ends, now)}; then {leaving(answer, now)}"
+    elif answer.state != "Open" and answer.resources and not answer.unseen:
+        yield leaving(answer, now)
+    elif answer.state == "Open" and not answer.unseen:
+        yield "no end is in sight"
+    if answer.next_change and answer.next_change != answer.ends:
+        yield f"next change at {ahead(answer.next_change, now)}"
+    if answer.behind:
+        yield f"the virtual node still shows other amounts of {', '.join(answer.behind)}; is its syncer at work?"
+    if answer.unseen:
+        yield f"the physical cluster was not looked into: {answer.unseen}"
+
+
+def leaving(answer: NodeAnswer, now: datetime) -> str:
+    """What becomes of pods on a node that closes."""
+    by = f", by {answer.terms_by}" if answer.terms_by else ""
+    if answer.deadline is None:
+        return f"pods that are there may finish{by}"
+    return f"pods that are there are reclaimed at {ahead(answer.deadline, now)}{by}"
+
+
+def resources_table(found: Iterable[ResourceAnswer], *, seen: bool) -> str:
+    if not seen:
+        rows = [[each.resource, amount(each.resource, each.leased), amount(each.resource, each.used)] for each in found]
+        return table(["RESOURCE", "LEASED", "USED"], rows)
+    rows = []
+    for each in found:
+        parts = (each.allocatable, each.foreign, each.idle, each.leased, each.used)
+        floored = f"; {each.floored} floored" if each.floored else ""
+        decided = f"{each.decided_by}: {each.rule}{floored}" if each.rule else each.decided_by + floored
+        rows.append([each.resource, *(amount(each.resource, part) for part in parts), decided])
+    return table(["RESOURCE", "ALLOCATABLE", "FOREIGN", "IDLE", "LEASED", "USED", "DECIDED-BY"], rows)
+
+
+def node_policies_table(found: Iterable[PolicyAnswer], now: datetime) -> str:
+    rows = []
+    for each in found:
+        state = "Open" if each.open else "Closed"
+        role = (
+            "" if each.selects is None else "decides" if each.decides else "counts" if each.selects else "other nodes"
+        )
+        change = f"{'closes' if each.open else 'opens'} {ahead(each.next_change, now)}" if each.next_change else ""
+        windows = "; ".join(each.windows) or "always"
+        rows.append(
+            [each.policy, f"Invalid: {each.complaint}" if each.complaint else state, role, change, windows, each.terms]
+        )
+    return table(["POLICY", "STATE", "ROLE", "NEXT-CHANGE", "WINDOWS", "TERMS"], rows)
+
+
+def policy_text(answer: PolicyExplanation, now: datetime) -> str:
+    state = "Open" if answer.open else "Closed"
+    since = f" since {ahead(answer.since, now)}" if answer.since else ""
+    lines = [f"Policy {answer.policy}: {state}{since}"]
+    if answer.complaint:
+        instead = "its last good spec goes on" if answer.uses_last_good else "it offers nothing, and takes nothing back"
+        lines.append(f"  invalid: {answer.complaint}; {instead}")
+    lines.append(
+        f"  for ClusterBinding {answer.binding}"
+        if answer.binding
+        else f"  for nobody: no ClusterBinding has the name or clusterID {answer.cluster}"
+    )
+    verb = "closes" if answer.open else "opens"
+    lines.append(
+        f"  {verb} at {ahead(answer.next_change, now)}" if answer.next_change else "  never changes by the clock"
+    )
+    lines.append(f"  windows: {'; '.join(answer.windows) or 'always'}")
+    limits = "; ".join(f"{name}: {text}" for name, text in answer.limits.items())
+    lines.append(f"  lends: {limits or 'all that is idle'}; a resource that is not named is lent whole")
+    lines.append(f"  at the end: {answer.terms}")
+    if not answer.nodes:
+        return "\n".join([*lines, "  no node is lent under it"])
+    rows = [[each.node, each.state, of(each.leased, "cpu"), of(each.leased, "memory")] for each in answer.nodes]
+    rows.append(["all", "", of(answer.leased, "cpu"), of(answer.leased, "memory")])
+    return "\n".join([*lines, "", table(["NODE", "STATE", "LEASED-CPU", "LEASED-MEMORY"], rows)])

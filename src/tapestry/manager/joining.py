@@ -1,0 +1,355 @@
+"""Joining: what makes a physical cluster one that lends, and the binding of it.
+
+    below   the mount namespace, the priority class, the kind of policies and the owner's first one, and an account for
+            the syncer with the rights of `SYNCER_BELOW` and no others
+    above   a Secret with a kubeconfig of that account, and the ClusterBinding
+
+Whoever joins is an administrator of both clusters; what is made here needs neither afterwards.  Every step looks first
+and writes only what differs, so a second run changes nothing, and renews the token when most of its life is over.  What
+is there and not marked as ours is never taken over.
+
+The marks are the virtual cluster and the binding's name, not its UID: that is not known yet, and the syncer, which goes
+by the UID, is to leave alone what it stands on.
+"""
+
+import asyncio
+import base64
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import yaml
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, SecretReference
+from tapestry.apis.names import virtual_cluster_label
+from tapestry.apis.policies import POLICIES, POLICY
+from tapestry.apis.rights import SYNCER_BELOW, Place, Right, placed, rules, single
+from tapestry.client.access import Access
+from tapestry.client.errors import KubeconfigError
+from tapestry.client.strict_kubeconfig import from_secret
+from tapestry.client.waiting import wait_for
+from tapestry.kube.crds import InvalidSpec, crd, decode
+from tapestry.kube.errors import NotFound
+from tapestry.kube.names import hashed_name, label_value
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, named, of_resource, uid_of, value_at
+from tapestry.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CRDS,
+    NAMESPACES,
+    NODES,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Resource,
+)
+from tapestry.manager.connectivity import KEY, Connect, access_in, claims_of, examined, expiry_in
+from tapestry.manager.faults import Fault
+from tapestry.manager.offers import FIRST, Offer, check, policy_spec
+from tapestry.manager.steps import Cluster, JoinError, Mark, Step
+
+PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
+PRIORITY = -10_000
+"""Below everything of the owner's: whose pods need room, gets it."""
+
+TOKEN_SECONDS = int(timedelta(days=30).total_seconds())
+RENEWED_AT = 0.8
+"""The part of a token's life after which it is renewed."""
+
+PATIENCE, PAUSE = 15.0, 0.5
+"""Seconds for a server to get to know new roles, and between two questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be joined, and how."""
+
+    name: str
+    cluster_id: str
+    mount_namespace: str = "tapestry-leased"
+    taint: bool = False
+    """Whether virtual nodes bar pods that do not tolerate them."""
+    offer: Offer = field(default_factory=Offer)
+    """What the owner lends; what it says nothing about stays as it is."""
+
+
+async def join(
+    plan: Plan, virtual: Cluster, physical: Cluster, access: Access, *, connect: Connect, now: datetime
+) -> None:
+    """Join the cluster that `access` opens.  Raises JoinError, before anything is written where that is possible."""
+    check(plan.offer)
+    uid = await virtual.identity()
+    await check_fit(plan, uid, virtual, physical)
+    kubeconfig(access, "any")
+    account = await prepare(plan, uid, physical)
+    secret = await hand_over(plan, uid, virtual, physical, account, access, now)
+    await virtual.have(CLUSTER_BINDINGS, wanted_binding(plan))
+    await check_rights(plan, secret, account, physical, connect)
+
+
+# -- before
+
+
+async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -> None:
+    """Raises JoinError where the binding could not be made, or would not be served."""
+    identity = await physical.identity()
+    if uid == identity:
+        raise JoinError("both kubeconfigs lead to one cluster, and a cluster cannot lease itself; name two")
+    try:
+        decode(CLUSTER_BINDING, wanted_binding(plan))
+    except InvalidSpec as error:
+        raise JoinError(f"{error}; choose another with --cluster-id or --mount-namespace") from error
+    try:
+        bindings = await virtual.client.list(CLUSTER_BINDINGS)
+    except NotFound:
+        install = "tapestry manifests | kubectl apply -f -"
+        raise JoinError(f"the virtual cluster does not know ClusterBindings; run `{install}` there first") from None
+    accounts = await physical.client.list(
+        SERVICE_ACCOUNTS, labels=f"{keys.VIRTUAL_CLUSTER}={virtual_cluster_label(uid)}"
+    )
+    joined = {labels_of(account).get(keys.CLUSTER_BINDING, "") for account in accounts}
+    for binding in bindings:
+        if complaint := complaint_about(binding, plan, identity, joined):
+            raise JoinError(complaint)
+
+
+def complaint_about(binding: Object, plan: Plan, identity: str, joined: set[str]) -> str:
+    """What an existing binding has against the plan, if anything; `joined` are those with an account there."""
+    name, spec, pinned = name_of(binding), binding["spec"], value_at(binding, "status", "identity")
+    if name != plan.name:
+        if spec["clusterID"] == plan.cluster_id:
+            return f"clusterID {plan.cluster_id} belongs to ClusterBinding {name}; choose another with --cluster-id"
+        is_the_same = pinned == identity or (pinned is None and label_value(name) in joined)
+        return f"the cluster has joined as {name} already; unjoin that first" if is_the_same else ""
+    if is_deleting(binding):
+        return f"ClusterBinding {name} is being deleted; wait for that, or see to it with `tapestry unjoin {name}`"
+    if spec["clusterID"] != plan.cluster_id:
+        return (
+            f"ClusterBinding {name} has clusterID {spec['clusterID']}, for good; give --cluster-id {spec['clusterID']}"
+        )
+    if (mount := spec.get("mountNamespace", plan.mount_namespace)) != plan.mount_namespace:
+        return f"ClusterBinding {name} has mountNamespace {mount}, for good; give --mount-namespace {mount}"
+    if pinned not in (None, identity):
+        return f"ClusterBinding {name} is of another cluster, {pinned}; choose another name, or unjoin it first"
+    return ""
+
+
+# -- below
+
+
+def marks(uid: str, binding: str) -> dict[str, str]:
+    """The labels of what join makes for one binding of the virtual cluster with that kube-system UID."""
+    return {
+        keys.MANAGED_BY: keys.TAPESTRY,
+        keys.VIRTUAL_CLUSTER: virtual_cluster_label(uid),
+        keys.CLUSTER_BINDING: label_value(binding),
+    }
+
+
+def account_name(uid: str, binding: str) -> str:
+    """The account and the roles below: bindings of one name, of two virtual clusters, do not meet."""
+    return hashed_name(f"tapestry-syncer-{binding}", uid, binding)
+
+
+def policy_name(uid: str, binding: str) -> str:
+    return hashed_name(binding, uid, binding)
+
+
+async def prepare(plan: Plan, uid: str, physical: Cluster) -> Object:
+    """Have everything below; returns the syncer's account."""
+    await have_mount_namespace(plan, physical)
+    await physical.have(PRIORITY_CLASSES, priority_class(), shared=True)
+    definition = crd(POLICY)
+    labelled = {**definition["metadata"], "labels": {keys.MANAGED_BY: keys.TAPESTRY}}
+    await physical.have(CRDS, {**definition, "metadata": labelled}, shared=True)
+    await have_policy(plan, uid, physical)
+    name, account = account_name(uid, plan.name), None
+    for resource, wanted in account_objects(name, plan.mount_namespace, marks(uid, plan.name)):
+        made = await physical.have(resource, wanted)
+        account = account or made
+    assert account is not None
+    return account
+
+
+async def have_mount_namespace(plan: Plan, physical: Cluster) -> None:
+    """A namespace that was there before keeps its own labels beside ours, so nobody deletes it for us later."""
+    wanted = named(plan.mount_namespace)
+    labels = {keys.OWNER_POLICY: keys.REQUIRED}
+    if await physical.find(NAMESPACES, wanted) is None:
+        labels |= {keys.MANAGED_BY: keys.TAPESTRY}
+    await physical.have(NAMESPACES, {"metadata": {**wanted["metadata"], "labels": labels}})
+
+
+def priority_class() -> Object:
+    return {
+        "metadata": {"name": keys.PRIORITY_CLASS, "labels": {keys.MANAGED_BY: keys.TAPESTRY}},
+        "value": PRIORITY,
+        "preemptionPolicy": "Never",
+        "description": "Pods on leased capacity: they give way to everybody else's.",
+    }
+
+
+async def have_policy(plan: Plan, uid: str, physical: Cluster) -> None:
+    """The owner's policy; where the owner has written one without us and nothing new is offered, that one stands."""
+    name = policy_name(uid, plan.name)
+    current = await wait_for(physical.client, POLICIES, name, until=lambda _: True)  # the kind may be seconds old
+    others = [each for each in await physical.client.list(POLICIES) if is_for(plan, each)]
+    if current is None and others and plan.offer == Offer():
+        note = "decides what is lent"
+        physical.tell(Step(Mark.UNCHANGED, physical.word, f"{POLICIES.kind} {name_of(others[0])}", note))
+        return
+    offer = plan.offer
+    if current is None and offer.percent is None:
+        offer = replace(offer, percent=FIRST.percent)
+    nodes = await physical.client.list(NODES) if offer.percent is not None else []
+    resources = {each for node in nodes for each in value_at(node, "status", "allocatable", default={})}
+    spec = policy_spec(plan.name, offer, resources)
+    if current is not None and decode(POLICY, current) == decode(POLICY, {"spec": {**current["spec"], **spec}}):
+        spec = {}  # the same but for defaults that the server wrote
+    await physical.have(POLICIES, {"metadata": {"name": name, "labels": marks(uid, plan.name)}, "spec": spec})
+
+
+def is_for(plan: Plan, policy: Object) -> bool:
+    return not is_deleting(policy) and value_at(policy, "spec", "cluster") in (plan.name, plan.cluster_id)
+
+
+def rights_below(mount: str, account: str) -> list[Right]:
+    """What the syncer may do in the physical cluster; its account is in the mount namespace."""
+    return placed(SYNCER_BELOW, {Place.MOUNT: mount, Place.ACCOUNT: account, Place.ACCOUNT_NAMESPACE: mount})
+
+
+def account_objects(name: str, mount: str, labels: dict[str, str]) -> Iterator[tuple[Resource, Object]]:
+    """The syncer's account, first, and the roles that give it its rights."""
+    yield SERVICE_ACCOUNTS, {**labelled(name, labels, mount), "automountServiceAccountToken": False}
+    rights = rights_below(mount, name)
+    everywhere = [right for right in rights if not right.namespace]
+    inside = [right for right in rights if right.namespace]
+    yield from granted(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, everywhere, labelled(name, labels), mount)
+    yield from granted(ROLES, ROLE_BINDINGS, inside, labelled(name, labels, mount), mount)
+
+
+def labelled(name: str, labels: dict[str, str], namespace: str | None = None) -> Object:
+    return {"metadata": {**named(name, namespace)["metadata"], "labels": labels}}
+
+
+def granted(
+    role: Resource, binding: Resource, rights: Iterable[Right], content: Object, mount: str
+) -> Iterator[tuple[Resource, Object]]:
+    name = name_of(content)
+    yield role, {**content, "rules": rules(rights)}
+    yield (
+        binding,
+        {
+            **content,
+            "roleRef": {"apiGroup": role.group, "kind": role.kind, "name": name},
+            "subjects": [{"kind": SERVICE_ACCOUNTS.kind, "name": name, "namespace": mount}],
+        },
+    )
+
+
+# -- above
+
+
+def wanted_binding(plan: Plan) -> Object:
+    return of_resource(
+        CLUSTER_BINDINGS,
+        {
+            **named(plan.name),
+            "spec": {
+                "clusterID": plan.cluster_id,
+                "secretRef": {"name": plan.name, "namespace": keys.SYSTEM_NAMESPACE},
+                "mountNamespace": plan.mount_namespace,
+                "disableNodeDefaultTaint": not plan.taint,
+            },
+        },
+    )
+
+
+async def hand_over(
+    plan: Plan, uid: str, virtual: Cluster, physical: Cluster, account: Object, access: Access, now: datetime
+) -> Object:
+    """The Secret with a kubeconfig of the account; its token stays as long as it is the account's and young enough."""
+    await virtual.have(NAMESPACES, named(keys.SYSTEM_NAMESPACE), shared=True)
+    wanted = labelled(plan.name, marks(uid, plan.name), keys.SYSTEM_NAMESPACE)
+    token = await kept_token(await virtual.find(SECRETS, wanted), account, now)
+    if not token:
+        answer = await physical.client.token(name_of(account), plan.mount_namespace, seconds=TOKEN_SECONDS)
+        token = answer["token"]
+    data = base64.b64encode(kubeconfig(access, token)).decode()
+    expires = expiry_in(claims_of([("Authorization", f"Bearer {token}")]))
+    note = f"its token is good until {expires:%Y-%m-%d}" if expires else ""
+    return await virtual.have(SECRETS, {**wanted, "data": {KEY: data}}, note=note)
+
+
+async def kept_token(secret: Object | None, account: Object, now: datetime) -> str:
+    """The token in a Secret; empty where there is none that can go on."""
+    if secret is None:
+        return ""
+    try:
+        headers = await access_in(secret, SecretReference(name_of(secret), keys.SYSTEM_NAMESPACE)).credentials.headers()
+    except Fault:
+        return ""
+    token = next((text.removeprefix("Bearer ") for _, text in headers), "")
+    return token if is_young(claims_of(headers), account, now) else ""
+
+
+def is_young(claims: Object, account: Object, now: datetime) -> bool:
+    """Whether a token is this account's, not that of a namesake before it, and has not lived for most of its life."""
+    issued, expires = claims.get("iat"), claims.get("exp")
+    if not isinstance(issued, int) or not isinstance(expires, int):
+        return False
+    is_the_accounts = value_at(claims, "kubernetes.io", "serviceaccount", "uid") == uid_of(account)
+    return is_the_accounts and now.timestamp() < issued + RENEWED_AT * (expires - issued)
+
+
+def kubeconfig(access: Access, token: str) -> bytes:
+    """A kubeconfig for the server of `access`, by a token; JoinError where a binding could not use it."""
+    authority = access.trust.authority
+    cluster = {
+        "server": access.server,
+        "certificate-authority-data": base64.b64encode(authority.read()).decode() if authority else None,
+        "insecure-skip-tls-verify": access.trust.insecure or None,
+        "tls-server-name": access.tls_server_name,
+        "proxy-url": access.proxy_url,
+    }
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "physical", "cluster": {key: value for key, value in cluster.items() if value}}],
+        "users": [{"name": "syncer", "user": {"token": token}}],
+        "contexts": [{"name": "syncer", "context": {"cluster": "physical", "user": "syncer"}}],
+        "current-context": "syncer",
+    }
+    data = yaml.safe_dump(document, sort_keys=False).encode()
+    try:
+        from_secret(data)
+    except KubeconfigError as error:
+        raise JoinError(f"the cluster's kubeconfig will not do for a syncer: {error}") from error
+    return data
+
+
+async def check_rights(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
+    """Ask, as the syncer, for every right, and tell of each; JoinError where some are missing."""
+    access = access_in(secret, SecretReference(plan.name, keys.SYSTEM_NAMESPACE))
+    missing = await missing_rights(access, plan.mount_namespace, connect)
+    for right in single(rights_below(plan.mount_namespace, name_of(account))):
+        physical.tell(Step(Mark.MISSING if right in missing else Mark.GRANTED, physical.word, str(right)))
+    if missing:
+        raise JoinError(f"{len(missing)} rights are missing though roles grant them; see what denies them there")
+
+
+async def missing_rights(access: Access, mount: str, connect: Connect) -> tuple[Right, ...]:
+    """What the syncer may not do.  A server takes a moment to know new roles, so what is missing is asked for again."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE
+    while True:
+        try:
+            missing = (await examined(access, mount, connect)).missing
+            if not missing or loop.time() >= deadline:
+                return missing
+        except Fault as fault:
+            if loop.time() >= deadline:
+                raise JoinError(f"the new kubeconfig does not work: {fault.message}") from fault
+        await asyncio.sleep(PAUSE)

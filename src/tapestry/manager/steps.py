@@ -1,0 +1,105 @@
+"""The steps of joining and leaving: each looks at one object of a cluster, and says what it did about it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tapestry.apis import keys
+from tapestry.apis.rights import IDENTITY_NAMESPACE
+from tapestry.client.client import Client
+from tapestry.kube.errors import Forbidden, NotFound
+from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of, of_resource, uid_of
+from tapestry.kube.resources import NAMESPACES, Resource
+
+OWNERSHIP = (keys.MANAGED_BY, keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING)
+"""The labels that say whose an object is."""
+
+
+class JoinError(Exception):
+    """Why clusters are not joined, or not parted, and what to do about it; one line for people."""
+
+
+class Mark(StrEnum):
+    CREATED = "created"
+    UPDATED = "updated"
+    UNCHANGED = "unchanged"
+    DELETED = "deleted"
+    WAITING = "waiting"
+    LEFT = "left"
+    GRANTED = "granted"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something done, or found done, in one of the clusters."""
+
+    mark: Mark
+    cluster: str
+    what: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One of the clusters that are joined or parted, opened by an administrator."""
+
+    word: str
+    """`virtual` or `physical`."""
+    client: Client
+    tell: Callable[[Step], None]
+
+    async def identity(self) -> str:
+        """The UID of kube-system, which tells one cluster from another."""
+        return uid_of(await self.client.get(NAMESPACES, IDENTITY_NAMESPACE))
+
+    async def find(self, resource: Resource, like: Object) -> Object | None:
+        """The object with the name of `like`, or None."""
+        try:
+            return await self.client.get(resource, name_of(like), namespace_of(like))
+        except NotFound:
+            return None
+
+    async def have(self, resource: Resource, wanted: Object, *, shared: bool = False, note: str = "") -> Object:
+        """Have the object as wanted, and tell.  One that lacks our marks is left as it is where it is shared.
+
+        Where it is not, JoinError says that the name is taken.
+        """
+        what = f"{resource.kind} {key_of(wanted)}"
+        try:
+            current = await self.find(resource, wanted)
+            if current is None:
+                made, mark = await self.client.create(resource, of_resource(resource, wanted)), Mark.CREATED
+            elif is_marked(current, wanted):
+                made = await self.client.converge(resource, current, wanted)
+                mark = Mark.UNCHANGED if made is current else Mark.UPDATED
+            elif shared:
+                made, mark = current, Mark.UNCHANGED
+            else:
+                raise JoinError(
+                    f"{what} in the {self.word} cluster was not made by join; delete it, or use another name"
+                )
+        except Forbidden as error:
+            raise JoinError(
+                f"{error.message}; use a kubeconfig of an administrator of the {self.word} cluster"
+            ) from error
+        self.tell(Step(mark, self.word, what, note))
+        return made
+
+    async def remove(self, resource: Resource, obj: Object) -> None:
+        """Delete the object as it was read, and tell."""
+        try:
+            await self.client.delete(resource, obj)
+        except NotFound:
+            return
+        except Forbidden as error:
+            raise JoinError(
+                f"{error.message}; use a kubeconfig of an administrator of the {self.word} cluster"
+            ) from error
+        self.tell(Step(Mark.DELETED, self.word, f"{resource.kind} {key_of(obj)}"))
+
+
+def is_marked(obj: Object, wanted: Object) -> bool:
+    """Whether an object carries every mark of ownership that the wanted one does."""
+    expected = labels_of(wanted)
+    return all(labels_of(obj).get(key) == expected[key] for key in OWNERSHIP if key in expected)

@@ -1,0 +1,210 @@
+"""Unjoining: the end of a binding, as whoever asks for it sees it, and of what join made in both clusters.
+
+The manager and the syncer see to the binding itself, and this only watches them.  By force it also ends where neither
+is at work any more.  Below, what is for this binding alone goes by its marks; what bindings share goes with the last of
+them, and the mount namespace only when nothing is left in it.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.waiting import wait_for
+from tapestry.kube.conditions import find
+from tapestry.kube.errors import Conflict, NotFound, TransportError
+from tapestry.kube.objects import Object, name_of, named, uid_of, value_at
+from tapestry.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CONFIGMAPS,
+    CRDS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Resource,
+)
+from tapestry.manager.cleanup import left_behind, nodes_are_gone
+from tapestry.manager.joining import PRIORITY_CLASSES, account_name, marks, policy_name
+from tapestry.manager.steps import Cluster, JoinError, Mark, Step, is_marked
+
+CLAIMS = Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+OF_ONE_BINDING = (CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, POLICIES)
+CONTENTS = (PODS, SERVICES, SECRETS, CONFIGMAPS, CLAIMS)
+"""What keeps a namespace from being empty."""
+ROOT_CERTIFICATES = "kube-root-ca.crt"
+"""The ConfigMap that Kubernetes puts into every namespace."""
+OURS = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
+FORCE_SECONDS = 30.0
+"""How long a binding that is left by force is given to the manager, before we end it ourselves."""
+ATTEMPTS, PAUSE = 10, 1.0
+"""How often we try that, and the seconds between."""
+
+
+async def unjoin(
+    name: str, virtual: Cluster, physical: Cluster | None, *, force: bool = False, timeout: float = 300.0
+) -> None:
+    """Delete the binding, wait until it is gone, and remove what join made.
+
+    Raises JoinError where it does not go, where there is nothing of that name, and, unless by force, where the physical
+    cluster does not answer.
+    """
+    uid = await virtual.identity()
+    binding = await virtual.find(CLUSTER_BINDINGS, named(name))
+    if binding is not None:
+        await part(binding, virtual, force=force, timeout=timeout)
+    secret = await virtual.find(SECRETS, named(name, keys.SYSTEM_NAMESPACE))
+    if secret is not None and is_marked(secret, {"metadata": {"labels": marks(uid, name)}}):
+        await virtual.remove(SECRETS, secret)
+    elif binding is None and physical is None:
+        raise JoinError(f"there is no ClusterBinding {name}; `tapestry status` lists those there are")
+    if physical is None:
+        tell_left(virtual, uid, name, binding, "run it again with --cluster-kubeconfig to remove it")
+        return
+    try:
+        await sweep(physical, uid, name, value_at(binding, "spec", "mountNamespace"))
+    except TransportError as error:
+        tell_left(virtual, uid, name, binding, "the cluster does not answer; run it again when it does")
+        if not force:
+            raise JoinError(f"the physical cluster does not answer: {error}") from error
+
+
+# -- above
+
+
+async def part(binding: Object, virtual: Cluster, *, force: bool, timeout: float) -> None:
+    """Delete the binding and see it go."""
+    name, client = name_of(binding), virtual.client
+    pods = await pods_on_nodes_of(binding, virtual) if force else []
+    if force:
+        mark = {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}}
+        await client.patch(CLUSTER_BINDINGS, named(name), mark)
+    with suppress(NotFound):
+        await client.delete(CLUSTER_BINDINGS, {"metadata": {"name": name, "uid": uid_of(binding)}})
+    try:
+        await wait_until_gone(binding, virtual, min(timeout, FORCE_SECONDS) if force else timeout)
+    except TimeoutError:
+        if not force:
+            hint = f"is its syncer at work? `tapestry unjoin {name} --force` ends it without"
+            raise JoinError(f"ClusterBinding {name} is still there after {timeout:g} s; {hint}") from None
+        await end(binding, virtual)
+    virtual.tell(Step(Mark.DELETED, virtual.word, f"{CLUSTER_BINDINGS.kind} {name}"))
+    if force:
+        virtual.tell(Step(Mark.LEFT, "physical", left_behind(binding, pods)))
+
+
+async def pods_on_nodes_of(binding: Object, virtual: Cluster) -> list[Object]:
+    nodes = await virtual.client.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}")
+    return [pod for node in nodes for pod in await virtual.client.list(PODS, fields=f"spec.nodeName={name_of(node)}")]
+
+
+async def wait_until_gone(binding: Object, virtual: Cluster, timeout: float) -> None:
+    """Wait, and tell each time that the binding has something new to say."""
+    told = ""
+
+    def is_gone(obj: Object | None) -> bool:
+        nonlocal told
+        if obj is None or uid_of(obj) != uid_of(binding):
+            return True
+        if (news := progress(obj)) != told:
+            told = news
+            virtual.tell(Step(Mark.WAITING, virtual.word, f"{CLUSTER_BINDINGS.kind} {name_of(obj)}", news))
+        return False
+
+    await wait_for(virtual.client, CLUSTER_BINDINGS, name_of(binding), until=is_gone, timeout=timeout)
+
+
+def progress(binding: Object) -> str:
+    """What a binding that goes still waits for."""
+    ready = find(value_at(binding, "status", "conditions"), "Ready") or {}
+    nodes = value_at(binding, "status", "nodes", default=0)
+    waits = [f"{nodes} virtual nodes"] if nodes else []
+    if keys.SYNCER_FINALIZER in binding["metadata"].get("finalizers", []):
+        waits.append("its syncer")
+    if value_at(binding, "status", "phase") == "Deleting":
+        waits.append(ready.get("message", ""))
+    return "; ".join(filter(None, waits))
+
+
+async def end(binding: Object, virtual: Cluster) -> None:
+    """Do what the manager would do by force: nobody else did.  What cannot be removed is given up after a while."""
+    ours = (keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            gone = await nodes_are_gone(virtual.client, binding, lambda _: None)
+            if gone or attempt == ATTEMPTS:
+                current = await virtual.client.get(CLUSTER_BINDINGS, name_of(binding))
+                kept = [each for each in current["metadata"].get("finalizers", []) if each not in ours]
+                if uid_of(current) == uid_of(binding):
+                    await virtual.client.patch(CLUSTER_BINDINGS, current, {"metadata": {"finalizers": kept}})
+                return
+        except NotFound:
+            return
+        except Conflict:  # somebody is at work after all
+            pass
+        await asyncio.sleep(PAUSE)
+
+
+# -- below
+
+
+async def sweep(physical: Cluster, uid: str, name: str, mount: str | None) -> None:
+    """Remove what join made below: first the rights, last what is shared, if nobody else needs it."""
+    labels = ",".join(f"{key}={value}" for key, value in marks(uid, name).items())
+    for resource in OF_ONE_BINDING:
+        for obj in await listed(physical, resource, labels):
+            mount = mount or obj["metadata"].get("namespace")
+            await physical.remove(resource, obj)
+    if await listed(physical, SERVICE_ACCOUNTS, OURS):
+        return  # others have joined
+    for resource in (PRIORITY_CLASSES, CRDS, NAMESPACES):
+        for obj in await listed(physical, resource, OURS):
+            if resource is NAMESPACES and name_of(obj) != mount:
+                continue
+            if held := await holders(physical, resource, obj):
+                what = f"{resource.kind} {name_of(obj)}"
+                physical.tell(Step(Mark.LEFT, physical.word, what, f"it holds {', '.join(held[:5])}"))
+            else:
+                await physical.remove(resource, obj)
+
+
+async def listed(cluster: Cluster, resource: Resource, labels: str) -> list[Object]:
+    """The objects with these labels; none where nobody knows the kind."""
+    try:
+        return await cluster.client.list(resource, labels=labels)
+    except NotFound:
+        return []
+
+
+async def holders(physical: Cluster, resource: Resource, obj: Object) -> list[str]:
+    """What would go with a shared object, and is not ours to remove."""
+    if resource is CRDS:
+        return [f"{POLICIES.kind} {name_of(each)}" for each in await listed(physical, POLICIES, "")]
+    if resource is not NAMESPACES:
+        return []
+    return [
+        f"{kind.kind} {name_of(each)}"
+        for kind in CONTENTS
+        for each in await physical.client.list(kind, name_of(obj))
+        if name_of(each) != ROOT_CERTIFICATES
+    ]
+
+
+def tell_left(virtual: Cluster, uid: str, name: str, binding: Object | None, why: str) -> None:
+    for what in made_below(uid, name, value_at(binding, "spec", "mountNamespace")):
+        virtual.tell(Step(Mark.LEFT, "physical", what, why))
+
+
+def made_below(uid: str, name: str, mount: str | None) -> Iterator[str]:
+    """What join makes below for one binding, by name."""
+    account = account_name(uid, name)
+    for resource in OF_ONE_BINDING:
+        place = f"{mount or 'the mount namespace'}/" if resource.namespaced else ""
+        yield f"{resource.kind} {place}{policy_name(uid, name) if resource is POLICIES else account}"

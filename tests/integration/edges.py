@@ -1,0 +1,137 @@
+"""Windows that open and close at whole minutes, and a look from outside at what comes of it.
+
+Ten nodes have a policy each.  Half of them open when the other half closes, minute by minute, and those that close
+have pods to take back.  All that is measured is when a watch on the virtual cluster shows it.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from tapestry.apis import keys
+from tapestry.controller import Informer
+from tapestry.kube.objects import Object, is_deleting, name_of
+from tapestry.kube.resources import NODES, PODS
+from tapestry.syncer.virtual_nodes import taint_named
+
+from .lending import Lending
+
+POLICIES = 10
+GRACE = 5
+PODS_EACH = 2
+MINUTE = timedelta(minutes=1)
+PREPARATION = timedelta(seconds=8)
+"""What it takes to have everything in place before the first edge."""
+
+
+@dataclass
+class Sights:
+    """What was seen, and when."""
+
+    closed: dict[str, bool] = field(default_factory=dict)
+    """Of each virtual node, as last seen."""
+    turned: list[tuple[str, datetime]] = field(default_factory=list)
+    taken: dict[str, datetime] = field(default_factory=dict)
+    """When each pod was on its way out."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def see_node(self, _: Object | None, node: Object | None) -> None:
+        if node is not None:
+            closed = taint_named(node, keys.OUT_OF_TIME_WINDOWS) is not None
+            if self.closed.get(name_of(node), closed) != closed:
+                self.turned.append((name_of(node), datetime.now(UTC)))
+            self.closed[name_of(node)] = closed
+            self.news.set()
+
+    def see_pod(self, old: Object | None, new: Object | None) -> None:
+        if old is not None and (new is None or is_deleting(new)):
+            self.taken.setdefault(name_of(old), datetime.now(UTC))
+            self.news.set()
+
+
+@dataclass
+class Measured:
+    """Seconds from an edge to its taint, or to the end of one, and from a deadline to each pod's deletion."""
+
+    lateness: list[float] = field(default_factory=list)
+    deadline_error: list[float] = field(default_factory=list)
+
+    @property
+    def deleted_early(self) -> int:
+        return sum(error < 0 for error in self.deadline_error)
+
+
+async def measured(site: Lending, minutes: int) -> Measured:
+    """What came of so many whole minutes, from the next one on."""
+    first = next_minute(datetime.now(UTC) + PREPARATION)
+    nodes = [f"{site.name}-{number}" for number in range(POLICIES)]
+    for number, node in enumerate(nodes):
+        await site.add_node(node, labels={"policy": node})
+        await add_policy(site, node, windows(first, minutes, closes_first=number % 2 == 0))
+    sights, result = Sights(), Measured()
+    with site.syncer():
+        async with asyncio.TaskGroup() as group:
+            following = [group.create_task(informer.run()) for informer in informers(site, sights)]
+            wanted = {site.above(node): number % 2 == 1 for number, node in enumerate(nodes)}
+            await seen(sights, lambda: sights.closed == wanted)
+            for minute in range(minutes):
+                edge = first + minute * MINUTE
+                pods = await bind_pods(site, minute, (node for node in nodes if not wanted[site.above(node)]))
+                wanted = {name: not closed for name, closed in wanted.items()}
+                await seen(sights, lambda: sights.closed == wanted and pods <= sights.taken.keys())  # noqa: B023
+                result.lateness += [(when - edge).total_seconds() for _, when in sights.turned]
+                deadline = edge + timedelta(seconds=GRACE)
+                result.deadline_error += [(sights.taken[pod] - deadline).total_seconds() for pod in pods]
+                sights.turned.clear()
+            for task in following:
+                task.cancel()
+    return result
+
+
+def next_minute(moment: datetime) -> datetime:
+    return moment.replace(second=0, microsecond=0) + MINUTE
+
+
+def windows(first: datetime, minutes: int, *, closes_first: bool) -> list[Object]:
+    """Every other minute from `first` on; one that closes first has been open before."""
+    begun = [(first - 2 * MINUTE, first)] if closes_first else []
+    starts = [first + minute * MINUTE for minute in range(int(closes_first), minutes + 1, 2)]
+    spans = [*begun, *((start, start + MINUTE) for start in starts)]
+    return [{"start": f"{start:%H:%M}", "end": f"{end:%H:%M}"} for start, end in spans]
+
+
+async def add_policy(site: Lending, node: str, open_in: list[Object]) -> None:
+    only = {"matchExpressions": [{"key": "policy", "operator": "In", "values": [node]}]}
+    await site.add_policy(
+        node,
+        nodeSelector={"nodeSelectorTerms": [only]},
+        timeWindows=open_in,
+        forceReclaim=True,
+        gracefulReclaimPeriodSeconds=GRACE,
+    )
+
+
+async def bind_pods(site: Lending, minute: int, nodes: Iterable[str]) -> set[str]:
+    """New pods on each node; they tolerate everything and are gone as soon as they are deleted."""
+    spec = {"tolerations": [{"operator": "Exists"}], "terminationGracePeriodSeconds": 0}
+    return {
+        name_of(await site.bind_pod(f"{minute}-{node}-{number}", node, **spec))
+        for node in nodes
+        for number in range(PODS_EACH)
+    }
+
+
+def informers(site: Lending, sights: Sights) -> tuple[Informer, Informer]:
+    nodes = Informer(site.virtual, NODES, labels=f"{keys.CLUSTER_BINDING}={site.name}")
+    nodes.on_change(sights.see_node)
+    pods = Informer(site.virtual, PODS, namespace="default", keep=lambda pod: name_of(pod).startswith(site.name))
+    pods.on_change(sights.see_pod)
+    return nodes, pods
+
+
+async def seen(sights: Sights, claim) -> None:
+    async with asyncio.timeout(100):
+        while not claim():
+            await sights.news.wait()
+            sights.news.clear()

@@ -1,0 +1,304 @@
+"""Physical clusters that lend to virtual ones, and real syncer processes between them: where the syncer is proven.
+
+One control plane serves many tests: each `Lending` has a binding, a mount namespace and nodes of its own, and leases
+no others.  Nothing here runs pods: what a kubelet would do is done by hand.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
+from tapestry.apis.names import virtual_node_name
+from tapestry.apis.policies import POLICIES, POLICY
+from tapestry.client.client import Client
+from tapestry.client.connection import HttpTransport
+from tapestry.client.kubeconfig import load
+from tapestry.client.waiting import wait_for
+from tapestry.controller import Informer
+from tapestry.kube.conditions import is_true
+from tapestry.kube.crds import crd
+from tapestry.kube.errors import AlreadyExists
+from tapestry.kube.objects import NOTHING, Object, annotations_of, is_deleting, name_of, named, value_at
+from tapestry.kube.resources import CRDS, NAMESPACES, NODES, PODS, SECRETS, Resource
+from tapestry.local.kubernetes import ControlPlane
+from tapestry.syncer.virtual_nodes import taint_named
+
+TAPESTRY = Path(sys.executable).with_name("tapestry")
+LENT_TO = "lent-to"
+"""The label by which the nodes of one `Lending` are told from those of others in the same cluster."""
+
+Until = Callable[[Object], bool]
+
+
+@dataclass(frozen=True)
+class Lending:
+    """A binding in the virtual cluster and what it binds; its name is its clusterID too."""
+
+    virtual: Client
+    physical: Client
+    virtual_plane: ControlPlane
+    name: str
+    mount: str
+    folder: Path
+
+    # -- the world
+
+    async def add_node(self, name: str, *, labels: dict[str, str] | None = None, **amounts: str) -> Object:
+        """A physical node that is ready, lent to nobody else, and has 4 CPUs and 8Gi unless told otherwise."""
+        metadata = {"name": name, "labels": {LENT_TO: self.name, **(labels or {})}}
+        capacity = {"cpu": "4", "memory": "8Gi", "pods": "110", **amounts}
+        made = await self.physical.create(NODES, an_object("Node", metadata))
+        status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready("True")]}
+        return await self.physical.patch(NODES, named(name_of(made)), {"status": status}, subresource="status")
+
+    async def add_policy(self, name: str, *, below: bool = False, **spec: Any) -> Object:
+        """The operator's policy, or the owner's if it is `below`."""
+        return await (self.physical if below else self.virtual).create(POLICIES, self.a_policy(name, **spec))
+
+    def a_policy(self, name: str, **spec: Any) -> Object:
+        return an_object(
+            POLICIES.kind, {"name": f"{self.name}-{name}"}, POLICIES.api_version, spec={"cluster": self.name, **spec}
+        )
+
+    async def set_policy(self, name: str, *, below: bool = False, **spec: Any) -> None:
+        client = self.physical if below else self.virtual
+        await client.patch(POLICIES, named(f"{self.name}-{name}"), {"spec": spec})
+
+    async def drop_policy(self, name: str, *, below: bool = False) -> None:
+        await (self.physical if below else self.virtual).delete(POLICIES, named(f"{self.name}-{name}"))
+
+    async def add_foreign_pod(
+        self, name: str, node: str, *, ports: list[Object] | None = None, **requests: str
+    ) -> None:
+        """A pod of the owner's, on a physical node."""
+        await self.physical.create(PODS, a_pod(f"{self.name}-{name}", node, ports=ports or [], requests=requests))
+
+    async def drop_foreign_pod(self, name: str) -> None:
+        await self.physical.delete(PODS, named(f"{self.name}-{name}", "default"), grace_seconds=0)
+
+    async def bind_pod(self, name: str, node: str, **spec: Any) -> Object:
+        """A pod in the virtual cluster, bound to the virtual node of `node`."""
+        return await self.virtual.create(PODS, a_pod(f"{self.name}-{name}", self.above(node), **spec))
+
+    async def end_pod(self, name: str) -> None:
+        """What a kubelet does last: the pod is gone."""
+        await self.virtual.delete(PODS, named(f"{self.name}-{name}", "default"), grace_seconds=0)
+
+    async def set_binding(self, **spec: Any) -> None:
+        await self.virtual.patch(CLUSTER_BINDINGS, named(self.name), {"spec": spec})
+
+    async def set_kubeconfig(self, text: str) -> None:
+        data = {"kubeconfig": base64.b64encode(text.encode()).decode()}
+        await self.virtual.patch(SECRETS, named(self.name, keys.SYSTEM_NAMESPACE), {"data": data})
+
+    def above(self, node: str) -> str:
+        """The name of the virtual node."""
+        return virtual_node_name(self.name, node)
+
+    # -- waiting
+
+    async def binding(self, until: Until, *, timeout: float = 20) -> Object:
+        return await becomes(self.virtual, CLUSTER_BINDINGS, self.name, until, timeout=timeout)
+
+    async def policy(self, name: str, until: Until, *, below: bool = False) -> Object:
+        client = self.physical if below else self.virtual
+        return await becomes(client, POLICIES, f"{self.name}-{name}", until)
+
+    async def virtual_node(self, node: str, until: Until = bool, *, timeout: float = 20) -> Object:
+        return await becomes(self.virtual, NODES, self.above(node), until, timeout=timeout)
+
+    async def virtual_node_gone(self, node: str) -> None:
+        await gone(self.virtual, NODES, self.above(node))
+
+    async def pod(self, name: str, until: Until, *, timeout: float = 20) -> Object:
+        return await becomes(self.virtual, PODS, f"{self.name}-{name}", until, "default", timeout=timeout)
+
+    # -- the syncer
+
+    @contextmanager
+    def syncer(self, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+        """`tapestry syncer` for this binding; it must run on without a fault, and end well when it is asked to."""
+        command = [TAPESTRY, "syncer", "--binding", self.name, "--kubeconfig", self.virtual_plane.kubeconfig]
+        command += ["--no-leader-elect", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
+        command += ["--audit", self.audit]
+        environ = {**os.environ, **{f"TAPESTRY_{name.upper()}": value for name, value in settings.items()}}
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(command, env=environ, stderr=log)
+        try:
+            yield process
+            process.terminate()
+            assert process.wait(15) == 0, self.log.read_text()
+            faults = [line for line in self.log.read_text().splitlines() if '"error"' in line and "Traceback" in line]
+            assert not faults, faults
+        finally:
+            process.kill()
+            process.wait()
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "syncer.log"
+
+    @property
+    def audit(self) -> Path:
+        return self.folder / "audit.jsonl"
+
+    def writes(self) -> list[Object]:
+        """The writes that the syncer made, as far as its audit has them: a fifth of a second late."""
+        return [json.loads(line) for line in self.audit.read_text().splitlines()]
+
+
+@asynccontextmanager
+async def lending(virtual: ControlPlane, physical: ControlPlane, folder: Path, **spec: Any) -> AsyncIterator[Lending]:
+    """A new binding between two clusters that know our kinds; `spec` goes into it."""
+    name = f"c{secrets.token_hex(4)}"
+    async with client_of(virtual) as above, client_of(physical) as below:
+        site = Lending(above, below, virtual, name, f"{name}-mount", folder)
+        await below.create(NAMESPACES, an_object("Namespace", {"name": site.mount}))
+        await give(above, NAMESPACES, an_object("Namespace", {"name": keys.SYSTEM_NAMESPACE}))
+        await above.create(SECRETS, a_kubeconfig_secret(name, physical.kubeconfig.read_text()))
+        selected = {"key": LENT_TO, "operator": "In", "values": [name]}
+        given = {
+            "clusterID": name,
+            "secretRef": {"name": name, "namespace": keys.SYSTEM_NAMESPACE},
+            "mountNamespace": site.mount,
+            "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [selected]}]},
+            **spec,
+        }
+        binding = an_object(CLUSTER_BINDINGS.kind, {"name": name}, CLUSTER_BINDINGS.api_version, spec=given)
+        await above.create(CLUSTER_BINDINGS, binding)
+        yield site
+
+
+@asynccontextmanager
+async def client_of(plane: ControlPlane) -> AsyncIterator[Client]:
+    client = Client(HttpTransport(load([plane.kubeconfig], environ=os.environ)))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def install_kinds(plane: ControlPlane) -> None:
+    """Our kinds, served."""
+    async with client_of(plane) as client:
+        for kind in (CLUSTER_BINDING, POLICY):
+            definition = crd(kind)
+            await give(client, CRDS, definition)
+            await becomes(client, CRDS, name_of(definition), lambda found: is_true(found, "Established"))
+
+
+async def give(client: Client, resource: Resource, obj: Object) -> None:
+    """Create what another test may have created."""
+    try:
+        await client.create(resource, obj)
+    except AlreadyExists:
+        return
+
+
+async def becomes(
+    client: Client, resource: Resource, name: str, until: Until, namespace: str | None = None, *, timeout: float = 20
+) -> Object:
+    found = await wait_for(
+        client, resource, name, namespace, until=lambda obj: obj is not None and until(obj), timeout=timeout
+    )
+    assert found is not None
+    return found
+
+
+async def gone(
+    client: Client, resource: Resource, name: str, namespace: str | None = None, *, timeout: float = 20
+) -> None:
+    await wait_for(client, resource, name, namespace, until=lambda obj: obj is None, timeout=timeout)
+
+
+async def all_become(
+    client: Client,
+    resource: Resource,
+    namespace: str | None,
+    until: Callable[[list[Object]], bool],
+    *,
+    labels: str = "",
+    fields: str = "",
+    timeout: float = 20,
+) -> list[Object]:
+    """The objects that the selectors match, once `until` holds for all of them together."""
+    informer = Informer(client, resource, namespace=namespace, labels=labels, fields=fields)
+    changed = asyncio.Event()
+    informer.on_change(lambda _old, _new: changed.set())
+    informer.after_sync(changed.set)
+    async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
+        running = group.create_task(informer.run())
+        while not (informer.synced.is_set() and until(list(informer.store.list()))):
+            await changed.wait()
+            changed.clear()
+        running.cancel()
+    return list(informer.store.list())
+
+
+async def ends(process: subprocess.Popen[bytes]) -> int:
+    """How a process ended by itself."""
+    return await asyncio.to_thread(process.wait, 20)
+
+
+# -- objects
+
+
+def an_object(kind: str, metadata: Object, api_version: str = "v1", **content: Any) -> Object:
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
+
+
+def a_pod(
+    name: str, node: str, *, ports: Sequence[Object] = (), requests: Mapping[str, str] = NOTHING, **spec: Any
+) -> Object:
+    container = {"name": "c", "image": "none", "ports": list(ports), "resources": {"requests": {**requests}}}
+    return an_object(
+        "Pod", {"name": name, "namespace": "default"}, spec={"nodeName": node, "containers": [container], **spec}
+    )
+
+
+def a_kubeconfig_secret(name: str, kubeconfig: str) -> Object:
+    metadata = {"name": name, "namespace": keys.SYSTEM_NAMESPACE}
+    return an_object("Secret", metadata, stringData={"kubeconfig": kubeconfig})
+
+
+def ready(status: str) -> Object:
+    return {"type": "Ready", "status": status, "reason": "Told", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+# -- claims about objects
+
+
+def lends(**amounts: str) -> Until:
+    return lambda node: all(value_at(node, "status", "allocatable", key) == value for key, value in amounts.items())
+
+
+def tainted(key: str) -> Until:
+    return lambda node: taint_named(node, key) is not None
+
+
+def untainted(key: str) -> Until:
+    return lambda node: taint_named(node, key) is None
+
+
+def readiness(node: Object) -> str | None:
+    conditions = value_at(node, "status", "conditions", default=[])
+    return next((each["status"] for each in conditions if each["type"] == "Ready"), None)
+
+
+def going(obj: Object) -> bool:
+    return is_deleting(obj)
+
+
+def annotated(key: str, value: str) -> Until:
+    return lambda obj: annotations_of(obj).get(key) == value

@@ -1,0 +1,387 @@
+"""The manager as it is installed: its own process, its own account with the rights that the manifests grant, kubectl.
+
+A second control plane is the physical cluster.  Nothing runs Deployments here: their status is ours to set.
+"""
+
+import asyncio
+import base64
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.rights import SYNCER_BELOW, Place, placed, rules
+from tapestry.client.client import Client
+from tapestry.client.connection import HttpTransport
+from tapestry.client.kubeconfig import load
+from tapestry.client.waiting import wait_for
+from tapestry.kube.conditions import find
+from tapestry.kube.errors import Conflict, Invalid
+from tapestry.kube.objects import Object, named, uid_of, value_at
+from tapestry.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    DEPLOYMENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Resource,
+)
+from tapestry.local.kubernetes import ControlPlane, free_ports
+
+TAPESTRY = Path(sys.executable).with_name("tapestry")
+SYSTEM = keys.SYSTEM_NAMESPACE
+MOUNT, ACCOUNT = "leased", "syncer"
+OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
+
+Kubectl = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def physical_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("physical"), kube_assets, fsync=False) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(kubectl: Kubectl) -> None:
+    """`tapestry manifests | kubectl apply -f -`"""
+    command = [TAPESTRY, "manifests", "--kubeconfig-namespace", "tenant"]
+    manifests = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    kubectl("create", "namespace", "tenant")
+    kubectl("apply", "-f", "-", stdin=manifests)
+    kubectl("wait", "--for=condition=Established", "crd/clusterbindings.cloud.tencent.com")
+
+
+@dataclass(frozen=True)
+class World:
+    """Both clusters, and everybody who uses them."""
+
+    virtual: Client
+    physical: Client
+    plane: ControlPlane
+    """The physical one."""
+    manager_kubeconfig: Path
+    folder: Path
+
+    async def account(self, name: str = ACCOUNT, *left_out: str) -> bytes:
+        """A kubeconfig of an account below that has the rights of a syncer, but for some."""
+        places = {Place.MOUNT: MOUNT, Place.ACCOUNT_NAMESPACE: MOUNT, Place.ACCOUNT: name}
+        rights = [right for right in placed(SYNCER_BELOW, places) if str(right) not in left_out]
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": MOUNT}
+        await self.ensure(self.physical, NAMESPACES, named(MOUNT))
+        await self.ensure(self.physical, SERVICE_ACCOUNTS, named(name, MOUNT))
+        for role, binding, namespace in (
+            (CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, None),
+            (ROLES, ROLE_BINDINGS, MOUNT),
+        ):
+            granted = [right for right in rights if (right.namespace or None) == namespace]
+            reference = {"apiGroup": role.group, "kind": role.kind, "name": name}
+            await self.ensure(self.physical, role, {**named(name, namespace), "rules": rules(granted)})
+            bound = {**named(name, namespace), "roleRef": reference, "subjects": [subject]}
+            await self.ensure(self.physical, binding, bound)
+        token = await self.physical.token(name, MOUNT, seconds=30 * 86400)
+        return kubeconfig(self.plane, token["token"])
+
+    async def ensure(self, client: Client, resource: Resource, obj: Object) -> None:
+        whole = {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
+        try:
+            await client.create(resource, whole)
+        except Conflict:
+            await client.patch(resource, obj, obj)
+
+    async def add_secret(self, name: str, data: dict[str, bytes], namespace: str = SYSTEM) -> None:
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        await self.ensure(self.virtual, SECRETS, {**named(name, namespace), "data": encoded})
+
+    async def add_binding(self, name: str, **spec: Any) -> Object:
+        reference = {"name": name, "namespace": SYSTEM}
+        whole = {"apiVersion": CLUSTER_BINDINGS.api_version, "kind": CLUSTER_BINDINGS.kind, **named(name)}
+        given = {"clusterID": name, "secretRef": reference, "mountNamespace": MOUNT, **spec}
+        return await self.virtual.create(CLUSTER_BINDINGS, {**whole, "spec": given})
+
+    async def reaches(self, name: str, phase: str, reason: str = "") -> Object:
+        def is_there(obj: Object | None) -> bool:
+            found = condition(obj, "Ready")
+            return value_at(obj, "status", "phase") == phase and reason in ("", found.get("reason"))
+
+        binding = await wait_for(self.virtual, CLUSTER_BINDINGS, name, until=is_there)
+        assert binding is not None
+        return binding
+
+    async def unbind(self, name: str) -> None:
+        """Delete a binding and see it gone."""
+        await self.virtual.delete(CLUSTER_BINDINGS, named(name))
+        await wait_for(self.virtual, CLUSTER_BINDINGS, name, until=lambda obj: obj is None, timeout=20)
+
+    async def of_syncers(self, binding: Object) -> list[str]:
+        selector = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
+        return [
+            f"{resource.kind} {obj['metadata']['name']}"
+            for resource in OF_SYNCERS
+            for obj in await self.virtual.list(resource, labels=selector)
+        ]
+
+    @contextmanager
+    def manager(self, *flags: str, **environ: str) -> Iterator[Path]:
+        """`tapestry manager` as its own account; gives the file where its writes are noted.
+
+        It must end well when it is asked to, and nothing may have been denied to it.
+        """
+        audit, log = self.folder / "audit.jsonl", self.folder / "manager.log"
+        command = [TAPESTRY, "manager", "--kubeconfig", self.manager_kubeconfig, "--audit", audit, *flags]
+        if "--metrics-bind-address" not in flags:
+            command += ["--metrics-bind-address="]
+        command += ["--health-probe-bind-address="]
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, env={**os.environ, **environ}, stderr=output)
+        try:
+            yield audit
+            process.terminate()
+            assert process.wait(15) == 0, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+        assert "orbidden" not in log.read_text(), log.read_text()
+        assert '"code":403' not in audit.read_text() if audit.exists() else True
+
+
+def condition(binding: Object | None, type: str) -> Object:
+    return find(value_at(binding, "status", "conditions"), type) or {}
+
+
+def kubeconfig(plane: ControlPlane, token: str) -> bytes:
+    """A kubeconfig for a control plane with a token in the place of the administrator's."""
+    found = json.loads(plane.kubeconfig.read_text())
+    found["users"][0]["user"] = {"token": token}
+    return json.dumps(found).encode()
+
+
+@pytest.fixture
+async def world(
+    client: Client, control_plane: ControlPlane, physical_plane: ControlPlane, tmp_path: Path
+) -> AsyncIterator[World]:
+    token = await client.token("tapestry-manager", SYSTEM, seconds=3600)
+    file = tmp_path / "manager.kubeconfig"
+    file.write_bytes(kubeconfig(control_plane, token["token"]))
+    physical = Client(HttpTransport(load([physical_plane.kubeconfig], environ=os.environ)))
+    yield World(client, physical, physical_plane, file, tmp_path)
+    await physical.close()
+
+
+async def test_m1_m3_a_binding_becomes_ready_and_its_syncer_is_installed(world: World, kubectl: Kubectl) -> None:
+    await world.add_secret("m3", {"kubeconfig": await world.account()})
+    with world.manager():
+        await world.add_binding("m3")
+        binding = await world.reaches("m3", "Ready")
+        assert condition(binding, "Connected")["message"] == "Kubernetes v1.34.3 answers"
+        below = await world.physical.get(NAMESPACES, "kube-system")
+        assert binding["status"]["identity"] == uid_of(below)
+        assert binding["status"]["credentialsExpire"]
+        assert [each["type"] for each in binding["status"]["conditions"] if each["status"] == "True"] == [
+            "Ready",
+            "Connected",
+            "Permitted",
+        ]
+        assert await world.of_syncers(binding) == [
+            "ServiceAccount tapestry-syncer-m3",
+            "Role tapestry-syncer-m3",
+            "Role tapestry-syncer-m3-kubeconfig",
+            "RoleBinding tapestry-syncer-m3",
+            "RoleBinding tapestry-syncer-m3-kubeconfig",
+            "ClusterRoleBinding tapestry-syncer-m3",
+            "Deployment tapestry-syncer-m3",
+        ]
+        deployment = await world.virtual.get(DEPLOYMENTS, "tapestry-syncer-m3", SYSTEM)
+        assert deployment["metadata"]["ownerReferences"][0]["name"] == "m3"
+        status = {"replicas": 1, "readyReplicas": 1, "availableReplicas": 1, "observedGeneration": 1}
+        await world.virtual.patch(DEPLOYMENTS, deployment, {"status": status}, subresource="status")
+        is_up = lambda obj: condition(obj, "SyncerReady").get("status") == "True"  # noqa: E731
+        await wait_for(world.virtual, CLUSTER_BINDINGS, "m3", until=is_up)
+        shown = kubectl("get", "clusterbindings", "m3")
+        assert re.split(r" {2,}", shown.splitlines()[1])[:3] == ["m3", "m3", "Ready"]
+        reasons = kubectl("get", "events", "-n", "default", "-o", "jsonpath={.items[*].reason}").split()
+        assert {"Initializing", "Ready"} <= set(reasons)
+        await world.unbind("m3")
+
+
+async def test_what_the_server_fills_in_is_not_fought_and_what_people_change_is_put_right(world: World) -> None:
+    await world.add_secret("drift", {"kubeconfig": await world.account()})
+    with world.manager():
+        await world.add_binding("drift")
+        await world.reaches("drift", "Ready")
+    (world.folder / "audit.jsonl").unlink()
+    with world.manager() as audit:
+        deployment = await world.virtual.get(DEPLOYMENTS, "tapestry-syncer-drift", SYSTEM)
+        changed = await world.virtual.patch(DEPLOYMENTS, deployment, {"spec": {"replicas": 7}})
+        again = lambda obj: value_at(obj, "spec", "replicas") == 2  # noqa: E731
+        mended = await wait_for(world.virtual, DEPLOYMENTS, "tapestry-syncer-drift", SYSTEM, until=again)
+        assert mended is not None
+        assert mended["metadata"]["generation"] == changed["metadata"]["generation"] + 1
+        assert mended["spec"] == deployment["spec"]
+        await world.virtual.delete(DEPLOYMENTS, mended)
+        anew = lambda obj: obj is not None and uid_of(obj) != uid_of(mended)  # noqa: E731
+        await wait_for(world.virtual, DEPLOYMENTS, "tapestry-syncer-drift", SYSTEM, until=anew)
+        await world.unbind("drift")
+        writes = [json.loads(line) for line in audit.read_text().splitlines()]
+    kinds = ("deployments.apps", "roles.rbac.authorization.k8s.io", "serviceaccounts")
+    told = [(each["verb"], each["resource"]) for each in writes if each["resource"] in kinds]
+    assert told[:2] == [("patch", "deployments.apps"), ("create", "deployments.apps")]
+    assert {verb for verb, _ in told[2:]} == {"delete"}
+
+
+async def test_m2_a_template_folder_that_is_not_there_fails_the_syncer(world: World) -> None:
+    await world.add_secret("m2", {"kubeconfig": await world.account()})
+    with world.manager("--template-dir", str(world.folder / "nowhere")):
+        await world.add_binding("m2")
+        binding = await world.reaches("m2", "Failed", "SyncerFailed")
+        assert keys.MANAGER_FINALIZER in binding["metadata"]["finalizers"]
+        assert condition(binding, "Permitted")["status"] == "True"
+        await world.unbind("m2")
+
+
+async def test_m4_a_secret_without_a_kubeconfig_waits_for_one(world: World) -> None:
+    await world.add_secret("m4", {"config": b"x"})
+    with world.manager():
+        await world.add_binding("m4")
+        binding = await world.reaches("m4", "Failed", "ConnectivityFailed")
+        assert keys.MANAGER_FINALIZER in binding["metadata"]["finalizers"]
+        await world.add_secret("m4", {"kubeconfig": b"garbage: ["})
+        until = lambda obj: "not YAML" in condition(obj, "Connected").get("message", "")  # noqa: E731
+        await wait_for(world.virtual, CLUSTER_BINDINGS, "m4", until=until)
+        await world.add_secret("m4", {"kubeconfig": kubeconfig(world.plane, "expired")})
+        until = lambda obj: "refuses the credentials" in condition(obj, "Connected").get("message", "")  # noqa: E731
+        await wait_for(world.virtual, CLUSTER_BINDINGS, "m4", until=until)
+        await world.add_secret("m4", {"kubeconfig": await world.account()})
+        await world.reaches("m4", "Ready")
+        await world.unbind("m4")
+
+
+async def test_m5_m6_the_syncer_cleans_up_before_anything_goes(world: World) -> None:
+    await world.add_secret("m6", {"kubeconfig": await world.account()})
+    with world.manager():
+        await world.add_binding("m6")
+        binding = await world.reaches("m6", "Ready")
+        finalizers = [*binding["metadata"]["finalizers"], keys.SYNCER_FINALIZER]
+        await world.virtual.patch(CLUSTER_BINDINGS, named("m6"), {"metadata": {"finalizers": finalizers}})
+        await world.virtual.delete(CLUSTER_BINDINGS, named("m6"))
+        await world.reaches("m6", "Deleting", "WaitingSyncerCleanup")
+        assert len(await world.of_syncers(binding)) == 7
+        kept = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER]}}
+        await world.virtual.patch(CLUSTER_BINDINGS, named("m6"), kept)
+        await wait_for(world.virtual, CLUSTER_BINDINGS, "m6", until=lambda obj: obj is None, timeout=20)
+        assert await world.of_syncers(binding) == []
+    assert await world.virtual.get(CLUSTER_ROLES, "tapestry-syncer")
+
+
+async def test_rights_that_are_missing_below_are_listed(world: World) -> None:
+    left_out = ("get,list,watch nodes", f"create serviceaccounts/token lacking in {MOUNT}")
+    await world.add_secret("rights", {"kubeconfig": await world.account("lacking", *left_out)})
+    with world.manager():
+        await world.add_binding("rights")
+        binding = await world.reaches("rights", "Failed", "PermissionsMissing")
+        missing = f"get nodes, list nodes, watch nodes, create serviceaccounts/token lacking in {MOUNT}"
+        assert condition(binding, "Permitted")["message"] == f"the kubeconfig does not grant: {missing}"
+        await world.unbind("rights")
+
+
+async def test_bindings_may_share_neither_a_cluster_nor_a_cluster_id_and_keep_theirs(world: World) -> None:
+    for name in ("first", "second"):
+        await world.add_secret(name, {"kubeconfig": await world.account()})
+    with world.manager():
+        await world.add_binding("first")
+        await world.reaches("first", "Ready")
+        await world.add_binding("second", clusterID="first")
+        await world.reaches("second", "Failed", "DuplicateClusterID")
+        with pytest.raises(Invalid, match="may not change"):
+            await world.virtual.patch(CLUSTER_BINDINGS, named("second"), {"spec": {"clusterID": "second"}})
+        await world.unbind("second")
+        await world.add_binding("second")
+        await world.reaches("second", "Failed", "DuplicateCluster")
+    with world.manager():
+        await world.unbind("first")
+        await world.reaches("second", "Ready")
+        await world.unbind("second")
+
+
+async def test_secrets_come_from_allowed_namespaces_only(world: World) -> None:
+    await world.add_secret("tenant", {"kubeconfig": await world.account()}, "tenant")
+    with world.manager():
+        await world.add_binding("tenant", secretRef={"name": "tenant", "namespace": "tenant"})
+        await world.reaches("tenant", "Failed", "SecretNamespaceNotAllowed")
+    with world.manager("--kubeconfig-namespace", "tenant"):
+        binding = await world.reaches("tenant", "Ready")
+        roles = await world.virtual.list(ROLES, "tenant", labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}")
+        assert [role["metadata"]["name"] for role in roles] == ["tapestry-syncer-tenant-kubeconfig"]
+        await world.unbind("tenant")
+
+
+async def test_a_cluster_that_is_gone_can_be_left_by_force(world: World, kubectl: Kubectl) -> None:
+    await world.add_secret("gone", {"kubeconfig": await world.account()})
+    with world.manager():
+        await world.add_binding("gone")
+        binding = await world.reaches("gone", "Ready")
+        labels = {keys.CLUSTER_BINDING_UID: uid_of(binding)}
+        await world.virtual.create(NODES, {"metadata": {"name": "vnode-gone-a", "labels": labels}})
+        spec = {"nodeName": "vnode-gone-a", "containers": [{"name": "web", "image": "web"}]}
+        await world.virtual.create(PODS, {**named("web", "default"), "spec": spec})
+        metadata = {
+            "finalizers": [keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER],
+            "annotations": {keys.FORCE_UNBIND: "true"},
+        }
+        await world.virtual.patch(CLUSTER_BINDINGS, named("gone"), {"metadata": metadata})
+        await world.unbind("gone")
+        assert await world.virtual.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}") == []
+        assert await world.virtual.list(PODS, fields="spec.nodeName=vnode-gone-a") == []
+    told = kubectl("get", "events", "-n", "default", "--field-selector=reason=LeftBehind", "-o", "yaml")
+    assert "twins of the pods default/web" in told
+
+
+async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
+    await world.add_secret("apart", {"kubeconfig": await world.account()})
+    await world.ensure(world.physical, NAMESPACES, named(SYSTEM))
+    deploy = ("--deploy-kubeconfig", str(world.plane.kubeconfig))
+    with world.manager(*deploy, TAPESTRY_SYNCER_KUBECONFIG_SECRET="to-virtual"):
+        await world.add_binding("apart")
+        binding = await world.reaches("apart", "Ready")
+        deployment = await world.physical.get(DEPLOYMENTS, "tapestry-syncer-apart", SYSTEM)
+        assert deployment["metadata"]["labels"][keys.CLUSTER_BINDING_UID] == uid_of(binding)
+        assert await world.of_syncers(binding) == []
+        await world.unbind("apart")
+        assert await world.physical.list(DEPLOYMENTS) == []
+
+
+async def test_metrics_are_shown_to_whoever_may_read_them(world: World, control_plane: ControlPlane) -> None:
+    (port,) = free_ports(1)
+    await world.add_binding("counted", mountNamespace=None)
+    with world.manager("--metrics-bind-address", f"0.0.0.0:{port}"):
+        await world.reaches("counted", "Failed", "ValidationFailed")
+        status, page = await asyncio.to_thread(metrics, port, control_plane.token)
+        assert status == 200
+        assert 'tapestry_bindings{phase="Failed"} 1.0' in page
+        assert 'tapestry_is_leader{election="tapestry-manager"} 1.0' in page
+        own = json.loads(world.manager_kubeconfig.read_text())["users"][0]["user"]["token"]
+        assert (await asyncio.to_thread(metrics, port, own))[0] == 403  # which is nothing that the manager needs
+        await world.unbind("counted")
+
+
+def metrics(port: int, token: str) -> tuple[int, str]:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()

@@ -1,0 +1,150 @@
+"""A physical cluster falls silent, under a real kube-controller-manager that evicts what runs on nodes it has lost.
+
+The physical API server is stopped in its tracks, so that connections to it stay open and nothing comes back.  It does
+not know our kinds either: an owner need not install them.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.kube.objects import Object, annotations_of, name_of, value_at
+from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS
+from tapestry.local.kubernetes import ControlPlane
+
+from .lending import (
+    Lending,
+    becomes,
+    client_of,
+    going,
+    gone,
+    install_kinds,
+    lending,
+    readiness,
+    tainted,
+    untainted,
+)
+
+UNREACHABLE = "node.kubernetes.io/unreachable"
+NOT_READY = "node.kubernetes.io/not-ready"
+
+
+@pytest.fixture(scope="module")
+def watchful_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A virtual cluster whose controllers look after nodes."""
+    folder = tmp_path_factory.mktemp("watchful")
+    with ControlPlane(folder, kube_assets, controller_manager=True, fsync=False) as plane:
+        asyncio.run(prepared(plane))
+        yield plane
+
+
+async def prepared(plane: ControlPlane) -> None:
+    await install_kinds(plane)
+    async with client_of(plane) as client:
+        await becomes(client, SERVICE_ACCOUNTS, "default", bool, "default")
+
+
+@pytest.fixture(scope="module")
+def frail_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A physical cluster that can fall silent."""
+    with ControlPlane(tmp_path_factory.mktemp("frail"), kube_assets, fsync=False) as plane:
+        yield plane
+
+
+@contextmanager
+def silent(plane: ControlPlane) -> Iterator[None]:
+    plane.pause("kube-apiserver")
+    try:
+        yield
+    finally:
+        plane.resume("kube-apiserver")
+
+
+def patient(seconds: int) -> list[Object]:
+    return [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+        for key in (NOT_READY, UNREACHABLE)
+    ]
+
+
+def patience_of(pod: Object) -> dict[str, int | None]:
+    return {each["key"]: each.get("tolerationSeconds") for each in pod["spec"]["tolerations"]}
+
+
+async def trusted_node(site: Lending) -> str:
+    """A virtual node that the virtual cluster finds ready."""
+    node = f"{site.name}-n1"
+    await site.virtual_node(node, lambda found: readiness(found) == "True" and untainted(NOT_READY)(found))
+    return node
+
+
+async def bind_pods(site: Lending, node: str, patience: dict[str, int]) -> None:
+    """Pods with so many seconds of patience; nobody has to wait for them to end."""
+    for name, seconds in patience.items():
+        await site.bind_pod(name, node, tolerations=patient(seconds), terminationGracePeriodSeconds=0)
+    await site.binding(lambda found: value_at(found, "status", "pods") == len(patience))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("silence", "patience", "lasting"),
+    [
+        pytest.param(4, 3, 12, id="short"),
+        pytest.param(20, 20, 120, id="two minutes", marks=pytest.mark.long),
+    ],
+)
+async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_says_so(
+    watchful_plane: ControlPlane,
+    physical_plane: ControlPlane,
+    frail_plane: ControlPlane,
+    tmp_path_factory: pytest.TempPathFactory,
+    silence: int,
+    patience: int,
+    lasting: int,
+) -> None:
+    """What is evicted under Evict tells how long the partition has lasted for what stays under Hold."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("held", "evicted", "reachable")]
+    settings = {"silence_seconds": str(silence)}
+    async with (
+        lending(watchful_plane, frail_plane, folders[0]) as held,
+        lending(watchful_plane, frail_plane, folders[1], onPartition="Evict") as evicted,
+        lending(watchful_plane, physical_plane, folders[2]) as reachable,
+    ):
+        for site in (held, evicted, reachable):
+            await site.add_node(f"{site.name}-n1")
+            await site.add_policy("all")
+        # Where no node at all can be reached, kube-controller-manager evicts nobody.
+        with reachable.syncer(), evicted.syncer(**settings):
+            await trusted_node(reachable)
+            with held.syncer(**settings):
+                node = await trusted_node(held)
+                await bind_pods(held, node, {"one": patience, "two": patience})
+                await bind_pods(evicted, await trusted_node(evicted), {"one": patience, "last": lasting})
+                frail_plane.pause("kube-apiserver")
+                await held.virtual_node(node, lambda found: readiness(found) == "Unknown", timeout=3 * silence + 20)
+                for name in ("one", "two"):  # whoever finds the node unknown finds its pods patient
+                    pod = await held.pod(name, bool)
+                    assert patience_of(pod) == {NOT_READY: None, UNREACHABLE: None}
+                await held.virtual_node(node, tainted(UNREACHABLE), timeout=60)
+                late = await held.bind_pod("late", node, tolerations=patient(patience))
+                await held.pod("late", lambda found: keys.HELD_TOLERATIONS in annotations_of(found))
+            with held.syncer(**settings):  # another process, which has never had an answer
+                for name in ("one", "last"):
+                    await gone(evicted.virtual, PODS, f"{evicted.name}-{name}", "default", timeout=60 + lasting)
+                for name in ("one", "two", "late"):
+                    assert not going(await held.pod(name, bool))
+                assert tainted(UNREACHABLE)(await held.virtual_node(node))
+                frail_plane.resume("kube-apiserver")
+                await held.virtual_node(
+                    node, lambda found: readiness(found) == "True" and untainted(UNREACHABLE)(found)
+                )
+                for name in ("one", "two", "late"):
+                    pod = await held.pod(name, lambda found: keys.HELD_TOLERATIONS not in annotations_of(found))
+                    assert patience_of(pod) == {NOT_READY: patience, UNREACHABLE: patience}
+                    assert not going(pod)
+                await evicted.virtual_node(f"{evicted.name}-n1", lambda found: readiness(found) == "True")
+                assert name_of(late)

@@ -1,0 +1,710 @@
+"""The bottom-up half of the syncer as it is run: a process of its own between two real API servers.
+
+What each test shows is named as in the list of scenarios that Kubeocean is tested by, where it is one of those; ours
+differ on purpose where docs/reference/compatibility.md says so.
+"""
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.kube.conditions import find, is_true
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, uid_of, value_at, version_of
+from tapestry.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CSI_NODES,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+)
+from tapestry.kube.times import parse_time
+from tapestry.local.kubernetes import ControlPlane
+from tapestry.syncer.virtual_nodes import taint_named
+
+from .lending import (
+    LENT_TO,
+    TAPESTRY,
+    Lending,
+    a_kubeconfig_secret,
+    all_become,
+    an_object,
+    becomes,
+    ends,
+    going,
+    gone,
+    lending,
+    lends,
+    readiness,
+    ready,
+    tainted,
+    untainted,
+)
+
+NODE_LEASES = "kube-node-lease"
+
+
+# -- the process and its binding
+
+
+async def test_a_ready_node_is_leased_as_a_virtual_one(site: Lending) -> None:
+    """S1, S2, N1."""
+    node = await site.add_node(f"{site.name}-n1", labels={"zone": "east-1", "node-role.kubernetes.io/worker": ""})
+    await site.add_policy("all")
+    with site.syncer():
+        shown = await site.virtual_node(name_of(node), lends(cpu="4", memory="8Gi", pods="110"))
+        binding = await site.binding(lambda found: value_at(found, "status", "nodes") == 1)
+    assert name_of(shown) == f"vnode-{site.name}-{name_of(node)}"
+    assert value_at(shown, "status", "capacity") == value_at(shown, "status", "allocatable")
+    labels = labels_of(shown)
+    assert labels["zone"] == "east-1"
+    assert "node-role.kubernetes.io/worker" not in labels
+    assert labels[keys.CLUSTER_BINDING] == site.name
+    assert labels[keys.CLUSTER_BINDING_UID] == uid_of(binding)
+    assert labels[keys.PHYSICAL_NODE_NAME] == name_of(node)
+    assert labels[keys.MANAGED_BY] == keys.TAPESTRY
+    assert labels["kubernetes.io/hostname"] == name_of(shown)
+    assert taint_named(shown, keys.VNODE_TAINT) == {"key": keys.VNODE_TAINT, "effect": "NoSchedule"}
+    system = await site.physical.get(NAMESPACES, "kube-system")
+    assert value_at(binding, "status", "identity") == uid_of(system)
+    assert value_at(binding, "status", "leased", "cpu") == "4"
+    assert keys.SYNCER_FINALIZER in binding["metadata"]["finalizers"]
+    assert is_true(binding, "Leasing")
+
+
+def test_a_syncer_without_a_binding_says_so_and_ends(virtual_plane: ControlPlane) -> None:
+    """S3."""
+    command = [TAPESTRY, "syncer", "--binding", "nobody", "--kubeconfig", virtual_plane.kubeconfig]
+    done = subprocess.run([*command, "--metrics-bind-address", ""], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "there is no ClusterBinding 'nobody'" in done.stderr
+
+
+async def test_garbage_in_place_of_a_kubeconfig_withdraws_nothing_and_is_waited_out(
+    site: Lending, physical_plane: ControlPlane
+) -> None:
+    """S4: the process stays, and begins as soon as the Secret is right."""
+    await site.add_node(f"{site.name}-n1")
+    await site.add_policy("all")
+    await site.set_kubeconfig("{")
+    with site.syncer():
+        await site.binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
+        await site.set_kubeconfig(physical_plane.kubeconfig.read_text())
+        await site.virtual_node(f"{site.name}-n1")
+        await site.set_kubeconfig("apiVersion: v1\nkind: Config\nclusters: 7\n")
+        await site.add_node(f"{site.name}-n2")  # the doors are still those of the last good one
+        await site.virtual_node(f"{site.name}-n2")
+        await site.virtual_node(f"{site.name}-n1", untainted(keys.WITHDRAWING))
+
+
+async def test_without_a_policy_nothing_is_leased_and_the_binding_says_why(site: Lending) -> None:
+    await site.add_node(f"{site.name}-n1")
+    with site.syncer():
+        binding = await site.binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
+        assert find(value_at(binding, "status", "conditions"), "Leasing")["reason"] == "NoPolicy"
+        assert value_at(binding, "status", "nodes") == 0
+        await site.add_policy("all")
+        await site.virtual_node(f"{site.name}-n1")
+
+
+async def test_unbinding_takes_everything_back_and_ends_the_process(
+    virtual_plane: ControlPlane, physical_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """S5, as far as nothing is sent down yet."""
+    async with lending(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
+        node = f"{site.name}-n1"
+        await site.add_node(node)
+        await site.add_foreign_pod("online", node, ports=[{"containerPort": 80, "hostPort": 8080}])
+        await site.add_policy("all")
+        await site.add_policy("owners", below=True)
+        with site.syncer() as process:
+            await site.virtual_node(node)
+            await site.bind_pod("work", node)
+            await becomes_placeholder(site, node, {8080})
+            await becomes(site.virtual, LEASES, site.above(node), bool, NODE_LEASES)
+            await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+            await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
+            reclaimed = await site.pod("work", going)
+            assert is_true(reclaimed, "DisruptionTarget")
+            await site.virtual_node(node, tainted(keys.WITHDRAWING))  # it goes after its last pod
+            await site.end_pod("work")
+            await site.virtual_node_gone(node)
+            await gone(site.virtual, LEASES, site.above(node), NODE_LEASES)
+            await gone(site.virtual, CLUSTER_BINDINGS, site.name)
+            assert await ends(process) == 0
+        assert await placeholders(site, node) == []
+        owners = await site.policy("owners", bool, below=True)
+        assert value_at(owners, "status", "leases", default=[]) == []
+        assert await site.physical.get(NODES, node), "nothing of the owner's is touched"
+
+
+async def test_unbinding_does_not_wait_for_pods_that_have_ended(
+    virtual_plane: ControlPlane, physical_plane: ControlPlane, tmp_path: Path
+) -> None:
+    async with lending(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
+        await site.add_node(f"{site.name}-n1")
+        await site.add_policy("all")
+        with site.syncer():
+            await site.virtual_node(f"{site.name}-n1")
+            pod = await site.bind_pod("done", f"{site.name}-n1")
+            await site.virtual.patch(PODS, pod, {"status": {"phase": "Succeeded"}}, subresource="status")
+            await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
+            await gone(site.virtual, CLUSTER_BINDINGS, site.name)
+        assert not going(await site.virtual.get(PODS, name_of(pod), "default"))
+
+
+# -- arithmetic
+
+
+async def test_what_foreign_pods_hold_is_not_lent_and_without_its_only_policy_a_node_goes(site: Lending) -> None:
+    """N3."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_foreign_pod("one", node, cpu="1", memory="2Gi")
+    await site.add_foreign_pod("two", node, cpu="500m", memory="1Gi")
+    await site.add_policy("all")
+    with site.syncer():
+        await site.virtual_node(node, lends(cpu="2500m", memory="5Gi", pods="108"))
+        await site.drop_foreign_pod("two")
+        await site.virtual_node(node, lends(cpu="3", memory="6Gi", pods="109"))
+        await site.drop_policy("all")
+        await site.virtual_node_gone(node)
+
+
+async def test_a_quantity_caps_what_is_lent(site: Lending) -> None:
+    """N4."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_foreign_pod("one", node, cpu="500m", memory="1Gi")
+    await site.add_policy(
+        "some", resourceLimits=[{"resource": "cpu", "quantity": "2"}, {"resource": "memory", "quantity": "4Gi"}]
+    )
+    with site.syncer():
+        await site.virtual_node(node, lends(cpu="2", memory="4Gi"))
+
+
+async def test_of_two_policies_the_more_generous_counts_for_each_resource(site: Lending) -> None:
+    """N5, with our semantics; no label on the physical node, `policies-applied` above."""
+    node = f"{site.name}-n1"
+    before = await site.add_node(node)
+    await site.add_policy("a", resourceLimits=[{"resource": "cpu", "quantity": "1500m"}])
+    await site.add_policy(
+        "b", resourceLimits=[{"resource": "cpu", "quantity": "1"}, {"resource": "memory", "quantity": "3Gi"}]
+    )
+    with site.syncer():
+        shown = await site.virtual_node(node, lends(cpu="1500m", memory="3Gi"))
+        await site.policy("b", lambda found: value_at(found, "status", "nodes") == 1)
+    assert annotations_of(shown)[keys.POLICIES_APPLIED] == f"operator/{site.name}-a,operator/{site.name}-b"
+    assert version_of(await site.physical.get(NODES, node)) == version_of(before), "physical nodes are never written"
+
+
+async def test_the_smaller_of_quantity_and_percent_counts(site: Lending) -> None:
+    """N6."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_foreign_pod("one", node, cpu="1", memory="2Gi")
+    cpu = {"resource": "cpu", "quantity": "3", "percent": 50}
+    memory = {"resource": "memory", "quantity": "2Gi", "percent": 75}
+    await site.add_policy("some", resourceLimits=[cpu, memory])
+    with site.syncer():
+        await site.virtual_node(node, lends(cpu="1500m", memory="2Gi"))
+
+
+async def test_an_owner_caps_what_the_operator_would_lease_and_reads_how_much_that_is(site: Lending) -> None:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    await site.add_policy("owners", below=True, resourceLimits=[{"resource": "cpu", "percent": 25}])
+    with site.syncer():
+        await site.virtual_node(node, lends(cpu="1", memory="8Gi"))
+        told = await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+    [lease] = told["status"]["leases"]
+    assert (lease["clusterBinding"], lease["nodes"], lease["leased"]["cpu"]) == (site.name, 1, "1")
+
+
+# -- what a virtual node shows
+
+
+async def test_labels_taints_and_conditions_follow_the_physical_node(site: Lending) -> None:
+    """N9."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    with site.syncer():
+        await site.virtual_node(node)
+        taint = {"key": "gpu", "value": "a100", "effect": "NoExecute"}
+        changed = {"metadata": {"labels": {"zone": "west"}}, "spec": {"taints": [taint]}}
+        await site.physical.patch(NODES, named(node), changed)
+        pressure = {"type": "DiskPressure", "status": "True", "reason": "Full", "lastTransitionTime": MOMENT}
+        status = {"conditions": [ready("True"), pressure]}
+        await site.physical.patch(NODES, named(node), {"status": status}, subresource="status")
+        shown = await site.virtual_node(
+            node, lambda found: is_true(found, "DiskPressure") and labels_of(found).get("zone") == "west"
+        )
+        # NoExecute of the owner's bars new pods above; it makes nobody leave there
+        assert taint_named(shown, "gpu") == {"key": "gpu", "value": "a100", "effect": "NoSchedule"}
+        await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"zone": None}}, "spec": {"taints": []}})
+        await site.virtual_node(node, lambda found: "zone" not in labels_of(found) and untainted("gpu")(found))
+
+
+async def test_what_users_change_on_a_virtual_node_survives(site: Lending) -> None:
+    """N10."""
+    node = f"{site.name}-n1"
+    await site.add_node(node, labels={"zone": "east"})
+    await site.add_policy("all")
+    with site.syncer():
+        shown = await site.virtual_node(node)
+        taints = [*shown["spec"]["taints"], {"key": "team", "value": "a", "effect": "NoSchedule"}]
+        edit = {
+            "metadata": {"labels": {"team": "a", "zone": "mine"}, "annotations": {"note": "ours"}},
+            "spec": {"taints": taints},
+        }
+        await site.virtual.patch(NODES, shown, edit)
+        await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"rack": "7"}}, "spec": SHUT})
+        shown = await site.virtual_node(
+            node, lambda found: "rack" in labels_of(found) and tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE)(found)
+        )
+    assert (labels_of(shown)["team"], labels_of(shown)["zone"]) == ("a", "mine")
+    assert annotations_of(shown)["note"] == "ours"
+    assert taint_named(shown, "team") == {"key": "team", "value": "a", "effect": "NoSchedule"}
+
+
+async def test_a_cordon_below_shows_above_and_goes_again(site: Lending) -> None:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    with site.syncer():
+        await site.virtual_node(node)
+        await site.physical.patch(NODES, named(node), {"spec": SHUT})
+        await site.virtual_node(node, tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
+        await site.physical.patch(NODES, named(node), {"spec": {"unschedulable": None}})
+        await site.virtual_node(node, untainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
+
+
+async def test_csi_drivers_are_shown_follow_and_go_with_the_node(site: Lending) -> None:
+    """N19."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
+    await site.add_policy("all")
+    with site.syncer():
+        shown = await becomes(site.virtual, CSI_NODES, site.above(node), bool)
+        assert shown["spec"]["drivers"] == a_csi_node(node, "disk.example.com")["spec"]["drivers"]
+        assert annotations_of(shown)[keys.PHYSICAL_NODE_NAME] == node
+        driver = a_csi_node(node, "files.example.com")["spec"]
+        await site.physical.patch(CSI_NODES, named(node), {"spec": driver})
+        await becomes(
+            site.virtual, CSI_NODES, site.above(node), lambda found: drivers_of(found) == ["files.example.com"]
+        )
+    await site.physical.delete(CSI_NODES, named(node))  # while nobody looks
+    with site.syncer():
+        await gone(site.virtual, CSI_NODES, site.above(node))
+        await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
+        await becomes(site.virtual, CSI_NODES, site.above(node), bool)
+        await site.physical.delete(NODES, named(node))
+        await site.virtual_node_gone(node)
+        await gone(site.virtual, CSI_NODES, site.above(node))  # although the one below remains
+    assert await site.physical.get(CSI_NODES, node)
+
+
+async def test_host_ports_that_foreign_pods_hold_are_shown_by_one_placeholder(site: Lending) -> None:
+    """H1."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_foreign_pod("web", node, ports=[host_port(80), host_port(443), host_port(53, "UDP")])
+    await site.add_foreign_pod("dns", node, ports=[host_port(53, "TCP"), host_port(53, "UDP", "10.0.0.1")])
+    await site.add_foreign_pod("plain", node, cpu="1")
+    await site.add_policy("all")
+    with site.syncer():
+        pod = await becomes_placeholder(site, node, {80, 443, 53})
+        taken = {(each["hostIP"], each["hostPort"], each["protocol"]) for each in ports_of(pod)}
+        assert taken == {
+            ("0.0.0.0", 80, "TCP"),
+            ("0.0.0.0", 443, "TCP"),
+            ("0.0.0.0", 53, "TCP"),
+            ("0.0.0.0", 53, "UDP"),
+            ("10.0.0.1", 53, "UDP"),
+        }
+        assert pod["spec"]["tolerations"][0] == {"operator": "Exists"}
+        await site.bind_pod("ours", node, ports=[host_port(9000)])  # of our own pods the scheduler knows
+        await site.add_foreign_pod("new", node, ports=[host_port(8443)])
+        await becomes_placeholder(site, node, {80, 443, 53, 8443})
+        await site.drop_foreign_pod("dns")
+    await site.drop_foreign_pod("web")  # while nobody looks
+    with site.syncer():
+        await becomes_placeholder(site, node, {8443})
+        await site.drop_foreign_pod("new")
+        await becomes_placeholder(site, node, set())
+        await site.virtual_node(node, untainted(keys.WITHDRAWING))
+
+
+# -- heartbeats
+
+
+async def test_at_rest_only_leases_are_written(site: Lending) -> None:
+    """N11; and no node is written while nothing happens."""
+    nodes = [f"{site.name}-n{number}" for number in range(3)]
+    for node in nodes:
+        await site.add_node(node)
+        await site.add_foreign_pod(f"on-{node}", node, ports=[host_port(80)], cpu="1")
+    await site.add_policy("all")
+    await site.add_policy("owners", below=True)
+    with site.syncer():
+        for node in nodes:
+            await site.virtual_node(node, lends(cpu="3"))
+            await becomes_placeholder(site, node, {80})
+        first = await becomes(site.virtual, LEASES, site.above(nodes[0]), bool, NODE_LEASES)
+        shown = await site.virtual_node(nodes[0])
+        assert first["spec"]["holderIdentity"] == name_of(shown)
+        [owner] = first["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", name_of(shown), uid_of(shown))
+        second = await renewed(site, nodes[0], first)
+        settled = len(site.writes())
+        await renewed(site, nodes[0], second)
+    since = site.writes()[settled:]
+    assert [write for write in since if write["resource"] == LEASES.name and write["verb"] == "replace"]
+    assert [write for write in since if write["resource"] != LEASES.name] == []
+
+
+async def test_a_node_that_is_not_ready_says_so_above_while_its_lease_goes_on(site: Lending) -> None:
+    """N12, with our semantics: the physical cluster answers, so nobody has to guess."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    with site.syncer():
+        await site.virtual_node(node, lambda found: readiness(found) == "True")
+        status = {"conditions": [ready("False")]}
+        await site.physical.patch(NODES, named(node), {"status": status}, subresource="status")
+        await site.virtual_node(node, lambda found: readiness(found) == "False")
+        lease = await becomes(site.virtual, LEASES, site.above(node), bool, NODE_LEASES)
+        await renewed(site, node, lease)
+        await site.virtual_node(node, untainted(keys.WITHDRAWING))
+
+
+# -- withdrawal
+
+
+async def test_a_node_that_is_no_longer_selected_goes(site: Lending) -> None:
+    """N2."""
+    one, two = f"{site.name}-n1", f"{site.name}-n2"
+    await site.add_node(one)
+    await site.add_node(two, labels={"pool": "spare"})
+    await site.add_policy("all")
+    with site.syncer():
+        await site.virtual_node(one)
+        await site.virtual_node(two)
+        ours = {"key": LENT_TO, "operator": "In", "values": [site.name]}
+        spare = {"key": "pool", "operator": "In", "values": ["spare"]}
+        await site.set_binding(nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [ours, spare]}]})
+        await site.virtual_node_gone(one)
+        await site.physical.patch(NODES, named(two), {"metadata": {"labels": {"pool": "busy"}}})
+        await site.virtual_node_gone(two)
+        await site.physical.patch(NODES, named(two), {"metadata": {"labels": {"pool": "spare"}}})
+        await site.virtual_node(two)
+
+
+async def test_pods_of_a_withdrawn_node_finish_where_nothing_forces_them(site: Lending) -> None:
+    """N13, N14, N15 without force."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    with site.syncer():
+        await site.virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.binding(lambda found: value_at(found, "status", "pods") == 1)
+        await site.drop_policy("all")
+        shown = await site.virtual_node(node, tainted(keys.WITHDRAWING))
+        assert taint_named(shown, keys.WITHDRAWING)["effect"] == "NoSchedule"
+        # The binding hears of it a second later: time in which a pod could have been deleted.
+        await site.binding(lambda found: find(found["status"]["conditions"], "Leasing")["reason"] == "NoPolicy")
+        assert not going(await site.pod("work", bool))
+        await site.end_pod("work")
+        await site.virtual_node_gone(node)
+
+
+async def test_pods_of_a_withdrawn_node_leave_on_the_terms_they_were_leased_on(site: Lending) -> None:
+    """N13 and N15 with force."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all", forceReclaim=True, gracefulReclaimPeriodSeconds=2)
+    with site.syncer():
+        await site.virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.binding(lambda found: value_at(found, "status", "pods") == 1)
+        await site.drop_policy("all")
+        shown = await site.virtual_node(node, tainted(keys.WITHDRAWING))
+        reclaimed = await site.pod("work", going)
+        since = parse_time(taint_named(shown, keys.WITHDRAWING)["timeAdded"])
+        mark = find(reclaimed["status"]["conditions"], "DisruptionTarget")
+        assert 2 <= (parse_time(mark["lastTransitionTime"]) - since).total_seconds() <= 4
+        await site.end_pod("work")
+        await site.virtual_node_gone(node)
+
+
+async def test_a_policy_that_returns_in_time_keeps_the_node(site: Lending) -> None:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    with site.syncer():
+        await site.virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.binding(lambda found: value_at(found, "status", "pods") == 1)
+        await site.drop_policy("all")
+        await site.virtual_node(node, tainted(keys.WITHDRAWING))
+        await site.add_policy("other")
+        await site.virtual_node(node, untainted(keys.WITHDRAWING))
+        assert not going(await site.pod("work", bool))
+
+
+async def test_a_node_that_is_gone_takes_its_pods_along_and_a_namesake_is_another_node(site: Lending) -> None:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    with site.syncer():
+        first = await site.virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.binding(lambda found: value_at(found, "status", "pods") == 1)
+        await site.physical.delete(NODES, named(node))
+        second = await site.add_node(node, cpu="2")
+        await site.pod("work", going)
+        await site.end_pod("work")
+        shown = await site.virtual_node(node, lambda found: uid_of(found) != uid_of(first))
+        assert annotations_of(shown)[keys.PHYSICAL_NODE_UID] == uid_of(second)
+        await site.virtual_node(node, lends(cpu="2"))
+
+
+async def test_a_node_that_went_while_nobody_looked_is_withdrawn_at_the_next_start(site: Lending) -> None:
+    one, two = f"{site.name}-n1", f"{site.name}-n2"
+    await site.add_node(one)
+    await site.add_node(two)
+    await site.add_policy("all")
+    with site.syncer():
+        await site.virtual_node(one)
+        await site.virtual_node(two)
+    await site.physical.delete(NODES, named(one))
+    with site.syncer():
+        await site.virtual_node_gone(one)
+        await site.virtual_node(two, untainted(keys.WITHDRAWING))
+
+
+@pytest.mark.parametrize("switch", ["node", "mount namespace"])
+async def test_the_kill_switch_empties_nodes_within_two_seconds_until_it_is_taken_back(
+    site: Lending, switch: str
+) -> None:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")  # whatever it says
+    resource, target = (NODES, named(node)) if switch == "node" else (NAMESPACES, named(site.mount))
+    with site.syncer():
+        await site.virtual_node(node)
+        for name in ("one", "two"):
+            await site.bind_pod(name, node, tolerations=[{"operator": "Exists"}])
+        await site.binding(lambda found: value_at(found, "status", "pods") == 2)
+        began = time.monotonic()
+        await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        for name in ("one", "two"):
+            assert is_true(await site.pod(name, going), "DisruptionTarget")
+        assert time.monotonic() - began < 2
+        await site.virtual_node(node, tainted(keys.OUT_OF_TIME_WINDOWS))
+        await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: None}}})
+        await site.virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS))
+
+
+async def test_an_owners_policy_that_is_required_and_gone_withdraws(site: Lending) -> None:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    await site.add_policy("owners", below=True)
+    mark = {"metadata": {"labels": {keys.OWNER_POLICY: keys.REQUIRED}}}
+    await site.physical.patch(NAMESPACES, named(site.mount), mark)
+    with site.syncer():
+        await site.virtual_node(node)
+        await site.drop_policy("owners", below=True)
+        await site.virtual_node_gone(node)
+        await site.physical.patch(NAMESPACES, named(site.mount), {"metadata": {"labels": {keys.OWNER_POLICY: None}}})
+        await site.virtual_node(node)
+
+
+async def test_a_policy_that_cannot_be_read_evicts_nobody(site: Lending) -> None:
+    """Schemas cannot know the time zones there are: the syncer is the first to see that this is none."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("night", forceReclaim=True, resourceLimits=[{"resource": "cpu", "quantity": "2"}])
+    with site.syncer():
+        await site.virtual_node(node, lends(cpu="2"))
+        await site.bind_pod("work", node)
+        await site.policy("night", lambda found: is_true(found, "Valid"))
+        wrong = {"timeWindows": [{"start": "00:00", "end": "00:01"}], "timeZone": "Mars/Olympus"}
+        await site.set_policy("night", **wrong)
+        told = await site.policy("night", lambda found: not is_true(found, "Valid"))
+        assert "spec.timeZone" in find(told["status"]["conditions"], "Valid")["message"]
+        await site.add_foreign_pod("one", node, cpu="3")  # whoever sees this has seen the policy
+        await site.virtual_node(node, lends(cpu="1"))
+        await site.virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS))
+        assert not going(await site.pod("work", bool))
+    with site.syncer():  # its last good spec is known to the next process too
+        await site.drop_foreign_pod("one")
+        await site.virtual_node(node, lends(cpu="2"))
+        assert not going(await site.pod("work", bool))
+
+
+# -- who is behind the kubeconfig
+
+
+async def test_credentials_that_end_withdraw_nothing_and_new_ones_are_used_without_a_restart(
+    site: Lending, physical_plane: ControlPlane
+) -> None:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    account = an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
+    await site.physical.create(SERVICE_ACCOUNTS, account)
+    await site.physical.create(CLUSTER_ROLE_BINDINGS, an_administrator(site.name))
+    token = (await site.physical.token(site.name, "default"))["token"]
+    admins = physical_plane.kubeconfig.read_text()
+    await site.set_kubeconfig(admins.replace(physical_plane.token, token))
+    with site.syncer():
+        await site.virtual_node(node)
+        await site.physical.delete(SERVICE_ACCOUNTS, named(site.name, "default"))  # and with it the token
+        await site.add_node(f"{site.name}-n2")
+        await site.set_kubeconfig(admins)
+        await site.virtual_node(f"{site.name}-n2")
+        await site.virtual_node(node, untainted(keys.WITHDRAWING))
+        assert readiness(await site.virtual_node(node)) == "True"
+
+
+async def test_another_secret_is_followed_as_soon_as_the_binding_names_it(
+    site: Lending, physical_plane: ControlPlane
+) -> None:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    await site.set_kubeconfig("{")
+    other = f"{site.name}-other"
+    await site.virtual.create(SECRETS, a_kubeconfig_secret(other, physical_plane.kubeconfig.read_text()))
+    with site.syncer():
+        await site.binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
+        await site.set_binding(secretRef={"name": other, "namespace": keys.SYSTEM_NAMESPACE})
+        await site.virtual_node(node)
+
+
+async def test_safety_rule_5_another_cluster_behind_the_kubeconfig_is_refused_until_approved(
+    site: Lending, third_plane: ControlPlane, tmp_path: Path
+) -> None:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    async with lending(third_plane, third_plane, tmp_path) as elsewhere:
+        there = await elsewhere.add_node(f"{site.name}-n7", labels={LENT_TO: site.name})
+        with site.syncer():
+            await site.virtual_node(node)
+            await site.set_kubeconfig(third_plane.kubeconfig.read_text())
+            await event(site, "IdentityChanged")
+            await site.add_node(f"{site.name}-n2")
+            await site.virtual_node(f"{site.name}-n2")  # the first cluster is served on
+            found = uid_of(await elsewhere.physical.get(NAMESPACES, "kube-system"))
+            approval = {"metadata": {"annotations": {keys.APPROVE_IDENTITY: found}}}
+            await site.virtual.patch(CLUSTER_BINDINGS, named(site.name), approval)
+            await site.virtual_node(name_of(there))
+            await site.virtual_node_gone(node)
+            await site.virtual_node_gone(f"{site.name}-n2")
+            assert value_at(await site.binding(bool), "status", "identity") == found
+
+
+async def test_two_virtual_clusters_that_lease_one_physical_cluster_do_not_meet(
+    site: Lending, third_plane: ControlPlane, physical_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    node = f"{site.name}-n1"
+    selected = {
+        "nodeSelectorTerms": [{"matchExpressions": [{"key": LENT_TO, "operator": "In", "values": [site.name]}]}]
+    }
+    await site.add_node(node)
+    await site.add_policy("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
+    await site.add_policy("owners", below=True)
+    other_folder = tmp_path_factory.mktemp("other")
+    async with lending(third_plane, physical_plane, other_folder, nodeSelector=selected) as other:
+        await other.add_policy("quarter", resourceLimits=[{"resource": "cpu", "percent": 25}])
+        await other.add_policy("owners", below=True)
+        with site.syncer(), other.syncer():
+            await site.virtual_node(node, lends(cpu="2"))
+            await other.virtual_node(node, lends(cpu="1"))
+            await other.bind_pod("work", node)
+            await other.binding(lambda found: value_at(found, "status", "pods") == 1)
+            await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
+            await gone(site.virtual, CLUSTER_BINDINGS, site.name)
+            assert not going(await other.pod("work", bool))
+            await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"seen": "yes"}}})
+            shown = await other.virtual_node(node, lambda found: labels_of(found).get("seen") == "yes")
+            assert untainted(keys.WITHDRAWING)(shown)
+
+
+# -- words of these tests
+
+MOMENT = "2026-01-01T00:00:00Z"
+SHUT = {"unschedulable": True}
+
+
+def host_port(number: int, protocol: str = "TCP", address: str = "") -> Object:
+    port: dict[str, Any] = {"containerPort": number, "hostPort": number, "protocol": protocol}
+    return {**port, "hostIP": address} if address else port
+
+
+def a_csi_node(node: str, driver: str) -> Object:
+    found = {"name": driver, "nodeID": f"id-of-{node}", "topologyKeys": ["zone"], "allocatable": {"count": 7}}
+    return an_object("CSINode", {"name": node}, CSI_NODES.api_version, spec={"drivers": [found]})
+
+
+def drivers_of(csi_node: Object) -> list[str]:
+    return [driver["name"] for driver in csi_node["spec"]["drivers"]]
+
+
+def an_administrator(account: str) -> Object:
+    return an_object(
+        "ClusterRoleBinding",
+        {"name": account},
+        CLUSTER_ROLE_BINDINGS.api_version,
+        roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        subjects=[{"kind": "ServiceAccount", "name": account, "namespace": "default"}],
+    )
+
+
+async def becomes_placeholder(site: Lending, node: str, ports: set[int]) -> Object:
+    """The one placeholder on the virtual node of `node`, once it holds `ports`; without ports, that there is none."""
+
+    def holds(pods: list[Object]) -> bool:
+        return len(pods) == bool(ports) and {port["hostPort"] for pod in pods for port in ports_of(pod)} == ports
+
+    where = {"labels": keys.HOST_PORTS, "fields": f"spec.nodeName={site.above(node)}"}
+    found = await all_become(site.virtual, PODS, keys.SYSTEM_NAMESPACE, holds, **where)
+    return found[0] if found else {}
+
+
+async def placeholders(site: Lending, node: str) -> list[Object]:
+    fields = f"spec.nodeName={site.above(node)}"
+    return await site.virtual.list(PODS, keys.SYSTEM_NAMESPACE, labels=keys.HOST_PORTS, fields=fields)
+
+
+async def renewed(site: Lending, node: str, lease: Object) -> Object:
+    """The node's Lease after its next renewal."""
+    before = lease["spec"]["renewTime"]
+    return await becomes(
+        site.virtual, LEASES, site.above(node), lambda found: found["spec"]["renewTime"] > before, NODE_LEASES
+    )
+
+
+async def event(site: Lending, reason: str) -> Object:
+    """An event about the binding."""
+    fields = f"involvedObject.name={site.name},reason={reason}"
+    return (await all_become(site.virtual, EVENTS, None, bool, fields=fields))[0]
+
+
+def ports_of(pod: Object) -> list[Object]:
+    return [port for container in pod["spec"]["containers"] for port in container.get("ports", ())]

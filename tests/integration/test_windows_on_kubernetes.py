@@ -1,0 +1,23 @@
+"""One edge of real windows on the real clock; `make bench-windows` has fifty, virtual time has the rest."""
+
+from collections.abc import Callable
+
+import pytest
+
+from .edges import PODS_EACH, POLICIES, measured
+from .lending import Lending
+
+
+@pytest.mark.timeout(240)
+async def test_windows_turn_within_a_second_and_deadlines_are_kept_to_two(
+    site: Lending, record_property: Callable[[str, object], None]
+) -> None:
+    found = await measured(site, minutes=1)
+    worst, error = max(found.lateness), max(found.deadline_error)
+    record_property("figure", f"windows: edge to taint {worst:.3f} s at worst, deadlines kept to {error:.3f} s")
+    assert len(found.lateness) == POLICIES
+    assert min(found.lateness) >= 0
+    assert worst <= 1
+    assert len(found.deadline_error) == POLICIES // 2 * PODS_EACH
+    assert found.deleted_early == 0
+    assert error <= 2

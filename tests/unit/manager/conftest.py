@@ -1,0 +1,245 @@
+"""A virtual cluster with a manager at work, and physical clusters by the server that a kubeconfig names.
+
+Everything is in this process and on virtual time.  The manager leads an election, so every write of its is one that a
+leader may make.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.access import Access
+from tapestry.client.client import Client
+from tapestry.client.transport import Transport
+from tapestry.client.waiting import wait_for
+from tapestry.controller import Manager
+from tapestry.controller.config import Metrics, Probes
+from tapestry.controller.testing import InProcessApi, VirtualClock, VirtualLoop, everything_allowed, running_clock
+from tapestry.kube.conditions import find
+from tapestry.kube.errors import TransportError
+from tapestry.kube.objects import Object, named, value_at
+from tapestry.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    DEPLOYMENTS,
+    EVENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+)
+from tapestry.manager.app import Elsewhere, at_home, install
+from tapestry.manager.config import BindingsConfig
+
+SYSTEM = keys.SYSTEM_NAMESPACE
+OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
+VIRTUAL = (CLUSTER_BINDINGS, POLICIES, SECRETS, NODES, PODS, EVENTS, LEASES, *OF_SYNCERS)
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"virtual": VirtualLoop} if "world" in item.fixturenames else {"real": asyncio.new_event_loop}
+
+
+def kubeconfig_of(server: str, token: str = "opaque") -> bytes:
+    """A kubeconfig that a Secret may hold."""
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "only",
+            "clusters": [{"name": "only", "cluster": {"server": server}}],
+            "users": [{"name": "only", "user": {"token": token}}],
+            "contexts": [{"name": "only", "context": {"cluster": "only", "user": "only"}}],
+        }
+    ).encode()
+
+
+def token_of(**claims: Any) -> str:
+    """A JSON Web Token that nobody signed."""
+    parts = ({"alg": "none"}, claims)
+    encoded = (base64.urlsafe_b64encode(json.dumps(each).encode()).decode().rstrip("=") for each in parts)
+    return ".".join([*encoded, "signature"])
+
+
+class Silence:
+    """A cluster that nobody reaches."""
+
+    async def send(self, request: object) -> Any:
+        raise TransportError(f"{request}: nobody is there", maybe_sent=False)
+
+    async def close(self) -> None:
+        return
+
+
+@dataclass
+class World:
+    clock: VirtualClock
+    api: InProcessApi
+    client: Client
+    """Everybody else who uses the virtual cluster."""
+    clusters: dict[str, InProcessApi] = field(default_factory=dict)
+    """Physical clusters by their server; one that is missing does not answer."""
+    asked: list[str] = field(default_factory=list)
+    """The servers that were connected to, in order."""
+
+    # -- what people do
+
+    async def add_cluster(self, server: str, *denied: str) -> str:
+        """A physical cluster that denies some rights, said as `list nodes`; returns its identity."""
+
+        def review(asked: Object) -> Object:
+            attributes = value_at(asked, "spec", "resourceAttributes", default={})
+            return {"allowed": f"{attributes['verb']} {attributes['resource']}" not in denied}
+
+        api = InProcessApi([NAMESPACES], now=self.clock.now, review=review if denied else everything_allowed)
+        self.clusters[server] = api
+        created = await Client(api.connect()).create(NAMESPACES, {**named("kube-system")})
+        return str(created["metadata"]["uid"])
+
+    async def add_secret(self, name: str, data: Mapping[str, bytes], namespace: str = SYSTEM) -> Object:
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        return await self.client.create(SECRETS, {**named(name, namespace), "data": encoded})
+
+    async def add_binding(self, name: str, **spec: Any) -> Object:
+        given = {
+            "clusterID": name,
+            "secretRef": {"name": name, "namespace": SYSTEM},
+            "mountNamespace": "leased",
+            **spec,
+        }
+        return await self.client.create(CLUSTER_BINDINGS, {**named(name), "spec": given})
+
+    async def join(self, name: str, server: str = "https://east.example", **spec: Any) -> Object:
+        """Everything that it takes to bind a cluster; returns the binding once it is Ready."""
+        if server not in self.clusters:
+            await self.add_cluster(server)
+        await self.add_secret(name, {"kubeconfig": kubeconfig_of(server)})
+        await self.add_binding(name, **spec)
+        return await self.reaches(name, "Ready")
+
+    async def patch(self, name: str, patch: Object, **options: Any) -> Object:
+        return await self.client.patch(CLUSTER_BINDINGS, named(name), patch, **options)
+
+    async def annotate(self, name: str, key: str, value: str) -> Object:
+        return await self.patch(name, {"metadata": {"annotations": {key: value}}})
+
+    async def set_finalizers(self, name: str, *finalizers: str) -> Object:
+        return await self.patch(name, {"metadata": {"finalizers": list(finalizers)}})
+
+    async def unbind(self, name: str) -> None:
+        await self.client.delete(CLUSTER_BINDINGS, named(name))
+
+    async def wait(self, seconds: float) -> None:
+        """Let everything happen that does within that time."""
+        await asyncio.sleep(seconds)
+
+    # -- what came of it
+
+    async def binding(self, name: str) -> Object:
+        return await self.client.get(CLUSTER_BINDINGS, name)
+
+    async def reaches(self, name: str, phase: str, reason: str = "") -> Object:
+        """The binding once it is in a phase, for a reason."""
+
+        def is_there(obj: Object | None) -> bool:
+            ready = find(value_at(obj, "status", "conditions"), "Ready") or {}
+            return value_at(obj, "status", "phase") == phase and (not reason or ready.get("reason") == reason)
+
+        found = await wait_for(self.client, CLUSTER_BINDINGS, name, until=is_there, timeout=3600)
+        assert found is not None
+        return found
+
+    async def condition(self, name: str, type: str) -> tuple[str, str]:
+        """Status and reason of a binding's condition."""
+        found = find(value_at(await self.binding(name), "status", "conditions"), type) or {}
+        return found.get("status", ""), found.get("reason", "")
+
+    async def message(self, name: str, type: str = "Ready") -> str:
+        return str((find(value_at(await self.binding(name), "status", "conditions"), type) or {}).get("message"))
+
+    async def is_gone(self, name: str) -> None:
+        await wait_for(self.client, CLUSTER_BINDINGS, name, until=lambda obj: obj is None, timeout=3600)
+
+    async def deployment(self, name: str = "tapestry-syncer-east") -> Object:
+        found = await wait_for(self.client, DEPLOYMENTS, name, SYSTEM, until=bool, timeout=3600)
+        assert found is not None
+        return found
+
+    async def of_syncers(self) -> list[str]:
+        """What there is of syncers, as `Kind name`."""
+        return [
+            f"{resource.kind} {obj['metadata']['name']}"
+            for resource in OF_SYNCERS
+            for obj in await self.client.list(resource)
+        ]
+
+    async def reasons(self) -> list[str]:
+        """The reasons of all events so far, in order."""
+        await asyncio.sleep(1)
+        events = await self.client.list(EVENTS)
+        return [
+            event["reason"] for event in sorted(events, key=lambda event: int(event["metadata"]["resourceVersion"]))
+        ]
+
+    # -- the manager
+
+    def connect(self, access: Access) -> Transport:
+        self.asked.append(access.server)
+        api = self.clusters.get(access.server)
+        return api.connect() if api is not None else Silence()  # type: ignore[return-value]
+
+    @asynccontextmanager
+    async def running(
+        self, config: BindingsConfig | None = None, elsewhere: Elsewhere | None = None
+    ) -> AsyncIterator[Manager]:
+        """A manager at work; it is stopped in the end."""
+        quiet = structs.replace(config or BindingsConfig(), metrics=Metrics(address=""), probes=Probes(address=""))
+        manager = Manager(
+            at_home(quiet),
+            self.api.connect,
+            identity=f"manager-{self.clock.monotonic()}",
+            now=self.clock.now,
+            monotonic=self.clock.monotonic,
+        )
+        manager.with_("bindings", lambda each: install(quiet, each, connect=self.connect, elsewhere=elsewhere))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(manager.run())
+            yield manager
+            manager.stop()
+
+    kubeconfig = staticmethod(kubeconfig_of)
+    token = staticmethod(token_of)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    clock = running_clock()
+    api = InProcessApi(VIRTUAL, now=clock.now)
+    client = Client(api.connect())
+    yield World(clock, api, client)
+    await client.close()
+
+
+@pytest.fixture
+def a_kubeconfig() -> Callable[..., bytes]:
+    """A kubeconfig by server and token."""
+    return kubeconfig_of
+
+
+@pytest.fixture
+def a_token() -> Callable[..., str]:
+    """A token by its claims."""
+    return token_of

@@ -1,0 +1,473 @@
+"""ClusterBindings and the manager, from the first sight to Ready or Failed, and back again."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from tapestry.apis import keys
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.client.transport import Request, Transport
+from tapestry.client.waiting import wait_for
+from tapestry.controller.testing import InProcessApi
+from tapestry.kube.errors import TransportError
+from tapestry.kube.objects import is_owned_by, named, uid_of, version_of
+from tapestry.kube.resources import DEPLOYMENTS, EVENTS, ROLES, SECRETS, SERVICE_ACCOUNTS
+from tapestry.kube.times import timestamp
+from tapestry.manager.app import Elsewhere
+from tapestry.manager.config import BindingsConfig, SyncerSettings
+
+EAST = "https://east.example"
+SYSTEM = keys.SYSTEM_NAMESPACE
+FIVE_MINUTES = 301
+
+ELSEWHERE = BindingsConfig(deploy_kubeconfig="there", syncer=SyncerSettings(kubeconfig_secret="to-virtual"))
+
+World = Any  # of conftest.py
+
+
+def available(count: int, generation: int = 1) -> dict[str, Any]:
+    return {"status": {"availableReplicas": count, "observedGeneration": generation}}
+
+
+async def test_a_binding_becomes_ready_and_its_syncer_is_made(world: World) -> None:
+    identity = await world.add_cluster(EAST)
+    async with world.running():
+        binding = await world.join("east")
+        assert binding["metadata"]["finalizers"] == [keys.MANAGER_FINALIZER]
+        assert binding["status"]["identity"] == identity
+        assert binding["status"]["observedGeneration"] == binding["metadata"]["generation"]
+        for condition in ("Ready", "Connected", "Permitted"):
+            assert (await world.condition("east", condition))[0] == "True"
+        assert is_owned_by(await world.deployment(), binding)
+        assert await world.of_syncers() == [
+            "ServiceAccount tapestry-syncer-east",
+            "Role tapestry-syncer-east",
+            "Role tapestry-syncer-east-kubeconfig",
+            "RoleBinding tapestry-syncer-east",
+            "RoleBinding tapestry-syncer-east-kubeconfig",
+            "ClusterRoleBinding tapestry-syncer-east",
+            "Deployment tapestry-syncer-east",
+        ]
+        assert await world.reasons() == ["Initializing", "Ready"]
+
+
+async def test_a_binding_at_rest_is_not_written_again(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        await world.wait(10)
+        before = await world.binding("east"), await world.of_syncers(), await world.deployment()
+        await world.wait(10 * FIVE_MINUTES)
+        assert (await world.binding("east"), await world.of_syncers(), await world.deployment()) == before
+        assert await world.reasons() == ["Initializing", "Ready"]
+
+
+async def test_the_syncer_is_ready_when_a_replica_is_available_and_no_sooner(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        assert await world.condition("east", "SyncerReady") == ("False", "SyncerUnavailable")
+        for count, verdict in ((1, ("True", "SyncerAvailable")), (0, ("False", "SyncerUnavailable"))):
+            await world.client.patch(DEPLOYMENTS, await world.deployment(), available(count), subresource="status")
+            await world.wait(1)
+            assert await world.condition("east", "SyncerReady") == verdict
+        assert (await world.binding("east"))["status"]["phase"] == "Ready"
+        assert await world.reasons() == ["Initializing", "Ready", "SyncerAvailable", "SyncerUnavailable"]
+
+
+async def test_a_rollout_that_the_cluster_has_not_seen_yet_is_not_availability(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        await world.client.patch(DEPLOYMENTS, await world.deployment(), available(2, 0), subresource="status")
+        await world.wait(1)
+        assert await world.condition("east", "SyncerReady") == ("False", "SyncerUnavailable")
+
+
+async def test_a_syncer_that_somebody_removed_is_made_again(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        everything = await world.of_syncers()
+        for resource in (DEPLOYMENTS, SERVICE_ACCOUNTS, ROLES):
+            for obj in await world.client.list(resource):
+                await world.client.delete(resource, obj)
+        await world.wait(1)
+        assert await world.of_syncers() == everything
+
+
+async def test_what_somebody_changed_is_put_right_and_what_they_added_stays(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        deployment = await world.deployment()
+        containers = deployment["spec"]["template"]["spec"]["containers"]
+        changed = [{**containers[0], "image": "other", "tty": True}]
+        spec = {"replicas": 7, "template": {"spec": {"containers": changed}}, "minReadySeconds": 3}
+        await world.client.patch(DEPLOYMENTS, deployment, {"spec": spec})
+        await world.wait(1)
+        spec = (await world.deployment())["spec"]
+        assert spec["replicas"] == 2
+        assert spec["template"]["spec"]["containers"] == [{**containers[0], "tty": True}]
+        assert spec["minReadySeconds"] == 3
+
+
+async def test_a_stranger_under_the_syncers_name_is_not_touched(world: World) -> None:
+    stranger = await world.client.create(
+        DEPLOYMENTS, {**named("tapestry-syncer-east", SYSTEM), "spec": {"replicas": 1}}
+    )
+    async with world.running():
+        await world.add_cluster(EAST)
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
+        await world.add_binding("east")
+        await world.reaches("east", "Failed", "NameTaken")
+        assert await world.condition("east", "SyncerReady") == ("False", "NameTaken")
+        assert await world.condition("east", "Connected") == ("True", "Connected")
+        assert await world.deployment() == stranger
+        await world.client.delete(DEPLOYMENTS, stranger)
+        await world.reaches("east", "Ready")
+
+
+async def test_a_deployment_that_lost_its_labels_is_recognized_by_its_owner(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        deployment = await world.deployment()
+        nothing = dict.fromkeys(deployment["metadata"]["labels"])
+        await world.client.patch(DEPLOYMENTS, deployment, {"metadata": {"labels": nothing}})
+        await world.wait(1)
+        assert (await world.deployment())["metadata"]["labels"] == deployment["metadata"]["labels"]
+
+
+async def test_an_invalid_binding_waits_for_a_change(world: World) -> None:
+    async with world.running():
+        await world.add_cluster(EAST)
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
+        await world.add_binding("east", mountNamespace="Not A Label")
+        await world.reaches("east", "Failed", "ValidationFailed")
+        assert (await world.message("east")).startswith("spec.mountNamespace: expected `str` matching")
+        version = version_of(await world.binding("east"))
+        await world.wait(FIVE_MINUTES)
+        assert version_of(await world.binding("east")) == version
+        assert world.asked == []
+        await world.patch("east", {"spec": {"mountNamespace": "leased"}})
+        await world.reaches("east", "Ready")
+        assert await world.reasons() == ["Initializing", "ValidationFailed", "Ready"]
+
+
+async def test_of_two_bindings_with_one_cluster_id_the_first_stays_also_after_a_restart(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        await world.add_cluster("https://west.example")
+        await world.add_secret("west", {"kubeconfig": world.kubeconfig("https://west.example")})
+        await world.add_binding("west", clusterID="east")
+        await world.reaches("west", "Failed", "DuplicateClusterID")
+        assert "ClusterBinding east" in await world.message("west")
+    async with world.running():
+        await world.wait(FIVE_MINUTES)
+        assert (await world.binding("east"))["status"]["phase"] == "Ready"
+        await world.reaches("west", "Failed", "DuplicateClusterID")
+        await world.unbind("east")
+        await world.is_gone("east")
+        await world.wait(1)
+        assert (await world.binding("west"))["status"]["phase"] == "Ready"
+        assert is_owned_by(await world.deployment(), await world.binding("west"))
+
+
+async def test_the_end_of_a_duplicate_leaves_the_other_ones_syncer_alone(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        await world.add_binding("west", clusterID="east")
+        await world.reaches("west", "Failed", "DuplicateClusterID")
+        everything = await world.of_syncers()
+        await world.unbind("west")
+        await world.is_gone("west")
+        assert await world.of_syncers() == everything
+
+
+async def test_a_secret_elsewhere_is_not_even_looked_at(world: World) -> None:
+    await world.add_cluster(EAST)
+    await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)}, namespace="tenant")
+    await world.add_binding("east", secretRef={"name": "east", "namespace": "tenant"})
+    async with world.running():
+        await world.reaches("east", "Failed", "SecretNamespaceNotAllowed")
+        assert await world.condition("east", "Connected") == ("False", "SecretNamespaceNotAllowed")
+        assert world.asked == []
+    async with world.running(BindingsConfig(kubeconfig_namespaces=["tenant"])):
+        await world.reaches("east", "Ready")
+        roles = {obj["metadata"]["namespace"]: obj["rules"] for obj in await world.client.list(ROLES)}
+        assert [rule["resources"] for rule in roles["tenant"]] == [["secrets"]]
+        assert [rule["resources"] for rule in roles[SYSTEM]] == [["leases"], ["leases"], ["pods"]]
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (None, "Secret tapestry-system/east is not there"),
+        ({"config": b"x"}, "Secret tapestry-system/east has no key kubeconfig"),
+        ({"kubeconfig": b"\x00garbage"}, "Secret tapestry-system/east: kubeconfig: "),
+        ({"kubeconfig": b"{}"}, "current-context: not set"),
+    ],
+)
+async def test_an_unusable_kubeconfig_waits_for_its_secret(
+    world: World, data: dict[str, bytes] | None, complaint: str
+) -> None:
+    async with world.running():
+        await world.add_cluster(EAST)
+        if data is not None:
+            await world.add_secret("east", data)
+        await world.add_binding("east")
+        await world.reaches("east", "Failed", "ConnectivityFailed")
+        assert complaint in await world.message("east", "Connected")
+        await world.wait(FIVE_MINUTES)
+        assert world.asked == []
+        if data is not None:
+            await world.client.delete(SECRETS, named("east", SYSTEM))
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
+        await world.reaches("east", "Ready")
+        assert (await world.reasons())[-1] == "Ready"
+
+
+async def test_a_silent_cluster_is_asked_again_and_again_but_ever_less_often(world: World) -> None:
+    async with world.running():
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
+        await world.add_binding("east")
+        await world.reaches("east", "Failed", "ConnectivityFailed")
+        assert await world.condition("east", "Connected") == ("False", "ConnectivityFailed")
+        await world.wait(3600)
+        assert 15 < len(world.asked) < 40
+        assert await world.reasons() == ["Initializing", "ConnectivityFailed"]
+        await world.add_cluster(EAST)
+        await world.wait(FIVE_MINUTES)
+        await world.reaches("east", "Ready")
+
+
+async def test_a_cluster_that_falls_silent_is_noticed_and_keeps_its_syncer(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        everything = await world.of_syncers()
+        cluster = world.clusters.pop(EAST)
+        await world.reaches("east", "Failed", "ConnectivityFailed")
+        await world.client.delete(DEPLOYMENTS, await world.deployment())
+        await world.deployment()
+        assert await world.of_syncers() == everything
+        assert (await world.binding("east"))["status"]["phase"] == "Failed"
+        world.clusters[EAST] = cluster
+        await world.reaches("east", "Ready")
+
+
+async def test_a_rotated_kubeconfig_is_tried_at_once(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        await world.client.delete(SECRETS, named("east", SYSTEM))
+        await world.reaches("east", "Failed", "ConnectivityFailed")
+        world.clusters["https://moved.example"] = world.clusters[EAST]
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig("https://moved.example")})
+        await world.wait(1)
+        assert world.asked[-1] == "https://moved.example"
+        assert (await world.binding("east"))["status"]["phase"] == "Ready"
+
+
+async def test_missing_rights_are_all_listed_and_asked_about_again(world: World) -> None:
+    async with world.running():
+        identity = await world.add_cluster(EAST, "list nodes", "watch pods", "patch resourceleasingpolicies")
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
+        await world.add_binding("east")
+        await world.reaches("east", "Failed", "PermissionsMissing")
+        assert await world.condition("east", "Connected") == ("True", "Connected")
+        assert await world.condition("east", "Permitted") == ("False", "PermissionsMissing")
+        missing = "list nodes, watch pods, patch resourceleasingpolicies/status"
+        assert await world.message("east", "Permitted") == f"the kubeconfig does not grant: {missing}"
+        assert await world.of_syncers() == []
+        world.clusters[EAST]._review = lambda _: {"allowed": True}
+        await world.reaches("east", "Ready")
+        assert (await world.binding("east"))["status"]["identity"] == identity
+
+
+async def test_an_account_whose_token_expires_must_be_able_to_renew_it(world: World) -> None:
+    async with world.running():
+        await world.add_cluster(EAST, "create serviceaccounts")
+        expires = world.clock.now() + timedelta(days=30)
+        token = world.token(exp=int(expires.timestamp()), sub="system:serviceaccount:leased:syncer")
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST, token)})
+        await world.add_binding("east")
+        await world.reaches("east", "Failed", "PermissionsMissing")
+        assert (await world.message("east")).endswith("create serviceaccounts/token syncer in leased")
+
+
+async def test_the_end_of_the_credentials_is_shown_and_warned_of(world: World) -> None:
+    async with world.running():
+        await world.add_cluster(EAST)
+        expires = world.clock.now() + timedelta(days=7, minutes=6)
+        token = world.token(exp=int(expires.timestamp()), sub="system:serviceaccount:leased:syncer")
+        secret = await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST, token)})
+        await world.add_binding("east")
+        binding = await world.reaches("east", "Ready")
+        assert binding["status"]["credentialsExpire"] == timestamp(expires)
+        assert await world.condition("east", "Connected") == ("True", "Connected")
+        await world.wait(2 * FIVE_MINUTES)
+        assert await world.condition("east", "Connected") == ("True", "CredentialsExpire")
+        token = world.token(exp=int(world.clock.now().timestamp()) + 3600)
+        await world.client.delete(SECRETS, secret)
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST, token)})
+        await world.wait(1)
+        assert "within a day" in await world.message("east", "Connected")
+        told = [event["type"] for event in await world.client.list(EVENTS) if event["reason"] == "CredentialsExpire"]
+        assert told == ["Warning", "Warning"]
+
+
+async def test_another_cluster_behind_the_kubeconfig_suspends_the_binding_until_it_is_approved(world: World) -> None:
+    async with world.running():
+        binding = await world.join("east")
+        first = binding["status"]["identity"]
+        second = await world.add_cluster(EAST)
+        await world.reaches("east", "Failed", "IdentityChanged")
+        assert (await world.binding("east"))["status"]["identity"] == first
+        await world.annotate("east", keys.APPROVE_IDENTITY, first)
+        await world.wait(FIVE_MINUTES)
+        assert (await world.binding("east"))["status"]["phase"] == "Failed"
+        await world.annotate("east", keys.APPROVE_IDENTITY, second)
+        await world.reaches("east", "Ready")
+        assert (await world.binding("east"))["status"]["identity"] == second
+        assert "IdentityApproved" in await world.reasons()
+
+
+async def test_one_cluster_is_bound_once(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        await world.add_secret("again", {"kubeconfig": world.kubeconfig(EAST)})
+        await world.add_binding("again")
+        await world.reaches("again", "Failed", "DuplicateCluster")
+        assert "ClusterBinding east" in await world.message("again")
+        assert "identity" not in (await world.binding("again"))["status"]
+        assert (await world.binding("east"))["status"]["phase"] == "Ready"
+        await world.unbind("east")
+        await world.is_gone("east")
+        await world.wait(1)
+        assert (await world.binding("again"))["status"]["phase"] == "Ready"
+
+
+async def test_what_the_syncer_writes_neither_wakes_nor_loses_anything(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        await world.wait(1)
+        asked = len(world.asked)
+        leasing = {"type": "Leasing", "status": "True", "reason": "Leasing", "message": "", "lastTransitionTime": "x"}
+        binding = await world.binding("east")
+        ours = [each for each in binding["status"]["conditions"] if each["type"] != "Leasing"]
+        theirs = {"nodes": 3, "conditions": [*ours, leasing]}
+        await world.patch("east", {"status": theirs}, subresource="status")
+        await world.wait(FIVE_MINUTES)
+        status = (await world.binding("east"))["status"]
+        assert status["nodes"] == 3
+        assert await world.condition("east", "Leasing") == ("True", "Leasing")
+        assert len(world.asked) == asked + 1  # by the clock
+
+
+@pytest.mark.parametrize("cluster", ["east", "east-1", None])
+async def test_a_bound_cluster_that_no_policy_names_says_so(world: World, cluster: str | None) -> None:
+    if cluster is not None:
+        await world.client.create(POLICIES, {**named("night"), "spec": {"cluster": cluster}})
+    async with world.running():
+        await world.join("east", clusterID="east-1")
+        expected = ("False", "NoPolicy") if cluster is None else ("", "")
+        assert await world.condition("east", "Leasing") == expected
+
+
+async def test_bindings_are_counted_by_phase(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        await world.add_binding("west", mountNamespace="")
+        await world.reaches("west", "Failed")
+        await world.wait(1)
+        phases = ("Ready", "Failed", "Pending")
+        counts = [REGISTRY.get_sample_value("tapestry_bindings", {"phase": phase}) for phase in phases]
+        assert counts == [1, 1, 0]
+
+
+async def test_templates_of_ones_own_take_the_place_of_the_packaged_ones(world: World, tmp_path: Path) -> None:
+    text = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: 'mine-${clusterID}', namespace: '${namespace}'}}"
+    config = BindingsConfig(template_dir=str(tmp_path))
+    async with world.running(config):
+        await world.add_cluster(EAST)
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
+        await world.add_binding("east")
+        await world.reaches("east", "Failed", "SyncerFailed")
+        assert "has no file that ends in .yaml" in await world.message("east")
+        (tmp_path / "syncer.yaml").write_text(text.replace("namespace}", "wrong}"))
+        await world.wait(FIVE_MINUTES)
+        assert "syncer.yaml: metadata.namespace: ${wrong} is unknown" in await world.message("east")
+        (tmp_path / "syncer.yaml").write_text(text)
+        await world.reaches("east", "Ready")
+        assert await world.of_syncers() == ["Deployment mine-east"]
+        (tmp_path / "syncer.yaml").write_text(text.replace("mine", "ours"))
+        await world.wait(FIVE_MINUTES)
+        assert await world.of_syncers() == ["Deployment ours-east"]
+        (tmp_path / "syncer.yaml").unlink()
+        await world.unbind("east")
+        await world.is_gone("east")
+        assert await world.of_syncers() == []
+
+
+async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
+    management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
+    there = Client(management.connect())
+    async with world.running(ELSEWHERE, Elsewhere(management.connect(), management.connect())):
+        binding = await world.join("east")
+        assert await world.of_syncers() == []
+        deployment = await wait_for(there, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool)
+        assert deployment is not None
+        assert "ownerReferences" not in deployment["metadata"]
+        assert deployment["metadata"]["labels"][keys.CLUSTER_BINDING_UID] == uid_of(binding)
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["volumes"] == [{"name": "kubeconfig", "secret": {"secretName": "to-virtual"}}]
+        assert "--kubeconfig=/etc/tapestry/kubeconfig/kubeconfig" in pod["containers"][0]["args"]
+        await there.delete(DEPLOYMENTS, deployment)
+        await wait_for(there, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool)
+        await world.unbind("east")
+        await world.is_gone("east")
+        assert await there.list(DEPLOYMENTS) == await there.list(SERVICE_ACCOUNTS) == []
+
+
+async def test_a_manager_that_lost_the_lead_writes_nothing_elsewhere_either(world: World) -> None:
+    management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
+    elsewhere = Elsewhere(management.connect(), management.connect())
+    async with world.running(ELSEWHERE, elsewhere) as manager:
+        await world.join("east")
+        assert manager.elector is not None
+        with pytest.raises(TransportError, match="cut"):
+            await asyncio.wait_for(cut_off(elsewhere.writes, manager.elector.on_loss), 1)
+
+
+async def cut_off(transport: Transport, cut: Callable[[], None]) -> None:
+    """A request that is cut while it is under way."""
+    under_way = asyncio.create_task(transport.send(Request("GET", DEPLOYMENTS.path(SYSTEM))))
+    await asyncio.sleep(0)
+    cut()
+    await under_way
+
+
+async def test_nothing_is_made_for_a_binding_that_only_a_cache_still_has(world: World) -> None:
+    management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
+    there = Client(management.connect())
+    async with world.running(ELSEWHERE, Elsewhere(management.connect(), management.connect())):
+        await world.join("east")
+        await world.wait(1)
+        world.api.freeze()
+        await world.set_finalizers("east")
+        await world.unbind("east")
+        await there.delete(DEPLOYMENTS, named("tapestry-syncer-east", SYSTEM))
+        await world.wait(10)
+        assert await there.list(DEPLOYMENTS) == []
+        world.api.thaw()
+        await world.wait(10)
+        assert await there.list(DEPLOYMENTS) == []
+
+
+async def test_nothing_is_written_below(world: World) -> None:
+    async with world.running():
+        await world.add_cluster(EAST)
+        before = world.clusters[EAST].dump()
+        await world.join("east")
+        await world.wait(FIVE_MINUTES)
+        assert world.clusters[EAST].dump() == before

@@ -1,0 +1,204 @@
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from tapestry.apis.clusterbindings import ClusterBindingSpec, SecretReference
+from tapestry.apis.rights import Place
+from tapestry.client.client import Client
+from tapestry.client.strict_kubeconfig import from_secret
+from tapestry.client.transport import Request, Response
+from tapestry.controller.testing import InProcessApi, run, running_clock
+from tapestry.kube.errors import Forbidden, Unauthorized
+from tapestry.kube.objects import Object, named, value_at
+from tapestry.kube.resources import NAMESPACES
+from tapestry.manager.connectivity import (
+    FRESH_SECONDS,
+    REVIEWS_AT_ONCE,
+    SECONDS,
+    Examiner,
+    Finding,
+    account_in,
+    claims_of,
+    examined,
+    expiry_in,
+)
+from tapestry.manager.faults import Fault, Patience
+
+EAST = "https://east.example"
+SPEC = ClusterBindingSpec(cluster_id="east", secret_ref=SecretReference(name="s", namespace="n"), mount_namespace="m")
+EXPIRY = 1_735_689_600
+
+AKubeconfig = Callable[..., bytes]
+AToken = Callable[..., str]
+
+
+class Answers:
+    """A transport that gives one answer to everything, after some time."""
+
+    def __init__(self, status: int = 200, body: Object | None = None, *, seconds: float = 0) -> None:
+        self.status, self.body, self.seconds = status, msgspec.json.encode(body), seconds
+        self.is_closed = False
+
+    async def send(self, request: Request) -> Response:
+        await asyncio.sleep(self.seconds)
+        return Response(self.status, {}, self.body)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def fault_of(transport: Any, kubeconfig: bytes) -> Fault:
+    with pytest.raises(Fault) as caught:
+        run(examined(from_secret(kubeconfig), "leased", lambda _: transport))
+    assert caught.value.reason == "ConnectivityFailed"
+    assert caught.value.condition == "Connected"
+    assert caught.value.patience is Patience.BACKOFF
+    return caught.value
+
+
+def test_a_cluster_that_says_nothing_for_half_a_minute_is_given_up(a_kubeconfig: AKubeconfig) -> None:
+    transport = Answers(seconds=3600)
+
+    async def examination() -> float:
+        with pytest.raises(Fault, match=f"{EAST} did not answer within 30 s"):
+            await examined(from_secret(a_kubeconfig(EAST)), "leased", lambda _: transport)
+        return running_clock().monotonic()
+
+    assert run(examination()) == SECONDS
+    assert transport.is_closed
+
+
+def test_refused_credentials_ask_for_a_new_kubeconfig(a_kubeconfig: AKubeconfig) -> None:
+    refusal = Unauthorized(401, "Unauthorized", "the token has expired")
+    message = fault_of(Answers(401, refusal.status()), a_kubeconfig(EAST)).message
+    assert message == f"{EAST} refuses the credentials: the token has expired; put a new kubeconfig into the Secret"
+
+
+def test_a_page_of_somebody_else_is_no_answer(a_kubeconfig: AKubeconfig) -> None:
+    assert "not Kubernetes' own" in fault_of(Answers(200), a_kubeconfig(EAST)).message
+
+
+class Watchful:
+    """A cluster that grants some rights, and notes how many reviews are under way at once."""
+
+    def __init__(self, allowed: Callable[[Object], bool], *, shows_itself: bool = True) -> None:
+        self.allowed = allowed
+        self.shows_itself = shows_itself
+        self.under_way = self.most = 0
+        self.asked: list[Object] = []
+
+    async def send(self, request: Request) -> Response:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(1)
+        self.under_way -= 1
+        if request.method == "GET":
+            return self.seen(request.path)
+        attributes = msgspec.json.decode(request.body or b"")["spec"]["resourceAttributes"]
+        self.asked.append(attributes)
+        return Response(201, {}, msgspec.json.encode({"status": {"allowed": self.allowed(attributes)}}))
+
+    def seen(self, path: str) -> Response:
+        if path.endswith("kube-system") and not self.shows_itself:
+            return Response(403, {}, msgspec.json.encode(Forbidden(403, "Forbidden", "no").status()))
+        body = {"gitVersion": "v1.34.3", "metadata": {"name": "kube-system", "uid": "one"}}
+        return Response(200, {}, msgspec.json.encode(body))
+
+    async def close(self) -> None:
+        return
+
+
+def finding_of(cluster: Any, kubeconfig: bytes) -> Finding:
+    return run(examined(from_secret(kubeconfig), "leased", lambda _: cluster))
+
+
+def test_every_right_is_asked_about_a_few_at_a_time(a_kubeconfig: AKubeconfig) -> None:
+    cluster = Watchful(lambda _: True)
+    assert finding_of(cluster, a_kubeconfig(EAST)) == Finding("v1.34.3", "one", (), None)
+    assert cluster.most == REVIEWS_AT_ONCE
+    assert {"verb": "list", "version": "v1", "resource": "nodes"} in cluster.asked
+    assert {"verb": "watch", "version": "v1", "resource": "namespaces", "name": "leased"} in cluster.asked
+    assert not any(asked["resource"] == "serviceaccounts" for asked in cluster.asked)
+
+
+def test_missing_rights_come_in_the_order_of_the_table(a_kubeconfig: AKubeconfig) -> None:
+    found = finding_of(Watchful(lambda asked: asked["resource"] != "nodes"), a_kubeconfig(EAST))
+    assert [str(right) for right in found.missing] == ["get nodes", "list nodes", "watch nodes"]
+
+
+def test_a_cluster_that_hides_its_identity_lacks_that_right(a_kubeconfig: AKubeconfig) -> None:
+    found = finding_of(
+        Watchful(lambda asked: asked.get("name") != "kube-system", shows_itself=False), a_kubeconfig(EAST)
+    )
+    assert found.identity is None
+    assert [str(right) for right in found.missing] == ["get namespaces kube-system"]
+
+
+def test_a_cluster_that_contradicts_itself_is_tried_again(a_kubeconfig: AKubeconfig) -> None:
+    assert "kube-system" in fault_of(Watchful(lambda _: True, shows_itself=False), a_kubeconfig(EAST)).message
+
+
+def test_an_account_is_asked_about_its_own_token_only_if_that_expires(
+    a_kubeconfig: AKubeconfig, a_token: AToken
+) -> None:
+    account = "system:serviceaccount:leased:syncer"
+    for claims, is_asked in (({"sub": account, "exp": EXPIRY}, True), ({"sub": account}, False)):
+        cluster = Watchful(lambda _: True)
+        found = finding_of(cluster, a_kubeconfig(EAST, a_token(**claims)))
+        assert any(asked.get("subresource") == "token" for asked in cluster.asked) is is_asked
+        assert found.expires == (datetime.fromtimestamp(EXPIRY, UTC) if is_asked else None)
+
+
+@pytest.mark.parametrize(
+    "token", ["", "opaque", "a.b.c", "a.bnVsbA.c", "a.eyJ.c", "a.\u00fc.c", ".eyJleHAiOjF9.x", "a." + "A" * 9999 + ".c"]
+)
+def test_a_token_that_says_nothing_of_itself_is_as_good_as_any(token: str) -> None:
+    assert claims_of([("Authorization", f"Bearer {token}")]) == {}
+
+
+def test_nobody_trusts_the_claims_to_make_sense() -> None:
+    assert claims_of([]) == {}
+    for exp in ("soon", None, 1e300, -1e300, float("nan"), [1]):
+        assert expiry_in({"exp": exp}) is None
+    for sub in ("alice", 7, None):
+        assert account_in({"sub": sub, "exp": EXPIRY}) == {}
+    account = {"sub": "system:serviceaccount:ns:name", "exp": EXPIRY}
+    assert account_in(account) == {Place.ACCOUNT_NAMESPACE: "ns", Place.ACCOUNT: "name"}
+
+
+def test_a_good_answer_stands_for_a_minute_unless_the_secret_changes(a_kubeconfig: AKubeconfig) -> None:
+    async def asked() -> list[int]:
+        api = InProcessApi([NAMESPACES], now=running_clock().now)
+        await Client(api.connect()).create(NAMESPACES, named("kube-system"))
+        connections = []
+        examiner = Examiner(lambda access: connections.append(access) or api.connect())  # type: ignore[func-returns-value]
+        counts = []
+        for version, wait in (("1", 0), ("1", FRESH_SECONDS - 1), ("2", 0), ("2", FRESH_SECONDS)):
+            await asyncio.sleep(wait)
+            await examiner.finding("east", a_secret(a_kubeconfig(EAST), version), SPEC)
+            counts.append(len(connections))
+        return counts
+
+    assert run(asked()) == [1, 1, 2, 3]
+
+
+def test_missing_rights_are_asked_about_each_time(a_kubeconfig: AKubeconfig) -> None:
+    async def asked() -> list[bool]:
+        cluster = Watchful(lambda _: value_at(granted, "now", default=False))
+        granted: Object = {}
+        examiner = Examiner(lambda _: cluster)  # type: ignore[arg-type,return-value]
+        secret = a_secret(a_kubeconfig(EAST), "1")
+        first = await examiner.finding("east", secret, SPEC)
+        granted["now"] = True
+        return [bool(first.missing), bool((await examiner.finding("east", secret, SPEC)).missing)]
+
+    assert run(asked()) == [True, False]
+
+
+def a_secret(kubeconfig: bytes, version: str) -> Object:
+    encoded = msgspec.json.decode(msgspec.json.encode(kubeconfig))  # base64, as JSON has bytes
+    return {"metadata": {"name": "s", "uid": "u", "resourceVersion": version}, "data": {"kubeconfig": encoded}}

@@ -1,0 +1,90 @@
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tapestry.apis.rights import SYNCER_ROLE
+from tapestry.cli.main import main
+from tapestry.kube.objects import Object, key_of
+from tapestry.manager.config import BindingsConfig
+from tapestry.manager.installation import installation
+from tapestry.process.config import ConfigError, load
+
+
+def by_name(objects: list[Object]) -> dict[str, Object]:
+    return {f"{obj['kind']} {key_of(obj)}": obj for obj in objects}
+
+
+def test_the_command_prints_everything_in_the_order_to_apply_it_in() -> None:
+    done = CliRunner().invoke(main, ["manifests", "--image", "mine:1"])
+    assert done.exit_code == 0, done.output
+    found = by_name(list(yaml.safe_load_all(done.output)))
+    assert list(found) == [
+        "Namespace tapestry-system",
+        "CustomResourceDefinition clusterbindings.cloud.tencent.com",
+        "CustomResourceDefinition resourceleasingpolicies.cloud.tencent.com",
+        "ServiceAccount tapestry-system/tapestry-manager",
+        "ClusterRole tapestry-syncer",
+        "ClusterRole tapestry-manager",
+        "ClusterRoleBinding tapestry-manager",
+        "Role tapestry-system/tapestry-manager",
+        "RoleBinding tapestry-system/tapestry-manager",
+        "Deployment tapestry-system/tapestry-manager",
+    ]
+    container = found["Deployment tapestry-system/tapestry-manager"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "mine:1"
+    assert {"name": "TAPESTRY_SYNCER_IMAGE", "value": "mine:1"} in container["env"]
+
+
+def test_no_role_has_a_star_and_the_manager_binds_one_name_only() -> None:
+    found = by_name(list(installation(kubeconfig_namespaces=["tenant"])))
+    rules = [(name, rule) for name, obj in found.items() for rule in obj.get("rules", [])]
+    assert rules
+    assert not [name for name, rule in rules if "*" in (*rule["verbs"], *rule["resources"], *rule["apiGroups"])]
+    binding = [rule for _, rule in rules if {"bind", "escalate", "impersonate"} & set(rule["verbs"])]
+    assert [(rule["verbs"], rule["resources"], rule["resourceNames"]) for rule in binding] == [
+        (["bind"], ["clusterroles"], [SYNCER_ROLE])
+    ]
+
+
+def test_secrets_are_read_at_home_and_where_kubeconfigs_are_and_nowhere_else() -> None:
+    found = by_name(list(installation(namespace="home", kubeconfig_namespaces=["tenant"])))
+    allowed = {
+        name
+        for name, obj in found.items()
+        for rule in obj.get("rules", [])
+        if "secrets" in rule["resources"] and obj["kind"].endswith("Role")
+    }
+    assert allowed == {"Role home/tapestry-manager", "Role tenant/tapestry-manager"}
+    kinds = {resource for rule in found["Role tenant/tapestry-manager"]["rules"] for resource in rule["resources"]}
+    assert kinds == {"secrets", "roles", "rolebindings"}
+    subject = {"kind": "ServiceAccount", "name": "tapestry-manager", "namespace": "home"}
+    assert found["RoleBinding tenant/tapestry-manager"]["subjects"] == [subject]
+
+
+def test_what_is_installed_is_what_the_manager_reads_back() -> None:
+    found = by_name(list(installation(image="mine:1", namespace="home", kubeconfig_namespaces=["a", "b"])))
+    container = found["Deployment home/tapestry-manager"]["spec"]["template"]["spec"]["containers"][0]
+    environ = {each["name"]: each["value"] for each in container["env"]}
+    config = load(BindingsConfig, file=None, environ=environ, flags={})
+    assert config.secret_namespaces == {"home", "a", "b"}
+    assert config.syncer.image == "mine:1"
+    assert config.leader_election.enabled
+
+
+def test_the_manager_says_what_is_wrong_with_its_settings(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for text, complaint in {
+        "syncer: {resources: {limits: {cpu: lots}}}": "syncer: resources.limits.cpu: 'lots'",
+        "deployKubeconfig: elsewhere": "deployKubeconfig: syncers elsewhere need syncer.kubeconfigSecret",
+        "syncer: {imagee: x}": "syncer.imagee: unknown; did you mean syncer.image?",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load(BindingsConfig, file=file, environ={}, flags={})
+        assert complaint in str(caught.value)
+    done = CliRunner().invoke(main, ["manager", "--config", str(file)], env=dict(os.environ))
+    assert done.exit_code == 1
+    assert "did you mean syncer.image?" in done.output

@@ -1,0 +1,191 @@
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDING
+from tapestry.kube.crds import decode
+from tapestry.kube.objects import Object
+from tapestry.kube.patches import owned_patch
+from tapestry.kube.resources import DEPLOYMENTS, SERVICE_ACCOUNTS
+from tapestry.manager.config import BindingsConfig, SyncerSettings
+from tapestry.manager.manifests import TemplateError, kept, manifests, objects
+from tapestry.manager.syncers import packaged, scopes, templates_in, values
+
+SYSTEM = keys.SYSTEM_NAMESPACE
+BINDING: Object = {
+    "apiVersion": "cloud.tencent.com/v1beta1",
+    "kind": "ClusterBinding",
+    "metadata": {"name": "east", "uid": "uid-east"},
+    "spec": {"clusterID": "east-1", "secretRef": {"name": "kc", "namespace": SYSTEM}, "mountNamespace": "leased"},
+}
+
+
+def rendered(config: BindingsConfig | None = None) -> dict[str, Object]:
+    """The packaged templates for one binding, by kind and name."""
+    config = config or BindingsConfig()
+    given = values(BINDING, decode(CLUSTER_BINDING, BINDING), config)
+    found = manifests(templates_in(packaged("syncer")), given, scopes(config))
+    return {f"{each.object['kind']} {each.object['metadata']['name']}": each.object for each in found}
+
+
+def filled(text: str, **given: Any) -> Object:
+    (found,) = objects("a.yaml", text, given)
+    return found
+
+
+def test_placeholders_become_text_within_text_and_values_by_themselves() -> None:
+    text = "{a: 'x-${name}-${count}', b: '${count}', c: '${map}', d: ['${list}', last], e: '${none}', f: ['${none}']}"
+    found = filled(text, name="n", count=3, map={"k": 1}, list=[1, 2], none=None)
+    assert found == {"a": "x-n-3", "b": 3, "c": {"k": 1}, "d": [1, 2, "last"], "f": []}
+
+
+@given(st.text())
+def test_a_value_never_becomes_anything_but_a_value(text: str) -> None:
+    template = "{metadata: {name: '${name}', labels: {id: 'x-${name}'}}, list: [\"${name}\"]}"
+    labels = {"id": f"x-{text}"}
+    assert filled(template, name=text) == {"metadata": {"name": text, "labels": labels}, "list": [text]}
+
+
+def test_a_value_with_a_placeholder_in_it_is_not_filled_in_again() -> None:
+    assert filled("{a: '${name}', b: 'x${name}'}", name="${image}") == {"a": "${image}", "b": "x${image}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{spec: {a: [1, 'x${wrong}']}}", "a.yaml: spec.a[1]: ${wrong} is unknown; known are: name"),
+        ("{spec: {'${name}': 1}}", "a.yaml: spec.${name}: a key is text without placeholders"),
+        ("{spec: {1: 1}}", "a.yaml: spec.1: a key is text"),
+        ("[1, 2]", "a.yaml: a document is not an object but [1, 2]"),
+        ("{a: b", "a.yaml: not YAML: "),
+        ("!!python/object:os.system {}", "a.yaml: not YAML: "),
+    ],
+)
+def test_a_template_that_cannot_be_used_says_where_and_why(text: str, complaint: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        filled(text, name="n")
+    assert str(caught.value).startswith(complaint)
+
+
+def a_deployment(**metadata: str) -> str:
+    found = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d", "namespace": SYSTEM, **metadata}}
+    return yaml.safe_dump(found)
+
+
+@pytest.mark.parametrize(
+    ("templates", "complaint"),
+    [
+        ({}, "no file: 0 Deployments; one is needed"),
+        ({"a.yaml": a_deployment(), "b.yaml": a_deployment()}, "a.yaml, b.yaml: 2 Deployments; one is needed"),
+        ({"a.yaml": "{apiVersion: v1, kind: Pod}"}, "a.yaml: v1 Pod is not what a syncer may consist of"),
+        ({"a.yaml": "{apiVersion: apps/v1, kind: Deployment}"}, "a.yaml: metadata.name: the Deployment needs one"),
+        ({"a.yaml": a_deployment(namespace="kube-system")}, "a.yaml: metadata.namespace: Deployment d may be in"),
+    ],
+)
+def test_templates_make_one_deployment_and_nothing_that_nobody_watches(
+    templates: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(TemplateError) as caught:
+        manifests(templates, {}, scopes(BindingsConfig()))
+    assert str(caught.value).startswith(complaint)
+
+
+def test_the_packaged_syncer_runs_with_least_rights_and_off_virtual_nodes() -> None:
+    pod = rendered()["Deployment tapestry-syncer-east-1"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert [*container["command"], *container["args"]][:4] == ["tapestry", "syncer", "--binding", "east"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    expression = {"key": keys.NODE_TYPE, "operator": "NotIn", "values": [keys.VIRTUAL]}
+    assert required["nodeSelectorTerms"] == [{"matchExpressions": [expression]}]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert "priorityClassName" not in pod
+    assert "volumes" not in pod
+
+
+def test_a_syncer_may_touch_its_own_lease_and_its_own_secret() -> None:
+    found = rendered()
+    election = ["tapestry-syncer-east"]
+    assert [rule.get("resourceNames") for rule in found["Role tapestry-syncer-east-1"]["rules"]] == [
+        None,
+        election,
+        None,
+    ]
+    (secret,) = found["Role tapestry-syncer-east-1-kubeconfig"]["rules"]
+    assert (secret["resources"], secret["resourceNames"]) == (["secrets"], ["kc"])
+
+
+def test_settings_reach_the_syncer() -> None:
+    resources = {"limits": {"cpu": "1000m", "memory": "0.5Gi"}}
+    settings = SyncerSettings(
+        image="mine:1", replicas=3, resources=resources, args=["--log-level=debug"], priority_class_name="high"
+    )
+    config = BindingsConfig(namespace="home", kubeconfig_namespaces=[SYSTEM], syncer=settings)
+    deployment = rendered(config)["Deployment tapestry-syncer-east-1"]
+    pod = deployment["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert deployment["metadata"]["namespace"] == "home"
+    assert deployment["spec"]["replicas"] == 3
+    assert pod["priorityClassName"] == "high"
+    assert container["image"] == "mine:1"
+    assert container["args"][-1] == "--log-level=debug"
+    assert container["resources"] == {"limits": {"cpu": "1", "memory": "512Mi"}}  # as a server writes them
+    assert {each["name"]: each["value"] for each in container["env"]} == {
+        "TAPESTRY_LEADER_ELECTION_NAMESPACE": "home",
+        "TAPESTRY_KUBECONFIG_NAMESPACES": "home,tapestry-system",
+    }
+
+
+def test_elsewhere_only_what_runs_is_made() -> None:
+    config = BindingsConfig(deploy_kubeconfig="f", syncer=SyncerSettings(kubeconfig_secret="s"))
+    assert {resource for resource, _ in scopes(config)} == {DEPLOYMENTS, SERVICE_ACCOUNTS}
+    assert set(rendered(config)) == {"ServiceAccount tapestry-syncer-east-1", "Deployment tapestry-syncer-east-1"}
+
+
+TREES = st.recursive(
+    st.integers(0, 3) | st.text("ab", max_size=2),
+    lambda child: st.lists(child, max_size=3) | st.dictionaries(st.sampled_from("abcd"), child, max_size=3),
+    max_leaves=12,
+)
+
+
+def with_defaults(value: Any) -> Any:
+    """A tree as a server shows it: more fields in every object, wherever it is."""
+    if isinstance(value, dict):
+        return {**{key: with_defaults(child) for key, child in value.items()}, "defaulted": True}
+    return [with_defaults(child) for child in value] if isinstance(value, list) else value
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), TREES))
+def test_what_a_server_fills_in_is_no_reason_to_write(wanted: Object) -> None:
+    shown = with_defaults(wanted)
+    assert owned_patch(shown, kept(wanted, shown)) == {}
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), TREES), st.dictionaries(st.sampled_from("abcd"), TREES))
+def test_after_a_write_everything_wanted_is_there(wanted: Object, current: Object) -> None:
+    assert covers(kept(wanted, current), wanted)
+
+
+def covers(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(covers(found.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(covers, found, wanted))
+    return bool(found == wanted)
+
+
+def test_a_null_in_a_list_means_absent_and_stays_so() -> None:
+    wanted = {"containers": [{"name": "c", "command": None}]}
+    assert kept(wanted, {"containers": [{"name": "c"}]}) == {"containers": [{"name": "c"}]}
+    assert kept(wanted, {"containers": [{"name": "c", "command": ["sh"]}]}) == {"containers": [{"name": "c"}]}

@@ -1,0 +1,167 @@
+"""The manager, disturbed at every call to either cluster: it must come to the same end each time."""
+
+import base64
+import json
+from collections.abc import Callable
+from datetime import datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.client.transport import Transport
+from tapestry.client.waiting import wait_for
+from tapestry.controller import Manager
+from tapestry.controller.config import LeaderElection
+from tapestry.controller.testing import Scenario, perturb
+from tapestry.kube.conditions import is_true
+from tapestry.kube.errors import Conflict
+from tapestry.kube.objects import Object, named, uid_of, value_at
+from tapestry.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    DEPLOYMENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+)
+from tapestry.manager.app import install
+from tapestry.manager.config import BindingsConfig
+
+VIRTUAL = [
+    *(CLUSTER_BINDINGS, POLICIES, SECRETS, NODES, PODS),
+    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS),
+]
+CONFIG = BindingsConfig(leader_election=LeaderElection(enabled=False))
+SYSTEM = keys.SYSTEM_NAMESPACE
+A_DAY = 24 * 3600.0
+
+
+def an_authority() -> str:
+    """A certificate of our own: to load it is much quicker than to load all that the system trusts."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "east")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(datetime(2024, 1, 1)).not_valid_after(datetime(2044, 1, 1))  # noqa: DTZ001
+    return base64.b64encode(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)).decode()
+
+
+CLUSTER = {"server": "https://east.example:6443", "certificate-authority-data": an_authority()}
+KUBECONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "c",
+    "clusters": [{"name": "c", "cluster": CLUSTER}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+}
+
+
+async def setup(manager: Manager, physical: Transport) -> None:
+    manager.with_("bindings", lambda each: install(CONFIG, each, connect=lambda _: physical))
+
+
+async def reaches(client: Client, phase: str) -> Object:
+    in_phase = lambda obj: value_at(obj, "status", "phase") == phase  # noqa: E731
+    found = await wait_for(client, CLUSTER_BINDINGS, "east", until=in_phase, timeout=A_DAY)
+    assert found is not None
+    return found
+
+
+async def bound(virtual: Client, physical: Client) -> Object:
+    """Bind a cluster, and play the controller of Deployments."""
+    await physical.create(NAMESPACES, named("kube-system"))
+    data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
+    await virtual.create(SECRETS, {**named("east", SYSTEM), "data": data})
+    reference = {"name": "east", "namespace": SYSTEM}
+    spec = {"clusterID": "east", "secretRef": reference, "mountNamespace": "leased"}
+    await virtual.create(CLUSTER_BINDINGS, {**named("east"), "spec": spec})
+    await reaches(virtual, "Ready")
+    deployment = await wait_for(virtual, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool, timeout=A_DAY)
+    status = {"status": {"availableReplicas": 1, "observedGeneration": 1}}
+    assert deployment is not None
+    await virtual.patch(DEPLOYMENTS, named("tapestry-syncer-east", SYSTEM), status, subresource="status")
+    ready = lambda obj: obj is not None and is_true(obj, "SyncerReady") and is_true(obj, "Ready")  # noqa: E731
+    found = await wait_for(virtual, CLUSTER_BINDINGS, "east", until=ready, timeout=A_DAY)
+    assert found is not None
+    return found
+
+
+async def a_binding_comes_and_goes(virtual: Client, physical: Client) -> None:
+    """On the way somebody deletes the Deployment, and a syncer takes part in the end."""
+    await bound(virtual, physical)
+    await virtual.delete(DEPLOYMENTS, named("tapestry-syncer-east", SYSTEM))
+    await wait_for(virtual, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool, timeout=A_DAY)
+    away = lambda obj: obj is not None and not is_true(obj, "SyncerReady") and is_true(obj, "Ready")  # noqa: E731
+    await wait_for(virtual, CLUSTER_BINDINGS, "east", until=away, timeout=A_DAY)
+    await finalizers(virtual, lambda each: [*each, keys.SYNCER_FINALIZER])
+    await virtual.delete(CLUSTER_BINDINGS, named("east"))
+    await reaches(virtual, "Deleting")
+    await finalizers(virtual, lambda each: [name for name in each if name != keys.SYNCER_FINALIZER])
+    await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
+
+
+async def a_binding_stays(virtual: Client, physical: Client) -> None:
+    await bound(virtual, physical)
+
+
+async def a_cluster_is_left_by_force(virtual: Client, physical: Client) -> None:
+    binding = await bound(virtual, physical)
+    node = {"name": "vnode-east-a", "labels": {keys.CLUSTER_BINDING_UID: uid_of(binding)}}
+    await virtual.create(NODES, {"metadata": node})
+    await virtual.create(PODS, {**named("web", "shop"), "spec": {"nodeName": "vnode-east-a"}})
+    await finalizers(virtual, lambda each: [*each, keys.SYNCER_FINALIZER])
+    await virtual.patch(CLUSTER_BINDINGS, named("east"), {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}})
+    await virtual.delete(CLUSTER_BINDINGS, named("east"))
+    await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
+
+
+async def finalizers(client: Client, change: Callable[[list[str]], list[str]]) -> None:
+    """Change the finalizers of the binding, as its syncer would."""
+    while True:
+        binding = await client.get(CLUSTER_BINDINGS, "east")
+        wanted = change(binding["metadata"].get("finalizers", []))
+        try:
+            await client.patch(CLUSTER_BINDINGS, binding, {"metadata": {"finalizers": wanted}})
+            return
+        except Conflict:
+            continue
+
+
+def makes_something(call: str) -> bool:
+    """Not the questions before it, which are the same in every scenario."""
+    return call.startswith(("POST", "PATCH")) and "accessreviews" not in call and "events" not in call
+
+
+def removes_something(call: str) -> bool:
+    return call.startswith(("DELETE", "PATCH")) or "/nodes" in call or "/pods" in call
+
+
+SCENARIOS = [
+    Scenario(name, VIRTUAL, setup, world, CONFIG, others=[[NAMESPACES]], counts=counts)
+    for name, world, counts in (
+        ("a binding comes and goes", a_binding_comes_and_goes, lambda _: True),
+        ("a binding stays", a_binding_stays, makes_something),
+        ("a cluster is left by force", a_cluster_is_left_by_force, removes_something),
+    )
+]
+
+
+def test_the_manager_comes_to_the_same_end_whatever_happens_on_the_way(
+    record_property: Callable[[str, object], None],
+) -> None:
+    reports = [perturb(scenario) for scenario in SCENARIOS]
+    cases = sum(report.cases for report in reports)
+    record_property("figure", f"perturbed manager: {cases} replays of {len(reports)} scenarios")
+    failed = [str(report) for report in reports if report.failures]
+    assert not failed, "\n".join(failed)
+    assert cases >= 500

@@ -1,0 +1,130 @@
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tapestry.kube.conditions import find
+from tapestry.kube.objects import Object
+from tapestry.manager.connectivity import Finding
+from tapestry.manager.faults import Fault
+from tapestry.manager.status import conditions_of, connected, news, status_with, syncer_ready
+
+NOW = datetime(2024, 1, 1, tzinfo=UTC)
+WEEK = timedelta(days=7)
+FINDING = Finding("v1.34.3", "one", (), None)
+
+
+def a_binding(*conditions: Object) -> Object:
+    return {"metadata": {"name": "east", "generation": 4}, "status": {"conditions": list(conditions)}}
+
+
+def a_condition(type: str, status: str, reason: str, message: str = "") -> Object:
+    return {"type": type, "status": status, "reason": reason, "message": message}
+
+
+def a_deployment(replicas: int, available: int, *, generation: int = 2, observed: int = 2) -> Object:
+    status = {"availableReplicas": available, "observedGeneration": observed}
+    return {"metadata": {"generation": generation}, "spec": {"replicas": replicas}, "status": status}
+
+
+def told(fault: Fault | None, finding: Finding | None = FINDING, deployment: Object | None = None) -> dict[str, str]:
+    return {each["type"]: each["status"] for each in conditions_of(fault, finding, deployment, NOW)}
+
+
+def test_what_comes_before_the_fault_was_well_and_what_comes_after_is_not_spoken_of() -> None:
+    assert told(None, deployment=a_deployment(2, 1)) == {
+        "Connected": "True",
+        "Permitted": "True",
+        "SyncerReady": "True",
+        "Ready": "True",
+    }
+    expected = {
+        "SyncerReady": {"Connected": "True", "Permitted": "True", "SyncerReady": "False", "Ready": "False"},
+        "Permitted": {"Connected": "True", "Permitted": "False", "Ready": "False"},
+        "Connected": {"Connected": "False", "Ready": "False"},
+        "": {"Ready": "False"},
+    }
+    for condition, conditions in expected.items():
+        assert told(Fault("Word", "words", condition=condition)) == conditions
+
+
+def test_conditions_speak_of_the_generation_that_was_seen_and_those_of_others_stay() -> None:
+    theirs = a_condition("Leasing", "True", "Leasing")
+    found = status_with(a_binding(theirs), "Ready", [a_condition("Ready", "True", "Ready")], NOW)
+    assert found["conditions"][0] is theirs
+    assert find(found["conditions"], "Ready") == {
+        **a_condition("Ready", "True", "Ready"),
+        "observedGeneration": 4,
+        "lastTransitionTime": "2024-01-01T00:00:00Z",
+    }
+    assert (found["phase"], found["observedGeneration"]) == ("Ready", 4)
+
+
+@pytest.mark.parametrize(
+    ("left", "reason"),
+    [
+        (timedelta(days=7, seconds=1), "Connected"),
+        (timedelta(days=7), "CredentialsExpire"),
+        (timedelta(days=-1), "CredentialsExpire"),
+    ],
+)
+def test_credentials_that_run_out_are_warned_of_for_a_week(left: timedelta, reason: str) -> None:
+    found = connected(Finding("v1", "one", (), NOW + left), NOW)
+    assert (found["status"], found["reason"]) == ("True", reason)
+
+
+def test_the_last_day_is_told_of_once_more() -> None:
+    before, after = (
+        connected(Finding("v1", "one", (), NOW + timedelta(days=1)), NOW - ago) for ago in (WEEK / 2, 0 * WEEK)
+    )
+    assert reasons([before], [after]) == [(True, "CredentialsExpire")]
+
+
+@pytest.mark.parametrize(
+    ("deployment", "status", "message"),
+    [
+        (a_deployment(2, 1), "True", "1 of 2 replicas are available"),
+        (a_deployment(2, 0), "False", "0 of 2 replicas are available"),
+        (a_deployment(2, 2, observed=1), "False", "the Deployment has yet to be rolled out"),
+        ({"metadata": {}, "spec": {}}, "False", "0 of 1 replicas are available"),
+    ],
+)
+def test_a_syncer_is_ready_by_what_its_deployment_shows(deployment: Object, status: str, message: str) -> None:
+    found = syncer_ready(deployment)
+    assert (found["status"], found["message"]) == (status, message)
+
+
+def reasons(before: list[Object], after: list[Object]) -> list[tuple[bool, str]]:
+    return [(is_warning, reason) for is_warning, reason, _ in news(a_binding(*before), a_binding(*after))]
+
+
+READY = a_condition("Ready", "True", "Ready")
+LOST = [a_condition("Connected", "False", "ConnectivityFailed"), a_condition("Ready", "False", "ConnectivityFailed")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([], [READY], [(False, "Ready")]),
+        ([READY], [READY], []),
+        ([READY], LOST, [(True, "ConnectivityFailed")]),
+        (LOST, [a_condition("Connected", "True", "Connected"), READY], [(False, "Ready")]),
+        (LOST, [LOST[0], {**LOST[1], "message": "another"}], [(True, "ConnectivityFailed")]),
+        ([], [a_condition("SyncerReady", "False", "SyncerUnavailable")], []),
+        ([], [a_condition("Leasing", "False", "NoPolicy")], []),
+        (
+            [a_condition("SyncerReady", "True", "SyncerAvailable", "1 of 2")],
+            [a_condition("SyncerReady", "True", "SyncerAvailable", "2 of 2")],
+            [],
+        ),
+        (
+            [a_condition("SyncerReady", "True", "SyncerAvailable")],
+            [a_condition("SyncerReady", "False", "SyncerUnavailable")],
+            [(True, "SyncerUnavailable")],
+        ),
+        ([READY], [a_condition("Ready", "False", "WaitingSyncerCleanup")], [(False, "WaitingSyncerCleanup")]),
+        ([], [a_condition("Connected", "True", "CredentialsExpire")], [(True, "CredentialsExpire")]),
+    ],
+)
+def test_an_event_tells_what_is_new_once(before: list[Object], after: list[Object], expected: list[Any]) -> None:
+    assert reasons(before, after) == expected

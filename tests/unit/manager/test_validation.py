@@ -1,0 +1,118 @@
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.kube.objects import Object, name_of, without
+from tapestry.manager.faults import Fault, Patience
+from tapestry.manager.validation import check_identity, checked_spec, first_of
+
+SYSTEM = keys.SYSTEM_NAMESPACE
+
+
+def a_binding(name: str = "east", *, identity: str | None = None, **spec: Any) -> Object:
+    metadata = {"name": name, "uid": f"uid-{name}", "creationTimestamp": spec.pop("created", "2024-01-01T00:00:00Z")}
+    given = {"clusterID": name, "secretRef": {"name": name, "namespace": SYSTEM}, "mountNamespace": "leased", **spec}
+    return {"metadata": metadata, "spec": given, "status": {"identity": identity} if identity else {}}
+
+
+def fault_of(binding: Object, *others: Object) -> Fault:
+    with pytest.raises(Fault) as caught:
+        checked_spec(binding, others, {SYSTEM})
+    return caught.value
+
+
+def test_a_binding_with_everything_it_needs_is_good() -> None:
+    assert checked_spec(a_binding(), [a_binding("west")], {SYSTEM}).cluster_id == "east"
+
+
+@pytest.mark.parametrize(
+    ("binding", "complaint"),
+    [
+        (without(a_binding(), "spec", "clusterID"), "spec.clusterID: is required"),
+        (a_binding(clusterID=""), "spec.clusterID: "),
+        (a_binding(clusterID="no spaces"), "spec.clusterID: "),
+        (a_binding(clusterID="x" * 25), "spec.clusterID: "),
+        (without(a_binding(), "spec", "secretRef"), "spec.secretRef: is required"),
+        (a_binding(secretRef={"namespace": SYSTEM}), "spec.secretRef.name: is required"),
+        (a_binding(secretRef={"name": "east", "namespace": ""}), "spec.secretRef.namespace: "),
+        (without(a_binding(), "spec", "mountNamespace"), "spec.mountNamespace: is required"),
+        (a_binding(mountNamespace="Team_A"), "spec.mountNamespace: "),
+        (a_binding(serviceNamespaces=["web", ""]), "spec.serviceNamespaces[1]: "),
+        (a_binding("n" * 238, clusterID="east"), "metadata.name: 238 characters are over 237"),
+        (without(a_binding(), "spec"), "spec.clusterID: is required"),
+    ],
+)
+def test_a_complaint_begins_with_the_path(binding: Object, complaint: str) -> None:
+    fault = fault_of(binding)
+    assert fault.reason == "ValidationFailed"
+    assert fault.message.startswith(complaint)
+    assert fault.patience is Patience.CHANGE
+
+
+def test_the_older_of_two_bindings_has_the_cluster_id() -> None:
+    old, young = a_binding("old", clusterID="c"), a_binding("young", clusterID="c", created="2024-06-01T00:00:00Z")
+    assert checked_spec(old, [young], {SYSTEM})
+    fault = fault_of(young, old)
+    assert (fault.reason, fault.patience) == ("DuplicateClusterID", Patience.CHANGE)
+    assert fault.message.startswith("spec.clusterID: c belongs to ClusterBinding old")
+
+
+def test_a_binding_that_was_accepted_goes_before_an_older_one_that_was_not() -> None:
+    at_work = a_binding("young", clusterID="c", created="2024-06-01T00:00:00Z", identity="one")
+    assert checked_spec(at_work, [a_binding("old", clusterID="c")], {SYSTEM})
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), min_size=2, max_size=4))
+def test_whoever_is_asked_and_in_whatever_order_one_binding_may_stay(traits: list[tuple[bool, int]]) -> None:
+    bindings = [
+        a_binding(f"b{number}", created=f"2024-01-0{day + 1}T00:00:00Z", identity="x" if accepted else None)
+        for number, (accepted, day) in enumerate(traits)
+    ]
+    winners = {name_of(first_of(first, others)) for first, *others in permutations(bindings)}
+    assert len(winners) == 1
+
+
+def test_a_secret_may_be_in_allowed_namespaces_only() -> None:
+    binding = a_binding(secretRef={"name": "east", "namespace": "kube-system"})
+    fault = fault_of(binding)
+    assert (fault.reason, fault.condition) == ("SecretNamespaceNotAllowed", "Connected")
+    assert "kube-system is not one of tapestry-system" in fault.message
+    assert checked_spec(binding, [], {SYSTEM, "kube-system"})
+
+
+def identity_fault(binding: Object, identity: str, *others: Object) -> str:
+    try:
+        check_identity(binding, identity, others)
+    except Fault as fault:
+        return fault.reason
+    return ""
+
+
+def test_the_first_cluster_behind_a_binding_is_taken_on_trust() -> None:
+    assert identity_fault(a_binding(), "one") == ""
+    assert identity_fault(a_binding(identity="one"), "one") == ""
+
+
+def test_another_cluster_needs_approval_by_its_name() -> None:
+    binding = a_binding(identity="one")
+    assert identity_fault(binding, "two") == "IdentityChanged"
+    for approved, reason in (("two", ""), ("one", "IdentityChanged"), ("true", "IdentityChanged")):
+        metadata = {**binding["metadata"], "annotations": {keys.APPROVE_IDENTITY: approved}}
+        assert identity_fault({**binding, "metadata": metadata}, "two") == reason
+
+
+def test_a_cluster_belongs_to_the_binding_that_is_pinned_to_it() -> None:
+    holder = a_binding("young", identity="one", created="2024-06-01T00:00:00Z")
+    assert identity_fault(a_binding("old"), "one", holder) == "DuplicateCluster"
+    assert identity_fault(holder, "one", a_binding("old")) == ""
+
+
+def test_of_two_that_are_pinned_to_one_cluster_the_older_goes_on() -> None:
+    old = a_binding("old", identity="one")
+    young = a_binding("young", identity="one", created="2024-06-01T00:00:00Z")
+    assert identity_fault(old, "one", young) == ""
+    assert identity_fault(young, "one", old) == "DuplicateCluster"

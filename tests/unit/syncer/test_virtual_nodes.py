@@ -1,0 +1,426 @@
+"""Virtual nodes: what they show of a physical node, what they hide, and what they leave to others."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
+from tapestry.apis.names import virtual_node_name
+from tapestry.apis.policies import ResourceLeasingPolicySpec
+from tapestry.kube.conditions import find
+from tapestry.kube.names import label_value_complaint
+from tapestry.kube.objects import Object, annotations_of, labels_of, with_value
+from tapestry.kube.patches import merged, owned_patch
+from tapestry.kube.quantity import Amounts
+from tapestry.kube.selectors import EVERY_NODE
+from tapestry.syncer.leasing import FINISH, Grant, Lease, Policy, Side, State, Terms
+from tapestry.syncer.virtual_nodes import last_terms, taint_named, virtual_node, withdrawn
+from tapestry.syncer.windows import Schedule
+
+NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
+ROLE = "node-role.kubernetes.io/tapestry"
+BALANCERS = "node.kubernetes.io/exclude-from-external-load-balancers"
+
+
+def a_binding(name: str = "east", **spec: Any) -> Binding:
+    reference = SecretReference("east", "tapestry-system")
+    return Binding(name, "uid-b", "v1", ClusterBindingSpec("east", reference, **spec))
+
+
+def a_policy(name: str = "p", readable: bool = True, **spec: Any) -> Policy:
+    return Policy(name, Side.OWNER, ResourceLeasingPolicySpec("east", **spec), Schedule(), EVERY_NODE, NOW, readable)
+
+
+def a_lease(state: State = State.OPEN, *policies: Policy, ends: datetime | None = None, **amounts: str) -> Lease:
+    nothing = Amounts()["cpu"]
+    found = Amounts.parse(amounts or {"cpu": "4", "memory": "8Gi", "pods": "100"})
+    grants = {resource: Grant(amount, "idle", nothing) for resource, amount in found.items()}
+    return Lease(state, "", found, grants, policies=policies, ends=ends, ends_soon=ends is not None)
+
+
+READY = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "KubeletReady",
+    "message": "kubelet is posting ready status",
+    "lastHeartbeatTime": "2026-03-02T07:59:59Z",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+}
+
+
+def a_node(name: str = "n1", **parts: Any) -> Object:
+    labels = {"topology.kubernetes.io/zone": "z1", "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": name}
+    return {
+        "metadata": {"name": name, "uid": "uid-n", "labels": {**labels, **parts.get("labels", {})}},
+        "spec": {"taints": parts.get("taints", []), "unschedulable": parts.get("unschedulable", False)},
+        "status": {
+            "conditions": parts.get("conditions", [READY]),
+            "addresses": [
+                {"type": "InternalIP", "address": "10.0.0.1"},
+                {"type": "ExternalIP", "address": "203.0.113.1"},
+                {"type": "Hostname", "address": name},
+            ],
+            "nodeInfo": {"architecture": "amd64", "kubeletVersion": "v1.34.3"},
+        },
+    }
+
+
+def a_taint(key: str, effect: str = "NoSchedule", **rest: str) -> Object:
+    return {"key": key, "effect": effect, **rest}
+
+
+def wanted(
+    node: Object | None = None,
+    lease: Lease | None = None,
+    binding: Binding | None = None,
+    existing: Object | None = None,
+    now: datetime = NOW,
+) -> Object:
+    return virtual_node(node or a_node(), lease or a_lease(), binding or a_binding(), "vnode-east-n1", existing, now)
+
+
+def converged(existing: Object | None, node: Object) -> Object:
+    """The object on the server after `node` has been written."""
+    found: Object = merged(existing or {}, owned_patch(existing or {}, node))
+    return found
+
+
+def pairs(node: Object) -> list[tuple[str, str]]:
+    return [(taint["key"], taint["effect"]) for taint in node["spec"]["taints"]]
+
+
+# -- labels and annotations
+
+
+def test_a_virtual_node_shows_the_labels_of_the_physical_one_and_our_own() -> None:
+    labels = labels_of(wanted())
+    assert (labels["topology.kubernetes.io/zone"], labels["kubernetes.io/arch"]) == ("z1", "amd64")
+    assert labels["kubernetes.io/hostname"] == "vnode-east-n1"
+    assert (labels[ROLE], labels[BALANCERS]) == ("", "")
+    assert {key: value for key, value in labels.items() if key.startswith(keys.PREFIX)} == {
+        keys.MANAGED_BY: "tapestry",
+        keys.NODE_TYPE: "virtual",
+        keys.CLUSTER_BINDING: "east",
+        keys.CLUSTER_BINDING_UID: "uid-b",
+        keys.PHYSICAL_CLUSTER_ID: "east",
+        keys.PHYSICAL_NODE_NAME: "n1",
+    }
+
+
+@pytest.mark.parametrize(
+    "reserved",
+    [
+        "node-role.kubernetes.io/control-plane",
+        "node-restriction.kubernetes.io/fips",
+        "tapestry.io/virtual-cluster",
+        "tapestry.io/anything",
+    ],
+)
+def test_a_label_that_means_something_to_its_own_cluster_only_stays_there(reserved: str) -> None:
+    assert reserved not in labels_of(wanted(a_node(labels={reserved: "x"})))
+
+
+def test_a_physical_node_cannot_pass_for_one_of_another_binding() -> None:
+    pretender = a_node(labels={keys.CLUSTER_BINDING_UID: "another", keys.NODE_TYPE: "real"})
+    assert labels_of(wanted(pretender)) == labels_of(wanted())
+
+
+def test_names_that_are_too_long_for_labels_are_whole_in_annotations() -> None:
+    name, binding = "ip-10-0-0-1." + "region." * 12 + "internal", "b" * 100
+    found = virtual_node(
+        a_node(name), a_lease(), a_binding(binding), virtual_node_name("east", name), existing=None, now=NOW
+    )
+    assert not [value for value in labels_of(found).values() if label_value_complaint(value)]
+    assert labels_of(found)[keys.PHYSICAL_NODE_NAME].startswith("ip-10-0-0-1.region")
+    assert annotations_of(found)[keys.PHYSICAL_NODE_NAME] == name
+    assert annotations_of(found)[keys.CLUSTER_BINDING] == binding
+
+
+def test_the_policies_are_named_with_their_side() -> None:
+    found = wanted(lease=a_lease(State.OPEN, a_policy("a"), a_policy("b")))
+    assert annotations_of(found)[keys.POLICIES_APPLIED] == "owner/a,owner/b"
+    assert annotations_of(found)[keys.PHYSICAL_NODE_UID] == "uid-n"
+
+
+def test_the_end_of_a_lease_is_told_when_it_is_near_and_then_no_more() -> None:
+    assert keys.LEASE_ENDS not in annotations_of(wanted())
+    far = replace(a_lease(ends=LATER), ends_soon=False)
+    assert keys.LEASE_ENDS not in annotations_of(wanted(lease=far))
+    near = converged(None, wanted(lease=a_lease(ends=LATER)))
+    assert annotations_of(near)[keys.LEASE_ENDS] == "2026-03-02T09:00:00Z"
+    over = converged(near, wanted(lease=a_lease(State.CLOSED), existing=near))
+    assert keys.LEASE_ENDS not in annotations_of(over)
+
+
+# -- taints
+
+
+def test_the_default_taint_is_there_unless_the_binding_says_otherwise() -> None:
+    assert pairs(wanted()) == [(keys.VNODE_TAINT, "NoSchedule")]
+    assert pairs(wanted(binding=a_binding(disable_node_default_taint=True))) == []
+
+
+def test_the_owners_taints_come_along_in_order_and_before_ours() -> None:
+    node = a_node(taints=[a_taint("b", value="x"), a_taint("a", "PreferNoSchedule")])
+    assert wanted(node)["spec"]["taints"] == [
+        a_taint("b", value="x"),
+        a_taint("a", "PreferNoSchedule"),
+        a_taint(keys.VNODE_TAINT),
+    ]
+
+
+def test_no_execute_becomes_no_schedule() -> None:
+    node = a_node(taints=[a_taint("a", "NoExecute", timeAdded="2026-01-01T00:00:00Z")])
+    assert wanted(node)["spec"]["taints"][0] == a_taint("a")
+
+
+def test_a_key_that_has_both_effects_below_has_one_above() -> None:
+    node = a_node(
+        taints=[a_taint("a", value="x"), a_taint("a", "NoExecute", value="x"), a_taint("a", "PreferNoSchedule")]
+    )
+    assert pairs(wanted(node))[:-1] == [("a", "NoSchedule"), ("a", "PreferNoSchedule")]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unschedulable",
+        "node.kubernetes.io/disk-pressure",
+        "tapestry.io/vnode",
+        "tapestry.io/withdrawing",
+    ],
+)
+def test_taints_that_every_cluster_sets_itself_and_ours_do_not_come_up(key: str) -> None:
+    assert wanted(a_node(taints=[a_taint(key, effect) for effect in ("NoSchedule", "NoExecute")])) == wanted()
+
+
+def test_a_cordon_below_shows_above() -> None:
+    assert (keys.PHYSICAL_NODE_UNSCHEDULABLE, "NoSchedule") in pairs(wanted(a_node(unschedulable=True)))
+
+
+def test_a_closed_node_is_tainted_and_remembers_since_when() -> None:
+    closed = converged(None, wanted(lease=a_lease(State.CLOSED)))
+    taint = a_taint(keys.OUT_OF_TIME_WINDOWS, timeAdded="2026-03-02T08:00:00Z")
+    assert taint_named(closed, keys.OUT_OF_TIME_WINDOWS) == taint
+    still = converged(closed, wanted(lease=a_lease(State.CLOSED), existing=closed, now=LATER))
+    assert taint_named(still, keys.OUT_OF_TIME_WINDOWS) == taint
+    opened = converged(still, wanted(existing=still, now=LATER))
+    assert taint_named(opened, keys.OUT_OF_TIME_WINDOWS) is None
+    again = wanted(lease=a_lease(State.CLOSED), existing=opened, now=LATER)
+    assert taint_named(again, keys.OUT_OF_TIME_WINDOWS) == {**taint, "timeAdded": "2026-03-02T09:00:00Z"}
+
+
+def test_a_withdrawn_node_has_its_taint_beside_the_others_until_it_is_lent_again() -> None:
+    node = converged(None, wanted())
+    going = converged(node, withdrawn(node, NOW))
+    assert pairs(going) == [(keys.VNODE_TAINT, "NoSchedule"), (keys.WITHDRAWING, "NoSchedule")]
+    assert taint_named(going, keys.WITHDRAWING) == a_taint(keys.WITHDRAWING, timeAdded="2026-03-02T08:00:00Z")
+    assert pairs(converged(going, wanted(existing=going, now=LATER))) == [(keys.VNODE_TAINT, "NoSchedule")]
+
+
+def test_nothing_ever_has_the_effect_no_execute() -> None:
+    node = a_node(taints=[a_taint("a", "NoExecute")], unschedulable=True)
+    found = wanted(node, a_lease(State.CLOSED))
+    assert {effect for _, effect in pairs(converged(found, withdrawn(found, NOW)))} == {"NoSchedule"}
+
+
+# -- status
+
+
+def test_capacity_and_allocatable_are_what_is_leased() -> None:
+    status = wanted(lease=a_lease(cpu="2", memory="4Gi", **{"nvidia.com/gpu": "1"}))["status"]
+    assert status["capacity"] == status["allocatable"] == {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "1"}
+
+
+def test_a_resource_that_is_no_longer_there_goes() -> None:
+    before = converged(None, wanted(lease=a_lease(cpu="2", **{"nvidia.com/gpu": "1"})))
+    after = converged(before, wanted(lease=a_lease(cpu="2"), existing=before))
+    assert after["status"]["capacity"] == after["status"]["allocatable"] == {"cpu": "2"}
+
+
+def test_addresses_are_the_nodes_own_and_its_new_name() -> None:
+    assert wanted()["status"]["addresses"] == [
+        {"type": "InternalIP", "address": "10.0.0.1"},
+        {"type": "Hostname", "address": "vnode-east-n1"},
+    ]
+    assert wanted()["status"]["nodeInfo"]["kubeletVersion"] == "v1.34.3"
+
+
+def test_a_heartbeat_changes_nothing() -> None:
+    beats = [a_node(conditions=[{**READY, "lastHeartbeatTime": f"2026-03-02T08:00:0{at}Z"}]) for at in range(3)]
+    assert wanted(beats[0]) == wanted(beats[1]) == wanted(beats[2])
+
+
+def test_a_node_that_is_not_ready_is_not_ready_above() -> None:
+    down = {**READY, "status": "False", "reason": "KubeletNotReady", "lastTransitionTime": "2026-03-02T07:00:00Z"}
+    found = find(wanted(a_node(conditions=[down]))["status"]["conditions"], "Ready")
+    assert found == {**down, "lastHeartbeatTime": "2026-03-02T07:00:00Z"}
+
+
+def test_what_a_stranger_says_has_a_bound() -> None:
+    many = [{**READY, "type": f"C{at}", "message": "\N{SNOWMAN}" * 4000, "extra": "x"} for at in range(100)]
+    found = wanted(a_node(conditions=many))["status"]["conditions"]
+    assert len(found) == 32
+    assert max(len(each["message"].encode()) for each in found) <= 4096
+    assert all("extra" not in each for each in found)
+
+
+def test_a_condition_without_a_message_has_none_above() -> None:
+    """A server would drop an empty one, and every pass would write it again."""
+    quiet = {key: value for key, value in READY.items() if key != "message"}
+    assert "message" not in wanted(a_node(conditions=[{**quiet, "message": ""}]))["status"]["conditions"][0]
+
+
+# -- what others write
+
+
+def test_the_second_pass_writes_nothing() -> None:
+    for lease in (a_lease(), a_lease(State.CLOSED, a_policy()), a_lease(ends=LATER)):
+        node = a_node(taints=[a_taint("a", "NoExecute")], unschedulable=True)
+        found = converged(None, wanted(node, lease))
+        assert owned_patch(found, wanted(node, lease, existing=found, now=LATER)) == {}
+
+
+def edited(node: Object, **parts: Any) -> Object:
+    """The node after somebody has set labels, annotations or taints; None takes one away."""
+    taints = [*node["spec"]["taints"], *parts.pop("taints", [])]
+    found: Object = merged(node, {"metadata": parts, "spec": {"taints": taints}})
+    return found
+
+
+def test_what_somebody_adds_survives() -> None:
+    node = converged(None, wanted())
+    mine = edited(node, labels={"team": "a"}, annotations={"note": "b"}, taints=[a_taint("mine", "NoExecute")])
+    later = converged(mine, wanted(a_node(labels={"new": "1"}), existing=mine))
+    assert labels_of(later)["team"] == "a"
+    assert annotations_of(later)["note"] == "b"
+    assert taint_named(later, "mine") == a_taint("mine", "NoExecute")
+    assert labels_of(later)["new"] == "1"
+
+
+@pytest.mark.parametrize("mine", ["z9", None])
+def test_what_somebody_changes_stays_until_the_owner_changes_it(mine: str | None) -> None:
+    zone = "topology.kubernetes.io/zone"
+    node = edited(converged(None, wanted()), labels={zone: mine})
+    for _ in range(2):
+        node = converged(node, wanted(existing=node))
+        assert labels_of(node).get(zone) == mine
+    node = converged(node, wanted(a_node(labels={zone: "z2"}), existing=node))
+    assert labels_of(node)[zone] == "z2"
+
+
+def test_what_we_no_longer_want_goes() -> None:
+    old = a_node(labels={"pool": "spot"}, taints=[a_taint("spot")])
+    node = converged(None, wanted(old))
+    node = converged(node, wanted(existing=node))
+    assert "pool" not in labels_of(node)
+    assert taint_named(node, "spot") is None
+
+
+def test_what_we_no_longer_want_stays_where_somebody_made_it_theirs() -> None:
+    node = edited(converged(None, wanted(a_node(labels={"pool": "spot"}))), labels={"pool": "mine"})
+    node = converged(node, wanted(existing=node))
+    assert labels_of(node)["pool"] == "mine"
+
+
+@pytest.mark.parametrize("theirs", ["another", None])
+def test_our_own_keys_are_always_ours(theirs: str | None) -> None:
+    node = converged(None, wanted(lease=a_lease(State.OPEN, a_policy(), ends=LATER)))
+    changed = edited(
+        node,
+        labels={keys.CLUSTER_BINDING_UID: theirs, keys.NODE_TYPE: theirs},
+        annotations={keys.POLICIES_APPLIED: theirs, keys.LEASE_ENDS: theirs},
+    )
+    again = converged(changed, wanted(lease=a_lease(State.OPEN, a_policy()), existing=changed))
+    assert labels_of(again)[keys.CLUSTER_BINDING_UID] == "uid-b"
+    assert labels_of(again)[keys.NODE_TYPE] == "virtual"
+    assert annotations_of(again)[keys.POLICIES_APPLIED] == "owner/p"
+    assert keys.LEASE_ENDS not in annotations_of(again)
+
+
+def test_a_taint_of_ours_that_somebody_removes_comes_back() -> None:
+    node = converged(None, wanted(lease=a_lease(State.CLOSED)))
+    bare = with_value(node, ("spec", "taints"), [])
+    assert pairs(converged(bare, wanted(lease=a_lease(State.CLOSED), existing=bare))) == pairs(node)
+
+
+def test_taints_of_the_virtual_clusters_own_controllers_stay() -> None:
+    node = edited(converged(None, wanted()), taints=[a_taint("node.kubernetes.io/unschedulable")])
+    assert taint_named(converged(node, wanted(existing=node)), "node.kubernetes.io/unschedulable")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "[]", '{"labels": 1}', '{"taints": ["ab", 1]}', '{"taints": [["a"]]}']
+)
+def test_a_broken_memory_counts_as_none(text: str) -> None:
+    node = edited(converged(None, wanted()), annotations={keys.EXPECTED_METADATA: text}, labels={"team": "a"})
+    again = converged(node, wanted(existing=node))
+    assert labels_of(again)["team"] == "a"
+    assert owned_patch(again, wanted(existing=again)) == {}
+
+
+words = st.dictionaries(st.sampled_from(["a", "b", "c", "tapestry.io/x"]), st.sampled_from(["1", "2"]))
+taints = st.lists(
+    st.builds(a_taint, st.sampled_from(["a", "b"]), st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"])),
+    max_size=3,
+    unique_by=lambda taint: (taint["key"], taint["effect"]),
+)
+
+
+@given(st.lists(st.tuples(words, taints, words, st.sampled_from([State.OPEN, State.CLOSED])), min_size=1, max_size=4))
+def test_whoever_writes_what_one_pass_is_enough_and_taints_are_unique(
+    steps: list[tuple[dict[str, str], list[Object], dict[str, str], State]],
+) -> None:
+    node: Object | None = None
+    for below, tainted, above, state in steps:
+        physical, lease = a_node(labels=below, taints=tainted), a_lease(state)
+        node = converged(node, wanted(physical, lease, existing=node))
+        assert owned_patch(node, wanted(physical, lease, existing=node, now=LATER)) == {}
+        assert len(set(pairs(node))) == len(pairs(node))
+        node = edited(node, labels=above)
+
+
+# -- the terms on which a node was lent last
+
+
+def test_the_last_terms_count_from_the_withdrawal() -> None:
+    lease = a_lease(
+        State.OPEN,
+        a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60),
+        a_policy("b", force_reclaim=True, graceful_reclaim_period_seconds=600, evict_during_grace=True),
+        a_policy("c", graceful_reclaim_period_seconds=6000),
+    )
+    node = converged(None, wanted(lease=lease))
+    assert last_terms(node, NOW).deadline == NOW + timedelta(minutes=10)
+    going = converged(node, withdrawn(node, NOW))
+    assert last_terms(going, LATER) == Terms(NOW + timedelta(minutes=10), True, by="the policy it was leased under")
+
+
+def test_where_no_policy_had_force_pods_finish() -> None:
+    node = converged(None, wanted(lease=a_lease(State.OPEN, a_policy(evict_during_grace=True))))
+    found = last_terms(node, NOW)
+    assert (found.deadline, found.evict) == (None, False)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "[]", '{"force": 1}', '{"grace": -1}', '{"force": true, "grace": 1e30}']
+)
+def test_terms_that_cannot_be_read_evict_nobody(text: str) -> None:
+    node = edited(converged(None, wanted()), annotations={keys.LAST_TERMS: text})
+    assert last_terms(node, NOW) == FINISH
+
+
+def test_the_last_terms_outlive_policies_that_cannot_be_read() -> None:
+    strict, typo = a_policy(force_reclaim=True), a_policy(readable=False)
+    node = converged(None, wanted(lease=a_lease(State.OPEN, strict)))
+    held = converged(node, wanted(lease=a_lease(State.CLOSED, typo), existing=node))
+    assert last_terms(held, NOW).deadline == NOW
+    fresh = converged(None, wanted(lease=a_lease(State.CLOSED, typo)))
+    assert last_terms(fresh, NOW).deadline is None
