@@ -1,4 +1,4 @@
-"""The credentials in the kubeconfig: how long they last, and new ones in time.
+"""The credentials in the kubeconfig: new ones in time.
 
 `tapestry join` makes a kubeconfig around a service account token of thirty days.  A syncer reads from such a token
 whose it is and when it ends, and at four fifths of its life asks the physical cluster for the next one, which goes into
@@ -7,17 +7,15 @@ the same Secret and from there, as any new kubeconfig does, to every replica.  O
 
 import base64
 import binascii
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import msgspec
 import yaml
 
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.controller import Result
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import SECRETS
-from tapestry.kube.times import timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer.bindings import secret_of
 from tapestry.syncer.site import Site
@@ -26,8 +24,6 @@ log = logger(__name__)
 
 RENEW_AT = 0.8
 """Of a token's life."""
-WARNINGS = (timedelta(days=7), timedelta(days=1))
-"""How long before their end people are told."""
 
 
 class ServiceAccount(msgspec.Struct):
@@ -60,23 +56,17 @@ class Credentials:
     """Keeps the kubeconfig of the site's binding usable; keyed by the binding's name."""
 
     site: Site
-    told: set[tuple[datetime, timedelta]] = field(default_factory=set)
-    """Which end people have been warned of, and how long before it."""
 
     async def reconcile(self, _: str) -> Result | None:
         site, now = self.site, self.site.now()
-        binding, obj = site.binding(), site.binding_object()
-        if binding is None or obj is None or site.is_unbinding:
+        binding = site.binding()
+        if binding is None or site.is_unbinding:
             return None
         secret = secret_of(site, binding)
         kubeconfig = kubeconfig_in(secret)
         token = token_in(kubeconfig)
         if token is None:
             return None
-        if value_at(obj, "status", "credentialsExpire") != timestamp(token.ends):
-            status = {"credentialsExpire": timestamp(token.ends)}
-            await site.virtual.patch(CLUSTER_BINDINGS, obj, {"status": status}, subresource="status")
-        self.warn(obj, token, now)
         if now < token.renewal:
             return Result(requeue_at=token.renewal)
         await self.renew(secret, kubeconfig, token)
@@ -91,13 +81,6 @@ class Credentials:
         data = {"kubeconfig": base64.b64encode(yaml.safe_dump(renewed).encode()).decode()}
         await self.site.virtual.patch(SECRETS, secret, {"data": data})
         log.info("renewed the credentials", binding=self.site.binding_name, until=issued["expirationTimestamp"])
-
-    def warn(self, obj: Object, token: Token, now: datetime) -> None:
-        for ahead in WARNINGS:
-            if now >= token.ends - ahead and (token.ends, ahead) not in self.told:
-                self.told.add((token.ends, ahead))
-                message = f"the credentials for the physical cluster end at {timestamp(token.ends)}; join it again"
-                self.site.manager.events.warning(obj, "CredentialsExpire", message)
 
 
 def kubeconfig_in(secret: Object) -> Object:
