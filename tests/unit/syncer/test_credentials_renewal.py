@@ -1,11 +1,29 @@
 """Tokens in kubeconfigs: what they say, and their renewal, on virtual time."""
 
+import asyncio
 import base64
 import json
+from typing import Any
 
 import yaml
 
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.controller import Manager
+from tapestry.controller.config import Metrics, Probes
+from tapestry.controller.testing import InProcessApi, run, running_clock
+from tapestry.kube.objects import Object, named
+from tapestry.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
+from tapestry.syncer.app import syncer
+from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.credentials import kubeconfig_in, token_in, with_token
+from tapestry.syncer.site import CSI_NODES
+
+SERVED = [
+    *(CLUSTER_BINDINGS, POLICIES, NODES, PODS, NAMESPACES, SECRETS),
+    *(CSI_NODES, EVENTS, LEASES, SERVICE_ACCOUNTS),
+]
 
 
 def a_token(**claims: object) -> str:
@@ -19,8 +37,15 @@ def a_token(**claims: object) -> str:
     return f"e30.{middle}.c2ln"
 
 
-def a_kubeconfig(token: str) -> dict:
-    return {"users": [{"name": "u", "user": {"token": token}}], "clusters": []}
+def a_kubeconfig(token: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "https://east.example:6443"}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
 
 
 def test_a_service_account_token_says_whose_it_is_and_when_to_renew_it() -> None:
@@ -55,3 +80,45 @@ def test_a_kubeconfig_that_cannot_be_read_is_empty() -> None:
     assert kubeconfig_in({"data": {"kubeconfig": data}}) == a_kubeconfig("t")
     for broken in ("???", base64.b64encode(b"[").decode(), base64.b64encode(b"- 1").decode()):
         assert kubeconfig_in({"data": {"kubeconfig": broken}}) == {}
+
+
+OF_AN_HOUR = a_token(exp=1_704_067_200 + 3600)
+
+
+async def populate(virtual: Client, physical: Client) -> None:
+    for client in (virtual, physical):
+        await client.create(NAMESPACES, named("kube-system"))
+    await physical.create(SERVICE_ACCOUNTS, named("east", "leased"))
+    data = {"kubeconfig": base64.b64encode(yaml.safe_dump(a_kubeconfig(OF_AN_HOUR)).encode()).decode()}
+    await virtual.create(SECRETS, {**named("east", "tapestry-system"), "data": data})
+    spec = {
+        "clusterID": "east",
+        "secretRef": {"name": "east", "namespace": "tapestry-system"},
+        "mountNamespace": "leased",
+    }
+    await virtual.create(CLUSTER_BINDINGS, {**named("east"), "spec": spec})
+
+
+async def secret_after(minutes: float) -> Object:
+    """The kubeconfig's Secret after a syncer has worked for so long."""
+    clock = running_clock()
+    above, below = (InProcessApi(SERVED, now=clock.now) for _ in range(2))
+    virtual = Client(above.connect())
+    await populate(virtual, Client(below.connect()))
+    quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
+    config = SyncerConfig(binding="east", silence_seconds=86_400, **quiet)
+    manager = Manager(config, above.connect, identity="one", now=clock.now, monotonic=clock.monotonic)
+    await syncer(config, manager, connect=lambda _: below.connect(), monotonic=clock.monotonic)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(manager.run())
+        await asyncio.sleep(minutes * 60)
+        found = await virtual.get(SECRETS, "east", "tapestry-system")
+        manager.stop()
+    return found
+
+
+def test_a_token_is_replaced_at_four_fifths_of_its_life_and_not_before() -> None:
+    assert kubeconfig_in(run(secret_after(47))) == a_kubeconfig(OF_AN_HOUR)
+    renewed = kubeconfig_in(run(secret_after(49)))
+    assert renewed["users"][0]["user"]["token"] != OF_AN_HOUR
+    assert renewed["clusters"] == a_kubeconfig("")["clusters"]
