@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,7 +109,7 @@ async def at_rest(site: Lending, pid: int, names: list[str]) -> Rest:
 async def add_node(site: Lending, name: str) -> None:
     await site.add_node(name, labels={"topology.kubernetes.io/zone": "east-1", "kubernetes.io/arch": "amd64"})
     images = [
-        {"names": [f"images.example/team/service-{number}@sha256:{number:064x}"], "sizeBytes": 100_000_000}
+        {"names": [f"images.example/{name}/service-{number}@sha256:{number:064x}"], "sizeBytes": 100_000_000}
         for number in range(50)
     ]
     await site.physical.patch(NODES, named(name), {"status": {"images": images}}, subresource="status")
@@ -122,7 +122,7 @@ async def report(site: Lending, name: str) -> None:
     await site.physical.patch(NODES, named(name), {"status": {"conditions": [condition]}}, subresource="status")
 
 
-async def in_parallel(names: list[str], do) -> None:
+async def in_parallel(names: list[str], do: Callable[[str], Awaitable[None]]) -> None:
     async def some(part: list[str]) -> None:
         for name in part:
             await do(name)

@@ -5,7 +5,7 @@ have pods to take back.  All that is measured is when a watch on the virtual clu
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -130,7 +130,7 @@ def informers(site: Lending, sights: Sights) -> tuple[Informer, Informer]:
     return nodes, pods
 
 
-async def seen(sights: Sights, claim) -> None:
+async def seen(sights: Sights, claim: Callable[[], bool]) -> None:
     async with asyncio.timeout(100):
         while not claim():
             await sights.news.wait()

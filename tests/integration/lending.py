@@ -130,7 +130,7 @@ class Lending:
     def syncer(self, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
         """`tapestry syncer` for this binding; it must run on without a fault, and end well when it is asked to."""
         command = [TAPESTRY, "syncer", "--binding", self.name, "--kubeconfig", self.virtual_plane.kubeconfig]
-        command += ["--no-leader-elect", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
+        command += ["--leader-elect=false", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
         command += ["--audit", self.audit]
         environ = {**os.environ, **{f"TAPESTRY_{name.upper()}": value for name, value in settings.items()}}
         with self.log.open("ab") as log:
@@ -159,12 +159,14 @@ class Lending:
 
 
 @asynccontextmanager
-async def lending(virtual: ControlPlane, physical: ControlPlane, folder: Path, **spec: Any) -> AsyncIterator[Lending]:
-    """A new binding between two clusters that know our kinds; `spec` goes into it."""
-    name = f"c{secrets.token_hex(4)}"
+async def lending(
+    virtual: ControlPlane, physical: ControlPlane, folder: Path, *, name: str = "", **spec: Any
+) -> AsyncIterator[Lending]:
+    """A new binding between two clusters, of which the virtual one knows our kinds; `spec` goes into it."""
+    name = name or f"c{secrets.token_hex(4)}"
     async with client_of(virtual) as above, client_of(physical) as below:
         site = Lending(above, below, virtual, name, f"{name}-mount", folder)
-        await below.create(NAMESPACES, an_object("Namespace", {"name": site.mount}))
+        await give(below, NAMESPACES, an_object("Namespace", {"name": site.mount}))
         await give(above, NAMESPACES, an_object("Namespace", {"name": keys.SYSTEM_NAMESPACE}))
         await above.create(SECRETS, a_kubeconfig_secret(name, physical.kubeconfig.read_text()))
         selected = {"key": LENT_TO, "operator": "In", "values": [name]}

@@ -6,13 +6,13 @@ not know our kinds either: an owner need not install them.
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tapestry.apis import keys
-from tapestry.kube.objects import Object, annotations_of, name_of, value_at
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.kube.objects import Object, annotations_of, named, value_at
 from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS
 from tapestry.local.kubernetes import ControlPlane
 
@@ -48,20 +48,11 @@ async def prepared(plane: ControlPlane) -> None:
         await becomes(client, SERVICE_ACCOUNTS, "default", bool, "default")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def frail_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A physical cluster that can fall silent."""
+    """A physical cluster for one test alone, which may leave it silent."""
     with ControlPlane(tmp_path_factory.mktemp("frail"), kube_assets, fsync=False) as plane:
         yield plane
-
-
-@contextmanager
-def silent(plane: ControlPlane) -> Iterator[None]:
-    plane.pause("kube-apiserver")
-    try:
-        yield
-    finally:
-        plane.resume("kube-apiserver")
 
 
 def patient(seconds: int) -> list[Object]:
@@ -78,7 +69,10 @@ def patience_of(pod: Object) -> dict[str, int | None]:
 async def trusted_node(site: Lending) -> str:
     """A virtual node that the virtual cluster finds ready."""
     node = f"{site.name}-n1"
-    await site.virtual_node(node, lambda found: readiness(found) == "True" and untainted(NOT_READY)(found))
+    await site.virtual_node(
+        node,
+        lambda found: readiness(found) == "True" and untainted(NOT_READY)(found) and untainted(UNREACHABLE)(found),
+    )
     return node
 
 
@@ -93,7 +87,7 @@ async def bind_pods(site: Lending, node: str, patience: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("silence", "patience", "lasting"),
     [
-        pytest.param(4, 3, 12, id="short"),
+        pytest.param(4, 1, 8, id="short"),
         pytest.param(20, 20, 120, id="two minutes", marks=pytest.mark.long),
     ],
 )
@@ -109,10 +103,11 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
     """What is evicted under Evict tells how long the partition has lasted for what stays under Hold."""
     folders = [tmp_path_factory.mktemp(name) for name in ("held", "evicted", "reachable")]
     settings = {"silence_seconds": str(silence)}
+    names = [f"c{silence}-hold", f"c{silence}-hold-not", f"c{silence}"]  # some begin as others do
     async with (
-        lending(watchful_plane, frail_plane, folders[0]) as held,
-        lending(watchful_plane, frail_plane, folders[1], onPartition="Evict") as evicted,
-        lending(watchful_plane, physical_plane, folders[2]) as reachable,
+        lending(watchful_plane, frail_plane, folders[0], name=names[0]) as held,
+        lending(watchful_plane, frail_plane, folders[1], name=names[1], onPartition="Evict") as evicted,
+        lending(watchful_plane, physical_plane, folders[2], name=names[2]) as reachable,
     ):
         for site in (held, evicted, reachable):
             await site.add_node(f"{site.name}-n1")
@@ -123,28 +118,46 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
             with held.syncer(**settings):
                 node = await trusted_node(held)
                 await bind_pods(held, node, {"one": patience, "two": patience})
-                await bind_pods(evicted, await trusted_node(evicted), {"one": patience, "last": lasting})
+                await bind_pods(evicted, await trusted_node(evicted), {"one": patience})
                 frail_plane.pause("kube-apiserver")
                 await held.virtual_node(node, lambda found: readiness(found) == "Unknown", timeout=3 * silence + 20)
                 for name in ("one", "two"):  # whoever finds the node unknown finds its pods patient
                     pod = await held.pod(name, bool)
                     assert patience_of(pod) == {NOT_READY: None, UNREACHABLE: None}
                 await held.virtual_node(node, tainted(UNREACHABLE), timeout=60)
-                late = await held.bind_pod("late", node, tolerations=patient(patience))
+                await held.bind_pod("late", node, tolerations=patient(patience))
                 await held.pod("late", lambda found: keys.HELD_TOLERATIONS in annotations_of(found))
             with held.syncer(**settings):  # another process, which has never had an answer
-                for name in ("one", "last"):
+                limits = {"tolerations": patient(lasting), "terminationGracePeriodSeconds": 0}
+                await evicted.bind_pod("witness", f"{evicted.name}-n1", **limits)
+                for name in ("one", "witness"):
                     await gone(evicted.virtual, PODS, f"{evicted.name}-{name}", "default", timeout=60 + lasting)
                 for name in ("one", "two", "late"):
                     assert not going(await held.pod(name, bool))
                 assert tainted(UNREACHABLE)(await held.virtual_node(node))
                 frail_plane.resume("kube-apiserver")
-                await held.virtual_node(
-                    node, lambda found: readiness(found) == "True" and untainted(UNREACHABLE)(found)
-                )
+                await trusted_node(held)
                 for name in ("one", "two", "late"):
                     pod = await held.pod(name, lambda found: keys.HELD_TOLERATIONS not in annotations_of(found))
                     assert patience_of(pod) == {NOT_READY: patience, UNREACHABLE: patience}
                     assert not going(pod)
                 await evicted.virtual_node(f"{evicted.name}-n1", lambda found: readiness(found) == "True")
-                assert name_of(late)
+
+
+async def test_safety_rule_8_a_cluster_that_does_not_answer_can_be_left(
+    watchful_plane: ControlPlane, frail_plane: ControlPlane, tmp_path: Path
+) -> None:
+    await install_kinds(frail_plane)
+    async with lending(watchful_plane, frail_plane, tmp_path, unbindGraceSeconds=0) as site:
+        await site.add_node(f"{site.name}-n1")
+        await site.add_policy("all")
+        await site.add_policy("owners", below=True)
+        with site.syncer(silence_seconds="4"):
+            await bind_pods(site, await trusted_node(site), {"one": 3600})
+            await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+            frail_plane.pause("kube-apiserver")
+            await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
+            await gone(site.virtual, PODS, f"{site.name}-one", "default")
+            await site.virtual_node_gone(f"{site.name}-n1")
+            await gone(site.virtual, CLUSTER_BINDINGS, site.name)
+            frail_plane.resume("kube-apiserver")  # or our own client of it could not be closed

@@ -349,8 +349,8 @@ async def test_host_ports_that_foreign_pods_hold_are_shown_by_one_placeholder(si
 # -- heartbeats
 
 
-async def test_at_rest_only_leases_are_written(site: Lending) -> None:
-    """N11; and no node is written while nothing happens."""
+async def test_at_rest_only_leases_are_written_and_also_for_nodes_that_are_not_ready(site: Lending) -> None:
+    """N11; N12 with our semantics: the physical cluster answers, so nobody has to guess."""
     nodes = [f"{site.name}-n{number}" for number in range(3)]
     for node in nodes:
         await site.add_node(node)
@@ -361,8 +361,10 @@ async def test_at_rest_only_leases_are_written(site: Lending) -> None:
         for node in nodes:
             await site.virtual_node(node, lends(cpu="3"))
             await becomes_placeholder(site, node, {80})
+        status = {"conditions": [ready("False")]}
+        await site.physical.patch(NODES, named(nodes[0]), {"status": status}, subresource="status")
+        shown = await site.virtual_node(nodes[0], lambda found: readiness(found) == "False")
         first = await becomes(site.virtual, LEASES, site.above(nodes[0]), bool, NODE_LEASES)
-        shown = await site.virtual_node(nodes[0])
         assert first["spec"]["holderIdentity"] == name_of(shown)
         [owner] = first["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", name_of(shown), uid_of(shown))
@@ -372,21 +374,6 @@ async def test_at_rest_only_leases_are_written(site: Lending) -> None:
     since = site.writes()[settled:]
     assert [write for write in since if write["resource"] == LEASES.name and write["verb"] == "replace"]
     assert [write for write in since if write["resource"] != LEASES.name] == []
-
-
-async def test_a_node_that_is_not_ready_says_so_above_while_its_lease_goes_on(site: Lending) -> None:
-    """N12, with our semantics: the physical cluster answers, so nobody has to guess."""
-    node = f"{site.name}-n1"
-    await site.add_node(node)
-    await site.add_policy("all")
-    with site.syncer():
-        await site.virtual_node(node, lambda found: readiness(found) == "True")
-        status = {"conditions": [ready("False")]}
-        await site.physical.patch(NODES, named(node), {"status": status}, subresource="status")
-        await site.virtual_node(node, lambda found: readiness(found) == "False")
-        lease = await becomes(site.virtual, LEASES, site.above(node), bool, NODE_LEASES)
-        await renewed(site, node, lease)
-        await site.virtual_node(node, untainted(keys.WITHDRAWING))
 
 
 # -- withdrawal
@@ -622,25 +609,26 @@ async def test_safety_rule_5_another_cluster_behind_the_kubeconfig_is_refused_un
 async def test_two_virtual_clusters_that_lease_one_physical_cluster_do_not_meet(
     site: Lending, third_plane: ControlPlane, physical_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    node = f"{site.name}-n1"
-    selected = {
-        "nodeSelectorTerms": [{"matchExpressions": [{"key": LENT_TO, "operator": "In", "values": [site.name]}]}]
-    }
+    """Not even where both call it the same, in one mount namespace and under one owner's policy."""
+    node, folder = f"{site.name}-n1", tmp_path_factory.mktemp("other")
     await site.add_node(node)
     await site.add_policy("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
     await site.add_policy("owners", below=True)
-    other_folder = tmp_path_factory.mktemp("other")
-    async with lending(third_plane, physical_plane, other_folder, nodeSelector=selected) as other:
+    async with lending(third_plane, physical_plane, folder, name=site.name) as other:
         await other.add_policy("quarter", resourceLimits=[{"resource": "cpu", "percent": 25}])
-        await other.add_policy("owners", below=True)
         with site.syncer(), other.syncer():
             await site.virtual_node(node, lends(cpu="2"))
             await other.virtual_node(node, lends(cpu="1"))
+            told = await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 2, below=True)
+            assert sorted(lease["leased"]["cpu"] for lease in told["status"]["leases"]) == ["1", "2"]
+            assert told["status"]["leased"]["cpu"] == "3"
             await other.bind_pod("work", node)
             await other.binding(lambda found: value_at(found, "status", "pods") == 1)
             await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
             await gone(site.virtual, CLUSTER_BINDINGS, site.name)
             assert not going(await other.pod("work", bool))
+            told = await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+            assert [lease["leased"]["cpu"] for lease in told["status"]["leases"]] == ["1"]
             await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"seen": "yes"}}})
             shown = await other.virtual_node(node, lambda found: labels_of(found).get("seen") == "yes")
             assert untainted(keys.WITHDRAWING)(shown)

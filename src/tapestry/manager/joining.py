@@ -177,7 +177,7 @@ async def have_mount_namespace(plan: Plan, physical: Cluster) -> None:
     """A namespace that was there before keeps its own labels beside ours, so nobody deletes it for us later."""
     wanted = named(plan.mount_namespace)
     labels = {keys.OWNER_POLICY: keys.REQUIRED}
-    if await physical.find(NAMESPACES, wanted) is None:
+    if await physical.settled(NAMESPACES, wanted) is None:
         labels |= {keys.MANAGED_BY: keys.TAPESTRY}
     await physical.have(NAMESPACES, {"metadata": {**wanted["metadata"], "labels": labels}})
 
@@ -322,7 +322,7 @@ def kubeconfig(access: Access, token: str) -> bytes:
         "contexts": [{"name": "syncer", "context": {"cluster": "physical", "user": "syncer"}}],
         "current-context": "syncer",
     }
-    data = yaml.safe_dump(document, sort_keys=False).encode()
+    data = yaml.safe_dump(document).encode()  # sorted, as the syncer writes it when it renews the token
     try:
         from_secret(data)
     except KubeconfigError as error:

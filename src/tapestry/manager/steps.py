@@ -7,8 +7,9 @@ from enum import StrEnum
 from tapestry.apis import keys
 from tapestry.apis.rights import IDENTITY_NAMESPACE
 from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
 from tapestry.kube.errors import Forbidden, NotFound
-from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of, of_resource, uid_of
+from tapestry.kube.objects import Object, is_deleting, key_of, labels_of, name_of, namespace_of, of_resource, uid_of
 from tapestry.kube.resources import NAMESPACES, Resource
 
 OWNERSHIP = (keys.MANAGED_BY, keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING)
@@ -60,6 +61,18 @@ class Cluster:
         except NotFound:
             return None
 
+    async def settled(self, resource: Resource, like: Object) -> Object | None:
+        """The same, once it is not going any more: what is being deleted is as good as gone, in a while."""
+        found = await self.find(resource, like)
+        if found is None or not is_deleting(found):
+            return found
+        what, place = f"{resource.kind} {key_of(like)}", namespace_of(like)
+        self.tell(Step(Mark.WAITING, self.word, what, "it is being deleted"))
+        try:
+            return await wait_for(self.client, resource, name_of(like), place, until=is_staying_or_gone)
+        except TimeoutError:
+            raise JoinError(f"{what} is still being deleted in the {self.word} cluster; see what holds it") from None
+
     async def have(self, resource: Resource, wanted: Object, *, shared: bool = False, note: str = "") -> Object:
         """Have the object as wanted, and tell.  One that lacks our marks is left as it is where it is shared.
 
@@ -67,7 +80,7 @@ class Cluster:
         """
         what = f"{resource.kind} {key_of(wanted)}"
         try:
-            current = await self.find(resource, wanted)
+            current = await self.settled(resource, wanted)
             if current is None:
                 made, mark = await self.client.create(resource, of_resource(resource, wanted)), Mark.CREATED
             elif is_marked(current, wanted):
@@ -97,6 +110,10 @@ class Cluster:
                 f"{error.message}; use a kubeconfig of an administrator of the {self.word} cluster"
             ) from error
         self.tell(Step(Mark.DELETED, self.word, f"{resource.kind} {key_of(obj)}"))
+
+
+def is_staying_or_gone(obj: Object | None) -> bool:
+    return obj is None or not is_deleting(obj)
 
 
 def is_marked(obj: Object, wanted: Object) -> bool:

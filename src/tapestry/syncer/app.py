@@ -37,7 +37,7 @@ NODE_WORKERS = 16
 Connect = Callable[[Access], Transport]
 
 
-class NoBinding(Exception):
+class NoBinding(ValueError):
     """There is no ClusterBinding of the name that the syncer was given."""
 
 
@@ -76,6 +76,8 @@ async def syncer(
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Site:
     """Give `manager` everything that the syncer of one binding does."""
+    if not config.binding:
+        raise NoBinding("binding: name the ClusterBinding to work for (--binding)")
     try:
         binding = await manager.reads.get(CLUSTER_BINDINGS, config.binding)
     except NotFound:
@@ -115,8 +117,13 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     for informer in (*site.decisive, site.csi_nodes):
         informer.after_sync(look_at_every_node)
     leases.watch(site.virtual_nodes, when=came_or_goes)
-    wire_summaries(site, connect)
-    watch = PartitionWatch(site, monotonic, look_at_every_node)
+    bindings = wire_summaries(site, connect)
+
+    def look_at_everything() -> None:
+        look_at_every_node()
+        bindings.queue.add(site.binding_name)
+
+    watch = PartitionWatch(site, monotonic, look_at_everything)
     site.manager.while_working("partition", watch.run)
 
 
@@ -137,7 +144,7 @@ def wire_companions(site: Site) -> tuple[Controller, Controller]:
     return csi, ports
 
 
-def wire_summaries(site: Site, connect: Connect) -> None:
+def wire_summaries(site: Site, connect: Connect) -> Controller:
     """The binding and the policies: what they came to, in sums that are made once a second at most."""
     bindings = site.manager.controller("bindings", Bindings(site).reconcile, workers=1)
     connector = Connector(site, connect, on_found=lambda: bindings.queue.add(site.binding_name))
@@ -155,6 +162,7 @@ def wire_summaries(site: Site, connect: Connect) -> None:
         status = site.manager.controller(f"{side}-policies", PolicyStatus(site, side).reconcile, workers=1)
         status.watch(informer, when=not_only_told)
         soon(status, site.virtual_nodes, policy_names)
+    return bindings
 
 
 def soon(controller: Controller, informer: Informer, names: Callable[[Object], Iterable[str]]) -> None:

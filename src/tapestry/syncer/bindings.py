@@ -164,11 +164,14 @@ class Bindings:
     async def tell(self, obj: Object, binding: Binding, now: datetime) -> None:
         """Keep the part of the status that is ours."""
         status = status_of(self.site, obj, binding, now)
-        metrics.show(binding.name, status, now.timestamp())
         patch = owned_patch(obj, {"status": status})
         seen = value_at(obj, "status", "lastSeen")
-        if patch or seen is None or now - parse_time(seen) >= SEEN_EVERY:
-            patch = {"status": {**patch.get("status", {}), "lastSeen": timestamp(now)}}
+        answers = self.site.reads.is_open and self.site.partition.since is None
+        if answers and (patch or seen is None or now - parse_time(seen) >= SEEN_EVERY):
+            seen = timestamp(now)
+            patch = {"status": {**patch.get("status", {}), "lastSeen": seen}}
+        metrics.show(binding.name, status, parse_time(seen).timestamp() if seen else 0.0)
+        if patch:
             await self.site.virtual.patch(CLUSTER_BINDINGS, obj, patch, subresource="status")
 
     async def unbind(self, obj: Object) -> Result | None:
@@ -190,7 +193,7 @@ class Bindings:
 
 def still_told_of(site: Site) -> bool:
     """Whether a policy still speaks of nodes that this binding leases; an owner's only as long as we can reach it."""
-    mine = [each for each in site.operator_policies.store.list() if spec_names(site, each)]
+    mine = [each for each in site.operator_policies.store.list() if spec_names(site, each) and not is_deleting(each)]
     if any(value_at(policy, "status", "nodes") for policy in mine):
         return True
     if site.partition.since is not None or not site.is_known:

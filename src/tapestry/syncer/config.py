@@ -2,16 +2,20 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from tapestry.controller.config import ManagerConfig
+from tapestry.apis import keys
+from tapestry.controller.config import LeaderElection, ManagerConfig
 
 
 class SyncerConfig(ManagerConfig, frozen=True):
     """Everything `tapestry syncer` can be told."""
 
-    binding: Annotated[str, Meta(min_length=1)] = ""
+    binding: str = ""
     """The ClusterBinding that this process works for."""
+    leader_election: LeaderElection = field(
+        default_factory=lambda: LeaderElection(enabled=True, namespace=keys.SYSTEM_NAMESPACE)
+    )
     time_zone: str = "UTC"
     """Of windows that name none."""
     warning_seconds: Annotated[float, Meta(ge=0)] = 600.0

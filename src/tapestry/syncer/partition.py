@@ -35,7 +35,7 @@ class PartitionWatch:
     site: Site
     monotonic: Callable[[], float]
     look_again: Callable[[], None]
-    """Has every node and lease looked at."""
+    """Has everything looked at."""
 
     async def run(self) -> None:
         silence = self.site.config.silence_seconds
@@ -93,7 +93,8 @@ class PartitionWatch:
     async def for_each_pod(self, change: Callable[[Object], Object | None]) -> bool:
         """Whether there is nothing left to do: no pod was in other hands just then."""
         done = True
-        for pod in self.site.virtual_pods.store.list():
+        nodes = list(self.site.virtual_nodes.store)  # the cache of pods may also have those of a binding named alike
+        for pod in [pod for node in nodes for pod in self.site.pods_on(node)]:
             patch = None if is_deleting(pod) else change(pod)
             if patch is None:
                 continue

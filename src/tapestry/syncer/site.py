@@ -10,6 +10,7 @@ from tapestry.apis.names import virtual_node_name
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
+from tapestry.controller.transforms import slim
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, value_at
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.selectors import node_selector
@@ -177,7 +178,7 @@ def open_site(
             PODS, namespace=keys.SYSTEM_NAMESPACE, labels=keys.HOST_PORTS, indexers={"node": virtual_node_of}
         ),
         owner_policies=owner_policies.reading_managed_fields(),
-        physical_nodes=physical(NODES),
+        physical_nodes=physical(NODES, transform=without_images),
         physical_pods=physical(PODS, transform=claim_of, indexers={"node": claimed_node}),
         csi_nodes=physical(CSI_NODES),
         mount_namespaces=physical(NAMESPACES, fields=f"metadata.name={mount}"),
@@ -188,6 +189,12 @@ def open_site(
 def ground_of(binding: Object) -> Object:
     """What a site is built on and cannot change under it."""
     return {field: binding["spec"].get(field) for field in ("secretRef", "mountNamespace")}
+
+
+def without_images(node: Object) -> Object:
+    """A physical node as we need it: the images that its kubelet lists are the largest part of it."""
+    (node.get("status") or {}).pop("images", None)
+    return slim(node)
 
 
 def physical_node_of(virtual_node: Object) -> list[str]:

@@ -12,8 +12,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tapestry import __version__
-from tapestry.cli.controllers import FLAGS
 from tapestry.cli.main import COMMANDS, main
+from tapestry.cli.processes import FLAGS
 from tapestry.controller.config import ManagerConfig
 from tapestry.process.config import settings
 
@@ -163,6 +163,7 @@ def test_an_option_wins_over_the_file(tapestry: Tapestry, kubeconfig: Path, tmp_
 def test_an_address_that_is_taken_is_one_clear_line(tapestry: Tapestry, kubeconfig: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        options = ("--kubeconfig", kubeconfig, "--metrics-address", "", "--probes-address", f"127.0.0.1:{port}")
+        addresses = ("--metrics-bind-address", "", "--health-probe-bind-address", f"127.0.0.1:{port}")
+        options = ("--kubeconfig", kubeconfig, *addresses)
         result = tapestry("run", "at", "--log-level", "error", *options)
     assert f"Address already in use (while attempting to bind on address ('127.0.0.1', {port}))" in complaint(result)

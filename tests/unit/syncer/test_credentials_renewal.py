@@ -11,7 +11,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Manager
-from tapestry.controller.config import Metrics, Probes
+from tapestry.controller.config import LeaderElection, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, run, running_clock
 from tapestry.kube.objects import Object, named
 from tapestry.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
@@ -106,7 +106,7 @@ async def secret_after(minutes: float) -> Object:
     virtual = Client(above.connect())
     await populate(virtual, Client(below.connect()))
     quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
-    config = SyncerConfig(binding="east", silence_seconds=86_400, **quiet)
+    config = SyncerConfig(binding="east", silence_seconds=86_400, leader_election=LeaderElection(), **quiet)
     manager = Manager(config, above.connect, identity="one", now=clock.now, monotonic=clock.monotonic)
     await syncer(config, manager, connect=lambda _: below.connect(), monotonic=clock.monotonic)
     async with asyncio.TaskGroup() as group:

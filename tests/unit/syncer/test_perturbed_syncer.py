@@ -12,6 +12,7 @@ from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
+from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock
 from tapestry.kube.conditions import is_true
 from tapestry.kube.objects import Object, named, value_at
@@ -23,7 +24,7 @@ from tapestry.syncer.virtual_nodes import taint_named
 
 VIRTUAL = [CLUSTER_BINDINGS, POLICIES, NODES, PODS, NAMESPACES, SECRETS, CSI_NODES]
 PHYSICAL = [POLICIES, NODES, PODS, NAMESPACES, CSI_NODES]
-CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600)
+CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
 A_DAY = 24 * 3600.0
 
 KUBECONFIG = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
-from tapestry.kube.resources import LEASES
+from tapestry.kube.resources import LEASES, NODES
 from tapestry.kube.times import micro_timestamp
 from tapestry.syncer.site import Site
 
@@ -67,11 +67,12 @@ class NodeLeases:
             found = await self.site.manager.reads.list(LEASES, NAMESPACE)
             orphans = {name_of(lease): lease for lease in found if self.is_orphan(lease)}
             for name in sorted(suspects & orphans.keys())[:SWEPT_AT_ONCE]:
-                await self.delete(orphans[name])
+                if await self.is_gone(name):
+                    await self.delete(orphans[name])
             suspects = set(orphans)
 
     def is_orphan(self, lease: Object) -> bool:
-        """Whether it is the Lease of a virtual node of ours that is no more."""
+        """Whether it is the Lease of a virtual node that we do not have, and may be ours by its name."""
         owners = lease["metadata"].get("ownerReferences") or []
         name = name_of(lease)
         return (
@@ -80,6 +81,14 @@ class NodeLeases:
             and bool(owners)
             and all(owner["kind"] == "Node" and owner["name"] == name for owner in owners)
         )
+
+    async def is_gone(self, name: str) -> bool:
+        """Whether there is no such node, of another binding's either: the names of ours may begin those of its."""
+        try:
+            await self.site.virtual.get(NODES, name)
+        except NotFound:
+            return True
+        return False
 
     async def remove(self, name: str) -> None:
         """The Lease goes with its node, where no garbage collector sees to that."""

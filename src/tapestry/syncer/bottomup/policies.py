@@ -39,7 +39,7 @@ class PolicyStatus:
         status = status_of(policy, reading, nodes, now)
         if self.side is Side.OWNER:
             ours = None if site.is_unbinding else our_lease(binding, status, nodes)
-            status["leases"] = leases_with(policy, binding, ours)
+            status |= summed(policy, leases_with(policy, binding, ours))
         if patch := owned_patch(policy, {"status": status}):
             await self.client().patch(POLICIES, policy, patch, subresource="status")
         return Result(requeue_at=reading.policy.schedule.next_change(now))
@@ -114,6 +114,16 @@ def leases_with(policy: Object, binding: Binding, ours: Object | None) -> list[O
     return sorted(
         [*others, *([ours] if ours else [])], key=lambda each: (each["virtualCluster"], each["clusterBinding"])
     )
+
+
+def summed(policy: Object, leases: list[Object]) -> Object:
+    """The status of an owner's policy as far as all virtual clusters make it together, whichever of them writes it."""
+    leased = sum((Amounts.parse(lease["leased"]) for lease in leases), Amounts()).texts()
+    return {
+        "leases": leases,
+        "nodes": sum(lease["nodes"] for lease in leases),
+        "leased": exactly(value_at(policy, "status", "leased"), leased),
+    }
 
 
 def policy_names(node: Object) -> list[str]:

@@ -1,0 +1,251 @@
+"""Explanations: the answer is the syncer's own decision, with everything it was made of."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
+from tapestry.apis.policies import POLICIES
+from tapestry.inspect.explain import Asked, NodeAnswer, explained_node, explained_policy, told_node
+from tapestry.inspect.facts import Below
+from tapestry.kube.objects import Object, of_resource
+from tapestry.kube.quantity import parse
+from tapestry.syncer.leasing import Side
+
+CREATED = "2026-01-01T00:00:00Z"
+MONDAY_NIGHT = datetime(2026, 3, 2, 23, 0, tzinfo=UTC)
+MONDAY_NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+NIGHT = {"start": "22:00", "end": "06:00"}
+
+
+def an_object(name: str, **content: Any) -> Object:
+    return {"metadata": {"name": name, "uid": f"uid-of-{name}", "creationTimestamp": CREATED}, **content}
+
+
+def a_binding(**spec: Any) -> Binding:
+    reference = {"name": "east", "namespace": "tapestry-system"}
+    given = {"clusterID": "east", "secretRef": reference, "mountNamespace": "leased", **spec}
+    return binding_of(of_resource(CLUSTER_BINDINGS, an_object("east", spec=given)), "virtual")
+
+
+def a_policy(name: str, **spec: Any) -> Object:
+    return of_resource(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
+
+
+def half(resource: str = "cpu") -> list[Object]:
+    return [{"resource": resource, "percent": 50}]
+
+
+def a_node(**allocatable: str) -> Object:
+    return an_object("n1", status={"allocatable": allocatable or {"cpu": "4", "pods": "11"}})
+
+
+def a_pod(name: str, cpu: str, node: str = "n1", **labels: str) -> Object:
+    pod = an_object(
+        name, spec={"nodeName": node, "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
+    )
+    return {**pod, "metadata": {**pod["metadata"], "namespace": "shop", "labels": labels}}
+
+
+def a_virtual_node(**content: Any) -> Object:
+    return {**an_object("vnode-east-n1"), **content}
+
+
+def asked(operator: list[Object] | None = None, **given: Any) -> Asked:
+    facts = {
+        "binding": a_binding(),
+        "is_unbinding": False,
+        "physical_node": "n1",
+        "virtual_node": a_virtual_node(status={"allocatable": {}}),
+        "pods": [],
+        "operator_policies": operator or [],
+        "zone": "UTC",
+        **given,
+    }
+    return Asked(**facts)
+
+
+def below(owner: list[Object] | None = None, **given: Any) -> Below:
+    return Below(**{"node": a_node(), "pods": [], "policies": owner or [], "mount": None, **given})
+
+
+def cell(answer: NodeAnswer, resource: str) -> tuple[str, ...]:
+    (found,) = (each for each in answer.resources if each.resource == resource)
+    return found.allocatable, found.foreign, found.idle, found.leased, found.used
+
+
+def test_the_arithmetic_of_a_resource_is_shown_with_who_decided_and_what_was_floored() -> None:
+    limits = [*half(), *half("pods")]
+    answer = explained_node(
+        asked(pods=[a_pod("work", "500m", "vnode-east-n1")]),
+        below([a_policy("half", resourceLimits=limits)], pods=[a_pod("shop", "1")]),
+        MONDAY_NOON,
+    )
+    assert (answer.state, answer.reason) == ("Open", "Leased")
+    assert cell(answer, "cpu") == ("4", "1", "3", "1500m", "500m")
+    assert cell(answer, "pods") == ("11", "1", "10", "5", "1")
+    cpu, pods = answer.resources
+    assert (cpu.decided_by, cpu.rule, cpu.floored) == ("owner/half", "50% of idle", "")
+    assert (pods.decided_by, pods.floored) == ("owner/half", "")
+
+
+def test_a_part_that_a_resource_cannot_express_is_told() -> None:
+    gpus = below([a_policy("half", resourceLimits=half("gpu"))], node=a_node(gpu="3"))
+    (answer,) = explained_node(asked(), gpus, MONDAY_NOON).resources
+    assert (answer.leased, answer.floored) == ("1", "500m")
+
+
+def test_of_two_sides_the_one_that_lends_less_is_named() -> None:
+    operator = a_policy("generous", resourceLimits=[{"resource": "cpu", "quantity": "3"}])
+    answer = explained_node(asked([operator]), below([a_policy("half", resourceLimits=half())]), MONDAY_NOON)
+    decided = {each.resource: (each.decided_by, each.rule) for each in answer.resources}
+    assert decided["cpu"] == ("owner/half", "50% of idle")
+    assert decided["pods"] == ("idle", "no policy that decides names it: all that is idle")
+
+
+def test_pods_of_our_own_below_are_not_foreign() -> None:
+    binding = a_binding()
+    twin = a_pod("twin", "2", **binding.owner_labels())
+    answer = explained_node(asked(binding=binding), below([a_policy("all")], pods=[twin]), MONDAY_NOON)
+    assert cell(answer, "cpu")[:3] == ("4", "0", "4")
+
+
+def test_an_open_node_tells_when_it_closes_and_on_which_terms() -> None:
+    policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=60)
+    answer = explained_node(asked(), below([policy]), MONDAY_NIGHT)
+    assert answer.ends == answer.next_change == datetime(2026, 3, 3, 6, 0, tzinfo=UTC)
+    assert answer.deadline == datetime(2026, 3, 3, 6, 1, tzinfo=UTC)
+    assert answer.terms_by == "owner/night"
+    (shown,) = answer.policies
+    assert (shown.open, shown.decides, shown.windows) == (True, True, ["22:00-06:00 UTC"])
+    assert shown.terms == "reclaimed 60 s after the end"
+
+
+def test_a_closed_node_tells_whose_window_is_closed_and_when_it_opens() -> None:
+    answer = explained_node(asked([a_policy("all")]), below([a_policy("night", timeWindows=[NIGHT])]), MONDAY_NOON)
+    assert (answer.state, answer.reason) == ("Closed", "OutOfTimeWindows")
+    assert answer.why.startswith("no policy of the owner is open now")
+    assert answer.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
+    assert answer.deadline is None
+
+
+def test_windows_that_name_no_zone_are_in_the_zone_of_the_question() -> None:
+    policy = a_policy("night", timeWindows=[NIGHT])
+    answer = explained_node(asked(zone="Asia/Shanghai"), below([policy]), datetime(2026, 3, 2, 15, 0, tzinfo=UTC))
+    assert answer.state == "Open"
+    assert answer.policies[0].windows == ["22:00-06:00 Asia/Shanghai"]
+
+
+def test_the_kill_switch_is_named_with_its_place() -> None:
+    mark = {"annotations": {keys.RECLAIM: keys.NOW}}
+    mount = {"metadata": {"name": "leased", **mark}}
+    answer = explained_node(asked(), below([a_policy("all")], mount=mount), MONDAY_NOON)
+    assert (answer.state, answer.reason) == ("Closed", "Reclaimed")
+    assert answer.why.endswith("on the mount namespace")
+    assert answer.deadline == MONDAY_NOON
+    node = {**a_node(), "metadata": {**a_node()["metadata"], **mark}}
+    assert explained_node(asked(), below([a_policy("all")], node=node), MONDAY_NOON).why.endswith(
+        "on the physical node"
+    )
+
+
+def test_a_node_that_lends_nothing_says_what_is_missing() -> None:
+    required = {"metadata": {"name": "leased", "labels": {keys.OWNER_POLICY: keys.REQUIRED}}}
+    terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
+    elsewhere = a_binding(nodeSelector={"nodeSelectorTerms": terms})
+    reasons = {
+        "NoPolicy": explained_node(asked(), below(), MONDAY_NOON),
+        "OwnerPolicyRequired": explained_node(asked([a_policy("all")]), below(mount=required), MONDAY_NOON),
+        "NodeNotSelected": explained_node(asked(binding=elsewhere), below([a_policy("all")]), MONDAY_NOON),
+        "PhysicalNodeGone": explained_node(asked(), below(node=None), MONDAY_NOON),
+        "Unbound": explained_node(asked(is_unbinding=True), below([a_policy("all")]), MONDAY_NOON),
+    }
+    for reason, answer in reasons.items():
+        assert (answer.state, answer.reason, answer.resources) == ("Withdrawn", reason, ())
+        assert answer.why != reason
+
+
+def test_a_policy_for_other_nodes_is_shown_and_does_not_count() -> None:
+    terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
+    policies = [a_policy("all"), a_policy("gpus", nodeSelector={"nodeSelectorTerms": terms})]
+    shown = {
+        each.policy: (each.selects, each.decides)
+        for each in explained_node(asked(), below(policies), MONDAY_NOON).policies
+    }
+    assert shown == {"owner/all": (True, True), "owner/gpus": (False, False)}
+
+
+def test_an_invalid_policy_is_shown_with_its_complaint() -> None:
+    policy = a_policy("bad", resourceLimits=[{"resource": "cpu", "percent": 140}])
+    answer = explained_node(asked(), below([policy]), MONDAY_NOON)
+    assert answer.reason == "InvalidPolicy"
+    assert answer.policies[0].complaint.startswith("spec.resourceLimits[0].percent")
+
+
+def test_a_virtual_node_that_shows_other_amounts_is_behind() -> None:
+    owner = below([a_policy("half", resourceLimits=half())])
+    shown = a_virtual_node(status={"allocatable": {"cpu": "4", "pods": "11"}})
+    assert explained_node(asked(virtual_node=shown), owner, MONDAY_NOON).behind == ("cpu",)
+    shown = a_virtual_node(status={"allocatable": {"cpu": "2000m", "pods": "11"}})
+    assert explained_node(asked(virtual_node=shown), owner, MONDAY_NOON).behind == ()
+
+
+@given(allocatable=st.integers(0, 64), foreign=st.integers(0, 80), percent=st.integers(0, 100))
+def test_the_columns_of_a_row_always_add_up(allocatable: int, foreign: int, percent: int) -> None:
+    policy = a_policy("some", resourceLimits=[{"resource": "cpu", "percent": percent}])
+    facts = below([policy], node=a_node(cpu=str(allocatable)), pods=[a_pod("shop", str(foreign))])
+    have, held, idle, leased, _ = map(parse, cell(explained_node(asked(), facts, MONDAY_NOON), "cpu"))
+    assert idle.nano == max(have.nano - held.nano, 0)
+    assert leased.nano <= idle.nano
+
+
+# -- where the physical cluster cannot be looked into
+
+
+def test_without_the_physical_cluster_the_virtual_node_speaks_for_itself() -> None:
+    node = a_virtual_node(
+        spec={"taints": [{"key": keys.OUT_OF_TIME_WINDOWS, "effect": "NoSchedule"}]},
+        status={"allocatable": {"cpu": "2"}},
+    )
+    node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "owner/half", keys.LEASE_ENDS: CREATED}
+    pods = [a_pod("work", "500m", "vnode-east-n1")]
+    answer = told_node(asked([a_policy("all")], virtual_node=node, pods=pods), "no answer", MONDAY_NOON)
+    assert (answer.state, answer.unseen) == ("Closed", "no answer")
+    assert "owner/half" in answer.why
+    (cpu,) = answer.resources
+    assert (cpu.leased, cpu.used, cpu.idle) == ("2", "500m", "")
+    assert [(each.policy, each.selects) for each in answer.policies] == [("operator/all", None)]
+
+
+def test_without_either_nobody_can_tell() -> None:
+    assert told_node(asked(virtual_node=None), "no answer", MONDAY_NOON).state == "Unknown"
+
+
+# -- a policy
+
+
+def test_a_policy_tells_its_window_limits_terms_and_nodes() -> None:
+    policy = a_policy("night", timeWindows=[NIGHT], resourceLimits=half())
+    lent = a_virtual_node(status={"allocatable": {"cpu": "2"}})
+    lent["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night,owner/other"}
+    other = a_virtual_node(status={"allocatable": {"cpu": "1"}})
+    answer = explained_policy(policy, Side.OPERATOR, a_binding(), [lent, other], "UTC", MONDAY_NIGHT)
+    assert (answer.policy, answer.binding, answer.open) == ("operator/night", "east", True)
+    assert answer.since == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
+    assert answer.next_change == datetime(2026, 3, 3, 6, 0, tzinfo=UTC)
+    assert (answer.limits, answer.terms) == ({"cpu": "50% of idle"}, "pods finish")
+    assert [(each.node, each.state) for each in answer.nodes] == [("vnode-east-n1", "Open")]
+    assert answer.leased == {"cpu": "2"}
+
+
+def test_an_invalid_policy_tells_whether_its_last_good_spec_goes_on() -> None:
+    policy = a_policy("bad", timeZone="Mars")
+    answer = explained_policy(policy, Side.OWNER, None, [], "UTC", MONDAY_NOON)
+    assert answer.complaint.startswith("spec.timeZone")
+    assert (answer.uses_last_good, answer.open, answer.binding) == (False, False, "")
+    good = {**policy, "status": {"lastGood": {"cluster": "east"}}}
+    answer = explained_policy(good, Side.OWNER, None, [], "UTC", MONDAY_NOON)
+    assert (answer.uses_last_good, answer.open) == (True, True)

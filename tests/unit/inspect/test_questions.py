@@ -1,0 +1,206 @@
+"""Questions, asked of two clusters: where the facts come from, and what is said where they cannot be had."""
+
+import base64
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.controller.testing import InProcessApi, run, running_clock
+from tapestry.inspect.facts import Unknown
+from tapestry.inspect.questions import Questions
+from tapestry.kube.objects import Object, named, of_resource
+from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS
+
+KUBECONFIG = {
+    "clusters": [{"name": "c", "cluster": {"server": "https://east.example"}}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    "current-context": "c",
+}
+
+
+@dataclass
+class World:
+    virtual: Client
+    physical: Client
+    questions: Questions
+    identity: str
+    """Of the physical cluster."""
+
+    async def bind(self, *, secret: bool = True, identity: str | None = None) -> None:
+        if secret:
+            data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
+            await self.virtual.create(SECRETS, {**named("east", keys.SYSTEM_NAMESPACE), "data": data})
+        reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
+        spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
+        binding = {**named("east"), "spec": spec}
+        made = await self.virtual.create(CLUSTER_BINDINGS, of_resource(CLUSTER_BINDINGS, binding))
+        status = {"status": {"identity": identity or self.identity}}
+        await self.virtual.patch(CLUSTER_BINDINGS, made, status, subresource="status")
+        labels = {keys.NODE_TYPE: keys.VIRTUAL, keys.CLUSTER_BINDING_UID: made["metadata"]["uid"]}
+        annotations = {keys.PHYSICAL_NODE_NAME: "n1", keys.POLICIES_APPLIED: "owner/half"}
+        node = {"metadata": {"name": "vnode-e1-n1", "labels": labels, "annotations": annotations}}
+        await self.virtual.create(NODES, {**node, "status": {"allocatable": {"cpu": "2"}}})
+
+    async def add_owner(self, name: str, **spec: Any) -> None:
+        policy = {**named(name), "spec": {"cluster": "east", **spec}}
+        await self.physical.create(POLICIES, of_resource(POLICIES, policy))
+
+
+Scenario = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def in_a_world(scenario: Scenario, *below: Any) -> None:
+    async def main() -> None:
+        clock = running_clock()
+        kinds = below or (NAMESPACES, NODES, PODS, POLICIES)
+        physical_api = InProcessApi(kinds, now=clock.now)
+        virtual = Client(
+            InProcessApi([CLUSTER_BINDINGS, POLICIES, NAMESPACES, NODES, PODS, SECRETS], now=clock.now).connect()
+        )
+        physical = Client(physical_api.connect())
+        identities = [await each.create(NAMESPACES, named("kube-system")) for each in (virtual, physical)]
+        for name in ("n1", "n2"):
+            await physical.create(NODES, {**named(name), "status": {"allocatable": {"cpu": "4"}}})
+        questions = Questions(virtual, lambda _: physical_api.connect(), "UTC", clock.now())
+        await scenario(World(virtual, physical, questions, identities[1]["metadata"]["uid"]))
+
+    run(main())
+
+
+def a_pod(name: str, node: str, **metadata: Any) -> Object:
+    requests = {"requests": {"cpu": "1"}}
+    spec = {"nodeName": node, "containers": [{"name": "c", "resources": requests}]}
+    return {"metadata": {"name": name, "namespace": "default", **metadata}, "spec": spec}
+
+
+@pytest.mark.parametrize("name", ["vnode-e1-n1", "n1"])
+def test_a_node_is_found_by_either_name_and_explained_from_both_clusters(name: str) -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
+        await world.physical.create(PODS, a_pod("shop", "n1"))
+        await world.physical.create(PODS, a_pod("other", "n2"))
+        (answer,) = await world.questions.node(name)
+        (cpu,) = answer.resources
+        assert (cpu.foreign, cpu.leased, cpu.decided_by) == ("1", "1500m", "owner/half")
+        assert (answer.node, answer.behind) == ("vnode-e1-n1", ("cpu",))
+
+    in_a_world(scenario)
+
+
+@pytest.mark.parametrize("name", ["vnode-e1-n2", "n2"])
+def test_a_physical_node_that_lends_nothing_is_explained_too(name: str) -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        (answer,) = await world.questions.node(name)
+        assert (answer.node, answer.physical_node, answer.reason) == ("", "n2", "NoPolicy")
+
+    in_a_world(scenario)
+
+
+def test_a_node_that_nobody_has_is_unknown() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        with pytest.raises(Unknown, match=r"has a node n9, virtual or not$"):
+            await world.questions.node("n9")
+
+    in_a_world(scenario)
+
+
+def test_without_the_secret_the_answer_is_what_the_virtual_node_shows() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind(secret=False)
+        (answer,) = await world.questions.node("n1")
+        assert (answer.reason, answer.resources[0].leased) == ("AsShown", "2")
+        assert 'secrets "east" not found' in answer.unseen
+        with pytest.raises(Unknown, match="east could not be looked into"):
+            await world.questions.node("n2")
+
+    in_a_world(scenario)
+
+
+def test_another_cluster_than_was_bound_is_not_looked_into() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind(identity="another")
+        (answer,) = await world.questions.node("n1")
+        assert answer.unseen.endswith("another was bound")
+
+    in_a_world(scenario)
+
+
+def test_policies_of_both_sides_are_shown_and_those_for_others_are_not() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("half")
+        await world.add_owner("not-ours", cluster="somebody-elses")
+        await world.virtual.create(POLICIES, of_resource(POLICIES, {**named("all"), "spec": {"cluster": "e1"}}))
+        found, unseen = await world.questions.policies()
+        assert [(each.side, each.name) for each in found] == [("operator", "all"), ("owner", "half")]
+        assert unseen == []
+
+    in_a_world(scenario)
+
+
+def test_owners_that_cannot_be_seen_are_told_of() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind(secret=False)
+        found, (sentence,) = await world.questions.policies()
+        assert found == []
+        assert sentence.startswith("the owner's policies of east are not shown: ")
+        with pytest.raises(Unknown, match=r"there is no policy half .*are not shown"):
+            await world.questions.policy("half")
+
+    in_a_world(scenario)
+
+
+def test_a_cluster_that_knows_no_policies_has_none() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        assert await world.questions.policies() == ([], [])
+
+    in_a_world(scenario, NAMESPACES, NODES, PODS)
+
+
+def test_a_policy_is_asked_for_by_name_or_by_side_and_name() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("half")
+        spec = {"cluster": "nobody"}
+        await world.virtual.create(POLICIES, of_resource(POLICIES, {**named("half"), "spec": spec}))
+        both = await world.questions.policy("half")
+        assert [(each.policy, each.binding) for each in both] == [("operator/half", ""), ("owner/half", "east")]
+        (owners,) = await world.questions.policy("owner/half")
+        assert [each.node for each in owners.nodes] == ["vnode-e1-n1"]
+
+    in_a_world(scenario)
+
+
+def test_nodes_are_shown_with_the_pods_on_them_but_not_with_placeholders() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.virtual.create(PODS, a_pod("work", "vnode-e1-n1"))
+        await world.virtual.create(PODS, a_pod("elsewhere", "n7"))
+        hidden = a_pod("ports", "vnode-e1-n1", namespace=keys.SYSTEM_NAMESPACE, labels={keys.HOST_PORTS: "x"})
+        await world.virtual.create(PODS, hidden)
+        (node,) = await world.questions.nodes()
+        assert (node.name, node.pods, node.used["cpu"]) == ("vnode-e1-n1", 1, "1")
+
+    in_a_world(scenario)
+
+
+def test_a_cluster_without_our_kinds_says_how_to_prepare_it() -> None:
+    async def main() -> None:
+        api = InProcessApi([NODES], now=running_clock().now)
+        questions = Questions(Client(api.connect()), lambda _: api.connect(), "UTC", running_clock().now())
+        with pytest.raises(Unknown, match="tapestry manifests"):
+            await questions.bindings()
+
+    run(main())

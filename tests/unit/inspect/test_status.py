@@ -1,0 +1,132 @@
+"""A line for each binding, virtual node and policy."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
+from tapestry.apis.policies import POLICIES
+from tapestry.inspect.status import binding_status, node_status, policy_status
+from tapestry.kube.objects import Object, of_resource
+from tapestry.syncer.leasing import Side
+
+NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+CREATED = "2026-03-01T12:00:00Z"
+
+
+def an_object(name: str, **content: Any) -> Object:
+    return {"metadata": {"name": name, "uid": f"uid-of-{name}", "creationTimestamp": CREATED}, **content}
+
+
+def a_binding(**status: Any) -> Object:
+    spec = {"clusterID": "e1", "secretRef": {"name": "east", "namespace": "s"}, "mountNamespace": "leased"}
+    return of_resource(CLUSTER_BINDINGS, an_object("east", spec=spec, status=status))
+
+
+def a_condition(type: str, status: str, reason: str, message: str = "") -> Object:
+    return {"type": type, "status": status, "reason": reason, "message": message}
+
+
+def test_a_binding_that_nobody_has_looked_at_is_shown_with_what_it_has() -> None:
+    shown = binding_status(a_binding())
+    assert (shown.name, shown.cluster_id, shown.phase, shown.leasing, shown.nodes) == ("east", "e1", "", "", 0)
+    assert shown.created == datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+def test_a_binding_shows_its_sums_and_times() -> None:
+    status = {"phase": "Ready", "nodes": 2, "pods": 3, "leased": {"cpu": "4"}, "used": {"cpu": "1"}, "identity": "x"}
+    shown = binding_status(a_binding(**status, lastSeen="2026-03-02T11:59:00Z", nextChange="2026-03-02T22:00:00Z"))
+    assert (shown.phase, shown.nodes, shown.pods, shown.leased, shown.used) == (
+        "Ready",
+        2,
+        3,
+        {"cpu": "4"},
+        {"cpu": "1"},
+    )
+    assert shown.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
+
+
+def test_what_is_wrong_is_told_once_and_a_closed_window_is_nothing_wrong() -> None:
+    conditions = [
+        a_condition("Connected", "True", "Connected"),
+        a_condition("Permitted", "False", "PermissionsMissing", "list nodes"),
+        a_condition("Ready", "False", "PermissionsMissing", "list nodes"),
+        a_condition("Leasing", "False", "OutOfTimeWindows", "every window is closed"),
+    ]
+    shown = binding_status(a_binding(conditions=conditions))
+    assert shown.troubles == ["Permitted=False: PermissionsMissing: list nodes"]
+    assert shown.leasing == "OutOfTimeWindows"
+
+
+def test_a_binding_that_goes_says_so_whatever_its_phase() -> None:
+    binding = a_binding(phase="Ready")
+    binding["metadata"]["deletionTimestamp"] = CREATED
+    assert binding_status(binding).phase == "Deleting"
+
+
+def a_virtual_node(*taints: str, **content: Any) -> Object:
+    node = an_object("vnode-e1-n1", spec={"taints": [{"key": each, "effect": "NoSchedule"} for each in taints]})
+    node["metadata"]["annotations"] = {
+        keys.CLUSTER_BINDING: "east",
+        keys.PHYSICAL_NODE_NAME: "n1",
+        keys.POLICIES_APPLIED: "operator/a,owner/b",
+    }
+    return {**node, **content}
+
+
+def test_the_taints_of_a_virtual_node_are_its_state() -> None:
+    assert node_status(a_virtual_node(), []).state == "Open"
+    assert node_status(a_virtual_node(keys.OUT_OF_TIME_WINDOWS), []).state == "Closed"
+    assert node_status(a_virtual_node(keys.OUT_OF_TIME_WINDOWS, keys.WITHDRAWING), []).state == "Withdrawn"
+    assert node_status(a_virtual_node(keys.PHYSICAL_NODE_UNSCHEDULABLE), []).cordoned
+
+
+def test_a_virtual_node_counts_the_pods_that_hold_it() -> None:
+    requests = {"resources": {"requests": {"cpu": "500m"}}}
+    pod = an_object("p", spec={"nodeName": "vnode-e1-n1", "containers": [{"name": "c", **requests}]})
+    done = {**pod, "status": {"phase": "Succeeded"}}
+    shown = node_status(a_virtual_node(status={"allocatable": {"cpu": "2"}}), [pod, done, pod])
+    assert (shown.pods, shown.used["cpu"], shown.leased) == (2, "1", {"cpu": "2"})
+    assert (shown.binding, shown.physical_node, shown.policies) == ("east", "n1", ["operator/a", "owner/b"])
+
+
+def a_policy(status: Object | None = None, **spec: Any) -> Object:
+    return of_resource(POLICIES, an_object("night", spec={"cluster": "east", **spec}, status=status or {}))
+
+
+def test_a_policy_is_shown_as_it_counts_now_and_not_as_its_status_was() -> None:
+    windows = [{"start": "22:00", "end": "06:00", "days": ["monday"]}]
+    limits = [{"resource": "cpu", "percent": 50, "quantity": "4"}, {"resource": "gpu"}]
+    policy = a_policy({"active": True, "nodes": 2}, timeWindows=windows, resourceLimits=limits, timeZone="Asia/Tokyo")
+    shown = policy_status(policy, Side.OPERATOR, None, "UTC", NOW)
+    assert (shown.open, shown.nodes) == (False, 2)
+    assert shown.next_change == datetime(2026, 3, 2, 13, 0, tzinfo=UTC)
+    assert shown.windows == ["22:00-06:00 Mon Asia/Tokyo"]
+    assert shown.limits == {"cpu": "50% of idle, at most 4", "gpu": "all that is idle"}
+
+
+def test_of_an_owners_policy_only_our_own_lease_is_shown() -> None:
+    binding = binding_of(a_binding(), "virtual")
+    lease = {"clusterBinding": "east", "active": True, "leased": {"cpu": "1"}}
+    leases = [
+        {**lease, "virtualCluster": "somebody-elses", "nodes": 7},
+        {**lease, "virtualCluster": binding.virtual_cluster, "nodes": 1},
+    ]
+    shown = policy_status(a_policy({"nodes": 8, "leases": leases}), Side.OWNER, binding, "UTC", NOW)
+    assert (shown.nodes, shown.leased, shown.seen_by) == (1, {"cpu": "1"}, "east")
+
+
+def test_terms_are_told_in_words() -> None:
+    def terms(**spec: Any) -> str:
+        return policy_status(a_policy(**spec), Side.OWNER, None, "UTC", NOW).terms
+
+    assert terms() == "pods finish"
+    assert terms(forceReclaim=True, gracefulReclaimPeriodSeconds=5) == "reclaimed 5 s after the end"
+    assert terms(forceReclaim=True, evictDuringGrace=True).endswith("evictions before that")
+
+
+def test_fields_are_written_as_in_kubernetes() -> None:
+    shown = msgspec.to_builtins(binding_status(a_binding(lastSeen=CREATED)))
+    assert (shown["clusterId"], shown["lastSeen"], shown["nextChange"]) == ("e1", CREATED, None)

@@ -1,0 +1,164 @@
+"""Answers as text."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
+from tapestry.inspect.status import BindingStatus
+from tapestry.inspect.tables import (
+    ahead,
+    amount,
+    bindings_table,
+    node_text,
+    nodes_table,
+    policies_table,
+    policy_text,
+    span,
+    table,
+)
+
+NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def test_columns_are_aligned_and_an_empty_cell_is_a_dash() -> None:
+    assert table(["NAME", "N"], [["a", 0], ["longer", ""]]) == "NAME     N\na        0\nlonger   -"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0s"),
+        (45, "45s"),
+        (90, "1m30s"),
+        (3600, "1h"),
+        (11520, "3h12m"),
+        (86400, "1d"),
+        (97200, "1d3h"),
+        (10**6, "11d"),
+    ],
+)
+def test_a_length_of_time_has_its_two_largest_units(seconds: int, text: str) -> None:
+    assert span(timedelta(seconds=seconds)) == text
+
+
+def test_a_moment_says_how_far_away_it_is() -> None:
+    assert ahead(NOW + HOUR, NOW) == "2026-03-02T13:00:00Z (in 1h)"
+    assert ahead(NOW - HOUR, NOW) == "2026-03-02T11:00:00Z (1h ago)"
+    assert ahead(None, NOW) == ""
+
+
+@pytest.mark.parametrize(
+    ("resource", "text", "shown"),
+    [
+        ("memory", "16393244Ki", "15.6Gi"),
+        ("memory", "8Gi", "8Gi"),
+        ("memory", "512", "512"),
+        ("hugepages-2Mi", "0", "0"),
+        ("cpu", "1500m", "1500m"),
+        ("memory", "", ""),
+    ],
+)
+def test_bytes_are_shown_in_their_largest_unit(resource: str, text: str, shown: str) -> None:
+    assert amount(resource, text) == shown
+
+
+def a_binding(**fields: object) -> BindingStatus:
+    given = dict.fromkeys(BindingStatus.__struct_fields__)
+    return BindingStatus(
+        **{
+            **given,
+            **dict.fromkeys(("phase", "leasing", "mount_namespace", "identity"), ""),
+            "name": "east",
+            "cluster_id": "e1",
+            "nodes": 2,
+            "pods": 0,
+            "leased": {"cpu": "4"},
+            "used": {},
+            "created": NOW - HOUR,
+            "troubles": [],
+            **fields,
+        }
+    )
+
+
+def test_a_table_of_bindings_ends_with_what_is_wrong() -> None:
+    text = bindings_table([a_binding(troubles=["Leasing=False: NoPolicy"], last_seen=NOW - HOUR)], NOW)
+    header, line, _, trouble = text.splitlines()
+    assert header.split()[:4] == ["NAME", "CLUSTER-ID", "PHASE", "LEASING"]
+    assert line.split() == ["east", "e1", "-", "-", "2", "0", "4", "-", "-", "-", "-", "1h", "ago", "1h"]
+    assert trouble == "east: Leasing=False: NoPolicy"
+
+
+def test_a_wide_table_has_more_columns() -> None:
+    narrow, wide = (bindings_table([a_binding(identity="x")], NOW, wide=wide).splitlines()[0] for wide in (False, True))
+    assert wide.split()[: len(narrow.split())] == narrow.split()
+    assert wide.split()[-1] == "IDENTITY"
+
+
+def test_where_there_is_nothing_a_sentence_says_so() -> None:
+    assert "tapestry join" in bindings_table([], NOW)
+    assert "tapestry status" in nodes_table([], NOW)
+    assert policies_table([], NOW) == "there is no policy, so nothing is lent"
+
+
+def an_answer(**fields: object) -> NodeAnswer:
+    given = {"node": "vnode-e1-n1", "physical_node": "n1", "binding": "east", "state": "Open", "reason": "Leased"}
+    return NodeAnswer(**{**given, "why": "because", **fields})  # type: ignore[arg-type]
+
+
+ROW = ResourceAnswer("gpu", "1", "0", "3", "0", "3", "owner/half", "50% of idle", "500m")
+POLICY = PolicyAnswer("owner/half", True, True, True, [], "pods finish", NOW + HOUR, "")
+
+
+def test_an_explanation_shows_the_arithmetic_the_policies_and_the_end() -> None:
+    answer = an_answer(
+        resources=(ROW,), policies=(POLICY,), ends=NOW + HOUR, next_change=NOW + HOUR, deadline=NOW + 2 * HOUR
+    )
+    assert node_text(answer, NOW).splitlines() == [
+        "Node vnode-e1-n1: Open (Leased)",
+        "  because",
+        "  physical node n1 of ClusterBinding east",
+        "  closes at 2026-03-02T13:00:00Z (in 1h); "
+        "then pods that are there are reclaimed at 2026-03-02T14:00:00Z (in 2h)",
+        "",
+        "RESOURCE   ALLOCATABLE   FOREIGN   IDLE   LEASED   USED   DECIDED-BY",
+        "gpu        3             0         3      1        0      owner/half: 50% of idle; 500m floored",
+        "",
+        "POLICY       STATE   ROLE      NEXT-CHANGE                           WINDOWS   TERMS",
+        "owner/half   Open    decides   closes 2026-03-02T13:00:00Z (in 1h)   always    pods finish",
+    ]
+
+
+def test_an_explanation_from_above_alone_says_so_and_shows_no_arithmetic() -> None:
+    text = node_text(an_answer(resources=(ResourceAnswer("cpu", "2", "1"),), unseen="no answer"), NOW)
+    assert "the physical cluster was not looked into: no answer" in text
+    assert "RESOURCE   LEASED   USED" in text
+    assert "no end is in sight" not in text
+
+
+def test_an_explanation_of_a_node_without_a_virtual_one_is_of_the_physical_one() -> None:
+    text = node_text(an_answer(node="", state="Withdrawn", reason="NoPolicy"), NOW)
+    assert text.startswith("Node n1 (no virtual node): Withdrawn (NoPolicy)")
+
+
+def test_a_syncer_that_is_behind_is_asked_for() -> None:
+    assert "other amounts of cpu; is its syncer at work?" in node_text(an_answer(behind=("cpu",)), NOW)
+
+
+def a_policy(**fields: object) -> PolicyExplanation:
+    given = dict.fromkeys(PolicyExplanation.__struct_fields__, "")
+    lists = {"windows": [], "limits": {}, "nodes": [], "leased": {}, "since": None, "next_change": None}
+    return PolicyExplanation(**{**given, **lists, "policy": "owner/half", "open": True, **fields})  # type: ignore[arg-type]
+
+
+def test_a_policy_for_nobody_says_which_name_nobody_has() -> None:
+    text = policy_text(a_policy(cluster="est", terms="pods finish"), NOW)
+    assert "no ClusterBinding has the name or clusterID est" in text
+    assert "no node is lent under it" in text
+
+
+def test_an_invalid_policy_says_what_counts_instead() -> None:
+    assert "bad; its last good spec goes on" in policy_text(a_policy(complaint="bad", uses_last_good=True), NOW)
+    assert "bad; it offers nothing" in policy_text(a_policy(complaint="bad", uses_last_good=False), NOW)

@@ -1,0 +1,549 @@
+"""Joining and leaving: what is made in both clusters, what is left alone, and what is refused."""
+
+import asyncio
+import base64
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.apis.rights import SYNCER_BELOW, Place, placed, rules
+from tapestry.client.access import Access
+from tapestry.client.client import Client
+from tapestry.client.credentials import Credentials, Fixed, bearer
+from tapestry.client.strict_kubeconfig import from_secret
+from tapestry.client.tls import Trust
+from tapestry.controller.testing import InProcessApi, everything_allowed, run, running_clock
+from tapestry.kube.errors import NotFound, TransportError
+from tapestry.kube.objects import Object, labels_of, name_of, named
+from tapestry.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CONFIGMAPS,
+    CRDS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Resource,
+)
+from tapestry.manager.joining import PRIORITY_CLASSES, Plan, account_name, is_young, join, kubeconfig, policy_name
+from tapestry.manager.offers import Offer, check, percent, window, windows
+from tapestry.manager.steps import Cluster, JoinError, Mark, Step
+from tapestry.manager.unjoining import CLAIMS, unjoin
+
+VIRTUAL = (CLUSTER_BINDINGS, NAMESPACES, NODES, PODS, SECRETS)
+PHYSICAL = (
+    *(NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIGMAPS, CLAIMS, POLICIES, CRDS, PRIORITY_CLASSES),
+    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
+)
+MADE_BELOW = (NAMESPACES, PRIORITY_CLASSES, CRDS, POLICIES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES)
+ACCESS = Access("https://east.example:6443", Credentials(Fixed(bearer("administrator"))))
+MOUNT = "tapestry-leased"
+
+
+@dataclass
+class World:
+    """A virtual cluster, and a physical one with a node."""
+
+    virtual_api: InProcessApi
+    physical_api: InProcessApi
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def virtual(self) -> Cluster:
+        return Cluster("virtual", Client(self.virtual_api.connect()), self.steps.append)
+
+    @property
+    def physical(self) -> Cluster:
+        return Cluster("physical", Client(self.physical_api.connect()), self.steps.append)
+
+    async def join(self, name: str = "east", **plan: Any) -> list[Step]:
+        """The steps of one run, but for the rights."""
+        self.steps.clear()
+        given = Plan(name, **{"cluster_id": name, **plan})
+        clusters = self.virtual, self.physical
+        connect = lambda _: self.physical_api.connect()  # noqa: E731
+        await join(given, *clusters, ACCESS, connect=connect, now=running_clock().now())
+        return [step for step in self.steps if step.mark is not Mark.GRANTED]
+
+    async def unjoin(self, name: str = "east", **how: Any) -> list[Step]:
+        self.steps.clear()
+        await unjoin(name, self.virtual, self.physical, **how)
+        return list(self.steps)
+
+    async def below(self) -> list[str]:
+        """What there is below of what join makes, as `Kind name`."""
+        client = self.physical.client
+        found = [f"{kind.kind} {name_of(each)}" for kind in MADE_BELOW for each in await client.list(kind)]
+        return [each for each in found if each != "Namespace kube-system"]
+
+    async def uid(self) -> str:
+        return await self.virtual.identity()
+
+    async def policy(self, name: str = "east") -> Object:
+        return await self.physical.client.get(POLICIES, policy_name(await self.uid(), name))
+
+
+Scenario = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def in_a_world(scenario: Scenario, review: Callable[[Object], Object] = everything_allowed) -> None:
+    async def main() -> None:
+        now = running_clock().now
+        await scenario(await a_world(InProcessApi(VIRTUAL, now=now), InProcessApi(PHYSICAL, now=now, review=review)))
+
+    run(main())
+
+
+async def a_world(virtual: InProcessApi, physical: InProcessApi) -> World:
+    world = World(virtual, physical)
+    for cluster in (world.virtual, world.physical):
+        try:
+            await cluster.identity()
+        except NotFound:
+            await cluster.client.create(NAMESPACES, named("kube-system"))
+    await world.physical.client.create(
+        NODES, {**named("n1"), "status": {"allocatable": {"cpu": "4", "nvidia.com/gpu": "2"}}}
+    )
+    return world
+
+
+def by_mark(steps: list[Step], *marks: Mark) -> list[str]:
+    return [step.what.split()[0] for step in steps if step.mark in marks]
+
+
+# -- joining
+
+
+def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
+    async def scenario(world: World) -> None:
+        first = await world.join()
+        made = by_mark(first, Mark.CREATED)
+        assert made == [
+            *("Namespace", "PriorityClass", "CustomResourceDefinition", "ResourceLeasingPolicy", "ServiceAccount"),
+            *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Namespace", "Secret", "ClusterBinding"),
+        ]
+        mount = await world.physical.client.get(NAMESPACES, MOUNT)
+        assert labels_of(mount) == {keys.MANAGED_BY: keys.TAPESTRY, keys.OWNER_POLICY: keys.REQUIRED}
+        priority = await world.physical.client.get(PRIORITY_CLASSES, keys.PRIORITY_CLASS)
+        assert (priority["value"], priority["preemptionPolicy"]) == (-10000, "Never")
+        second = await world.join()
+        assert by_mark(second, Mark.CREATED) == []
+        assert by_mark(second, Mark.UPDATED) == ["Secret"]  # a token of this server does not tell its age
+
+    in_a_world(scenario)
+
+
+def test_the_account_below_has_the_rights_of_the_table_and_no_others() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        client, name = world.physical.client, account_name(await world.uid(), "east")
+        places = {Place.MOUNT: MOUNT, Place.ACCOUNT: name, Place.ACCOUNT_NAMESPACE: MOUNT}
+        role, inside = await client.get(CLUSTER_ROLES, name), await client.get(ROLES, name, MOUNT)
+        assert [*role["rules"], *inside["rules"]] == rules(
+            sorted(placed(SYNCER_BELOW, places), key=lambda right: bool(right.namespace))
+        )
+        bound = await client.get(CLUSTER_ROLE_BINDINGS, name)
+        assert bound["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": MOUNT}]
+
+    in_a_world(scenario)
+
+
+def test_the_secret_holds_a_kubeconfig_that_a_binding_may_use() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        secret = await world.virtual.client.get(SECRETS, "east", keys.SYSTEM_NAMESPACE)
+        access = from_secret(base64.b64decode(secret["data"]["kubeconfig"]))
+        assert access.server == ACCESS.server
+        [(_, authorization)] = await access.credentials.headers()
+        assert authorization not in ("", bearer("administrator"))
+        binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+        assert binding["spec"] == {
+            "clusterID": "east",
+            "secretRef": {"name": "east", "namespace": keys.SYSTEM_NAMESPACE},
+            "mountNamespace": MOUNT,
+            "disableNodeDefaultTaint": True,
+        }
+
+    in_a_world(scenario)
+
+
+def test_every_resource_that_a_node_has_gets_the_limit_so_that_none_is_lent_whole() -> None:
+    async def scenario(world: World) -> None:
+        await world.join(offer=Offer(percent=30))
+        limits = {each["resource"]: each["percent"] for each in (await world.policy())["spec"]["resourceLimits"]}
+        assert limits == dict.fromkeys(("cpu", "ephemeral-storage", "memory", "nvidia.com/gpu", "pods"), 30)
+
+    in_a_world(scenario)
+
+
+def test_what_an_offer_does_not_name_stays_as_the_owner_has_it() -> None:
+    async def scenario(world: World) -> None:
+        await world.join(offer=Offer(windows=windows(["22:00-06:00 Mon"]), grace_seconds=60))
+        await world.physical.client.patch(POLICIES, await world.policy(), {"spec": {"resourceLimits": []}})
+        assert "ResourceLeasingPolicy" not in by_mark(await world.join(), Mark.UPDATED, Mark.CREATED)
+        await world.join(offer=Offer(force_reclaim=True))
+        assert (await world.policy())["spec"] == {
+            "cluster": "east",
+            "timeWindows": [{"start": "22:00", "end": "06:00", "days": ["Mon"]}],
+            "resourceLimits": [],
+            "forceReclaim": True,
+            "gracefulReclaimPeriodSeconds": 60,
+        }
+
+    in_a_world(scenario)
+
+
+def test_a_policy_that_the_owner_wrote_before_is_not_widened_by_a_default_one() -> None:
+    async def scenario(world: World) -> None:
+        policy = {**named("mine"), "spec": {"cluster": "east", "resourceLimits": [{"resource": "cpu", "percent": 1}]}}
+        await world.physical.client.create(POLICIES, policy)
+        await world.join()
+        assert [name_of(each) for each in await world.physical.client.list(POLICIES)] == ["mine"]
+
+    in_a_world(scenario)
+
+
+def test_a_namespace_that_was_there_is_labelled_and_never_deleted() -> None:
+    async def scenario(world: World) -> None:
+        await world.physical.client.create(NAMESPACES, named("team"))
+        await world.join(mount_namespace="team")
+        namespace = await world.physical.client.get(NAMESPACES, "team")
+        assert labels_of(namespace) == {keys.OWNER_POLICY: keys.REQUIRED}
+        await world.unjoin()
+        assert await world.below() == ["Namespace team"]
+
+    in_a_world(scenario)
+
+
+@pytest.mark.parametrize(
+    ("resource", "obj", "side"),
+    [
+        (SECRETS, named("east", keys.SYSTEM_NAMESPACE), "virtual"),
+        (CLUSTER_ROLES, named("account"), "physical"),
+    ],
+)
+def test_what_somebody_else_made_is_not_taken_over(resource: Resource, obj: Object, side: str) -> None:
+    async def scenario(world: World) -> None:
+        cluster: Cluster = getattr(world, side)
+        name = account_name(await world.uid(), "east") if side == "physical" else name_of(obj)
+        await cluster.client.create(resource, {"metadata": {**obj["metadata"], "name": name}})
+        with pytest.raises(JoinError, match=f"{resource.kind} .*{name} in the {side} cluster was not made by join"):
+            await world.join()
+
+    in_a_world(scenario)
+
+
+def test_rights_that_stay_missing_are_told_and_end_the_run() -> None:
+    def review(asked: Object) -> Object:
+        attributes = asked["spec"]["resourceAttributes"]
+        return {"allowed": (attributes["verb"], attributes["resource"]) != ("watch", "pods")}
+
+    async def scenario(world: World) -> None:
+        with pytest.raises(JoinError, match="1 rights are missing"):
+            await world.join()
+        assert [step.what for step in world.steps if step.mark is Mark.MISSING] == ["watch pods"]
+        assert "list pods" in [step.what for step in world.steps if step.mark is Mark.GRANTED]
+
+    in_a_world(scenario, review)
+
+
+def test_rights_that_take_a_moment_are_waited_for() -> None:
+    refusals = iter([False] * 40)
+
+    def review(_: Object) -> Object:
+        return {"allowed": next(refusals, True)}
+
+    async def scenario(world: World) -> None:
+        await world.join()
+        assert not by_mark(world.steps, Mark.MISSING)
+        assert by_mark(world.steps, Mark.GRANTED)
+
+    in_a_world(scenario, review)
+
+
+def test_what_is_being_deleted_is_waited_for_and_made_anew() -> None:
+    async def scenario(world: World) -> None:
+        client = world.physical.client
+        going = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
+        await client.create(NAMESPACES, going)
+        await client.delete(NAMESPACES, named(MOUNT))
+        async with asyncio.TaskGroup() as group:
+            joining = group.create_task(world.join())
+            await asyncio.sleep(5)
+            await client.patch(NAMESPACES, named(MOUNT), {"metadata": {"finalizers": []}})
+        assert [step.mark for step in joining.result()][:2] == [Mark.WAITING, Mark.CREATED]
+
+    in_a_world(scenario)
+
+
+def test_what_stays_in_its_deletion_is_an_error() -> None:
+    async def scenario(world: World) -> None:
+        going = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
+        await world.physical.client.create(NAMESPACES, going)
+        await world.physical.client.delete(NAMESPACES, named(MOUNT))
+        with pytest.raises(JoinError, match=f"Namespace {MOUNT} is still being deleted in the physical cluster"):
+            await world.join()
+
+    in_a_world(scenario)
+
+
+# -- what cannot be joined is refused before anything is written
+
+
+async def check_refused(world: World, match: str, name: str = "east", **plan: Any) -> None:
+    before = world.physical_api.dump(), world.virtual_api.dump()
+    with pytest.raises((JoinError, ValueError), match=match):
+        await world.join(name, **plan)
+    assert (world.physical_api.dump(), world.virtual_api.dump()) == before
+
+
+def test_a_cluster_cannot_lease_itself() -> None:
+    async def main() -> None:
+        api = InProcessApi((*PHYSICAL, CLUSTER_BINDINGS), now=running_clock().now)
+        await check_refused(await a_world(api, api), "a cluster cannot lease itself")
+
+    run(main())
+
+
+def test_a_cluster_joins_one_virtual_cluster_once() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        await check_refused(world, "the cluster has joined as east already", "west")
+        await check_refused(world, "clusterID east belongs to ClusterBinding east", "west", cluster_id="east")
+
+    in_a_world(scenario)
+
+
+def test_what_a_binding_has_for_good_is_named_when_a_second_run_says_otherwise() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        await check_refused(world, "give --cluster-id east", cluster_id="other")
+        await check_refused(world, f"give --mount-namespace {MOUNT}", mount_namespace="other")
+        binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+        await world.virtual.client.patch(CLUSTER_BINDINGS, binding, {"status": {"identity": "x"}}, subresource="status")
+        await check_refused(world, "is of another cluster, x")
+
+    in_a_world(scenario)
+
+
+@pytest.mark.parametrize(
+    ("plan", "match"),
+    [
+        ({"cluster_id": "Not-A-Label"}, r"spec\.clusterID: .*choose another with --cluster-id"),
+        ({"offer": Offer(time_zone="Mars/North")}, r"spec\.timeZone: 'Mars/North' is not a time zone"),
+        ({"offer": Offer(windows=({"start": "25:00", "end": "06:00"},))}, r"spec\.timeWindows\[0\]\.start"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant_names_its_field(plan: dict[str, Any], match: str) -> None:
+    in_a_world(lambda world: check_refused(world, match, **plan))
+
+
+def test_a_virtual_cluster_that_knows_no_bindings_says_how_to_prepare_it() -> None:
+    async def main() -> None:
+        now = running_clock().now
+        bare = InProcessApi([NAMESPACES, SECRETS], now=now)
+        await check_refused(await a_world(bare, InProcessApi(PHYSICAL, now=now)), "run `tapestry manifests")
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "access", [Access("http://east.example"), Access("https://e.example", trust=Trust(None, True))]
+)
+def test_a_server_that_a_syncer_could_not_trust_is_refused(access: Access) -> None:
+    with pytest.raises(JoinError, match="will not do for a syncer"):
+        kubeconfig(access, "token")
+
+
+# -- tokens
+
+
+def claims(issued: int, expires: int, uid: str = "u") -> Object:
+    return {"iat": issued, "exp": expires, "kubernetes.io": {"serviceaccount": {"uid": uid}}}
+
+
+@given(issued=st.integers(0, 2**31), life=st.integers(10, 2**24), age=st.floats(0, 1.5))
+def test_a_token_goes_on_for_four_fifths_of_its_life(issued: int, life: int, age: float) -> None:
+    account = {"metadata": {"uid": "u"}}
+    now = datetime.fromtimestamp(issued + int(age * life), UTC)
+    assert is_young(claims(issued, issued + life), account, now) == (int(age * life) < 0.8 * life)
+    assert not is_young(claims(issued, issued + life, "of a namesake"), account, now)
+
+
+@pytest.mark.parametrize("found", [{}, {"iat": 1}, {"iat": "x", "exp": "y"}])
+def test_a_token_that_does_not_tell_its_age_is_old(found: Object) -> None:
+    assert not is_young(found, {"metadata": {"uid": ""}}, datetime.now(UTC))
+
+
+# -- offers
+
+
+@pytest.mark.parametrize(("text", "part"), [("0%", 0), ("50%", 50), ("100%", 100)])
+def test_a_part_is_written_in_percent(text: str, part: int) -> None:
+    assert percent(text) == part
+
+
+@pytest.mark.parametrize("text", ["50", "101%", "-1%", "half", "", "5 0%"])
+def test_anything_else_is_no_part(text: str) -> None:
+    with pytest.raises(ValueError, match="write it as 50%"):
+        percent(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("22:00-06:00", {"start": "22:00", "end": "06:00"}),
+        ("22:00-24:00 Mon,tuesday", {"start": "22:00", "end": "24:00", "days": ["Mon", "tuesday"]}),
+    ],
+)
+def test_a_window_is_written_as_it_is_read(text: str, found: Object) -> None:
+    assert window(text) == found
+    assert windows([text]) == (found,)
+    check(Offer(windows=(found,)))
+
+
+@pytest.mark.parametrize("text", ["22-06", "22:00", "22:00-06:00 1,2", "22:00 - 06:00"])
+def test_anything_else_is_no_window(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a window; write it as"):
+        window(text)
+
+
+def test_always_takes_windows_away_and_nothing_leaves_them() -> None:
+    assert windows(["always"]) == ()
+    assert windows([]) is None
+
+
+# -- leaving
+
+
+def test_leaving_removes_what_joining_made_and_nothing_else() -> None:
+    async def scenario(world: World) -> None:
+        await world.physical.client.create(CLUSTER_ROLES, named("somebody-elses"))
+        before = await world.below()
+        await world.join()
+        steps = await world.unjoin()
+        assert await world.below() == before
+        assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
+        assert await world.virtual.client.list(SECRETS) == []
+        assert len(by_mark(steps, Mark.DELETED)) == 11
+
+    in_a_world(scenario)
+
+
+def test_what_two_virtual_clusters_share_goes_with_the_last_of_them() -> None:
+    async def main() -> None:
+        now = running_clock().now
+        physical = InProcessApi(PHYSICAL, now=now)
+        one = await a_world(InProcessApi(VIRTUAL, now=now), physical)
+        other = World(InProcessApi(VIRTUAL, now=now), physical)
+        await other.virtual.client.create(NAMESPACES, named("kube-system"))
+        await one.join()
+        alone = await one.below()
+        await other.join()
+        await other.unjoin()
+        assert await one.below() == alone
+        await one.unjoin()
+        assert await one.below() == []
+
+    run(main())
+
+
+def test_a_namespace_with_something_in_it_and_a_kind_with_an_owners_policy_are_left_and_listed() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        await world.physical.client.create(PODS, named("guest", MOUNT))
+        await world.physical.client.create(POLICIES, {**named("mine"), "spec": {"cluster": "other"}})
+        left = {step.what: step.note for step in await world.unjoin() if step.mark is Mark.LEFT}
+        assert left == {
+            f"CustomResourceDefinition {POLICIES.name}": "it holds ResourceLeasingPolicy mine",
+            f"Namespace {MOUNT}": "it holds Pod guest",
+        }
+
+    in_a_world(scenario)
+
+
+async def held(world: World) -> None:
+    """A binding whose syncer and manager are gone without a word."""
+    await world.join()
+    binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+    finalizers = [keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER]
+    await world.virtual.client.patch(CLUSTER_BINDINGS, binding, {"metadata": {"finalizers": finalizers}})
+    labels = {keys.CLUSTER_BINDING_UID: binding["metadata"]["uid"]}
+    await world.virtual.client.create(NODES, {"metadata": {"name": "vnode-east-n1", "labels": labels}})
+    await world.virtual.client.create(PODS, {**named("work", "default"), "spec": {"nodeName": "vnode-east-n1"}})
+
+
+def test_a_binding_that_nobody_sees_to_is_an_error_that_says_how_to_force_it() -> None:
+    async def scenario(world: World) -> None:
+        await held(world)
+        with pytest.raises(JoinError, match=r"still there after 60 s; .*`tapestry unjoin east --force`"):
+            await world.unjoin(timeout=60)
+        assert [step.note for step in world.steps] == ["its syncer"]
+        assert len(await world.virtual.client.list(NODES)) == 1
+
+    in_a_world(scenario)
+
+
+def test_by_force_a_binding_goes_without_anybody_and_what_is_left_is_told() -> None:
+    async def scenario(world: World) -> None:
+        await held(world)
+        steps = await world.unjoin(force=True)
+        for resource in (CLUSTER_BINDINGS, NODES, PODS, SECRETS):
+            assert await world.virtual.client.list(resource) == []
+        (left,) = (step.what for step in steps if step.mark is Mark.LEFT)
+        assert "twins of the pods default/work" in left
+
+    in_a_world(scenario)
+
+
+class Silent:
+    """A cluster that nobody reaches."""
+
+    async def send(self, request: object) -> Any:
+        raise TransportError(f"{request}: nobody is there", maybe_sent=False)
+
+
+def test_a_cluster_that_does_not_answer_is_left_by_force_with_a_list_of_what_is_there() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        nobody = Cluster("physical", Client(Silent()), world.steps.append)  # type: ignore[arg-type]
+        world.steps.clear()
+        await unjoin("east", world.virtual, nobody, force=True)
+        name = account_name(await world.uid(), "east")
+        assert f"ClusterRole {name}" in [step.what for step in world.steps if step.mark is Mark.LEFT]
+        assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
+        await world.unjoin()  # it is back
+        assert await world.below() == []
+
+    in_a_world(scenario)
+
+
+def test_without_force_a_cluster_that_does_not_answer_is_an_error() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        nobody = Cluster("physical", Client(Silent()), world.steps.append)  # type: ignore[arg-type]
+        with pytest.raises(JoinError, match="the physical cluster does not answer"):
+            await unjoin("east", world.virtual, nobody)
+
+    in_a_world(scenario)
+
+
+def test_leaving_a_cluster_that_never_joined_is_an_error() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(JoinError, match="there is no ClusterBinding nobody"):
+            await unjoin("nobody", world.virtual, None)
+
+    in_a_world(scenario)
