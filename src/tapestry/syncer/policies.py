@@ -10,12 +10,11 @@ from datetime import datetime
 
 from tapestry.apis.clusterbindings import Binding, plain_selector
 from tapestry.apis.policies import POLICY, ResourceLeasingPolicySpec
-from tapestry.controller.transforms import slim
 from tapestry.kube.crds import decode
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
 from tapestry.kube.quantity import parse
 from tapestry.kube.selectors import EVERY_NODE, SelectorError, node_selector
-from tapestry.kube.times import parse_time, timestamp
+from tapestry.kube.times import parse_time
 from tapestry.syncer.leasing import Policy, Side
 from tapestry.syncer.windows import NEVER_OPEN, schedule_of
 
@@ -94,9 +93,3 @@ def changed_at(obj: Object) -> datetime:
         if entry.get("time") and not entry.get("subresource")
     ]
     return max(map(parse_time, [*times, obj["metadata"]["creationTimestamp"]]))
-
-
-def with_changed_at(obj: Object) -> Object:
-    """A transform for informers: `slim`, but what managedFields say of the last change is kept."""
-    obj["metadata"][CHANGED_AT] = timestamp(changed_at(obj))
-    return slim(obj)

@@ -14,10 +14,11 @@ from tapestry.controller.transforms import slim
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, value_at
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.selectors import node_selector
+from tapestry.kube.times import timestamp
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.leasing import Rules, Side
 from tapestry.syncer.physical import Door
-from tapestry.syncer.policies import readings, with_changed_at
+from tapestry.syncer.policies import CHANGED_AT, changed_at, readings
 from tapestry.syncer.requests import Hold, hold_of, holds_its_node
 
 CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=False)
@@ -204,6 +205,12 @@ def physical_node_of(virtual_node: Object) -> list[str]:
 
 def virtual_node_of(pod: Object) -> list[str]:
     return [pod["spec"]["nodeName"]]
+
+
+def with_changed_at(policy: Object) -> Object:
+    """A transform: `slim`, but what managedFields say of the last change is kept."""
+    policy["metadata"][CHANGED_AT] = timestamp(changed_at(policy))
+    return slim(policy)
 
 
 def is_placeholder(pod: Object) -> bool:
