@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.integration.lending import Lending, all_become, install_kinds, lending, ready
+from tests.integration.lending import Lending, install_kinds, lending, ready, wait_for_all
 
 from benchmarks.table import Row, say, table
 from tapestry.apis import keys
@@ -74,7 +74,7 @@ async def leased(virtual: ControlPlane, physical: ControlPlane, folder: Path, co
         await site.add_policy("all")
         started = time.monotonic()
         with site.syncer() as process:
-            await all_become(
+            await wait_for_all(
                 site.virtual,
                 NODES,
                 None,
@@ -84,7 +84,7 @@ async def leased(virtual: ControlPlane, physical: ControlPlane, folder: Path, co
             )
             seconds = time.monotonic() - started
             say(f"nodes: {count:,} leased after {seconds:.1f} s; at rest for {REST} s")
-            await site.binding(lambda found: value_at(found, "status", "nodes") == count)
+            await site.wait_for_binding(lambda found: value_at(found, "status", "nodes") == count)
             return seconds, await at_rest(site, process.pid, names)
 
 

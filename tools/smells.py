@@ -205,7 +205,9 @@ def is_above_zero(node: ast.expr) -> bool:
 
 
 def assertless_tests(tree: ast.Module) -> Iterator[ast.AST]:
-    checks = re.compile(r"(^|\.)(raises|warns|fail|(assert|check|verify)\w*|run_state_machine_as_test)$")
+    # Waiting is a check too: it ends in a TimeoutError.
+    words = r"(assert|check|verify|wait_for|wait_until)\w*"
+    checks = re.compile(rf"(^|\.)(raises|warns|fail|{words}|run_state_machine_as_test)$")
     for function in functions(tree):
         if function.name.startswith("test_") and not (
             any(isinstance(node, ast.Assert) for node in ast.walk(function))

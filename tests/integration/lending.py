@@ -108,21 +108,21 @@ class Lending:
 
     # -- waiting
 
-    async def binding(self, until: Until, *, timeout: float = 20) -> Object:
-        return await becomes(self.virtual, CLUSTER_BINDINGS, self.name, until, timeout=timeout)
+    async def wait_for_binding(self, until: Until, *, timeout: float = 20) -> Object:
+        return await wait_until(self.virtual, CLUSTER_BINDINGS, self.name, until, timeout=timeout)
 
-    async def policy(self, name: str, until: Until, *, below: bool = False) -> Object:
+    async def wait_for_policy(self, name: str, until: Until, *, below: bool = False) -> Object:
         client = self.physical if below else self.virtual
-        return await becomes(client, POLICIES, f"{self.name}-{name}", until)
+        return await wait_until(client, POLICIES, f"{self.name}-{name}", until)
 
-    async def virtual_node(self, node: str, until: Until = bool, *, timeout: float = 20) -> Object:
-        return await becomes(self.virtual, NODES, self.above(node), until, timeout=timeout)
+    async def wait_for_virtual_node(self, node: str, until: Until = bool, *, timeout: float = 20) -> Object:
+        return await wait_until(self.virtual, NODES, self.above(node), until, timeout=timeout)
 
-    async def virtual_node_gone(self, node: str) -> None:
-        await gone(self.virtual, NODES, self.above(node))
+    async def wait_until_virtual_node_is_gone(self, node: str) -> None:
+        await wait_until_gone(self.virtual, NODES, self.above(node))
 
-    async def pod(self, name: str, until: Until, *, timeout: float = 20) -> Object:
-        return await becomes(self.virtual, PODS, f"{self.name}-{name}", until, "default", timeout=timeout)
+    async def wait_for_pod(self, name: str, until: Until, *, timeout: float = 20) -> Object:
+        return await wait_until(self.virtual, PODS, f"{self.name}-{name}", until, "default", timeout=timeout)
 
     # -- the syncer
 
@@ -197,7 +197,7 @@ async def install_kinds(plane: ControlPlane) -> None:
         for kind in (CLUSTER_BINDING, POLICY):
             definition = crd(kind)
             await give(client, CRDS, definition)
-            await becomes(client, CRDS, name_of(definition), lambda found: is_true(found, "Established"))
+            await wait_until(client, CRDS, name_of(definition), lambda found: is_true(found, "Established"))
 
 
 async def give(client: Client, resource: Resource, obj: Object) -> None:
@@ -208,7 +208,7 @@ async def give(client: Client, resource: Resource, obj: Object) -> None:
         return
 
 
-async def becomes(
+async def wait_until(
     client: Client, resource: Resource, name: str, until: Until, namespace: str | None = None, *, timeout: float = 20
 ) -> Object:
     found = await wait_for(
@@ -218,13 +218,13 @@ async def becomes(
     return found
 
 
-async def gone(
+async def wait_until_gone(
     client: Client, resource: Resource, name: str, namespace: str | None = None, *, timeout: float = 20
 ) -> None:
     await wait_for(client, resource, name, namespace, until=lambda obj: obj is None, timeout=timeout)
 
 
-async def all_become(
+async def wait_for_all(
     client: Client,
     resource: Resource,
     namespace: str | None,

@@ -24,7 +24,7 @@ from tapestry.kube.resources import CLUSTER_ROLES, CRDS, NAMESPACES, NODES, PODS
 from tapestry.local.kubernetes import ControlPlane
 from tapestry.manager.joining import PRIORITY_CLASSES
 
-from .lending import TAPESTRY, a_pod, becomes, gone
+from .lending import TAPESTRY, a_pod, wait_until, wait_until_gone
 
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": "2026-01-01T00:00:00Z"}
 OURS = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
@@ -128,11 +128,13 @@ async def test_a_cluster_joins_lends_and_leaves_without_a_trace(
 
     process = syncer()
     virtual = f"vnode-{owner.name}-{node}"
-    await becomes(owner.virtual, NODES, virtual, lambda obj: value_at(obj, "status", "allocatable", "cpu") == "2")
+    await wait_until(owner.virtual, NODES, virtual, lambda obj: value_at(obj, "status", "allocatable", "cpu") == "2")
     await owner.physical.create(PODS, a_pod(owner.name, node, requests={"cpu": "1"}))
-    await becomes(owner.virtual, NODES, virtual, lambda obj: value_at(obj, "status", "allocatable", "cpu") == "1500m")
+    await wait_until(
+        owner.virtual, NODES, virtual, lambda obj: value_at(obj, "status", "allocatable", "cpu") == "1500m"
+    )
     leasing = lambda obj: value_at(obj, "status", "leased", "cpu") == "1500m"  # noqa: E731
-    await becomes(owner.virtual, CLUSTER_BINDINGS, owner.name, leasing)
+    await wait_until(owner.virtual, CLUSTER_BINDINGS, owner.name, leasing)
 
     (binding,) = (each for each in owner.json("status") if each["name"] == owner.name)
     assert (binding["leasing"], binding["nodes"], binding["leased"]["cpu"]) == ("Leasing", 1, "1500m")
@@ -155,7 +157,7 @@ async def test_a_cluster_joins_lends_and_leaves_without_a_trace(
     left = owner.says("unjoin", owner.name, *owner.below).splitlines()
     assert f"deleted    virtual   ClusterBinding {owner.name}" in left
     assert process.wait(20) == 0
-    await gone(owner.virtual, NODES, virtual)
+    await wait_until_gone(owner.virtual, NODES, virtual)
     with pytest.raises(NotFound):
         await owner.virtual.get(SECRETS, owner.name, keys.SYSTEM_NAMESPACE)
     remaining = [each for each in await owner.marked_below() if each["metadata"].get("deletionTimestamp") is None]
@@ -204,7 +206,7 @@ async def test_by_force_a_binding_goes_although_nobody_is_at_work_and_its_cluste
     )
     gone_by_force = owner.says("unjoin", owner.name, "--force", "--timeout", "1", "--cluster-kubeconfig", str(nowhere))
     assert f"left       physical  ClusterRole tapestry-syncer-{owner.name}-" in gone_by_force
-    await gone(owner.virtual, CLUSTER_BINDINGS, owner.name)
+    await wait_until_gone(owner.virtual, CLUSTER_BINDINGS, owner.name)
     owner.says("unjoin", owner.name, *owner.below)  # the cluster is back
     assert await owner.physical.list(CLUSTER_ROLES, labels=OURS) == []
 

@@ -373,7 +373,7 @@ async def test_metrics_are_shown_to_whoever_may_read_them(world: World, control_
         await world.reaches("counted", "Failed", "ValidationFailed")
         status, page = await asyncio.to_thread(metrics, port, control_plane.token)
         assert status == 200
-        assert 'tapestry_bindings{phase="Failed"} 1.0' in page
+        assert re.search(r'tapestry_bindings\{phase="Failed"\} [1-9]', page)  # other tests' bindings count too
         assert 'tapestry_is_leader{election="tapestry-manager"} 1.0' in page
         own = json.loads(world.manager_kubeconfig.read_text())["users"][0]["user"]["token"]
         assert (await asyncio.to_thread(metrics, port, own))[0] == 403  # which is nothing that the manager needs

@@ -18,14 +18,14 @@ from tapestry.local.kubernetes import ControlPlane
 
 from .lending import (
     Lending,
-    becomes,
     client_of,
     going,
-    gone,
     install_kinds,
     lending,
     readiness,
     untainted,
+    wait_until,
+    wait_until_gone,
 )
 
 UNREACHABLE = "node.kubernetes.io/unreachable"
@@ -44,7 +44,7 @@ def watchful_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) 
 async def prepared(plane: ControlPlane) -> None:
     await install_kinds(plane)
     async with client_of(plane) as client:
-        await becomes(client, SERVICE_ACCOUNTS, "default", bool, "default")
+        await wait_until(client, SERVICE_ACCOUNTS, "default", bool, "default")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def evicts(node: Object) -> bool:
 async def trusted_node(site: Lending) -> str:
     """A virtual node that the virtual cluster finds ready."""
     node = f"{site.name}-n1"
-    await site.virtual_node(
+    await site.wait_for_virtual_node(
         node,
         lambda found: readiness(found) == "True" and untainted(NOT_READY)(found) and untainted(UNREACHABLE)(found),
     )
@@ -85,7 +85,7 @@ async def bind_pods(site: Lending, node: str, patience: dict[str, int]) -> None:
     """Pods with so many seconds of patience; nobody has to wait for them to end."""
     for name, seconds in patience.items():
         await site.bind_pod(name, node, tolerations=patient(seconds), terminationGracePeriodSeconds=0)
-    await site.binding(lambda found: value_at(found, "status", "pods") == len(patience))
+    await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == len(patience))
 
 
 @pytest.mark.timeout(600)
@@ -125,28 +125,34 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
                 await bind_pods(held, node, {"one": patience, "two": patience})
                 await bind_pods(evicted, await trusted_node(evicted), {"one": patience})
                 frail_plane.pause("kube-apiserver")
-                await held.virtual_node(node, lambda found: readiness(found) == "Unknown", timeout=3 * silence + 20)
+                await held.wait_for_virtual_node(
+                    node, lambda found: readiness(found) == "Unknown", timeout=3 * silence + 20
+                )
                 for name in ("one", "two"):  # whoever finds the node unknown finds its pods patient
-                    pod = await held.pod(name, bool)
+                    pod = await held.wait_for_pod(name, bool)
                     assert patience_of(pod) == {NOT_READY: None, UNREACHABLE: None}
-                await held.virtual_node(node, evicts, timeout=60)
+                await held.wait_for_virtual_node(node, evicts, timeout=60)
                 await held.bind_pod("late", node, tolerations=patient(lasting))
-                await held.pod("late", lambda found: keys.HELD_TOLERATIONS in annotations_of(found))
+                await held.wait_for_pod("late", lambda found: keys.HELD_TOLERATIONS in annotations_of(found))
             with held.syncer(**settings):  # another process, which has never had an answer
                 limits = {"tolerations": patient(lasting), "terminationGracePeriodSeconds": 0}
                 await evicted.bind_pod("witness", f"{evicted.name}-n1", **limits)
                 for name in ("one", "witness"):
-                    await gone(evicted.virtual, PODS, f"{evicted.name}-{name}", "default", timeout=60 + lasting)
+                    await wait_until_gone(
+                        evicted.virtual, PODS, f"{evicted.name}-{name}", "default", timeout=60 + lasting
+                    )
                 for name in ("one", "two", "late"):
-                    assert not going(await held.pod(name, bool))
-                assert evicts(await held.virtual_node(node))
+                    assert not going(await held.wait_for_pod(name, bool))
+                assert evicts(await held.wait_for_virtual_node(node))
                 frail_plane.resume("kube-apiserver")
                 await trusted_node(held)
                 for name, seconds in {"one": patience, "two": patience, "late": lasting}.items():
-                    pod = await held.pod(name, lambda found: keys.HELD_TOLERATIONS not in annotations_of(found))
+                    pod = await held.wait_for_pod(
+                        name, lambda found: keys.HELD_TOLERATIONS not in annotations_of(found)
+                    )
                     assert patience_of(pod) == {NOT_READY: seconds, UNREACHABLE: seconds}
                     assert not going(pod)
-                await evicted.virtual_node(f"{evicted.name}-n1", lambda found: readiness(found) == "True")
+                await evicted.wait_for_virtual_node(f"{evicted.name}-n1", lambda found: readiness(found) == "True")
 
 
 async def test_safety_rule_8_a_cluster_that_does_not_answer_can_be_left(
@@ -159,10 +165,10 @@ async def test_safety_rule_8_a_cluster_that_does_not_answer_can_be_left(
         await site.add_policy("owners", below=True)
         with site.syncer(silence_seconds="4"):
             await bind_pods(site, await trusted_node(site), {"one": 3600})
-            await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+            await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
             frail_plane.pause("kube-apiserver")
             await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
-            await gone(site.virtual, PODS, f"{site.name}-one", "default")
-            await site.virtual_node_gone(f"{site.name}-n1")
-            await gone(site.virtual, CLUSTER_BINDINGS, site.name)
+            await wait_until_gone(site.virtual, PODS, f"{site.name}-one", "default")
+            await site.wait_until_virtual_node_is_gone(f"{site.name}-n1")
+            await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
             frail_plane.resume("kube-apiserver")  # or our own client of it could not be closed

@@ -35,18 +35,18 @@ from .lending import (
     TAPESTRY,
     Lending,
     a_kubeconfig_secret,
-    all_become,
     an_object,
-    becomes,
     ends,
     going,
-    gone,
     lending,
     lends,
     readiness,
     ready,
     tainted,
     untainted,
+    wait_for_all,
+    wait_until,
+    wait_until_gone,
 )
 
 NODE_LEASES = "kube-node-lease"
@@ -60,8 +60,8 @@ async def test_a_ready_node_is_leased_as_a_virtual_one(site: Lending) -> None:
     node = await site.add_node(f"{site.name}-n1", labels={"zone": "east-1", "node-role.kubernetes.io/worker": ""})
     await site.add_policy("all")
     with site.syncer():
-        shown = await site.virtual_node(name_of(node), lends(cpu="4", memory="8Gi", pods="110"))
-        binding = await site.binding(lambda found: value_at(found, "status", "nodes") == 1)
+        shown = await site.wait_for_virtual_node(name_of(node), lends(cpu="4", memory="8Gi", pods="110"))
+        binding = await site.wait_for_binding(lambda found: value_at(found, "status", "nodes") == 1)
     assert name_of(shown) == f"vnode-{site.name}-{name_of(node)}"
     assert value_at(shown, "status", "capacity") == value_at(shown, "status", "allocatable")
     labels = labels_of(shown)
@@ -96,23 +96,25 @@ async def test_garbage_in_place_of_a_kubeconfig_withdraws_nothing_and_is_waited_
     await site.add_policy("all")
     await site.set_kubeconfig("{")
     with site.syncer():
-        await site.binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
+        await site.wait_for_binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
         await site.set_kubeconfig(physical_plane.kubeconfig.read_text())
-        await site.virtual_node(f"{site.name}-n1")
+        await site.wait_for_virtual_node(f"{site.name}-n1")
         await site.set_kubeconfig("apiVersion: v1\nkind: Config\nclusters: 7\n")
         await site.add_node(f"{site.name}-n2")  # the doors are still those of the last good one
-        await site.virtual_node(f"{site.name}-n2")
-        await site.virtual_node(f"{site.name}-n1", untainted(keys.WITHDRAWING))
+        await site.wait_for_virtual_node(f"{site.name}-n2")
+        await site.wait_for_virtual_node(f"{site.name}-n1", untainted(keys.WITHDRAWING))
 
 
 async def test_without_a_policy_nothing_is_leased_and_the_binding_says_why(site: Lending) -> None:
     await site.add_node(f"{site.name}-n1")
     with site.syncer():
-        binding = await site.binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
+        binding = await site.wait_for_binding(
+            lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None
+        )
         assert find(value_at(binding, "status", "conditions"), "Leasing")["reason"] == "NoPolicy"
         assert value_at(binding, "status", "nodes") == 0
         await site.add_policy("all")
-        await site.virtual_node(f"{site.name}-n1")
+        await site.wait_for_virtual_node(f"{site.name}-n1")
 
 
 async def test_unbinding_takes_everything_back_and_ends_the_process(
@@ -126,22 +128,22 @@ async def test_unbinding_takes_everything_back_and_ends_the_process(
         await site.add_policy("all")
         await site.add_policy("owners", below=True)
         with site.syncer() as process:
-            await site.virtual_node(node)
+            await site.wait_for_virtual_node(node)
             await site.bind_pod("work", node)
             await becomes_placeholder(site, node, {8080})
-            await becomes(site.virtual, LEASES, site.above(node), bool, NODE_LEASES)
-            await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+            await wait_until(site.virtual, LEASES, site.above(node), bool, NODE_LEASES)
+            await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
             await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
-            reclaimed = await site.pod("work", going)
+            reclaimed = await site.wait_for_pod("work", going)
             assert is_true(reclaimed, "DisruptionTarget")
-            await site.virtual_node(node, tainted(keys.WITHDRAWING))  # it goes after its last pod
+            await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))  # it goes after its last pod
             await site.end_pod("work")
-            await site.virtual_node_gone(node)
-            await gone(site.virtual, LEASES, site.above(node), NODE_LEASES)
-            await gone(site.virtual, CLUSTER_BINDINGS, site.name)
+            await site.wait_until_virtual_node_is_gone(node)
+            await wait_until_gone(site.virtual, LEASES, site.above(node), NODE_LEASES)
+            await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
             assert await ends(process) == 0
         assert await placeholders(site, node) == []
-        owners = await site.policy("owners", bool, below=True)
+        owners = await site.wait_for_policy("owners", bool, below=True)
         assert value_at(owners, "status", "leases", default=[]) == []
         assert await site.physical.get(NODES, node), "nothing of the owner's is touched"
 
@@ -153,11 +155,11 @@ async def test_unbinding_does_not_wait_for_pods_that_have_ended(
         await site.add_node(f"{site.name}-n1")
         await site.add_policy("all")
         with site.syncer():
-            await site.virtual_node(f"{site.name}-n1")
+            await site.wait_for_virtual_node(f"{site.name}-n1")
             pod = await site.bind_pod("done", f"{site.name}-n1")
             await site.virtual.patch(PODS, pod, {"status": {"phase": "Succeeded"}}, subresource="status")
             await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
-            await gone(site.virtual, CLUSTER_BINDINGS, site.name)
+            await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
         assert not going(await site.virtual.get(PODS, name_of(pod), "default"))
 
 
@@ -172,11 +174,11 @@ async def test_what_foreign_pods_hold_is_not_lent_and_without_its_only_policy_a_
     await site.add_foreign_pod("two", node, cpu="500m", memory="1Gi")
     await site.add_policy("all")
     with site.syncer():
-        await site.virtual_node(node, lends(cpu="2500m", memory="5Gi", pods="108"))
+        await site.wait_for_virtual_node(node, lends(cpu="2500m", memory="5Gi", pods="108"))
         await site.drop_foreign_pod("two")
-        await site.virtual_node(node, lends(cpu="3", memory="6Gi", pods="109"))
+        await site.wait_for_virtual_node(node, lends(cpu="3", memory="6Gi", pods="109"))
         await site.drop_policy("all")
-        await site.virtual_node_gone(node)
+        await site.wait_until_virtual_node_is_gone(node)
 
 
 async def test_a_quantity_caps_what_is_lent(site: Lending) -> None:
@@ -188,7 +190,7 @@ async def test_a_quantity_caps_what_is_lent(site: Lending) -> None:
         "some", resourceLimits=[{"resource": "cpu", "quantity": "2"}, {"resource": "memory", "quantity": "4Gi"}]
     )
     with site.syncer():
-        await site.virtual_node(node, lends(cpu="2", memory="4Gi"))
+        await site.wait_for_virtual_node(node, lends(cpu="2", memory="4Gi"))
 
 
 async def test_of_two_policies_the_more_generous_counts_for_each_resource(site: Lending) -> None:
@@ -200,8 +202,8 @@ async def test_of_two_policies_the_more_generous_counts_for_each_resource(site: 
         "b", resourceLimits=[{"resource": "cpu", "quantity": "1"}, {"resource": "memory", "quantity": "3Gi"}]
     )
     with site.syncer():
-        shown = await site.virtual_node(node, lends(cpu="1500m", memory="3Gi"))
-        await site.policy("b", lambda found: value_at(found, "status", "nodes") == 1)
+        shown = await site.wait_for_virtual_node(node, lends(cpu="1500m", memory="3Gi"))
+        await site.wait_for_policy("b", lambda found: value_at(found, "status", "nodes") == 1)
     assert annotations_of(shown)[keys.POLICIES_APPLIED] == f"operator/{site.name}-a,operator/{site.name}-b"
     assert version_of(await site.physical.get(NODES, node)) == version_of(before), "physical nodes are never written"
 
@@ -215,7 +217,7 @@ async def test_the_smaller_of_quantity_and_percent_counts(site: Lending) -> None
     memory = {"resource": "memory", "quantity": "2Gi", "percent": 75}
     await site.add_policy("some", resourceLimits=[cpu, memory])
     with site.syncer():
-        await site.virtual_node(node, lends(cpu="1500m", memory="2Gi"))
+        await site.wait_for_virtual_node(node, lends(cpu="1500m", memory="2Gi"))
 
 
 async def test_an_owner_caps_what_the_operator_would_lease_and_reads_how_much_that_is(site: Lending) -> None:
@@ -224,8 +226,8 @@ async def test_an_owner_caps_what_the_operator_would_lease_and_reads_how_much_th
     await site.add_policy("all")
     await site.add_policy("owners", below=True, resourceLimits=[{"resource": "cpu", "percent": 25}])
     with site.syncer():
-        await site.virtual_node(node, lends(cpu="1", memory="8Gi"))
-        told = await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+        await site.wait_for_virtual_node(node, lends(cpu="1", memory="8Gi"))
+        told = await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
     [lease] = told["status"]["leases"]
     assert (lease["clusterBinding"], lease["nodes"], lease["leased"]["cpu"]) == (site.name, 1, "1")
 
@@ -239,20 +241,20 @@ async def test_labels_taints_and_conditions_follow_the_physical_node(site: Lendi
     await site.add_node(node)
     await site.add_policy("all")
     with site.syncer():
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
         taint = {"key": "gpu", "value": "a100", "effect": "NoExecute"}
         changed = {"metadata": {"labels": {"zone": "west"}}, "spec": {"taints": [taint]}}
         await site.physical.patch(NODES, named(node), changed)
         pressure = {"type": "DiskPressure", "status": "True", "reason": "Full", "lastTransitionTime": MOMENT}
         status = {"conditions": [ready("True"), pressure]}
         await site.physical.patch(NODES, named(node), {"status": status}, subresource="status")
-        shown = await site.virtual_node(
+        shown = await site.wait_for_virtual_node(
             node, lambda found: is_true(found, "DiskPressure") and labels_of(found).get("zone") == "west"
         )
         # NoExecute of the owner's bars new pods above; it makes nobody leave there
         assert taint_named(shown, "gpu") == {"key": "gpu", "value": "a100", "effect": "NoSchedule"}
         await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"zone": None}}, "spec": {"taints": []}})
-        await site.virtual_node(node, lambda found: "zone" not in labels_of(found) and untainted("gpu")(found))
+        await site.wait_for_virtual_node(node, lambda found: "zone" not in labels_of(found) and untainted("gpu")(found))
 
 
 async def test_what_users_change_on_a_virtual_node_survives(site: Lending) -> None:
@@ -261,7 +263,7 @@ async def test_what_users_change_on_a_virtual_node_survives(site: Lending) -> No
     await site.add_node(node, labels={"zone": "east"})
     await site.add_policy("all")
     with site.syncer():
-        shown = await site.virtual_node(node)
+        shown = await site.wait_for_virtual_node(node)
         taints = [*shown["spec"]["taints"], {"key": "team", "value": "a", "effect": "NoSchedule"}]
         edit = {
             "metadata": {"labels": {"team": "a", "zone": "mine"}, "annotations": {"note": "ours"}},
@@ -269,7 +271,7 @@ async def test_what_users_change_on_a_virtual_node_survives(site: Lending) -> No
         }
         await site.virtual.patch(NODES, shown, edit)
         await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"rack": "7"}}, "spec": SHUT})
-        shown = await site.virtual_node(
+        shown = await site.wait_for_virtual_node(
             node, lambda found: "rack" in labels_of(found) and tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE)(found)
         )
     assert (labels_of(shown)["team"], labels_of(shown)["zone"]) == ("a", "mine")
@@ -282,11 +284,11 @@ async def test_a_cordon_below_shows_above_and_goes_again(site: Lending) -> None:
     await site.add_node(node)
     await site.add_policy("all")
     with site.syncer():
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
         await site.physical.patch(NODES, named(node), {"spec": SHUT})
-        await site.virtual_node(node, tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
+        await site.wait_for_virtual_node(node, tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
         await site.physical.patch(NODES, named(node), {"spec": {"unschedulable": None}})
-        await site.virtual_node(node, untainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
+        await site.wait_for_virtual_node(node, untainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
 
 
 async def test_csi_drivers_are_shown_follow_and_go_with_the_node(site: Lending) -> None:
@@ -296,22 +298,22 @@ async def test_csi_drivers_are_shown_follow_and_go_with_the_node(site: Lending) 
     await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
     await site.add_policy("all")
     with site.syncer():
-        shown = await becomes(site.virtual, CSI_NODES, site.above(node), bool)
+        shown = await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
         assert shown["spec"]["drivers"] == a_csi_node(node, "disk.example.com")["spec"]["drivers"]
         assert annotations_of(shown)[keys.PHYSICAL_NODE_NAME] == node
         driver = a_csi_node(node, "files.example.com")["spec"]
         await site.physical.patch(CSI_NODES, named(node), {"spec": driver})
-        await becomes(
+        await wait_until(
             site.virtual, CSI_NODES, site.above(node), lambda found: drivers_of(found) == ["files.example.com"]
         )
     await site.physical.delete(CSI_NODES, named(node))  # while nobody looks
     with site.syncer():
-        await gone(site.virtual, CSI_NODES, site.above(node))
+        await wait_until_gone(site.virtual, CSI_NODES, site.above(node))
         await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
-        await becomes(site.virtual, CSI_NODES, site.above(node), bool)
+        await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
         await site.physical.delete(NODES, named(node))
-        await site.virtual_node_gone(node)
-        await gone(site.virtual, CSI_NODES, site.above(node))  # although the one below remains
+        await site.wait_until_virtual_node_is_gone(node)
+        await wait_until_gone(site.virtual, CSI_NODES, site.above(node))  # although the one below remains
     assert await site.physical.get(CSI_NODES, node)
 
 
@@ -343,7 +345,7 @@ async def test_host_ports_that_foreign_pods_hold_are_shown_by_one_placeholder(si
         await becomes_placeholder(site, node, {8443})
         await site.drop_foreign_pod("new")
         await becomes_placeholder(site, node, set())
-        await site.virtual_node(node, untainted(keys.WITHDRAWING))
+        await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING))
 
 
 # -- heartbeats
@@ -359,12 +361,12 @@ async def test_at_rest_only_leases_are_written_and_also_for_nodes_that_are_not_r
     await site.add_policy("owners", below=True)
     with site.syncer():
         for node in nodes:
-            await site.virtual_node(node, lends(cpu="3"))
+            await site.wait_for_virtual_node(node, lends(cpu="3"))
             await becomes_placeholder(site, node, {80})
         status = {"conditions": [ready("False")]}
         await site.physical.patch(NODES, named(nodes[0]), {"status": status}, subresource="status")
-        shown = await site.virtual_node(nodes[0], lambda found: readiness(found) == "False")
-        first = await becomes(site.virtual, LEASES, site.above(nodes[0]), bool, NODE_LEASES)
+        shown = await site.wait_for_virtual_node(nodes[0], lambda found: readiness(found) == "False")
+        first = await wait_until(site.virtual, LEASES, site.above(nodes[0]), bool, NODE_LEASES)
         assert first["spec"]["holderIdentity"] == name_of(shown)
         [owner] = first["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", name_of(shown), uid_of(shown))
@@ -386,16 +388,16 @@ async def test_a_node_that_is_no_longer_selected_goes(site: Lending) -> None:
     await site.add_node(two, labels={"pool": "spare"})
     await site.add_policy("all")
     with site.syncer():
-        await site.virtual_node(one)
-        await site.virtual_node(two)
+        await site.wait_for_virtual_node(one)
+        await site.wait_for_virtual_node(two)
         ours = {"key": LENT_TO, "operator": "In", "values": [site.name]}
         spare = {"key": "pool", "operator": "In", "values": ["spare"]}
         await site.set_binding(nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [ours, spare]}]})
-        await site.virtual_node_gone(one)
+        await site.wait_until_virtual_node_is_gone(one)
         await site.physical.patch(NODES, named(two), {"metadata": {"labels": {"pool": "busy"}}})
-        await site.virtual_node_gone(two)
+        await site.wait_until_virtual_node_is_gone(two)
         await site.physical.patch(NODES, named(two), {"metadata": {"labels": {"pool": "spare"}}})
-        await site.virtual_node(two)
+        await site.wait_for_virtual_node(two)
 
 
 async def test_pods_of_a_withdrawn_node_finish_where_nothing_forces_them(site: Lending) -> None:
@@ -404,17 +406,19 @@ async def test_pods_of_a_withdrawn_node_finish_where_nothing_forces_them(site: L
     await site.add_node(node)
     await site.add_policy("all")
     with site.syncer():
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
-        await site.binding(lambda found: value_at(found, "status", "pods") == 1)
+        await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
-        shown = await site.virtual_node(node, tainted(keys.WITHDRAWING))
+        shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))
         assert taint_named(shown, keys.WITHDRAWING)["effect"] == "NoSchedule"
         # The binding hears of it a second later: time in which a pod could have been deleted.
-        await site.binding(lambda found: find(found["status"]["conditions"], "Leasing")["reason"] == "NoPolicy")
-        assert not going(await site.pod("work", bool))
+        await site.wait_for_binding(
+            lambda found: find(found["status"]["conditions"], "Leasing")["reason"] == "NoPolicy"
+        )
+        assert not going(await site.wait_for_pod("work", bool))
         await site.end_pod("work")
-        await site.virtual_node_gone(node)
+        await site.wait_until_virtual_node_is_gone(node)
 
 
 async def test_pods_of_a_withdrawn_node_leave_on_the_terms_they_were_leased_on(site: Lending) -> None:
@@ -423,17 +427,17 @@ async def test_pods_of_a_withdrawn_node_leave_on_the_terms_they_were_leased_on(s
     await site.add_node(node)
     await site.add_policy("all", forceReclaim=True, gracefulReclaimPeriodSeconds=2)
     with site.syncer():
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
-        await site.binding(lambda found: value_at(found, "status", "pods") == 1)
+        await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
-        shown = await site.virtual_node(node, tainted(keys.WITHDRAWING))
-        reclaimed = await site.pod("work", going)
+        shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))
+        reclaimed = await site.wait_for_pod("work", going)
         since = parse_time(taint_named(shown, keys.WITHDRAWING)["timeAdded"])
         mark = find(reclaimed["status"]["conditions"], "DisruptionTarget")
         assert 2 <= (parse_time(mark["lastTransitionTime"]) - since).total_seconds() <= 4
         await site.end_pod("work")
-        await site.virtual_node_gone(node)
+        await site.wait_until_virtual_node_is_gone(node)
 
 
 async def test_a_policy_that_returns_in_time_keeps_the_node(site: Lending) -> None:
@@ -441,14 +445,14 @@ async def test_a_policy_that_returns_in_time_keeps_the_node(site: Lending) -> No
     await site.add_node(node)
     await site.add_policy("all")
     with site.syncer():
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
-        await site.binding(lambda found: value_at(found, "status", "pods") == 1)
+        await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
-        await site.virtual_node(node, tainted(keys.WITHDRAWING))
+        await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))
         await site.add_policy("other")
-        await site.virtual_node(node, untainted(keys.WITHDRAWING))
-        assert not going(await site.pod("work", bool))
+        await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING))
+        assert not going(await site.wait_for_pod("work", bool))
 
 
 async def test_a_node_that_is_gone_takes_its_pods_along_and_a_namesake_is_another_node(site: Lending) -> None:
@@ -456,16 +460,16 @@ async def test_a_node_that_is_gone_takes_its_pods_along_and_a_namesake_is_anothe
     await site.add_node(node)
     await site.add_policy("all")
     with site.syncer():
-        first = await site.virtual_node(node)
+        first = await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
-        await site.binding(lambda found: value_at(found, "status", "pods") == 1)
+        await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.physical.delete(NODES, named(node))
         second = await site.add_node(node, cpu="2")
-        await site.pod("work", going)
+        await site.wait_for_pod("work", going)
         await site.end_pod("work")
-        shown = await site.virtual_node(node, lambda found: uid_of(found) != uid_of(first))
+        shown = await site.wait_for_virtual_node(node, lambda found: uid_of(found) != uid_of(first))
         assert annotations_of(shown)[keys.PHYSICAL_NODE_UID] == uid_of(second)
-        await site.virtual_node(node, lends(cpu="2"))
+        await site.wait_for_virtual_node(node, lends(cpu="2"))
 
 
 async def test_a_node_that_went_while_nobody_looked_is_withdrawn_at_the_next_start(site: Lending) -> None:
@@ -474,12 +478,12 @@ async def test_a_node_that_went_while_nobody_looked_is_withdrawn_at_the_next_sta
     await site.add_node(two)
     await site.add_policy("all")
     with site.syncer():
-        await site.virtual_node(one)
-        await site.virtual_node(two)
+        await site.wait_for_virtual_node(one)
+        await site.wait_for_virtual_node(two)
     await site.physical.delete(NODES, named(one))
     with site.syncer():
-        await site.virtual_node_gone(one)
-        await site.virtual_node(two, untainted(keys.WITHDRAWING))
+        await site.wait_until_virtual_node_is_gone(one)
+        await site.wait_for_virtual_node(two, untainted(keys.WITHDRAWING))
 
 
 @pytest.mark.parametrize("switch", ["node", "mount namespace"])
@@ -491,18 +495,18 @@ async def test_the_kill_switch_empties_nodes_within_two_seconds_until_it_is_take
     await site.add_policy("all")  # whatever it says
     resource, target = (NODES, named(node)) if switch == "node" else (NAMESPACES, named(site.mount))
     with site.syncer():
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
         for name in ("one", "two"):
             await site.bind_pod(name, node, tolerations=[{"operator": "Exists"}])
-        await site.binding(lambda found: value_at(found, "status", "pods") == 2)
+        await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 2)
         began = time.monotonic()
         await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
         for name in ("one", "two"):
-            assert is_true(await site.pod(name, going), "DisruptionTarget")
+            assert is_true(await site.wait_for_pod(name, going), "DisruptionTarget")
         assert time.monotonic() - began < 2
-        await site.virtual_node(node, tainted(keys.OUT_OF_TIME_WINDOWS))
+        await site.wait_for_virtual_node(node, tainted(keys.OUT_OF_TIME_WINDOWS))
         await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: None}}})
-        await site.virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS))
+        await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS))
 
 
 async def test_an_owners_policy_that_is_required_and_gone_withdraws(site: Lending) -> None:
@@ -513,11 +517,11 @@ async def test_an_owners_policy_that_is_required_and_gone_withdraws(site: Lendin
     mark = {"metadata": {"labels": {keys.OWNER_POLICY: keys.REQUIRED}}}
     await site.physical.patch(NAMESPACES, named(site.mount), mark)
     with site.syncer():
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
         await site.drop_policy("owners", below=True)
-        await site.virtual_node_gone(node)
+        await site.wait_until_virtual_node_is_gone(node)
         await site.physical.patch(NAMESPACES, named(site.mount), {"metadata": {"labels": {keys.OWNER_POLICY: None}}})
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
 
 
 async def test_a_policy_that_cannot_be_read_evicts_nobody(site: Lending) -> None:
@@ -526,21 +530,21 @@ async def test_a_policy_that_cannot_be_read_evicts_nobody(site: Lending) -> None
     await site.add_node(node)
     await site.add_policy("night", forceReclaim=True, resourceLimits=[{"resource": "cpu", "quantity": "2"}])
     with site.syncer():
-        await site.virtual_node(node, lends(cpu="2"))
+        await site.wait_for_virtual_node(node, lends(cpu="2"))
         await site.bind_pod("work", node)
-        await site.policy("night", lambda found: is_true(found, "Valid"))
+        await site.wait_for_policy("night", lambda found: is_true(found, "Valid"))
         wrong = {"timeWindows": [{"start": "00:00", "end": "00:01"}], "timeZone": "Mars/Olympus"}
         await site.set_policy("night", **wrong)
-        told = await site.policy("night", lambda found: not is_true(found, "Valid"))
+        told = await site.wait_for_policy("night", lambda found: not is_true(found, "Valid"))
         assert "spec.timeZone" in find(told["status"]["conditions"], "Valid")["message"]
         await site.add_foreign_pod("one", node, cpu="3")  # whoever sees this has seen the policy
-        await site.virtual_node(node, lends(cpu="1"))
-        await site.virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS))
-        assert not going(await site.pod("work", bool))
+        await site.wait_for_virtual_node(node, lends(cpu="1"))
+        await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS))
+        assert not going(await site.wait_for_pod("work", bool))
     with site.syncer():  # its last good spec is known to the next process too
         await site.drop_foreign_pod("one")
-        await site.virtual_node(node, lends(cpu="2"))
-        assert not going(await site.pod("work", bool))
+        await site.wait_for_virtual_node(node, lends(cpu="2"))
+        assert not going(await site.wait_for_pod("work", bool))
 
 
 # -- who is behind the kubeconfig
@@ -559,13 +563,13 @@ async def test_credentials_that_end_withdraw_nothing_and_new_ones_are_used_witho
     admins = physical_plane.kubeconfig.read_text()
     await site.set_kubeconfig(admins.replace(physical_plane.token, token))
     with site.syncer():
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
         await site.physical.delete(SERVICE_ACCOUNTS, named(site.name, "default"))  # and with it the token
         await site.add_node(f"{site.name}-n2")
         await site.set_kubeconfig(admins)
-        await site.virtual_node(f"{site.name}-n2")
-        await site.virtual_node(node, untainted(keys.WITHDRAWING))
-        assert readiness(await site.virtual_node(node)) == "True"
+        await site.wait_for_virtual_node(f"{site.name}-n2")
+        await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING))
+        assert readiness(await site.wait_for_virtual_node(node)) == "True"
 
 
 async def test_another_secret_is_followed_as_soon_as_the_binding_names_it(
@@ -578,9 +582,9 @@ async def test_another_secret_is_followed_as_soon_as_the_binding_names_it(
     other = f"{site.name}-other"
     await site.virtual.create(SECRETS, a_kubeconfig_secret(other, physical_plane.kubeconfig.read_text()))
     with site.syncer():
-        await site.binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
+        await site.wait_for_binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
         await site.set_binding(secretRef={"name": other, "namespace": keys.SYSTEM_NAMESPACE})
-        await site.virtual_node(node)
+        await site.wait_for_virtual_node(node)
 
 
 async def test_safety_rule_5_another_cluster_behind_the_kubeconfig_is_refused_until_approved(
@@ -592,18 +596,18 @@ async def test_safety_rule_5_another_cluster_behind_the_kubeconfig_is_refused_un
     async with lending(third_plane, third_plane, tmp_path) as elsewhere:
         there = await elsewhere.add_node(f"{site.name}-n7", labels={LENT_TO: site.name})
         with site.syncer():
-            await site.virtual_node(node)
+            await site.wait_for_virtual_node(node)
             await site.set_kubeconfig(third_plane.kubeconfig.read_text())
             await event(site, "IdentityChanged")
             await site.add_node(f"{site.name}-n2")
-            await site.virtual_node(f"{site.name}-n2")  # the first cluster is served on
+            await site.wait_for_virtual_node(f"{site.name}-n2")  # the first cluster is served on
             found = uid_of(await elsewhere.physical.get(NAMESPACES, "kube-system"))
             approval = {"metadata": {"annotations": {keys.APPROVE_IDENTITY: found}}}
             await site.virtual.patch(CLUSTER_BINDINGS, named(site.name), approval)
-            await site.virtual_node(name_of(there))
-            await site.virtual_node_gone(node)
-            await site.virtual_node_gone(f"{site.name}-n2")
-            assert value_at(await site.binding(bool), "status", "identity") == found
+            await site.wait_for_virtual_node(name_of(there))
+            await site.wait_until_virtual_node_is_gone(node)
+            await site.wait_until_virtual_node_is_gone(f"{site.name}-n2")
+            assert value_at(await site.wait_for_binding(bool), "status", "identity") == found
 
 
 async def test_two_virtual_clusters_that_lease_one_physical_cluster_do_not_meet(
@@ -617,20 +621,24 @@ async def test_two_virtual_clusters_that_lease_one_physical_cluster_do_not_meet(
     async with lending(third_plane, physical_plane, folder, name=site.name) as other:
         await other.add_policy("quarter", resourceLimits=[{"resource": "cpu", "percent": 25}])
         with site.syncer(), other.syncer():
-            await site.virtual_node(node, lends(cpu="2"))
-            await other.virtual_node(node, lends(cpu="1"))
-            told = await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 2, below=True)
+            await site.wait_for_virtual_node(node, lends(cpu="2"))
+            await other.wait_for_virtual_node(node, lends(cpu="1"))
+            told = await site.wait_for_policy(
+                "owners", lambda found: value_at(found, "status", "nodes") == 2, below=True
+            )
             assert sorted(lease["leased"]["cpu"] for lease in told["status"]["leases"]) == ["1", "2"]
             assert told["status"]["leased"]["cpu"] == "3"
             await other.bind_pod("work", node)
-            await other.binding(lambda found: value_at(found, "status", "pods") == 1)
+            await other.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
             await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
-            await gone(site.virtual, CLUSTER_BINDINGS, site.name)
-            assert not going(await other.pod("work", bool))
-            told = await site.policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
+            await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
+            assert not going(await other.wait_for_pod("work", bool))
+            told = await site.wait_for_policy(
+                "owners", lambda found: value_at(found, "status", "nodes") == 1, below=True
+            )
             assert [lease["leased"]["cpu"] for lease in told["status"]["leases"]] == ["1"]
             await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"seen": "yes"}}})
-            shown = await other.virtual_node(node, lambda found: labels_of(found).get("seen") == "yes")
+            shown = await other.wait_for_virtual_node(node, lambda found: labels_of(found).get("seen") == "yes")
             assert untainted(keys.WITHDRAWING)(shown)
 
 
@@ -671,7 +679,7 @@ async def becomes_placeholder(site: Lending, node: str, ports: set[int]) -> Obje
         return len(pods) == bool(ports) and {port["hostPort"] for pod in pods for port in ports_of(pod)} == ports
 
     where = {"labels": keys.HOST_PORTS, "fields": f"spec.nodeName={site.above(node)}"}
-    found = await all_become(site.virtual, PODS, keys.SYSTEM_NAMESPACE, holds, **where)
+    found = await wait_for_all(site.virtual, PODS, keys.SYSTEM_NAMESPACE, holds, **where)
     return found[0] if found else {}
 
 
@@ -683,7 +691,7 @@ async def placeholders(site: Lending, node: str) -> list[Object]:
 async def renewed(site: Lending, node: str, lease: Object) -> Object:
     """The node's Lease after its next renewal."""
     before = lease["spec"]["renewTime"]
-    return await becomes(
+    return await wait_until(
         site.virtual, LEASES, site.above(node), lambda found: found["spec"]["renewTime"] > before, NODE_LEASES
     )
 
@@ -691,7 +699,7 @@ async def renewed(site: Lending, node: str, lease: Object) -> Object:
 async def event(site: Lending, reason: str) -> Object:
     """An event about the binding."""
     fields = f"involvedObject.name={site.name},reason={reason}"
-    return (await all_become(site.virtual, EVENTS, None, bool, fields=fields))[0]
+    return (await wait_for_all(site.virtual, EVENTS, None, bool, fields=fields))[0]
 
 
 def ports_of(pod: Object) -> list[Object]:
