@@ -16,7 +16,7 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import second_virtual_node_name, virtual_node_name
 from tapestry.client.client import PatchType
 from tapestry.controller import Result
-from tapestry.kube.errors import AlreadyExists, NotFound, TooManyRequests
+from tapestry.kube.errors import AlreadyExists, KubeError, NotFound, TooManyRequests
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
@@ -141,6 +141,8 @@ class PhysicalNodes:
             return
 
     async def take_back(self, reclaim: Reclaim, reason: str) -> None:
+        """Let pods go; one whose going is refused does not keep the others."""
+        refused: list[KubeError] = []
         for pod in reclaim.evict:
             try:
                 await self.site.virtual.evict(pod)
@@ -153,7 +155,12 @@ class PhysicalNodes:
                 await self.site.virtual.delete(PODS, marked, grace_seconds=grace_of(pod))
             except NotFound:
                 continue
-            self.site.manager.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
+            except KubeError as error:
+                refused.append(error)
+            else:
+                self.site.manager.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
+        if refused:
+            raise refused[0]
 
     def warn(self, node: Object, lease: Lease, now: datetime) -> datetime | None:
         """Say once that a lease is about to end; when to do so, if that is still to come."""
