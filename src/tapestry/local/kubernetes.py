@@ -32,6 +32,13 @@ ETCD_VERSION = "3.6.8"
 READY_SECONDS = 60.0
 """How long a program may take until it answers; on an idle machine kube-apiserver needs four seconds."""
 
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
+
 Component = Literal["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"]
 
 
@@ -84,8 +91,12 @@ class ControlPlane:
         controller_manager: bool = False,
         scheduler: bool = False,
         fsync: bool = True,
+        audit: bool = False,
     ) -> None:
-        """Without `fsync` etcd is quicker, and a crash of the machine (not of a process) may lose data."""
+        """Without `fsync` etcd is quicker, and a crash of the machine (not of a process) may lose data.
+
+        With `audit` a line of `audit_log` tells of each request: who asked, for what, and what came of it.
+        """
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.token = secrets.token_urlsafe(32)
@@ -93,10 +104,11 @@ class ControlPlane:
         self.etcd_url = f"http://127.0.0.1:{etcd}"
         self.url = f"https://127.0.0.1:{secure}"
         self.ca = folder / "certs" / "apiserver.crt"
+        self.audit_log = folder / "audit.log"
         self._assets = assets
         self._programs: dict[Component, Program] = {
             "etcd": self._etcd(f"http://127.0.0.1:{peer}", fsync=fsync),
-            "kube-apiserver": self._apiserver(service_accounts=controller_manager),
+            "kube-apiserver": self._apiserver(service_accounts=controller_manager, audit=audit),
         }
         if controller_manager:
             self._programs["kube-controller-manager"] = self._controller_manager(controllers)
@@ -116,6 +128,7 @@ class ControlPlane:
         """Run every component and wait until each is ready; on failure nothing is left running."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_private(self._tokens, f"{self.token},admin,admin,system:masters\n")
+        _write_private(self._audit_policy, json.dumps(AUDIT_POLICY))
         self._guard = self._guard or _guard()
         try:
             for component in self._programs:
@@ -214,8 +227,14 @@ class ControlPlane:
         }
         return Program(flags, ready=(f"{self.etcd_url}/readyz",))
 
-    def _apiserver(self, *, service_accounts: bool) -> Program:
+    @property
+    def _audit_policy(self) -> Path:
+        return self.folder / "audit-policy.json"
+
+    def _apiserver(self, *, service_accounts: bool, audit: bool) -> Program:
+        audited = {"audit-policy-file": str(self._audit_policy), "audit-log-path": str(self.audit_log)}
         flags = {
+            **(audited if audit else {}),
             "etcd-servers": self.etcd_url,
             "bind-address": "127.0.0.1",
             "advertise-address": "127.0.0.1",
