@@ -10,6 +10,12 @@ RECONCILES = Histogram(
     ["controller", "outcome"],
     buckets=LATENCY_BUCKETS,
 )
+SYNC = Histogram(
+    "tapestry_sync_seconds",
+    "From a change, or the time that a pass was asked for, to the end of the pass that saw to it.",
+    ["controller"],
+    buckets=LATENCY_BUCKETS,
+)
 ERRORS = Counter(
     "tapestry_reconcile_errors_total", "Passes that raised, by controller and reason.", ["controller", "reason"]
 )

@@ -39,7 +39,7 @@ class Queue:
         self._fresh: OrderedDict[str, float] = OrderedDict()  # key -> since when it waits
         self._resync: OrderedDict[str, float] = OrderedDict()
         self._again: dict[str, float] = {}  # added while a worker has it
-        self._working: set[str] = set()
+        self._working: dict[str, float] = {}  # key in hand -> since when it had waited
         self._failures: dict[str, int] = {}
         self._delayed: list[Wish] = []
         self._due: dict[str, Wish] = {}  # key -> the one wish that counts
@@ -124,14 +124,18 @@ class Queue:
                     self._takers.remove(taker)
         if self._closed:
             raise Closed
-        key, _ = (self._fresh or self._resync).popitem(last=False)
+        key, since = (self._fresh or self._resync).popitem(last=False)
         self._due.pop(key, None)  # whoever wished for a later look is served by this one
-        self._working.add(key)
+        self._working[key] = since
         return key
+
+    def waited_since(self, key: str) -> float:
+        """When the key, now in somebody's hands, was added: the loop's time."""
+        return self._working[key]
 
     def done(self, key: str) -> None:
         """Give `key` back; it is queued again if it was added meanwhile."""
-        self._working.discard(key)
+        self._working.pop(key, None)
         since = self._again.pop(key, None)
         if since is not None and not self._closed:
             self._fresh[key] = since

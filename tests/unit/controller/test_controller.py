@@ -481,3 +481,17 @@ def test_a_controller_that_watches_nothing_has_nothing_to_resync() -> None:
     controller = Controller("idle", reconcile)
     controller.resync()
     assert len(controller.queue) == 0
+
+
+async def test_the_time_from_a_change_to_the_end_of_its_pass_is_measured(world: Any, growth: Any) -> None:
+    async def reconcile(_: str) -> None:
+        await asyncio.sleep(2)
+
+    # One worker: the second key waits for the first.
+    manager = world.widget_manager(reconcile, workers=1)
+    await world.add(world.widgets, "one")
+    await world.add(world.widgets, "two")
+    growth("tapestry_sync_seconds_sum", controller="widgets")
+    async with world.running(manager):
+        await asyncio.sleep(10)
+    assert growth("tapestry_sync_seconds_sum", controller="widgets") == pytest.approx(2 + 4, abs=0.1)
