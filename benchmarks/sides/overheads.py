@@ -13,7 +13,8 @@ from benchmarks import pods
 from benchmarks.sides.api import SMALL, running
 from benchmarks.sides.informer import INDEXERS, Prepared
 from tapestry.client.access import Access
-from tapestry.client.client import OBJECTS, Client
+from tapestry.client.answers import OBJECTS
+from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.watch import Synced, Watch
 from tapestry.controller.app import configure_process, run_app

@@ -10,16 +10,14 @@ resourceVersion, every create a name of its own.
 """
 
 import asyncio
-import gc
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
-
+from tapestry.client.answers import ANSWERS, ENCODER, OBJECTS, SLICE, Page, complete, decoded, gc_paused, understood
 from tapestry.client.metrics import count_request
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.kube.errors import ApiError, TransportError, error_from_body
@@ -33,8 +31,6 @@ ATTEMPTS = 5
 LONGEST_WAIT = 30.0
 """Seconds: a server that asks for more than this gets its answer passed on."""
 PAGE = 500
-
-T = TypeVar("T")
 
 
 class PatchType(StrEnum):
@@ -52,52 +48,6 @@ class Propagation(StrEnum):
 
 class Unguarded(ValueError):
     """A leader's write that could do harm if it arrived late."""
-
-
-Fields = dict[str, msgspec.Raw]
-"""An object whose fields are not decoded yet."""
-
-
-class ListMeta(msgspec.Struct, gc=False, rename="camel"):
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
-
-
-class Page(msgspec.Struct):
-    """A part of a list.  All pages of one list show the same `metadata.resource_version`."""
-
-    metadata: ListMeta
-    items: list[Object]
-
-
-class Answer(msgspec.Struct):
-    """What a server answers to a list, its objects not decoded yet."""
-
-    metadata: ListMeta
-    items: list[Fields] | None
-
-
-SLICE = 20
-"""Objects decoded at a time: few enough to be still in the processor's cache when the reader works on them, and to
-leave no holes in the heap when it keeps little of them."""
-
-ANSWERS = msgspec.json.Decoder(Answer)
-FIELDS = msgspec.json.Decoder(Fields)
-VALUES = msgspec.json.Decoder()
-OBJECTS = msgspec.json.Decoder(dict[str, Any])
-ENCODER = msgspec.json.Encoder()
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Keep the cyclic collector away while many objects are born at once: it would walk them all again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class Client:
@@ -429,31 +379,6 @@ class Client:
                     raise error_from_body(answer.status, answer.body, doing=str(request))
             await asyncio.sleep(wait)
         raise AssertionError("unreachable")
-
-
-def decoded(decoder: msgspec.json.Decoder[T], body: bytes, doing: str) -> T:
-    with understood(doing):
-        return decoder.decode(body)
-
-
-@contextmanager
-def understood(doing: str) -> Iterator[None]:
-    """An answer that is not of an API server (a proxy's page) tells nothing about any object."""
-    try:
-        yield
-    except (ValueError, RecursionError) as error:
-        raise TransportError(f"{doing}: the answer is not Kubernetes' own: {error}", maybe_sent=True) from error
-
-
-def complete(fields: Fields, *, lean: bool) -> Object:
-    """An object with all its fields, or with all but the managed ones; raises what the decoder raises."""
-    return {
-        name: metadata_of(raw) if lean and name == "metadata" else VALUES.decode(raw) for name, raw in fields.items()
-    }
-
-
-def metadata_of(raw: msgspec.Raw) -> Object:
-    return {name: VALUES.decode(value) for name, value in FIELDS.decode(raw).items() if name != "managedFields"}
 
 
 def words(resource: Resource, subresource: str | None) -> str:

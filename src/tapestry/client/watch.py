@@ -21,7 +21,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tapestry.client.client import PAGE, Client, Fields, complete, gc_paused, selection
+from tapestry.client.answers import Fields, complete, gc_paused
+from tapestry.client.client import PAGE, Client, selection
 from tapestry.client.metrics import WATCH_RESTARTS
 from tapestry.client.transport import Stream
 from tapestry.kube.errors import BadRequest, Gone, Invalid, KubeError, error_from_body, error_from_status

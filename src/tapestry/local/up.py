@@ -37,7 +37,7 @@ LINES = """
 def up(registry: Registry, folder: Path, environ: Mapping[str, str], say: Say) -> None:
     """Run until Ctrl-C or SIGTERM; raises AssetsMissing where there is no Kubernetes to run."""
     assets = find_assets(environ)
-    say("Leasing and virtual clusters are still to come; this runs one real control plane and the example controllers.")
+    say("Clusters to lease from are still to come here; this runs one real control plane and the example controllers.")
     plane = ControlPlane(folder.resolve(), assets, controller_manager=True)
     with step(say, "kube-apiserver, etcd and kube-controller-manager"):
         plane.start()

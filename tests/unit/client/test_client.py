@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from tapestry.client.client import ATTEMPTS, LONGEST_WAIT, Client, PatchType, Propagation, Unguarded, gc_paused
+from tapestry.client.answers import gc_paused
+from tapestry.client.client import ATTEMPTS, LONGEST_WAIT, Client, PatchType, Propagation, Unguarded
 from tapestry.client.transport import JSON, Request, Response, Stream
 from tapestry.controller.testing import InProcessApi
 from tapestry.controller.testing.clock import START, run, running_clock

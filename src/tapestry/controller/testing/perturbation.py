@@ -21,7 +21,8 @@ from typing import Any
 
 from msgspec import structs
 
-from tapestry.client.client import ENCODER, Client
+from tapestry.client.answers import ENCODER
+from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.manager import Manager

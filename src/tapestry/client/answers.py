@@ -1,0 +1,87 @@
+"""Answers: from the bytes of an API server to objects.
+
+Lists and watches are where most objects come from, many at a time.  They are decoded a few at once, with the cyclic
+collector kept away, and where nobody reads managed fields those are passed over undecoded.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+
+from tapestry.kube.errors import TransportError
+from tapestry.kube.objects import Object
+
+T = TypeVar("T")
+
+Fields = dict[str, msgspec.Raw]
+"""An object whose fields are not decoded yet."""
+
+
+class ListMeta(msgspec.Struct, gc=False, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class Page(msgspec.Struct):
+    """A part of a list.  All pages of one list show the same `metadata.resource_version`."""
+
+    metadata: ListMeta
+    items: list[Object]
+
+
+class Answer(msgspec.Struct):
+    """What a server answers to a list, its objects not decoded yet."""
+
+    metadata: ListMeta
+    items: list[Fields] | None
+
+
+SLICE = 20
+"""Objects decoded at a time: few enough to be still in the processor's cache when the reader works on them, and to
+leave no holes in the heap when it keeps little of them."""
+
+ANSWERS = msgspec.json.Decoder(Answer)
+FIELDS = msgspec.json.Decoder(Fields)
+VALUES = msgspec.json.Decoder()
+OBJECTS = msgspec.json.Decoder(dict[str, Any])
+ENCODER = msgspec.json.Encoder()
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Keep the cyclic collector away while many objects are born at once: it would walk them all again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes, doing: str) -> T:
+    with understood(doing):
+        return decoder.decode(body)
+
+
+@contextmanager
+def understood(doing: str) -> Iterator[None]:
+    """An answer that is not of an API server (a proxy's page) tells nothing about any object."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        raise TransportError(f"{doing}: the answer is not Kubernetes' own: {error}", maybe_sent=True) from error
+
+
+def complete(fields: Fields, *, lean: bool) -> Object:
+    """An object with all its fields, or with all but the managed ones; raises what the decoder raises."""
+    return {
+        name: metadata_of(raw) if lean and name == "metadata" else VALUES.decode(raw) for name, raw in fields.items()
+    }
+
+
+def metadata_of(raw: msgspec.Raw) -> Object:
+    return {name: VALUES.decode(value) for name, value in FIELDS.decode(raw).items() if name != "managedFields"}
