@@ -10,15 +10,17 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Binding, plain_selector
+from tapestry.apis.clusterbindings import Binding
 from tapestry.inspect.facts import Below
 from tapestry.inspect.status import Value, applied, limit_text, moment_at, state_of, terms_of, windows_of
-from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
 from tapestry.kube.quantity import Amounts
-from tapestry.kube.selectors import node_selector
 from tapestry.syncer.leasing import Grant, Lease, Policy, Rules, Side, State, counting, deciding, is_reclaimed, lease_of
-from tapestry.syncer.policies import Reading, reading_of, readings
+from tapestry.syncer.policies import Reading, reading_of, readings, rules_of
 from tapestry.syncer.requests import effective_requests, hold_of, holds_its_node
+
+NO_WARNING = timedelta(0)
+"""When a syncer warns of an end is none of our business."""
 
 REASONS = {
     "Leased": "every side that has policies for this node has an open one",
@@ -150,7 +152,7 @@ def explained_node(asked: Asked, below: Below, now: datetime) -> NodeAnswer:
         return asked.answer(State.WITHDRAWN, "PhysicalNodeGone", REASONS["PhysicalNodeGone"])
     operator = readings(asked.operator_policies, Side.OPERATOR, binding, asked.zone)
     owner = readings(below.policies, Side.OWNER, binding, asked.zone)
-    rules = rules_of(binding, operator, owner, below.mount)
+    rules = rules_of(binding, operator, owner, below.mount, NO_WARNING)
     foreign = [hold_of(pod) for pod in below.pods if holds_its_node(pod) and not binding.owns(pod)]
     lease = lease_of(node, foreign, used, rules, now)
     terms = lease_of(node, foreign, used, rules, lease.ends).terms if lease.ends else lease.terms
@@ -188,18 +190,6 @@ def told_node(asked: Asked, unseen: str, now: datetime) -> NodeAnswer:
         policies=tuple(policy_answer(each, None, None, asked.zone, now) for each in operator),
         ends=moment_at(annotations_of(node), keys.LEASE_ENDS),
         unseen=unseen,
-    )
-
-
-def rules_of(binding: Binding, operator: Iterable[Reading], owner: Iterable[Reading], mount: Object | None) -> Rules:
-    """What decides, as a syncer of this binding sees it; when it warns of an end is none of our business."""
-    return Rules(
-        operator=[reading.policy for reading in operator],
-        owner=[reading.policy for reading in owner],
-        selector=node_selector(plain_selector(binding.spec.node_selector), "spec.nodeSelector"),
-        owner_required=mount is not None and labels_of(mount).get(keys.OWNER_POLICY) == keys.REQUIRED,
-        reclaim_now=mount is not None and annotations_of(mount).get(keys.RECLAIM) == keys.NOW,
-        warning=timedelta(0),
     )
 
 

@@ -6,16 +6,17 @@ takes nothing back.  Nobody is ever evicted because something could not be read.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, plain_selector
 from tapestry.apis.policies import POLICY, ResourceLeasingPolicySpec
 from tapestry.kube.crds import decode
-from tapestry.kube.objects import Object, is_deleting, name_of, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at
 from tapestry.kube.quantity import parse
 from tapestry.kube.selectors import EVERY_NODE, SelectorError, node_selector
 from tapestry.kube.times import parse_time
-from tapestry.syncer.leasing import Policy, Side
+from tapestry.syncer.leasing import Policy, Rules, Side
 from tapestry.syncer.windows import NEVER_OPEN, schedule_of
 
 CHANGED_AT = "changedAt"
@@ -77,6 +78,23 @@ def readings(objects: Iterable[Object], side: Side, binding: Binding, default_zo
     """The policies for this binding, in the order of their names; one that is being deleted counts no more."""
     found = [obj for obj in objects if is_about(obj, binding) and not is_deleting(obj)]
     return [reading_of(obj, side, default_zone) for obj in sorted(found, key=name_of)]
+
+
+def rules_of(
+    binding: Binding, operator: Iterable[Reading], owner: Iterable[Reading], mount: Object | None, warning: timedelta
+) -> Rules:
+    """What decides about every node of a binding; `mount` is its mount namespace, where that could be read.
+
+    `warning` is how long before its end a lease says so.
+    """
+    return Rules(
+        operator=[reading.policy for reading in operator],
+        owner=[reading.policy for reading in owner],
+        selector=node_selector(plain_selector(binding.spec.node_selector), "spec.nodeSelector"),
+        owner_required=mount is not None and labels_of(mount).get(keys.OWNER_POLICY) == keys.REQUIRED,
+        reclaim_now=mount is not None and annotations_of(mount).get(keys.RECLAIM) == keys.NOW,
+        warning=warning,
+    )
 
 
 def changed_at(obj: Object) -> datetime:

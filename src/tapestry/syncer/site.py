@@ -5,23 +5,20 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of, plain_selector
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.apis.names import virtual_node_name
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
 from tapestry.controller.transforms import slim
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, value_at
-from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS, Resource
-from tapestry.kube.selectors import node_selector
+from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import timestamp
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.leasing import Rules, Side
 from tapestry.syncer.physical import Door
-from tapestry.syncer.policies import CHANGED_AT, changed_at, readings
+from tapestry.syncer.policies import CHANGED_AT, changed_at, readings, rules_of
 from tapestry.syncer.requests import Hold, hold_of, holds_its_node
-
-CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=False)
 
 
 @dataclass(slots=True)
@@ -110,14 +107,7 @@ class Site:
         operator = readings(self.operator_policies.store.list(), Side.OPERATOR, binding, zone)
         owner = readings(self.owner_policies.store.list(), Side.OWNER, binding, zone)
         mount = self.mount_namespaces.store.get(binding.spec.mount_namespace or "")
-        return Rules(
-            operator=[reading.policy for reading in operator],
-            owner=[reading.policy for reading in owner],
-            selector=node_selector(plain_selector(binding.spec.node_selector), "spec.nodeSelector"),
-            owner_required=mount is not None and labels_of(mount).get(keys.OWNER_POLICY) == keys.REQUIRED,
-            reclaim_now=mount is not None and annotations_of(mount).get(keys.RECLAIM) == keys.NOW,
-            warning=timedelta(seconds=self.config.warning_seconds),
-        )
+        return rules_of(binding, operator, owner, mount, timedelta(seconds=self.config.warning_seconds))
 
     def foreign(self, node: str, binding: Binding) -> list[Hold]:
         """What pods that are not ours hold of a physical node."""

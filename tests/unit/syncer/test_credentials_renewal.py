@@ -14,11 +14,10 @@ from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, run, running_clock
 from tapestry.kube.objects import Object, named
-from tapestry.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
+from tapestry.kube.resources import CSI_NODES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.credentials import kubeconfig_in, token_in, with_token
-from tapestry.syncer.site import CSI_NODES
 
 SERVED = [
     *(CLUSTER_BINDINGS, POLICIES, NODES, PODS, NAMESPACES, SECRETS),

@@ -16,10 +16,9 @@ from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock
 from tapestry.kube.conditions import is_true
 from tapestry.kube.objects import Object, named, value_at
-from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS
+from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS
 from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.site import CSI_NODES
 from tapestry.syncer.virtual_nodes import taint_named
 
 VIRTUAL = [CLUSTER_BINDINGS, POLICIES, NODES, PODS, NAMESPACES, SECRETS, CSI_NODES]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from tapestry.apis import keys
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference, value_at
-from tapestry.syncer.site import CSI_NODES, Site, physical_node_of
+from tapestry.kube.resources import CSI_NODES
+from tapestry.syncer.site import Site, physical_node_of
 
 
 @dataclass(frozen=True)
