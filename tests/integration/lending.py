@@ -19,7 +19,7 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
-from tapestry.apis.names import virtual_node_name
+from tapestry.apis.names import physical_name, virtual_cluster_label, virtual_node_name
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
@@ -29,9 +29,10 @@ from tapestry.controller import Informer
 from tapestry.kube.conditions import is_true
 from tapestry.kube.crds import crd
 from tapestry.kube.errors import AlreadyExists
-from tapestry.kube.objects import NOTHING, Object, annotations_of, is_deleting, name_of, named, value_at
+from tapestry.kube.objects import NOTHING, Object, annotations_of, is_deleting, name_of, named, uid_of, value_at
 from tapestry.kube.resources import CRDS, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.local.kubernetes import ControlPlane
+from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
 from tapestry.syncer.virtual_nodes import taint_named
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
@@ -121,6 +122,27 @@ class Lending:
     async def wait_until_virtual_node_is_gone(self, node: str) -> None:
         await wait_until_gone(self.virtual, NODES, self.above(node))
 
+    async def twin_name(self, name: str) -> str:
+        """What the twin of the pod `name` is called."""
+        binding = await self.virtual.get(CLUSTER_BINDINGS, self.name)
+        system = await self.virtual.get(NAMESPACES, "kube-system")
+        cluster = virtual_cluster_label(uid_of(system))
+        return physical_name(cluster, uid_of(binding), "default", f"{self.name}-{name}")
+
+    async def wait_for_twin(self, name: str, until: Until = bool, *, timeout: float = 20) -> Object:
+        return await wait_until(self.physical, PODS, await self.twin_name(name), until, self.mount, timeout=timeout)
+
+    async def wait_until_pod_is_gone(self, name: str, *, timeout: float = 20) -> None:
+        await wait_until_gone(self.virtual, PODS, f"{self.name}-{name}", "default", timeout=timeout)
+
+    async def wait_until_twin_is_gone(self, name: str, *, timeout: float = 20) -> None:
+        await wait_until_gone(self.physical, PODS, await self.twin_name(name), self.mount, timeout=timeout)
+
+    async def set_twin_status(self, name: str, **status: Any) -> None:
+        """What a kubelet says."""
+        target = named(await self.twin_name(name), self.mount)
+        await self.physical.patch(PODS, target, {"status": status}, subresource="status")
+
     async def wait_for_pod(self, name: str, until: Until, *, timeout: float = 20) -> Object:
         return await wait_until(self.virtual, PODS, f"{self.name}-{name}", until, "default", timeout=timeout)
 
@@ -167,7 +189,9 @@ async def lending(
     async with client_of(virtual) as above, client_of(physical) as below:
         site = Lending(above, below, virtual, name, f"{name}-mount", folder)
         await give(below, NAMESPACES, an_object("Namespace", {"name": site.mount}))
-        await give(above, NAMESPACES, an_object("Namespace", {"name": keys.SYSTEM_NAMESPACE}))
+        await give(below, PRIORITY_CLASSES, priority_class())
+        for namespace in (keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE):
+            await give(above, NAMESPACES, an_object("Namespace", {"name": namespace}))
         await above.create(SECRETS, a_kubeconfig_secret(name, physical.kubeconfig.read_text()))
         selected = {"key": LENT_TO, "operator": "In", "values": [name]}
         given = {

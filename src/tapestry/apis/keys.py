@@ -30,9 +30,24 @@ LEASE_ENDS: Final = PREFIX + "lease-ends"
 LAST_TERMS: Final = PREFIX + "last-terms"
 HELD_TOLERATIONS: Final = PREFIX + "held-tolerations"
 FORCE_UNBIND: Final = PREFIX + "force-unbind"
+LEFT_BEHIND: Final = PREFIX + "left-behind"
 APPROVE_IDENTITY: Final = PREFIX + "approve-identity"
 RECLAIM: Final = PREFIX + "reclaim"
 NOW: Final = "now"
+RUNNING_DAEMONSET: Final = PREFIX + "running-daemonset"
+
+# Annotations of pods: on the virtual one for people, on its twin for us.
+PHYSICAL_POD_NAMESPACE: Final = PREFIX + "physical-pod-namespace"
+PHYSICAL_POD_NAME: Final = PREFIX + "physical-pod-name"
+PHYSICAL_POD_UID: Final = PREFIX + "physical-pod-uid"
+VIRTUAL_POD_NAMESPACE: Final = PREFIX + "virtual-pod-namespace"
+VIRTUAL_POD_NAME: Final = PREFIX + "virtual-pod-name"
+VIRTUAL_POD_UID: Final = PREFIX + "virtual-pod-uid"
+VIRTUAL_NODE_NAME: Final = PREFIX + "virtual-node-name"
+
+# Conditions of virtual pods: in the status, which tenants cannot write.
+MAPPED: Final = PREFIX + "Mapped"
+ACCEPTED: Final = PREFIX + "Accepted"
 
 # Finalizers: on ClusterBindings, in the virtual cluster only.
 MANAGER_FINALIZER: Final = PREFIX + "clusterbinding-manager"
@@ -47,3 +62,5 @@ NO_SCHEDULE: Final = "NoSchedule"
 
 PRIORITY_CLASS: Final = "tapestry-leased"
 SYSTEM_NAMESPACE: Final = "tapestry-system"
+HOST_PORTS_NAMESPACE: Final = "tapestry-host-ports"
+"""Of the pods that stand for host ports: apart from kubeconfigs, for every syncer may create pods there."""

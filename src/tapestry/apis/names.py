@@ -34,3 +34,8 @@ def syncer_name(cluster_id: str) -> str:
 def syncer_election(binding: str) -> str:
     """The Lease that the replicas of a binding's syncer campaign for."""
     return f"tapestry-syncer-{binding}"
+
+
+def tokens_name(virtual_cluster: str, binding_uid: str, namespace: str, pod: str) -> str:
+    """The Secret below with the service account tokens of a virtual pod."""
+    return hashed_name(f"{pod}-tokens", virtual_cluster, binding_uid, namespace, pod, "tokens")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
 
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.kube.objects import Object
@@ -16,6 +17,7 @@ from tapestry.kube.resources import (
     ACCESS_REVIEWS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
+    CONFIGMAPS,
     CSI_NODES,
     DEPLOYMENTS,
     EVENTS,
@@ -94,16 +96,22 @@ SYNCER_ABOVE = (
     Right(NODES, ("patch",), subresource="status"),
     Right(CSI_NODES, ("list", "watch", "create", "patch", "delete")),
     Right(LEASES, ("get", "list", "create", "update", "delete")),
-    Right(PODS, ("list", "watch", "patch", "delete")),
+    Right(PODS, ("get", "list", "watch", "patch", "delete")),
     Right(PODS, ("patch",), subresource="status"),
     Right(PODS, ("create",), subresource="eviction"),
+    Right(CONFIGMAPS, ("get", "list", "watch")),
+    Right(SECRETS, ("get", "list", "watch")),
+    Right(SERVICE_ACCOUNTS, ("create",), subresource="token"),
     Right(EVENTS, ("create", "patch")),
     *METRICS_READERS,
 )
 """Of a syncer in the virtual cluster: the ClusterRole `tapestry-syncer`."""
 
-SYNCER_HOME = (*ELECTION, Right(PODS, ("create",), Place.HOME))
-"""Of a syncer in the manager's namespace: its election, and pods that stand for host ports."""
+SYNCER_HOME = ELECTION
+"""Of a syncer in the manager's namespace."""
+
+SYNCER_HOST_PORTS = (Right(PODS, ("create",), keys.HOST_PORTS_NAMESPACE),)
+"""Of every syncer where pods stand for host ports; installed with the namespace, so that nobody has to hand it on."""
 
 SYNCER_KUBECONFIG = (Right(SECRETS, ("get", "list", "watch", "patch"), Place.KUBECONFIGS, (Place.KUBECONFIG,)),)
 """Of a syncer where its kubeconfig is: it follows the Secret, and renews the token in it."""
@@ -117,6 +125,11 @@ SYNCER_BELOW = (
     Right(NAMESPACES, ("get",), names=(IDENTITY_NAMESPACE,)),
     Right(NAMESPACES, READ, names=(Place.MOUNT,)),
     Right(SERVICE_ACCOUNTS, ("create",), Place.ACCOUNT_NAMESPACE, (Place.ACCOUNT,), "token"),
+    Right(PODS, ("get", "create", "patch", "delete"), Place.MOUNT),
+    Right(PODS, ("patch",), Place.MOUNT, subresource="ephemeralcontainers"),
+    Right(PODS, ("patch",), Place.MOUNT, subresource="resize"),
+    Right(CONFIGMAPS, KEEP, Place.MOUNT),
+    Right(SECRETS, KEEP, Place.MOUNT),
 )
 """Of a syncer in the physical cluster."""
 
@@ -124,6 +137,7 @@ MANAGER = (
     Right(CLUSTER_BINDINGS, ("get", "list", "watch", "patch")),
     Right(CLUSTER_BINDINGS, ("patch",), subresource="status"),
     Right(POLICIES, READ),
+    Right(NAMESPACES, ("get",), names=(IDENTITY_NAMESPACE,)),
     Right(CLUSTER_ROLE_BINDINGS, KEEP),
     Right(CLUSTER_ROLES, ("bind",), names=(SYNCER_ROLE,)),
     Right(NODES, ("list", "delete")),
@@ -133,12 +147,11 @@ MANAGER = (
     Right(DEPLOYMENTS, KEEP, Place.HOME),
     Right(SERVICE_ACCOUNTS, KEEP, Place.HOME),
     Right(LEASES, ("get", "list", "watch", "create", "update"), Place.HOME),
-    Right(PODS, ("create",), Place.HOME),
     Right(ROLES, KEEP, Place.KUBECONFIGS),
     Right(ROLE_BINDINGS, KEEP, Place.KUBECONFIGS),
-    Right(SECRETS, ("get", "list", "watch", "patch"), Place.KUBECONFIGS),
+    Right(SECRETS, ("get", "list", "watch", "patch", "delete"), Place.KUBECONFIGS),
 )
-"""Of the manager.  It has to hold what it hands on in Roles: to create pods at home, to get and patch Secrets."""
+"""Of the manager.  It has to hold what it hands on in Roles: elections at home, to get and patch Secrets."""
 
 
 def placed(rights: Iterable[Right], places: Mapping[Place, str]) -> list[Right]:

@@ -19,7 +19,7 @@ from tapestry.kube.objects import Object, name_of, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS
 from tapestry.manager.connectivity import Connect, access_in
 from tapestry.manager.faults import Fault
-from tapestry.syncer.site import is_placeholder
+from tapestry.syncer.projections import is_placeholder
 
 SECONDS = 10.0
 """For all questions to one physical cluster."""

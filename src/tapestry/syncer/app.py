@@ -22,17 +22,23 @@ from tapestry.syncer.bottomup.csinodes import CsiNodes
 from tapestry.syncer.bottomup.hostports import HostPorts
 from tapestry.syncer.bottomup.leases import NodeLeases
 from tapestry.syncer.bottomup.nodes import PhysicalNodes
+from tapestry.syncer.bottomup.pods import PhysicalPods
 from tapestry.syncer.bottomup.policies import PolicyStatus, policy_names
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.credentials import Credentials
 from tapestry.syncer.leasing import Side
 from tapestry.syncer.partition import PartitionWatch
 from tapestry.syncer.physical import Door
-from tapestry.syncer.site import Site, claimed_node, open_site, physical_node_of, virtual_node_of
+from tapestry.syncer.projections import claimed_node, physical_node_of, virtual_node_of
+from tapestry.syncer.site import Site, open_site
+from tapestry.syncer.topdown.pods import VirtualPods
+from tapestry.syncer.translate.meta import virtual_key
+from tapestry.syncer.translate.pod_status import MAPPING, is_over
 
 SUMMARY_SECONDS = 1.0
 """Sums over all nodes and pods are made at most this often."""
 NODE_WORKERS = 16
+POD_WORKERS = 32
 
 Connect = Callable[[Access], Transport]
 
@@ -109,22 +115,49 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
                 controller.queue.add(name)
 
     nodes.watch(site.physical_nodes)
-    nodes.watch(site.physical_pods, claimed_node)
+    nodes.watch(site.physical_pods, claimed_node, when=is_foreign)
     nodes.watch(site.virtual_nodes, physical_node_of)
-    nodes.watch(site.virtual_pods, lambda pod: node_below(site, pod))
+    nodes.watch(site.virtual_pods, lambda pod: node_below(site, pod), when=hold_changed)
     for informer in (site.bindings, site.operator_policies, site.owner_policies, site.mount_namespaces):
         nodes.watch(informer, every_node, when=spec_changed)
     for informer in (*site.decisive, site.csi_nodes):
         informer.after_sync(look_at_every_node)
     leases.watch(site.virtual_nodes, when=came_or_goes)
+    site.physical_pods.on_change(lambda old, new: forget_shortage(site, old, new))
     bindings = wire_summaries(site, connect)
+    pods = wire_pods(site)
 
     def look_at_everything() -> None:
         look_at_every_node()
+        pods()
         bindings.queue.add(site.binding_name)
 
     watch = PartitionWatch(site, monotonic, look_at_everything)
     site.manager.while_working("partition", watch.run)
+
+
+def wire_pods(site: Site) -> Callable[[], None]:
+    """Pods down, their status up; returns what has all of them looked at."""
+    virtual = VirtualPods(site)
+    down = site.manager.controller("pods", virtual.reconcile, workers=POD_WORKERS)
+    up = site.manager.controller("pod-status", PhysicalPods(site).reconcile, workers=POD_WORKERS)
+    site.virtual_pods.on_change(virtual.saw)
+    site.physical_pods.on_change(virtual.forget)
+    down.watch(site.virtual_pods, when=more_than_shown)
+    down.watch(site.physical_pods, virtual_key, when=more_than_status)
+    up.watch(site.physical_pods, virtual_key)
+    up.watch(site.virtual_pods, when=status_changed)
+
+    def every_pod() -> None:
+        below = (key for twin in site.physical_pods.store.list() for key in virtual_key(twin))
+        for key in {*site.virtual_pods.store, *below}:
+            down.queue.add(key)
+            up.queue.add(key)
+
+    for informer in (*site.decisive, site.virtual_nodes):
+        informer.after_sync(every_pod)
+    site.bindings.on_change(lambda old, new: every_pod() if spec_changed(old, new) else None)
+    return every_pod
 
 
 def wire_companions(site: Site) -> tuple[Controller, Controller]:
@@ -197,6 +230,57 @@ def not_only_told(old: Object | None, new: Object | None) -> bool:
     if old is None or new is None or value_at(old, "status", "identity") != value_at(new, "status", "identity"):
         return True
     return {**old["metadata"], "resourceVersion": ""} != {**new["metadata"], "resourceVersion": ""}
+
+
+def is_foreign(old: Object | None, new: Object | None) -> bool:
+    """Whether a pod below is somebody else's: what twins hold is known from above."""
+    return any(obj is not None and "twin" not in obj for obj in (old, new))
+
+
+def forget_shortage(site: Site, old: Object | None, new: Object | None) -> None:
+    """Where a foreign pod comes or goes, what a node lacked before says nothing any more."""
+    if is_foreign(old, new):
+        for node in (node for obj in (old, new) if obj is not None for node in claimed_node(obj)):
+            site.shortages.pop(node, None)
+
+
+def hold_changed(old: Object | None, new: Object | None) -> bool:
+    """Whether a virtual pod came, went, ended, or asks for something else."""
+    if old is None or new is None or is_deleting(old) != is_deleting(new):
+        return True
+    return bool(old["spec"] != new["spec"] or old["status"]["phase"] != new["status"]["phase"])
+
+
+def more_than_shown(old: Object | None, new: Object | None) -> bool:
+    """Whether more changed of a virtual pod than what its twin showed."""
+    if old is None or new is None:
+        return True
+    if old["spec"] != new["spec"] or old["status"]["conditions"] != new["status"]["conditions"]:
+        return True
+    if is_over(old) != is_over(new):
+        return True
+    if own_annotations(old) != own_annotations(new):
+        return True
+    return any(
+        old["metadata"].get(field) != new["metadata"].get(field)
+        for field in ("labels", "deletionTimestamp", "deletionGracePeriodSeconds")
+    )
+
+
+def own_annotations(pod: Object) -> dict[str, str]:
+    """The annotations of a virtual pod that are not from its twin."""
+    return {key: value for key, value in annotations_of(pod).items() if key not in MAPPING}
+
+
+def more_than_status(old: Object | None, new: Object | None) -> bool:
+    """Whether a twin came, went, goes, found its place or waits for one."""
+    if old is None or new is None or "twin" not in old or "twin" not in new:
+        return True
+    return bool(is_deleting(old) != is_deleting(new) or "nodeName" not in new["spec"])
+
+
+def status_changed(old: Object | None, new: Object | None) -> bool:
+    return old is None or new is None or bool(old["status"] != new["status"])
 
 
 def came_or_goes(old: Object | None, new: Object | None) -> bool:

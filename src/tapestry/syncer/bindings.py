@@ -20,7 +20,7 @@ from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
 from tapestry.client.transport import Transport
 from tapestry.controller import Result, Terminal
-from tapestry.kube.conditions import condition, with_condition
+from tapestry.kube.conditions import condition, find, with_condition
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at, version_of
@@ -39,6 +39,7 @@ log = logger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 """Seconds between attempts to connect."""
+PRIORITY_CLASS_MISSING = "PriorityClassMissing"
 SEEN_EVERY = timedelta(minutes=5)
 """How old `lastSeen` may become while nothing else changes."""
 
@@ -245,6 +246,8 @@ def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Objec
     changes = [policy.schedule.next_change(now) for policy in (*rules.operator, *rules.owner)]
     change = soonest(*changes)
     conditions = value_at(obj, "status", "conditions", default=[])
+    if (permitted := permission(site, obj)) is not None:
+        conditions = with_condition(conditions, permitted, now)
     return {
         "nodes": len(nodes),
         "pods": len(pods),
@@ -253,6 +256,19 @@ def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Objec
         "nextChange": timestamp(change) if change else None,
         "conditions": with_condition(conditions, leasing(obj, nodes, has_policy=bool(changes)), now),
     }
+
+
+def permission(site: Site, obj: Object) -> Object | None:
+    """What the syncer itself knows of its rights: only a priority class that is missing, and that it no longer is."""
+    said = find(value_at(obj, "status", "conditions"), "Permitted") or {}
+    generation = obj["metadata"].get("generation", 0)
+    if site.trouble.priority_class is not None:
+        name = value_at(obj, "spec", "podPriorityClassName") or keys.PRIORITY_CLASS
+        message = f"no PriorityClass {name} below: nothing is mapped; `tapestry join` creates it"
+        return condition("Permitted", False, PRIORITY_CLASS_MISSING, message, observed_generation=generation)
+    if said.get("reason") != PRIORITY_CLASS_MISSING:
+        return None
+    return condition("Permitted", True, "Permitted", observed_generation=generation)
 
 
 def leasing(obj: Object, nodes: Sequence[Object], *, has_policy: bool) -> Object:

@@ -22,5 +22,9 @@ class SyncerConfig(ManagerConfig, frozen=True):
     """How long before the end of a lease its node says so."""
     silence_seconds: Annotated[float, Meta(gt=0)] = 20.0
     """After how long without an answer the physical cluster counts as out of reach."""
+    unschedulable_seconds: Annotated[float, Meta(gt=0)] = 300.0
+    """How long a pod may find no place below before it has failed."""
+    refusal_seconds: Annotated[float, Meta(gt=0)] = 300.0
+    """How long the physical API server may refuse a pod before it has failed."""
     kubeconfig_namespaces: Annotated[tuple[str, ...], Meta(max_length=64)] = ("tapestry-system",)
     """Namespaces that a binding's kubeconfig may come from."""

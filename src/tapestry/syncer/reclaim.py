@@ -15,8 +15,6 @@ from tapestry.syncer.requests import effective_requests, holds_its_node
 
 EVICTION_PAUSE = timedelta(seconds=10)
 """Between two tries to evict what a disruption budget holds back."""
-LONGEST_GRACE = 30
-"""Seconds that a pod gets to end, whatever it asks for, once its deadline has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +73,3 @@ def beyond(pods: list[Object], amounts: Amounts) -> list[Object]:
 def precedence(pod: Object) -> tuple[int, str, str]:
     """Who stays longest comes first."""
     return -value_at(pod, "spec", "priority", default=0), pod["metadata"].get("creationTimestamp", ""), key_of(pod)
-
-
-def grace_of(pod: Object) -> int:
-    """Seconds that a reclaimed pod gets to end."""
-    return min(int(value_at(pod, "spec", "terminationGracePeriodSeconds", default=LONGEST_GRACE)), LONGEST_GRACE)

@@ -6,19 +6,32 @@ from datetime import datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
-from tapestry.apis.names import virtual_node_name
+from tapestry.apis.names import physical_name, virtual_cluster_label, virtual_node_name
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
-from tapestry.controller.transforms import slim
-from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, value_at
+from tapestry.kube.errors import ApiError
+from tapestry.kube.objects import Object, is_deleting, key_of, named, value_at
+from tapestry.kube.quantity import Amounts
 from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS, Resource
-from tapestry.kube.times import timestamp
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.leasing import Rules, Side
 from tapestry.syncer.physical import Door
-from tapestry.syncer.policies import CHANGED_AT, changed_at, readings, rules_of
-from tapestry.syncer.requests import Hold, hold_of, holds_its_node
+from tapestry.syncer.policies import readings, rules_of
+from tapestry.syncer.projections import (
+    claimed_node,
+    is_placeholder,
+    physical_node_of,
+    referred,
+    seen_below,
+    virtual_node_of,
+    with_changed_at,
+    with_reduced_status,
+    without_images,
+)
+from tapestry.syncer.requests import Hold
+
+SHORTAGE_LASTS = timedelta(minutes=10)
 
 
 @dataclass(slots=True)
@@ -33,6 +46,22 @@ class Behind:
     """Who is behind the kubeconfig, as far as anybody has looked: the UID of kube-system there."""
 
     identity: str | None = None
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What keeps every pod from going down."""
+
+    priority_class: str | None = None
+    """The message that says that ours is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Room that a physical node turned out not to have."""
+
+    hold: Hold
+    until: datetime
 
 
 @dataclass(frozen=True)
@@ -67,8 +96,22 @@ class Site:
     """What the informers were made for."""
     partition: Partition = field(default_factory=Partition)
     behind: Behind = field(default_factory=Behind)
+    trouble: Trouble = field(default_factory=Trouble)
+    shortages: dict[str, Shortage] = field(default_factory=dict)
+    """By physical node."""
+    reclaimed: set[str] = field(default_factory=set)
+    """UIDs of twins that were taken back while the virtual cluster could not be told."""
     outdated: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the binding leads elsewhere: another site has to take the place of this one."""
+
+    @property
+    def virtual_cluster(self) -> str:
+        """The virtual cluster as a label value."""
+        return virtual_cluster_label(self.virtual_cluster_uid)
+
+    @property
+    def mount_namespace(self) -> str:
+        return self.ground["mountNamespace"] or ""
 
     @property
     def virtual(self) -> Client:
@@ -110,8 +153,31 @@ class Site:
         return rules_of(binding, operator, owner, mount, timedelta(seconds=self.config.warning_seconds))
 
     def foreign(self, node: str, binding: Binding) -> list[Hold]:
-        """What pods that are not ours hold of a physical node."""
-        return [pod["hold"] for pod in self.physical_pods.store.by("node", node) if not binding.owns(pod)]
+        """What pods that are not ours hold of a physical node, and what it turned out to lack."""
+        held = [pod["hold"] for pod in self.physical_pods.store.by("node", node) if not binding.owns(pod)]
+        shortage = self.shortages.get(node)
+        return [*held, shortage.hold] if shortage is not None and shortage.until > self.now() else held
+
+    def note_shortage(self, node: str, amounts: Amounts) -> None:
+        """Lend less of a node, until a foreign pod comes or goes there or some time has passed."""
+        now = self.now()
+        before = self.shortages.get(node)
+        total = amounts + before.hold.amounts if before is not None and before.until > now else amounts
+        self.shortages[node] = Shortage(Hold(total, now), now + SHORTAGE_LASTS)
+
+    def note_trouble(self, error: ApiError) -> None:
+        if "no PriorityClass with name" in error.message:
+            self.trouble.priority_class = error.message
+
+    def below(self, key: str) -> Object:
+        """What the twin of the virtual pod under `key` is called."""
+        namespace, name = key.split("/")
+        return named(physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace)
+
+    def twin_of(self, key: str) -> Object | None:
+        """The twin of the virtual pod under `key`, as last seen; whether it is of that very pod its UID tells."""
+        found = self.physical_pods.store.get(key_of(self.below(key)))
+        return found if found is not None and "twin" in found else None
 
     def virtual_node_of(self, node: str) -> Object | None:
         found = self.virtual_nodes.store.by("physical", node)
@@ -161,16 +227,19 @@ def open_site(
             PODS,
             fields="spec.nodeName!=",
             keep=lambda pod: pod["spec"]["nodeName"].startswith(prefix) and not is_placeholder(pod),
-            transform=without_status,
-            indexers={"node": virtual_node_of},
+            transform=with_reduced_status,
+            indexers={"node": virtual_node_of, "refers": referred},
         ),
         virtual_csi_nodes=manager.informer(CSI_NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid}"),
         placeholders=manager.informer(
-            PODS, namespace=keys.SYSTEM_NAMESPACE, labels=keys.HOST_PORTS, indexers={"node": virtual_node_of}
+            PODS,
+            namespace=keys.HOST_PORTS_NAMESPACE,
+            labels=f"{keys.HOST_PORTS},{keys.CLUSTER_BINDING_UID}={uid}",
+            indexers={"node": virtual_node_of},
         ),
         owner_policies=owner_policies.reading_managed_fields(),
         physical_nodes=physical(NODES, transform=without_images),
-        physical_pods=physical(PODS, transform=claim_of, indexers={"node": claimed_node}),
+        physical_pods=physical(PODS, transform=seen_below(uid, virtual_cluster_uid), indexers={"node": claimed_node}),
         csi_nodes=physical(CSI_NODES),
         mount_namespaces=physical(NAMESPACES, fields=f"metadata.name={mount}"),
         ground=ground_of(binding),
@@ -180,72 +249,3 @@ def open_site(
 def ground_of(binding: Object) -> Object:
     """What a site is built on and cannot change under it."""
     return {field: binding["spec"].get(field) for field in ("secretRef", "mountNamespace")}
-
-
-def without_images(node: Object) -> Object:
-    """A physical node as we need it: the images that its kubelet lists are the largest part of it."""
-    (node.get("status") or {}).pop("images", None)
-    return slim(node)
-
-
-def physical_node_of(virtual_node: Object) -> list[str]:
-    name = annotations_of(virtual_node).get(keys.PHYSICAL_NODE_NAME)
-    return [name] if name else []
-
-
-def virtual_node_of(pod: Object) -> list[str]:
-    return [pod["spec"]["nodeName"]]
-
-
-def with_changed_at(policy: Object) -> Object:
-    """A transform: `slim`, but what managedFields say of the last change is kept."""
-    policy["metadata"][CHANGED_AT] = timestamp(changed_at(policy))
-    return slim(policy)
-
-
-def is_placeholder(pod: Object) -> bool:
-    """Whether the pod only shows host ports that are taken below; see `bottomup.hostports`."""
-    return pod["metadata"]["namespace"] == keys.SYSTEM_NAMESPACE and keys.HOST_PORTS in labels_of(pod)
-
-
-def without_status(pod: Object) -> Object:
-    """A virtual pod as we need it: its status is ours to write, but for the phase."""
-    pod["metadata"].pop("managedFields", None)
-    pod["status"] = {"phase": value_at(pod, "status", "phase", default="Pending")}
-    return pod
-
-
-def claim_of(pod: Object) -> Object:
-    """What arithmetic needs of a pod below: who it is, where, whose, what it holds and which host ports it has."""
-    metadata = pod["metadata"]
-    labels = labels_of(pod)
-    spec = pod["spec"]
-    kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
-    ours = {key: labels[key] for key in (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID) if key in labels}
-    claim: Object = {
-        "metadata": {**kept, "labels": ours} if ours else kept,
-        "node": spec.get("nodeName", "") if holds_its_node(pod) else "",
-        "hold": hold_of(pod),
-    }
-    if ports := host_ports_of(spec):
-        claim["ports"] = ports
-    return claim
-
-
-def host_ports_of(spec: Object) -> tuple[tuple[str, int, str], ...]:
-    """The host ports of a pod as (address, port, protocol)."""
-    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-    return tuple(
-        sorted(
-            {
-                (port.get("hostIP") or "0.0.0.0", port["hostPort"], port.get("protocol") or "TCP")
-                for container in containers
-                for port in container.get("ports") or ()
-                if port.get("hostPort")
-            }
-        )
-    )
-
-
-def claimed_node(claim: Object) -> list[str]:
-    return [claim["node"]] if claim["node"] else []

@@ -10,8 +10,8 @@ from tapestry.kube.objects import Object
 from tapestry.kube.selectors import EVERY_NODE
 from tapestry.syncer.leasing import Lease, Rules, Side, State, lease_of
 from tapestry.syncer.policies import Reading, changed_at, is_about, policy_of, reading_of, readings
+from tapestry.syncer.projections import with_changed_at
 from tapestry.syncer.reclaim import Reclaim, reclaim_of
-from tapestry.syncer.site import with_changed_at
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 NIGHT = {"timeWindows": [{"start": "22:00", "end": "06:00"}]}

@@ -6,7 +6,8 @@ from tapestry.apis import keys
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference, value_at
 from tapestry.kube.resources import CSI_NODES
-from tapestry.syncer.site import Site, physical_node_of
+from tapestry.syncer.projections import physical_node_of
+from tapestry.syncer.site import Site
 
 
 @dataclass(frozen=True)

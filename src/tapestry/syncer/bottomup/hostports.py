@@ -1,7 +1,8 @@
 """Host ports: those that foreign pods hold below are shown above, by one pod on each virtual node that runs nowhere.
 
 The virtual scheduler counts the host ports of the pods that it sees on a node.  A pod that claims the foreign ports,
-bound to the virtual node and never sent down, makes it keep other pods off them.
+bound to the virtual node and never sent down, makes it keep other pods off them.  These pods have a namespace of their
+own, which is installed with us: where it is missing, ports are not shown, and all else goes on.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +13,8 @@ from tapestry.kube.errors import NotFound
 from tapestry.kube.names import hashed_name
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import PODS
-from tapestry.syncer.site import Site, physical_node_of
+from tapestry.syncer.projections import physical_node_of
+from tapestry.syncer.site import Site
 
 Port = tuple[str, int, str]
 
@@ -35,7 +37,7 @@ class HostPorts:
                 return
             await self.remove(pod)
         if wanted is not None:
-            await site.virtual.create(PODS, wanted)
+            await self.create(wanted)
 
     def wanted(self, node: Object) -> Object | None:
         binding = self.site.binding()
@@ -45,7 +47,14 @@ class HostPorts:
             claim for below in physical_node_of(node) for claim in self.site.physical_pods.store.by("node", below)
         )
         taken = taken_ports(claims, binding.owns)
-        return placeholder(node, taken) if taken else None
+        return placeholder(node, binding.uid, taken) if taken else None
+
+    async def create(self, pod: Object) -> None:
+        try:
+            await self.site.virtual.create(PODS, pod)
+        except NotFound as error:  # tried again: somebody may make the namespace
+            hint = "host ports are not shown before it is there, and `tapestry manifests` has it"
+            raise NotFound(error.code, "NamespaceMissing", f"{error.message}; {hint}") from error
 
     async def remove(self, pod: Object) -> None:
         try:
@@ -58,7 +67,7 @@ def taken_ports(claims: Iterable[Object], is_ours: Callable[[Object], bool]) -> 
     return tuple(sorted({port for claim in claims if not is_ours(claim) for port in claim.get("ports", ())}))
 
 
-def placeholder(node: Object, ports: tuple[Port, ...]) -> Object:
+def placeholder(node: Object, binding_uid: str, ports: tuple[Port, ...]) -> Object:
     """A pod that holds `ports` and nothing else; its name changes with them, since a pod's ports cannot."""
     name = hashed_name("host-ports", name_of(node), *(f"{ip}/{number}/{protocol}" for ip, number, protocol in ports))
     claimed = [
@@ -70,8 +79,12 @@ def placeholder(node: Object, ports: tuple[Port, ...]) -> Object:
         "kind": "Pod",
         "metadata": {
             "name": name,
-            "namespace": keys.SYSTEM_NAMESPACE,
-            "labels": {keys.MANAGED_BY: keys.TAPESTRY, keys.HOST_PORTS: "true"},
+            "namespace": keys.HOST_PORTS_NAMESPACE,
+            "labels": {
+                keys.MANAGED_BY: keys.TAPESTRY,
+                keys.HOST_PORTS: "true",
+                keys.CLUSTER_BINDING_UID: binding_uid,
+            },
             "ownerReferences": [
                 owner_reference({"apiVersion": "v1", "kind": "Node", **node}, controller=False, block_deletion=False)
             ],

@@ -12,18 +12,21 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tapestry.apis import keys
+from tapestry.apis.belongings import grace_of
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import second_virtual_node_name, virtual_node_name
 from tapestry.client.client import PatchType
 from tapestry.controller import Result
-from tapestry.kube.errors import AlreadyExists, KubeError, NotFound, TooManyRequests
-from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
+from tapestry.kube.errors import AlreadyExists, KubeError, NotFound, TooManyRequests, TransportError
+from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, labels_of, name_of, uid_of, value_at
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, soonest
-from tapestry.syncer.reclaim import Reclaim, grace_of, leaving, reclaim_of
+from tapestry.syncer.projections import is_placeholder
+from tapestry.syncer.reclaim import Reclaim, leaving, reclaim_of
 from tapestry.syncer.requests import effective_requests, holds_its_node
-from tapestry.syncer.site import Site, is_placeholder
+from tapestry.syncer.site import Site
+from tapestry.syncer.translate.meta import virtual_uid
 from tapestry.syncer.virtual_nodes import last_terms, taint_named, virtual_node, withdrawn
 
 
@@ -71,7 +74,9 @@ class PhysicalNodes:
         reclaim = reclaim_of(lease, site.pods_on(name_of(shown)), now)
         await self.take_back(reclaim, lease.reason)
         warning = self.warn(shown, lease, now)
-        return Result(requeue_at=soonest(lease.next_change, reclaim.look_again, warning))
+        shortage = site.shortages.get(name_of(node))
+        over = shortage.until if shortage is not None and shortage.until > now else None
+        return Result(requeue_at=soonest(lease.next_change, reclaim.look_again, warning, over))
 
     def name_for(self, node: Object, binding: Binding, existing: Object | None) -> str:
         return name_of(existing) if existing else virtual_node_name(binding.spec.cluster_id, name_of(node))
@@ -155,12 +160,23 @@ class PhysicalNodes:
                 await self.site.virtual.delete(PODS, marked, grace_seconds=grace_of(pod))
             except NotFound:
                 continue
+            except TransportError as error:
+                await self.take_twin(pod)
+                refused.append(error)
             except KubeError as error:
                 refused.append(error)
             else:
                 self.site.manager.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
         if refused:
             raise refused[0]
+
+    async def take_twin(self, pod: Object) -> None:
+        """The virtual cluster cannot be told; the owner's node is free in time all the same."""
+        twin = self.site.twin_of(key_of(pod))
+        if twin is None or is_deleting(twin) or virtual_uid(twin) != uid_of(pod):
+            return
+        self.site.reclaimed.add(uid_of(twin))
+        await self.site.physical.delete(PODS, twin, grace_seconds=grace_of(pod))
 
     def warn(self, node: Object, lease: Lease, now: datetime) -> datetime | None:
         """Say once that a lease is about to end; when to do so, if that is still to come."""

@@ -1,0 +1,83 @@
+"""What is ours in a physical cluster, and how it is removed.
+
+Each object there belongs to one binding of one virtual cluster and says so in two labels, `Binding.owner_labels`;
+without both of them it is foreign.  Whoever ends a binding removes what carries them, and nothing else: its syncer as
+it unbinds or, where the cluster was left by force, the manager when it is back.
+"""
+
+from typing import Protocol
+
+from tapestry.apis import keys
+from tapestry.kube.errors import Conflict, Forbidden, KubeError, NotFound
+from tapestry.kube.objects import Object, is_deleting, key_of, value_at
+from tapestry.kube.resources import (
+    CONFIGMAPS,
+    ENDPOINT_SLICES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
+
+RESOURCES = (PODS, SERVICES, ENDPOINT_SLICES, CONFIGMAPS, SECRETS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES)
+"""Every kind that crosses: users before what they use."""
+LONGEST_GRACE = 30
+"""Seconds that a pod gets to end, whatever it asks for, once it has to go."""
+
+
+class Verbs(Protocol):
+    """What removal needs of a client: this package knows no door to a cluster."""
+
+    async def list(self, resource: Resource, namespace: str | None = None, *, labels: str = "") -> list[Object]: ...
+
+    async def delete(self, resource: Resource, target: Object, *, grace_seconds: int | None = None) -> Object: ...
+
+
+def selector(virtual_cluster: str, binding_uid: str) -> str:
+    """What selects everything that is provably this binding's."""
+    return f"{keys.VIRTUAL_CLUSTER}={virtual_cluster},{keys.CLUSTER_BINDING_UID}={binding_uid}"
+
+
+async def remove_all(client: Verbs, namespace: str, labels: str) -> list[str]:
+    """Remove what `labels` select, in the mount namespace and beyond all namespaces.
+
+    Returns what there was, as in `Pod leased/web`: nothing is left once a call returns nothing.  An object whose
+    removal is refused keeps no other; the first such error is raised in the end.
+    """
+    found: list[str] = []
+    refused: list[KubeError] = []
+    for resource in RESOURCES:
+        for obj in await shown(client, resource, namespace if resource.namespaced else None, labels):
+            found.append(f"{resource.kind} {key_of(obj)}")
+            try:
+                await remove(client, resource, obj)
+            except KubeError as error:
+                refused.append(error)
+    if refused:
+        raise refused[0]
+    return found
+
+
+async def shown(client: Verbs, resource: Resource, namespace: str | None, labels: str) -> list[Object]:
+    """The objects that `labels` select; of a kind that we may not even see, or nobody knows, we made none."""
+    try:
+        return await client.list(resource, namespace, labels=labels)
+    except (Forbidden, NotFound):
+        return []
+
+
+async def remove(client: Verbs, resource: Resource, obj: Object) -> None:
+    """Delete an object as it was read; one that changed meanwhile is for the next look."""
+    if is_deleting(obj):
+        return
+    try:
+        await client.delete(resource, obj, grace_seconds=grace_of(obj) if resource is PODS else None)
+    except (NotFound, Conflict):
+        return
+
+
+def grace_of(pod: Object) -> int:
+    """Seconds that a pod gets to end."""
+    return min(int(value_at(pod, "spec", "terminationGracePeriodSeconds", default=LONGEST_GRACE)), LONGEST_GRACE)

@@ -1,0 +1,122 @@
+"""What the caches of a syncer keep of each object: what somebody reads, and no more.
+
+Transforms change the object that they are given: it has just been decoded and is nobody else's yet.
+"""
+
+import msgspec
+
+from tapestry.apis import keys
+from tapestry.apis.names import virtual_cluster_label
+from tapestry.controller.transforms import Transform, slim
+from tapestry.kube.objects import Object, annotations_of, labels_of
+from tapestry.kube.times import timestamp
+from tapestry.syncer.policies import CHANGED_AT, changed_at
+from tapestry.syncer.requests import hold_of, holds_its_node
+from tapestry.syncer.translate.pod_status import is_over, reduced, shown
+from tapestry.syncer.translate.references import LISTS, references
+
+TWIN_STATUS = msgspec.json.Encoder(order="sorted")
+
+
+def without_images(node: Object) -> Object:
+    """A physical node as we need it: the images that its kubelet lists are the largest part of it."""
+    (node.get("status") or {}).pop("images", None)
+    return slim(node)
+
+
+def physical_node_of(virtual_node: Object) -> list[str]:
+    name = annotations_of(virtual_node).get(keys.PHYSICAL_NODE_NAME)
+    return [name] if name else []
+
+
+def virtual_node_of(pod: Object) -> list[str]:
+    return [pod["spec"]["nodeName"]]
+
+
+def with_changed_at(policy: Object) -> Object:
+    """A transform: `slim`, but what managedFields say of the last change is kept."""
+    policy["metadata"][CHANGED_AT] = timestamp(changed_at(policy))
+    return slim(policy)
+
+
+def is_placeholder(pod: Object) -> bool:
+    """Whether the pod only shows host ports that are taken below; see `bottomup.hostports`."""
+    return pod["metadata"]["namespace"] == keys.HOST_PORTS_NAMESPACE and keys.HOST_PORTS in labels_of(pod)
+
+
+def with_reduced_status(pod: Object) -> Object:
+    """A virtual pod as we need it: of its status, which is ours to write, little more than a digest."""
+    pod["metadata"].pop("managedFields", None)
+    pod["status"] = reduced(pod.get("status"))
+    return pod
+
+
+def referred(pod: Object) -> list[str]:
+    """What a pod that has not ended refers to: `secrets/team-a/password`."""
+    if is_over(pod):
+        return []
+    return [f"{each.kind}/{pod['metadata']['namespace']}/{each.name}" for each in references(pod["spec"])]
+
+
+def seen_below(binding_uid: str, virtual_cluster_uid: str) -> Transform:
+    """A transform: of our twins what has to be compared and shown, of everybody else's pods what they hold."""
+    virtual_cluster = virtual_cluster_label(virtual_cluster_uid)
+
+    def seen(pod: Object) -> Object:
+        labels = labels_of(pod)
+        ours = (
+            labels.get(keys.CLUSTER_BINDING_UID) == binding_uid and labels.get(keys.VIRTUAL_CLUSTER) == virtual_cluster
+        )
+        return twin_seen(pod) if ours else claim_of(pod)
+
+    return seen
+
+
+def twin_seen(pod: Object) -> Object:
+    """A twin as we need it: who it is, what of it may change, and its status as it is shown, in bytes."""
+    metadata, spec = pod["metadata"], pod["spec"]
+    metadata.pop("managedFields", None)
+    kept = {name: spec[name] for name in ("nodeName", "tolerations") if name in spec}
+    for containers in LISTS:
+        if spec.get(containers):
+            kept[containers] = [
+                {name: each[name] for name in ("name", "image", "resources") if each.get(name)}
+                for each in spec[containers]
+            ]
+    return {**claim_of(pod), "metadata": metadata, "spec": kept, "twin": TWIN_STATUS.encode(shown(pod.get("status")))}
+
+
+def claim_of(pod: Object) -> Object:
+    """What arithmetic needs of a pod below: who it is, where, whose, what it holds and which host ports it has."""
+    metadata = pod["metadata"]
+    labels = labels_of(pod)
+    spec = pod["spec"]
+    kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
+    ours = {key: labels[key] for key in (keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING_UID) if key in labels}
+    claim: Object = {
+        "metadata": {**kept, "labels": ours} if ours else kept,
+        "node": spec.get("nodeName", "") if holds_its_node(pod) else "",
+        "hold": hold_of(pod),
+    }
+    if ports := host_ports_of(spec):
+        claim["ports"] = ports
+    return claim
+
+
+def host_ports_of(spec: Object) -> tuple[tuple[str, int, str], ...]:
+    """The host ports of a pod as (address, port, protocol)."""
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    return tuple(
+        sorted(
+            {
+                (port.get("hostIP") or "0.0.0.0", port["hostPort"], port.get("protocol") or "TCP")
+                for container in containers
+                for port in container.get("ports") or ()
+                if port.get("hostPort")
+            }
+        )
+    )
+
+
+def claimed_node(claim: Object) -> list[str]:
+    return [claim["node"]] if claim["node"] else []

@@ -1,0 +1,1 @@
+"""From the virtual cluster to the physical one."""

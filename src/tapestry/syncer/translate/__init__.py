@@ -1,0 +1,1 @@
+"""What virtual objects look like below, and what comes back up: pure."""

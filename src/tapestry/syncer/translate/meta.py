@@ -1,0 +1,100 @@
+"""Metadata of what is ours below: whose it is, what it stands for, and what a tenant may say there.
+
+Of a virtual object's labels and annotations all travel but those under our own prefix, which would be forgeries there.
+What we set last is noted on the object: with it a key that we want no more is told from one that was added below.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.kube.digests import digest_of
+from tapestry.kube.names import label_value
+from tapestry.kube.objects import Object, annotations_of, controller_of, labels_of, namespace_of
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+"""The whole virtual object once more; of no use below."""
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What we set last, as the object itself tells."""
+
+    labels: list[str] = []
+    annotations: list[str] = []
+    digest: str = ""
+    """Of everything that may change; what the owner's webhooks made of it is theirs."""
+
+
+def travelling(pairs: Mapping[str, str]) -> dict[str, str]:
+    """The tenant's labels or annotations as far as they mean anything below."""
+    return {key: value for key, value in pairs.items() if not key.startswith(keys.PREFIX) and key != LAST_APPLIED}
+
+
+def twin_labels(obj: Object, binding: Binding) -> dict[str, str]:
+    return {
+        **travelling(labels_of(obj)),
+        **binding.owner_labels(),
+        keys.CLUSTER_BINDING: label_value(binding.name),
+        keys.VIRTUAL_NAMESPACE: label_value(namespace_of(obj) or ""),
+    }
+
+
+def workload_labels(pod: Object) -> dict[str, str]:
+    """Which workload a pod belongs to: a ReplicaSet that a Deployment made counts as the Deployment."""
+    owner = controller_of(pod)
+    if owner is None:
+        return {}
+    kind, name = owner["kind"], owner["name"]
+    revision = "-" + labels_of(pod).get("pod-template-hash", "")
+    if kind == "ReplicaSet" and len(revision) > 1 and name.endswith(revision):
+        kind, name = "Deployment", name.removesuffix(revision)
+    return {keys.WORKLOAD_TYPE: label_value(kind), keys.WORKLOAD_NAME: label_value(name)}
+
+
+def with_note(wanted: Object, changeable: object) -> Object:
+    """`wanted` with a note of what is set by it; `changeable` is what of its content may change later."""
+    labels, annotations = labels_of(wanted), annotations_of(wanted)
+    applied = Applied(
+        sorted(key for key in labels if not key.startswith(keys.PREFIX)),
+        sorted(key for key in annotations if not key.startswith(keys.PREFIX)),
+        digest_of([labels, annotations, changeable]),
+    )
+    note = {**annotations, keys.EXPECTED_METADATA: msgspec.json.encode(applied).decode()}
+    return {**wanted, "metadata": {**wanted["metadata"], "annotations": note}}
+
+
+def applied_to(obj: Object) -> Applied:
+    """The note that `with_note` left; a broken one counts as none, and everything is set again."""
+    try:
+        return msgspec.json.decode(annotations_of(obj).get(keys.EXPECTED_METADATA, "{}"), type=Applied)
+    except msgspec.DecodeError:
+        return Applied()
+
+
+def is_as_applied(existing: Object, wanted: Object) -> bool:
+    """Whether what we set last is what we want now."""
+    return applied_to(existing).digest == applied_to(wanted).digest
+
+
+def metadata_patch(existing: Object, wanted: Object) -> Object:
+    """The metadata part of a patch: all of ours, and None for the keys that were ours and are wanted no more."""
+    before = applied_to(existing)
+    labels, annotations = labels_of(wanted), annotations_of(wanted)
+    return {
+        "labels": {**dict.fromkeys(set(before.labels) - labels.keys()), **labels},
+        "annotations": {**dict.fromkeys(set(before.annotations) - annotations.keys()), **annotations},
+    }
+
+
+def virtual_uid(twin: Object) -> str:
+    """The UID of the virtual pod that a twin was made for."""
+    return annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")
+
+
+def virtual_key(twin: Object) -> list[str]:
+    """The key of the virtual pod that a pod below says it was made for; one that says so falsely finds no match."""
+    annotations = annotations_of(twin)
+    namespace, name = annotations.get(keys.VIRTUAL_POD_NAMESPACE), annotations.get(keys.VIRTUAL_POD_NAME)
+    return [f"{namespace}/{name}"] if namespace and name else []

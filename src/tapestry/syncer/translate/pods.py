@@ -1,0 +1,294 @@
+"""The twin of a virtual pod: the same work, in the owner's cluster, on the owner's terms.
+
+What a tenant says about the work travels (containers, volumes, security, grace).  What a tenant says about placement
+and rank does not: where the twin runs was decided by the virtual scheduler, and how much it matters below is for the
+owner to say.  Every name of another object is rewritten; whatever cannot be rewritten is refused.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.names import physical_name, tokens_name
+from tapestry.kube.names import LABEL_LIMIT
+from tapestry.kube.objects import Object, annotations_of, controller_of, name_of, namespace_of, uid_of
+from tapestry.syncer.translate.meta import (
+    is_as_applied,
+    metadata_patch,
+    travelling,
+    twin_labels,
+    with_note,
+    workload_labels,
+)
+from tapestry.syncer.translate.references import Rename, renamed_container, renamed_volume
+
+LEFT_BEHIND = frozenset(
+    {
+        *("nodeName", "nodeSelector", "affinity", "topologySpreadConstraints", "schedulerName", "schedulingGates"),
+        *("priority", "priorityClassName", "preemptionPolicy", "runtimeClassName", "overhead", "readinessGates"),
+        *("serviceAccount", "serviceAccountName", "automountServiceAccountToken", "enableServiceLinks"),
+        *("ephemeralContainers", "resourceClaims", "hostname"),
+    }
+)
+"""Fields of a spec that do not travel as they are."""
+CORDON = "node.kubernetes.io/unschedulable"
+PATIENCE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints that a pod bears for some time; for how long above and below are two things."""
+SYSTEM_NAMESPACES = frozenset(
+    {"kube-system", "kube-public", "kube-node-lease", keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE}
+)
+"""Namespaces of the virtual cluster whose pods are its own affair."""
+CLUSTER_DOMAIN = "cluster.local"
+
+
+@dataclass(frozen=True, slots=True)
+class HostAlias:
+    """Names that a twin resolves to an address."""
+
+    ip: str
+    names: tuple[str, ...]
+
+
+def is_left_alone(pod: Object, binding: Binding) -> bool:
+    """Whether the pod is not for us to run: it belongs to the virtual cluster itself, or to a DaemonSet."""
+    if namespace_of(pod) in SYSTEM_NAMESPACES:
+        return True
+    owner = controller_of(pod)
+    if owner is None or owner["kind"] != "DaemonSet" or binding.spec.running_daemonset_by_default:
+        return False
+    return annotations_of(pod).get(keys.RUNNING_DAEMONSET) != "true"
+
+
+def untranslatable(pod: Object) -> list[str]:
+    """Fields that name objects which cannot cross, at any level of Pod Security."""
+    spec = pod["spec"]
+    found = ["spec.resourceClaims: claims of devices do not cross"] if spec.get("resourceClaims") else []
+    return found + [
+        f"spec.volumes[{number}].ephemeral: a claim of the pod's own does not cross; name a claim instead"
+        for number, volume in enumerate(spec.get("volumes") or ())
+        if volume.get("ephemeral")
+    ]
+
+
+def twin_name(pod: Object, binding: Binding) -> str:
+    return physical_name(binding.virtual_cluster, binding.uid, namespace_of(pod) or "", name_of(pod))
+
+
+def twin(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] = ()) -> Object:
+    """The pod to have below for `pod`, pinned to the physical `node`."""
+    spec = twin_spec(pod, binding, node, aliases)
+    made: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": twin_name(pod, binding),
+            "namespace": binding.spec.mount_namespace,
+            "labels": {**twin_labels(pod, binding), **workload_labels(pod)},
+            "annotations": twin_annotations(pod),
+        },
+        "spec": spec,
+    }
+    return with_note(made, changeable(spec))
+
+
+def twin_annotations(pod: Object) -> dict[str, str]:
+    return {
+        **travelling(annotations_of(pod)),
+        keys.VIRTUAL_POD_NAMESPACE: namespace_of(pod) or "",
+        keys.VIRTUAL_POD_NAME: name_of(pod),
+        keys.VIRTUAL_POD_UID: uid_of(pod),
+        keys.VIRTUAL_NODE_NAME: pod["spec"]["nodeName"],
+    }
+
+
+def twin_spec(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias]) -> Object:
+    spec = pod["spec"]
+    rename = rename_for(pod, binding)
+    found = {key: value for key, value in spec.items() if key not in LEFT_BEHIND}
+    for field in ("initContainers", "containers"):
+        if spec.get(field):
+            found[field] = [twin_container(each, pod, binding, rename) for each in spec[field]]
+    if spec.get("volumes"):
+        secret = tokens_name(binding.virtual_cluster, binding.uid, namespace_of(pod) or "", name_of(pod))
+        found["volumes"] = [renamed_volume(each, rename, secret) for each in spec["volumes"]]
+    if spec.get("imagePullSecrets"):
+        found["imagePullSecrets"] = [
+            {**each, "name": rename(each["name"])} if each.get("name") else each for each in spec["imagePullSecrets"]
+        ]
+    found |= {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "hostname": spec.get("hostname") or hostname_of(name_of(pod)),
+        "priorityClassName": binding.spec.pod_priority_class_name or keys.PRIORITY_CLASS,
+        "tolerations": [each for each in spec.get("tolerations") or () if may_travel(each)],
+    }
+    return {**found, **placement(binding, node), **name_resolution(pod, binding, aliases)}
+
+
+def rename_for(pod: Object, binding: Binding) -> Rename:
+    namespace = namespace_of(pod) or ""
+    return lambda name: physical_name(binding.virtual_cluster, binding.uid, namespace, name)
+
+
+def twin_container(container: Object, pod: Object, binding: Binding, rename: Rename) -> Object:
+    literals = {"spec.serviceAccountName": pod["spec"].get("serviceAccountName") or "default"}
+    found = renamed_container(container, rename, literals)
+    told = {each["name"] for each in container.get("env") or ()}
+    if added := [each for each in api_variables(binding) if each["name"] not in told]:
+        found["env"] = [*added, *found.get("env", ())]
+    return found
+
+
+def ephemeral_patch(existing: Object, pod: Object, binding: Binding) -> Object | None:
+    """What to patch the twin's `ephemeralcontainers` with: they come to a pod that is there already, and only come."""
+    there = {each["name"] for each in existing["spec"].get("ephemeralContainers") or ()}
+    rename = rename_for(pod, binding)
+    missing = [
+        twin_container(each, pod, binding, rename)
+        for each in pod["spec"].get("ephemeralContainers") or ()
+        if each["name"] not in there
+    ]
+    return {"spec": {"ephemeralContainers": missing}} if missing else None
+
+
+def api_variables(binding: Binding) -> list[Object]:
+    """Where the virtual API server is; without these a kubelet would tell of its own."""
+    endpoint = binding.spec.virtual_endpoints.api
+    if not endpoint:
+        return []
+    host, port = host_and_port(endpoint)
+    names = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port, "KUBERNETES_SERVICE_PORT_HTTPS": port}
+    return [{"name": name, "value": value} for name, value in names.items()]
+
+
+def host_and_port(endpoint: str) -> tuple[str, str]:
+    host, colon, port = endpoint.rpartition(":")
+    return (host.strip("[]"), port) if colon else (endpoint, "443")
+
+
+def hostname_of(name: str) -> str:
+    """What the pod would be called on a node of its own cluster, as far as a host name may say it."""
+    return name[:LABEL_LIMIT].replace(".", "-").rstrip("-")
+
+
+def may_travel(toleration: Object) -> bool:
+    """Whether a toleration means below what it means above: not for our own taints, nor for a cordon."""
+    key = toleration.get("key") or ""
+    return key != CORDON and not key.startswith(keys.PREFIX)
+
+
+def placement(binding: Binding, node: str) -> Object:
+    """On that node: by the physical scheduler, which still looks whether it fits, or past it."""
+    if binding.spec.direct_scheduling:
+        return {"nodeName": node}
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+def name_resolution(pod: Object, binding: Binding, aliases: Iterable[HostAlias]) -> Object:
+    """Names of the virtual cluster, as far as the binding says where they lead."""
+    spec, endpoints = pod["spec"], binding.spec.virtual_endpoints
+    known = [{"ip": alias.ip, "hostnames": list(alias.names)} for alias in (*api_alias(binding), *aliases)]
+    found: dict[str, Any] = {}
+    if known or spec.get("hostAliases"):
+        found["hostAliases"] = [*(spec.get("hostAliases") or ()), *known]
+    if endpoints.dns and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
+        found |= {"dnsPolicy": "None", "dnsConfig": dns_config(pod, endpoints.dns)}
+    return found
+
+
+def api_alias(binding: Binding) -> list[HostAlias]:
+    host, _ = host_and_port(binding.spec.virtual_endpoints.api or "")
+    try:
+        ip_address(host)
+    except ValueError:
+        return []  # a name is known to some DNS server, or to nobody
+    return [HostAlias(host, service_names("kubernetes", "default"))]
+
+
+def service_names(name: str, namespace: str) -> tuple[str, ...]:
+    """Every way to name a Service from within its own namespace."""
+    return (
+        name,
+        f"{name}.{namespace}",
+        f"{name}.{namespace}.svc",
+        f"{name}.{namespace}.svc.{CLUSTER_DOMAIN}",
+    )
+
+
+def dns_config(pod: Object, server: str) -> Object:
+    """What a kubelet of the virtual cluster would write, and after it what the pod asks for itself."""
+    own = pod["spec"].get("dnsConfig") or {}
+    searches = [f"{namespace_of(pod)}.svc.{CLUSTER_DOMAIN}", f"svc.{CLUSTER_DOMAIN}", CLUSTER_DOMAIN]
+    options: list[Object] = own.get("options") or []
+    if not any(each.get("name") == "ndots" for each in options):
+        options = [{"name": "ndots", "value": "5"}, *options]
+    return {
+        "nameservers": [server, *(own.get("nameservers") or ())][:3],
+        "searches": list(dict.fromkeys([*searches, *(own.get("searches") or ())])),
+        "options": options,
+    }
+
+
+# -- What may change of a pod that is there.
+
+
+def changeable(spec: Object) -> Object:
+    return {
+        "images": images_of(spec),
+        "deadline": spec.get("activeDeadlineSeconds"),
+        "tolerations": [each for each in spec.get("tolerations") or () if each.get("key") not in PATIENCE],
+        "resources": {
+            each["name"]: each["resources"]
+            for field in ("initContainers", "containers")
+            for each in spec.get(field) or ()
+            if each.get("resources")
+        },
+    }
+
+
+def images_of(spec: Object) -> dict[str, list[Object]]:
+    return {
+        field: [{"name": each["name"], "image": each.get("image")} for each in spec[field]]
+        for field in ("initContainers", "containers")
+        if spec.get(field)
+    }
+
+
+def twin_patch(existing: Object, wanted: Object) -> Object | None:
+    """The strategic merge patch that makes a twin what it should be now; None where we set just that already."""
+    if is_as_applied(existing, wanted):
+        return None
+    spec: dict[str, Any] = images_of(wanted["spec"])
+    if wanted["spec"].get("activeDeadlineSeconds") is not None:
+        spec["activeDeadlineSeconds"] = wanted["spec"]["activeDeadlineSeconds"]
+    have: list[Object] = existing["spec"].get("tolerations") or []
+    more = [each for each in changeable(wanted["spec"])["tolerations"] if each not in have]
+    if more:
+        spec["tolerations"] = [*have, *more]
+    return {"metadata": metadata_patch(existing, wanted), "spec": spec}
+
+
+def resize_patch(existing: Object, wanted: Object) -> Object | None:
+    """What to patch the twin's `resize` with; None where its containers ask for what they should.
+
+    Only for a twin that is not as applied: what the owner's defaults added to it is no difference.
+    """
+    resized = {
+        field: [
+            {"name": each["name"], "resources": each["resources"]}
+            for each in wanted["spec"].get(field) or ()
+            if each.get("resources") and resources_of(existing, field, each["name"]) not in (None, each["resources"])
+        ]
+        for field in ("initContainers", "containers")
+    }
+    changed = {field: containers for field, containers in resized.items() if containers}
+    return {"spec": changed} if changed else None
+
+
+def resources_of(pod: Object, field: str, name: str) -> Object | None:
+    return next((each.get("resources") or {} for each in pod["spec"].get(field) or () if each["name"] == name), None)
