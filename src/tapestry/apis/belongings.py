@@ -8,21 +8,13 @@ it unbinds or, where the cluster was left by force, the manager when it is back.
 from typing import Protocol
 
 from tapestry.apis import keys
+from tapestry.apis.rights import SYNCER_BELOW
 from tapestry.kube.errors import Conflict, Forbidden, KubeError, NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, value_at
-from tapestry.kube.resources import (
-    CONFIGMAPS,
-    ENDPOINT_SLICES,
-    PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
-    PODS,
-    SECRETS,
-    SERVICES,
-    Resource,
-)
+from tapestry.kube.resources import PODS, Resource
 
-RESOURCES = (PODS, SERVICES, ENDPOINT_SLICES, CONFIGMAPS, SECRETS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES)
-"""Every kind that crosses: users before what they use."""
+RESOURCES = tuple(dict.fromkeys(right.resource for right in SYNCER_BELOW if "delete" in right.verbs))
+"""Every kind that crosses, pods before what they use: what a syncer makes below it may delete there, and no more."""
 LONGEST_GRACE = 30
 """Seconds that a pod gets to end, whatever it asks for, once it has to go."""
 
@@ -61,7 +53,7 @@ async def remove_all(client: Verbs, namespace: str, labels: str) -> list[str]:
 
 
 async def shown(client: Verbs, resource: Resource, namespace: str | None, labels: str) -> list[Object]:
-    """The objects that `labels` select; of a kind that we may not even see, or nobody knows, we made none."""
+    """The objects that `labels` select; of a kind that we may not even see, or that nobody knows, we made none."""
     try:
         return await client.list(resource, namespace, labels=labels)
     except (Forbidden, NotFound):

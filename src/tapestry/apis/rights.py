@@ -126,6 +126,7 @@ SYNCER_BELOW = (
     Right(NAMESPACES, READ, names=(Place.MOUNT,)),
     Right(SERVICE_ACCOUNTS, ("create",), Place.ACCOUNT_NAMESPACE, (Place.ACCOUNT,), "token"),
     Right(PODS, ("get", "create", "patch", "delete"), Place.MOUNT),
+    Right(EVENTS, READ, Place.MOUNT),
     Right(PODS, ("patch",), Place.MOUNT, subresource="ephemeralcontainers"),
     Right(PODS, ("patch",), Place.MOUNT, subresource="resize"),
     Right(CONFIGMAPS, KEEP, Place.MOUNT),

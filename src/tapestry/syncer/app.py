@@ -19,6 +19,7 @@ from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, 
 from tapestry.kube.resources import NAMESPACES
 from tapestry.syncer.bindings import Bindings, Connector
 from tapestry.syncer.bottomup.csinodes import CsiNodes
+from tapestry.syncer.bottomup.events import TwinEvents
 from tapestry.syncer.bottomup.hostports import HostPorts
 from tapestry.syncer.bottomup.leases import NodeLeases
 from tapestry.syncer.bottomup.nodes import PhysicalNodes
@@ -141,6 +142,7 @@ def wire_pods(site: Site) -> Callable[[], None]:
     virtual = VirtualPods(site)
     down = site.manager.controller("pods", virtual.reconcile, workers=POD_WORKERS)
     up = site.manager.controller("pod-status", PhysicalPods(site).reconcile, workers=POD_WORKERS)
+    site.manager.while_working("twin-events", TwinEvents(site).run)
     site.virtual_pods.on_change(virtual.saw)
     site.physical_pods.on_change(virtual.forget)
     down.watch(site.virtual_pods, when=more_than_shown)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tapestry.apis import keys
+from tapestry.apis.belongings import remove_all, selector
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.client.access import Access
@@ -176,7 +177,7 @@ class Bindings:
             await self.site.virtual.patch(CLUSTER_BINDINGS, obj, patch, subresource="status")
 
     async def unbind(self, obj: Object) -> Result | None:
-        """Let go of the binding once nothing of it is left in the virtual cluster."""
+        """Let go of the binding once nothing of it is left, above or below."""
         finalizers = obj["metadata"].get("finalizers", [])
         if keys.SYNCER_FINALIZER not in finalizers:
             return None
@@ -186,10 +187,18 @@ class Bindings:
             return None  # so does what is said about them
         if await self.site.virtual.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={self.site.binding_uid}"):
             return Result(requeue_after=1)
+        if self.site.reads.is_open and await self.left_below():
+            return Result(requeue_after=1)
         kept = [each for each in finalizers if each != keys.SYNCER_FINALIZER]
         await self.site.virtual.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": kept}})
         log.info("let go of the binding", binding=self.site.binding_name)
         return None
+
+
+    async def left_below(self) -> list[str]:
+        """What was there of ours below; it is on its way out now."""
+        site = self.site
+        return await remove_all(site.physical, site.mount_namespace, selector(site.virtual_cluster, site.binding_uid))
 
 
 def still_told_of(site: Site) -> bool:

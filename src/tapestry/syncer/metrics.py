@@ -1,6 +1,6 @@
 """What a syncer counts."""
 
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import Amounts
@@ -18,6 +18,9 @@ LAST_SEEN = Gauge(
 )
 UNREACHABLE = Gauge(
     "physical_cluster_unreachable", "1 while the physical API server does not answer.", ["binding"], namespace=NAMESPACE
+)
+EVENTS_UNTOLD = Counter(
+    "twin_events_untold", "Events about twins that were too many to be told above.", ["binding"], namespace=NAMESPACE
 )
 
 

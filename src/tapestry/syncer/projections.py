@@ -73,7 +73,10 @@ def seen_below(binding_uid: str, virtual_cluster_uid: str) -> Transform:
 
 
 def twin_seen(pod: Object) -> Object:
-    """A twin as we need it: who it is, what of it may change, and its status as it is shown, in bytes."""
+    """A twin as we need it: who it is, what of it may change, and its status as it is shown, in bytes.
+
+    What it holds of its node is known from above.
+    """
     metadata, spec = pod["metadata"], pod["spec"]
     metadata.pop("managedFields", None)
     kept = {name: spec[name] for name in ("nodeName", "tolerations") if name in spec}
@@ -83,7 +86,7 @@ def twin_seen(pod: Object) -> Object:
                 {name: each[name] for name in ("name", "image", "resources") if each.get(name)}
                 for each in spec[containers]
             ]
-    return {**claim_of(pod), "metadata": metadata, "spec": kept, "twin": TWIN_STATUS.encode(shown(pod.get("status")))}
+    return {"metadata": metadata, "node": "", "spec": kept, "twin": TWIN_STATUS.encode(shown(pod.get("status")))}
 
 
 def claim_of(pod: Object) -> Object:

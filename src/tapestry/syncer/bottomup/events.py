@@ -1,0 +1,72 @@
+"""What kubelets and schedulers say about twins, said of their pods: `kubectl describe` above tells what happens below.
+
+Events are for people: those from before the syncer came are not told again, and more than a few a second are not told
+at all.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from tapestry.client.watch import Change, Changes, Synced, Watch
+from tapestry.kube.objects import Object, name_of, uid_of, value_at
+from tapestry.kube.resources import EVENTS
+from tapestry.syncer.metrics import EVENTS_UNTOLD
+from tapestry.syncer.site import Site
+from tapestry.syncer.translate.meta import virtual_key, virtual_uid
+from tapestry.syncer.translate.pod_status import cut
+
+PER_SECOND = 10.0
+LONGEST_REASON = 128
+
+
+@dataclass
+class TwinEvents:
+    """Follows the events about twins for as long as the syncer works."""
+
+    site: Site
+    _left: float = field(default=PER_SECOND, init=False)
+    _at: float = field(default=0.0, init=False)
+
+    async def run(self) -> None:
+        site = self.site
+        watch = Watch(site.physical_reads, EVENTS, site.mount_namespace, "", "involvedObject.kind=Pod", lean=True)
+        is_listed = False
+        async with aclosing(watch.events()) as events:
+            async for event in events:
+                if isinstance(event, Synced):
+                    is_listed = True
+                elif isinstance(event, Changes) and is_listed:
+                    self.tell(event.changes)
+
+    def tell(self, changes: Iterable[Change]) -> None:
+        for type, event in changes:
+            pod = self.pod_of(event) if type != "DELETED" else None
+            if pod is None:
+                continue
+            if not self.is_allowed():
+                EVENTS_UNTOLD.labels(self.site.binding_name).inc()
+                continue
+            reason = str(event.get("reason") or "Unknown")[:LONGEST_REASON]
+            message = cut(str(event.get("message") or "")).replace(str(event["involvedObject"]["name"]), name_of(pod))
+            record = self.site.manager.events
+            (record.warning if event.get("type") == "Warning" else record.normal)(pod, reason, message)
+
+    def pod_of(self, event: Object) -> Object | None:
+        """The virtual pod whose twin the event is about."""
+        site, name = self.site, value_at(event, "involvedObject", "name")
+        twin = site.physical_pods.store.get(f"{site.mount_namespace}/{name}")
+        if twin is None or "twin" not in twin or value_at(event, "involvedObject", "uid") != uid_of(twin):
+            return None
+        pods = (site.virtual_pods.store.get(key) for key in virtual_key(twin))
+        return next((pod for pod in pods if pod is not None and uid_of(pod) == virtual_uid(twin)), None)
+
+    def is_allowed(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._left = min(PER_SECOND, self._left + (now - self._at) * PER_SECOND)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
