@@ -4,10 +4,10 @@ The first half is the standard as Kubernetes 1.34 has it, a function for each of
 them.  The second half is ours: a standard says what is known to be harmful, and what crosses into somebody else's
 cluster has to be known to be harmless.  Both hold at every level but `privileged`, where nothing is checked.
 
-We are stricter than the standard only about pods that no API server accepts: what is not of the type it should be is
-refused, so is a second source of one volume, and a Windows pod need not set what Windows does not have, but if it
-does, the value has to be right.  With these, `restricted` refuses everything that `baseline` does.  User namespaces
-(`hostUsers: false`) earn no leniency: the standard grants it only where someone vouches that every node has them.
+The first half is stricter than Kubernetes only about pods that no API server accepts: what is not of the type it
+should be is refused, so is a second source of one volume, and a Windows pod need not set what Windows does not have,
+but if it does, the value has to be right.  With these, `restricted` refuses everything that `baseline` does.  User
+namespaces (`hostUsers: false`) earn no leniency: it is granted only where someone vouches that every node has them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +23,7 @@ Parts = Iterable[Part]
 
 LONGEST_SHOWN = 64
 """Characters of what a tenant wrote that a message repeats."""
+OTHER_TYPE = "Kubernetes has another type here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,14 @@ class _Reading:
         self.malformed: dict[str, Any] = {}
         spec = self.object_at("spec", pod.get("spec"))
         self.spec: list[Part] = [("spec", spec)]
-        self.annotations = self.object_at(
-            "metadata.annotations", self.object_at("metadata", pod.get("metadata")).get("annotations")
-        )
+        metadata = self.object_at("metadata", pod.get("metadata"))
+        self.annotations = self.object_at("metadata.annotations", metadata.get("annotations"))
         # Taken at its word: a kubelet of another system refuses the pod.
         self.is_windows = self.object_at("spec.os", spec.get("os")).get("name") == "windows"
         self.volumes = self.listed(self.spec, "volumes")
         self.containers = self.listed(self.spec, *LISTS)
-        self.pod_contexts = self.contexts_of(self.spec)
-        self.container_contexts = self.contexts_of(self.containers)
+        self.pod_contexts = self.objects(self.spec, "securityContext")
+        self.container_contexts = self.objects(self.containers, "securityContext")
         self.contexts = [*self.pod_contexts, *self.container_contexts]
 
     def object_at(self, path: str, value: Any) -> Mapping[str, Any]:
@@ -81,11 +81,6 @@ class _Reading:
             self.malformed[path] = value
         return NOTHING
 
-    def contexts_of(self, parts: Parts) -> list[Part]:
-        """The security context of each part, empty where it has none."""
-        paths = ((f"{path}.securityContext", part) for path, part in parts)
-        return [(path, self.object_at(path, part.get("securityContext"))) for path, part in paths]
-
     def objects(self, parts: Parts, *fields: str) -> list[Part]:
         """The objects in `fields` of the parts, where they are set."""
         return [
@@ -94,6 +89,11 @@ class _Reading:
             for field in fields
             if (value := part.get(field)) is not None
         ]
+
+    def inner(self, parts: Parts, field: str) -> list[Part]:
+        """The object in `field` of each part, empty where it is not set."""
+        paths = ((f"{path}.{field}", part.get(field)) for path, part in parts)
+        return [(path, self.object_at(path, value)) for path, value in paths]
 
     def entries(self, parts: Parts, *fields: str) -> Iterator[Part]:
         """What is in the lists in `fields` of the parts."""
@@ -134,12 +134,8 @@ def _findings(pod: Object, level: str, rules: tuple[Rule, ...]) -> list[Violatio
         for rule in rules
         for path, value in rule.check(reading)
     ]
-    if reading.malformed:  # complete only now: rules read on
-        found += [
-            Violation(path, _shown(value), "malformed", "Kubernetes has another type here", level)
-            for path, value in reading.malformed.items()
-        ]
-    return found
+    malformed = reading.malformed.items()  # complete only now: rules read on
+    return found + [Violation(path, _shown(value), "malformed", OTHER_TYPE, level) for path, value in malformed]
 
 
 def _shown(value: Any) -> str:
@@ -278,7 +274,7 @@ STANDARD_SOURCES = frozenset(
 
 
 def allow_privilege_escalation(pod: _Reading) -> Parts:
-    for path, context in pod.container_contexts:
+    for path, context in pod.inner(pod.containers, "securityContext"):
         value = context.get("allowPrivilegeEscalation")
         if value is not False and not (value is None and pod.is_windows):
             yield f"{path}.allowPrivilegeEscalation", value
@@ -287,7 +283,7 @@ def allow_privilege_escalation(pod: _Reading) -> Parts:
 def run_as_non_root(pod: _Reading) -> Parts:
     is_inherited = any(context.get("runAsNonRoot") is True for _, context in pod.pod_contexts)
     yield from _other_than(True, pod.pod_contexts, "runAsNonRoot")
-    for path, context in pod.container_contexts:
+    for path, context in pod.inner(pod.containers, "securityContext"):
         value = context.get("runAsNonRoot")
         if value is not True and not (value is None and is_inherited):
             yield f"{path}.runAsNonRoot", value
@@ -304,11 +300,10 @@ def capabilities_restricted(pod: _Reading) -> Parts:
     yield from _capabilities_outside(CAPABILITIES_RESTRICTED, pod)
     if pod.is_windows:
         return
-    for path, context in pod.container_contexts:
-        capabilities = pod.object_at(f"{path}.capabilities", context.get("capabilities"))
+    for path, capabilities in pod.inner(pod.inner(pod.containers, "securityContext"), "capabilities"):
         dropped = capabilities.get("drop")
         if not isinstance(dropped, list) or "ALL" not in dropped:
-            yield f"{path}.capabilities.drop", dropped
+            yield f"{path}.drop", dropped
 
 
 def restricted_volumes(pod: _Reading) -> Parts:
@@ -320,7 +315,7 @@ def seccomp_profile_restricted(pod: _Reading) -> Parts:
     profiles = pod.objects(pod.pod_contexts, "seccompProfile")
     if pod.is_windows or (profiles and not any(_outside(CONFINED, profiles, "type"))):
         return
-    for path, context in pod.container_contexts:
+    for path, context in pod.inner(pod.containers, "securityContext"):
         if context.get("seccompProfile") is None:
             yield f"{path}.seccompProfile.type", None
 
@@ -373,8 +368,10 @@ def crossing_projections(pod: _Reading) -> Parts:
 def crossing_context_fields(pod: _Reading) -> Parts:
     yield from _fields_outside(POD_CONTEXT_FIELDS, pod.pod_contexts)
     yield from _fields_outside(CONTAINER_CONTEXT_FIELDS, pod.container_contexts)
-    for field, known in INNER_FIELDS.items():
-        yield from _fields_outside(known, pod.objects(pod.contexts, field))
+    for path, context in pod.contexts:
+        for field in context:
+            if field in INNER_FIELDS:
+                yield from _fields_outside(INNER_FIELDS[field], pod.objects([(path, context)], field))
 
 
 def crossing_claims(pod: _Reading) -> Parts:
