@@ -20,9 +20,11 @@ from urllib.parse import unquote
 
 import msgspec
 
+from tapestry.apiserver import refusals
 from tapestry.client.transport import JSON, Request, Response, Stream
-from tapestry.controller.testing import refusals, writes
+from tapestry.controller.testing import writes
 from tapestry.controller.testing.connection import Connection
+from tapestry.controller.testing.discovery import discovered
 from tapestry.controller.testing.storage import Storage
 from tapestry.controller.testing.verbs import Target, Verbs, number
 from tapestry.controller.testing.watches import Watch
@@ -150,6 +152,8 @@ class InProcessApi:
     def _served(self, request: Request) -> tuple[int, Object | Watch]:
         if request.path == "/version":
             return 200, VERSION
+        if request.method == "GET" and (found := discovered(request.path, self._resources.values())):
+            return 200, found
         target = self._target(request.path)
         return self._served_object(target, request) if target.name else self._served_collection(target, request)
 

@@ -13,7 +13,8 @@ from uuid import UUID
 
 import msgspec
 
-from tapestry.controller.testing import refusals, writes
+from tapestry.apiserver import refusals
+from tapestry.controller.testing import writes
 from tapestry.controller.testing.selection import selection
 from tapestry.controller.testing.storage import Key, Storage
 from tapestry.controller.testing.watches import Watch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tapestry.controller.testing.refusals import expired
+from tapestry.apiserver.refusals import expired
 from tapestry.controller.testing.selection import Selection
 from tapestry.controller.testing.storage import Change, Storage, at_revision
 from tapestry.kube.errors import TransportError

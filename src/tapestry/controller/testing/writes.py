@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from tapestry.controller.testing import refusals
+from tapestry.apiserver import refusals
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, without
 from tapestry.kube.resources import LEASES, NODES, PODS, Resource

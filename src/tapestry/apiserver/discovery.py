@@ -1,0 +1,112 @@
+"""Discovery: what is served, in the two forms that clients ask for."""
+
+from collections.abc import Sequence
+
+from tapestry.apiserver.rows import Row, Rows
+from tapestry.kube.objects import Object
+
+AGGREGATED = "APIGroupDiscoveryList"
+
+
+def group_version(group: str, version: str) -> str:
+    return f"{group}/{version}" if group else version
+
+
+def api_versions(server: str) -> Object:
+    """/api"""
+    address = {"clientCIDR": "0.0.0.0/0", "serverAddress": server}
+    return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": [address]}
+
+
+def api_groups(rows: Rows) -> Object:
+    """/apis"""
+    groups = [api_group(name, list(versions)) for name, versions in rows.groups().items() if name]
+    return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+
+
+def api_group(name: str, versions: Sequence[str]) -> Object:
+    """/apis/<group>"""
+    listed = [{"groupVersion": group_version(name, each), "version": each} for each in versions]
+    return {"kind": "APIGroup", "apiVersion": "v1", "name": name, "versions": listed, "preferredVersion": listed[0]}
+
+
+def api_resources(group: str, version: str, rows: Sequence[Row]) -> Object:
+    """/api/v1, /apis/<group>/<version>"""
+    listed = [each for row in rows for each in legacy_entries(row)]
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": group_version(group, version),
+        "resources": listed,
+    }
+
+
+def legacy_entries(row: Row) -> list[Object]:
+    resource = row.resource
+    main: Object = {
+        "name": resource.plural,
+        "singularName": row.singular,
+        "namespaced": resource.namespaced,
+        "kind": resource.kind,
+        "verbs": list(row.verbs),
+    }
+    if row.short_names:
+        main["shortNames"] = list(row.short_names)
+    if row.categories:
+        main["categories"] = list(row.categories)
+    found = [main]
+    for sub in row.subresources.values():
+        entry: Object = {
+            "name": f"{resource.plural}/{sub.name}",
+            "singularName": "",
+            "namespaced": resource.namespaced,
+            "kind": sub.kind,
+            "verbs": list(sub.verbs),
+        }
+        if (sub.group, sub.version) != (resource.group, resource.version):
+            entry |= {"group": sub.group, "version": sub.version}
+        found.append(entry)
+    return found
+
+
+def aggregated(rows: Rows, *, legacy: bool) -> Object:
+    """/api or /apis in one document, resources and all."""
+    groups = {name: versions for name, versions in rows.groups().items() if (name == "") is legacy}
+    items = [aggregated_group(name, versions) for name, versions in groups.items()]
+    return {"kind": AGGREGATED, "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
+
+
+def aggregated_group(name: str, versions: dict[str, list[Row]]) -> Object:
+    metadata: Object = {"creationTimestamp": None, **({"name": name} if name else {})}
+    return {
+        "metadata": metadata,
+        "versions": [
+            {"version": version, "resources": [aggregated_entry(row) for row in rows], "freshness": "Current"}
+            for version, rows in versions.items()
+        ],
+    }
+
+
+def aggregated_entry(row: Row) -> Object:
+    resource = row.resource
+    found: Object = {
+        "resource": resource.plural,
+        "responseKind": {"group": resource.group, "version": resource.version, "kind": resource.kind},
+        "scope": "Namespaced" if resource.namespaced else "Cluster",
+        "singularResource": row.singular,
+        "verbs": list(row.verbs),
+    }
+    if row.short_names:
+        found["shortNames"] = list(row.short_names)
+    if row.categories:
+        found["categories"] = list(row.categories)
+    if row.subresources:
+        found["subresources"] = [
+            {
+                "subresource": sub.name,
+                "responseKind": {"group": sub.group, "version": sub.version, "kind": sub.kind},
+                "verbs": list(sub.verbs),
+            }
+            for sub in row.subresources.values()
+        ]
+    return found

@@ -1,0 +1,138 @@
+"""The refusals of an API server, in Kubernetes' own words: people and programs look for them."""
+
+from typing import TYPE_CHECKING
+
+from tapestry.kube.errors import (
+    AlreadyExists,
+    ApiError,
+    BadRequest,
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    MethodNotAllowed,
+    NotFound,
+    Timeout,
+    TooLarge,
+    UnsupportedMediaType,
+)
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import Resource
+
+if TYPE_CHECKING:
+    from tapestry.apiserver.requests import Target
+
+LIST_OPTIONS = Resource("meta.k8s.io", "v1", "ListOptions", "listoptions")
+PATCH_OPTIONS = Resource("meta.k8s.io", "v1", "PatchOptions", "patchoptions")
+MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
+CAUSES = {
+    "Invalid value": "FieldValueInvalid",
+    "Forbidden": "FieldValueForbidden",
+    "Required value": "FieldValueRequired",
+}
+
+
+def details(resource: Resource, name: str, kind: str = "") -> Object:
+    """What a Status says of the object; `kind` is the resource's plural unless given."""
+    found = {"name": name, "group": resource.group, "kind": kind or resource.plural}
+    return {key: value for key, value in found.items() if value}
+
+
+def qualified_kind(resource: Resource) -> str:
+    return f"{resource.kind}.{resource.group}" if resource.group else resource.kind
+
+
+def bad_request(message: str) -> BadRequest:
+    return BadRequest(400, "BadRequest", message)
+
+
+def no_such_path() -> NotFound:
+    return NotFound(404, "NotFound", "the server could not find the requested resource")
+
+
+def not_found(resource: Resource, name: str) -> NotFound:
+    return NotFound(404, "NotFound", f'{resource.name} "{name}" not found', details=details(resource, name))
+
+
+def not_allowed() -> MethodNotAllowed:
+    return MethodNotAllowed(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+
+def already_exists(resource: Resource, name: str) -> AlreadyExists:
+    message = f'{resource.name} "{name}" already exists'
+    return AlreadyExists(409, "AlreadyExists", message, details=details(resource, name))
+
+
+def conflict(resource: Resource, name: str, why: str) -> Conflict:
+    message = f'Operation cannot be fulfilled on {resource.name} "{name}": {why}'
+    return Conflict(409, "Conflict", message, details=details(resource, name))
+
+
+def other_uid(resource: Resource, name: str, wanted: str, found: str) -> Conflict:
+    return conflict(resource, name, f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}")
+
+
+def failed_precondition(resource: Resource, name: str, field: str, wanted: str, found: str) -> Conflict:
+    """Of a deletion; `field` is UID or ResourceVersion."""
+    fate = "deleted and then recreated" if field == "UID" else "modified"
+    message = (
+        f'Operation cannot be fulfilled on {qualified_kind(resource)} "{name}": '
+        f"the {field} in the precondition ({wanted}) does not match the {field} in record ({found}). "
+        f"The object might have been {fate}"
+    )
+    return Conflict(409, "Conflict", message, details=details(resource, name, resource.kind))
+
+
+def expired(asked: int, oldest: int) -> Gone:
+    return Gone(410, "Expired", f"too old resource version: {asked} ({oldest})")
+
+
+def expired_page() -> Gone:
+    message = "The provided continue parameter is too old to display a consistent list result."
+    return Gone(410, "Expired", message)
+
+
+def unknown_format(content_type: str) -> UnsupportedMediaType:
+    message = f"the body of the request was in an unknown format - {content_type}"
+    return UnsupportedMediaType(415, "UnsupportedMediaType", message)
+
+
+def invalid(resource: Resource, name: str, field: str, why: str) -> Invalid:
+    """`why` begins with one of the words of CAUSES and a colon."""
+    causes = [{"reason": CAUSES[why.partition(":")[0]], "message": why, "field": field}]
+    message = f'{qualified_kind(resource)} "{name}" is invalid: {field}: {why}'
+    return Invalid(422, "Invalid", message, details={**details(resource, name, resource.kind), "causes": causes})
+
+
+def rejected_patch(why: str) -> Invalid:
+    return Invalid(422, "Invalid", f"the server rejected our request due to an error in our request: {why}")
+
+
+def too_new(asked: str, current: int) -> Timeout:
+    message = f"Timeout: Too large resource version: {asked}, current: {current}"
+    causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
+    return Timeout(504, "Timeout", message, details={"retryAfterSeconds": 1, "causes": causes})
+
+
+def not_acceptable(accept: str) -> ApiError:
+    message = "only the following media types are accepted: application/json, application/yaml"
+    return ApiError(406, "NotAcceptable", f"{message}; asked for was {accept}" if accept else message)
+
+
+def too_large(limit: int) -> TooLarge:
+    return TooLarge(413, "RequestEntityTooLarge", f"Request entity too large: limit is {limit}")
+
+
+def forbidden(user: str, verb: str, target: "Target") -> Forbidden:
+    resource = target.row.resource
+    kind = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
+    named = f'{resource.name} "{target.name}"' if target.name else resource.name
+    where = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
+    message = (
+        f'{named} is forbidden: User "{user}" cannot {verb} resource "{kind}" in API group "{resource.group}" {where}'
+    )
+    return Forbidden(403, "Forbidden", message, details=details(resource, target.name))
+
+
+def forbidden_path(user: str, verb: str, path: str) -> Forbidden:
+    return Forbidden(403, "Forbidden", f'forbidden: User "{user}" cannot {verb} path "{path}"')

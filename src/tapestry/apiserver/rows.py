@@ -1,0 +1,258 @@
+"""The table of resources: what the server serves, one row each.
+
+Built-in rows come out of data that Kubernetes publishes of itself (tools/api_tables.py); CustomResourceDefinitions add
+and remove rows while the server runs.  What the published data does not say of a kind is in the sets at the end.
+"""
+
+import gzip
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import Resource
+from tapestry.kube.strategic import PatchSchema, PatchSchemas
+
+DATA = "kubernetes.json.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Subresource:
+    name: str
+    kind: str
+    verbs: tuple[str, ...]
+    group: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What `kubectl get` shows of a custom resource."""
+
+    name: str
+    path: str
+    type: str = "string"
+    format: str = ""
+    description: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One resource in one version."""
+
+    resource: Resource
+    singular: str
+    verbs: tuple[str, ...]
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    subresources: Mapping[str, Subresource] = field(default_factory=dict)
+    storage: str = ""
+    """Where its objects are kept: two versions of a resource share it."""
+    schema: Object = field(default_factory=dict)
+    """Structural, of a custom resource; that of a built-in kind is `types[type]`."""
+    type: str = ""
+    patches: PatchSchema | None = None
+    """How strategic merge patches apply; None for custom resources, which have none."""
+    columns: tuple[Column, ...] = ()
+    selectable: tuple[str, ...] = ()
+    """Fields that a custom resource can be selected by, beside its name and namespace."""
+    scale: Object = field(default_factory=dict)
+    """Where a custom resource has what its scale subresource shows."""
+
+    @property
+    def is_custom(self) -> bool:
+        return not self.type
+
+    @property
+    def has_status(self) -> bool:
+        return "status" in self.subresources
+
+    @property
+    def counts_generations(self) -> bool:
+        return self.is_custom or self.resource.name in WITH_GENERATION
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The published data."""
+
+    version: str
+    rows: tuple[Row, ...]
+    types: Mapping[str, Any]
+
+
+def built_in() -> Table:
+    """The table as it ships."""
+    raw = gzip.decompress(resources.files("tapestry.apiserver").joinpath("data", DATA).read_bytes())
+    data = msgspec.json.decode(raw)
+    patches = PatchSchemas(data["schemas"])
+    return Table(data["version"], tuple(row_of(each, patches) for each in data["resources"]), data["schemas"])
+
+
+def row_of(each: Object, patches: PatchSchemas) -> Row:
+    resource = Resource(each["group"], each["version"], each["kind"], each["plural"], each["namespaced"])
+    return Row(
+        resource,
+        each["singular"],
+        tuple(each["verbs"]),
+        tuple(each["shortNames"]),
+        tuple(each["categories"]),
+        {sub["name"]: subresource_of(sub, resource) for sub in each["subresources"]},
+        storage=STORED_WITH.get(resource.name, resource.name),
+        type=each["schema"],
+        patches=patches.of(each["schema"]),
+    )
+
+
+def subresource_of(each: Object, resource: Resource) -> Subresource:
+    return Subresource(
+        each["name"],
+        each["kind"],
+        tuple(each["verbs"]),
+        each.get("group", resource.group),
+        each.get("version", resource.version),
+    )
+
+
+class Rows:
+    """The rows that are served now, by where they are served."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows: dict[tuple[str, str, str], Row] = {}
+        self.edition = 0
+        """Grows with every change, for whoever keeps something that was made of the rows."""
+        for row in rows:
+            self.add(row)
+
+    def get(self, group: str, version: str, plural: str) -> Row | None:
+        return self._rows.get((group, version, plural))
+
+    def add(self, row: Row) -> None:
+        self._rows[row.resource.group, row.resource.version, row.resource.plural] = row
+        self.edition += 1
+
+    def remove(self, group: str, plural: str) -> None:
+        """Serve no version of the resource any more."""
+        self._rows = {key: row for key, row in self._rows.items() if (key[0], key[2]) != (group, plural)}
+        self.edition += 1
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(list(self._rows.values()))
+
+    def groups(self) -> dict[str, dict[str, list[Row]]]:
+        """The rows by group and version, each in the order that clients should prefer."""
+        found: dict[str, dict[str, list[Row]]] = {}
+        for row in self._rows.values():
+            found.setdefault(row.resource.group, {}).setdefault(row.resource.version, []).append(row)
+        return {
+            group: dict(sorted(versions.items(), key=lambda each: precedence(each[0])))
+            for group, versions in found.items()
+        }
+
+    def of_kind(self, group: str, kind: str) -> Row | None:
+        """The preferred version of a kind."""
+        found = [row for row in self._rows.values() if (row.resource.group, row.resource.kind) == (group, kind)]
+        return min(found, key=lambda row: precedence(row.resource.version), default=None)
+
+
+def precedence(version: str) -> tuple[int, int, int, str]:
+    """Versions as Kubernetes ranks them: v2, v1, v2beta1, v1beta2, v1alpha1, then everything else by name."""
+    head, _, rest = version.partition("alpha") if "alpha" in version else version.partition("beta")
+    if not (head.startswith("v") and head[1:].isdecimal() and (not rest or rest.isdecimal())):
+        return 3, 0, 0, version
+    rank = 2 if "alpha" in version else 1 if "beta" in version else 0
+    return rank, -int(head[1:]), -int(rest or 0), version
+
+
+STORED_WITH = {"events.events.k8s.io": "events"}
+"""Resources that are another one under a second name."""
+
+WITH_GENERATION = frozenset(
+    {
+        *("pods", "replicationcontrollers", "poddisruptionbudgets.policy", "podtemplates"),
+        *(f"{plural}.apps" for plural in ("deployments", "replicasets", "statefulsets", "daemonsets")),
+        *("jobs.batch", "cronjobs.batch", "customresourcedefinitions.apiextensions.k8s.io"),
+        *(f"{plural}.networking.k8s.io" for plural in ("ingresses", "networkpolicies", "ingressclasses")),
+        *("certificatesigningrequests.certificates.k8s.io", "priorityclasses.scheduling.k8s.io"),
+        *(
+            f"{plural}.admissionregistration.k8s.io"
+            for plural in (
+                *("validatingwebhookconfigurations", "mutatingwebhookconfigurations"),
+                *("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
+            )
+        ),
+        *(f"{plural}.flowcontrol.apiserver.k8s.io" for plural in ("flowschemas", "prioritylevelconfigurations")),
+        *("resourceslices.resource.k8s.io", "csidrivers.storage.k8s.io", "endpointslices.discovery.k8s.io"),
+    }
+)
+"""Built-in kinds whose objects count the changes of what is wanted of them."""
+
+SHOWN_WHEN_GONE = frozenset(
+    {
+        *("pods", "services", "namespaces", "persistentvolumes", "persistentvolumeclaims", "serviceaccounts"),
+        *("resourcequotas", "podtemplates", "replicationcontrollers"),
+        *(f"{plural}.storage.k8s.io" for plural in ("storageclasses", "volumeattachments", "csinodes", "csidrivers")),
+        *(f"{plural}.resource.k8s.io" for plural in ("resourceclaims", "resourceclaimtemplates", "resourceslices")),
+        "deviceclasses.resource.k8s.io",
+    }
+)
+"""Resources whose deletion answers with the object that went."""
+
+ONLY_CONDITIONALLY = frozenset(
+    {
+        *("leases.coordination.k8s.io", "poddisruptionbudgets.policy", "runtimeclasses.node.k8s.io"),
+        *(
+            f"{plural}.storage.k8s.io"
+            for plural in ("csidrivers", "csinodes", "csistoragecapacities", "volumeattachments")
+        ),
+        *(
+            f"{plural}.admissionregistration.k8s.io"
+            for plural in (
+                *("validatingwebhookconfigurations", "mutatingwebhookconfigurations"),
+                *("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
+            )
+        ),
+        "customresourcedefinitions.apiextensions.k8s.io",
+    }
+)
+"""Built-in resources that a PUT must name the version of; every custom resource is one, too."""
+
+MADE_BY_PUT = frozenset(
+    {
+        *("events", "endpoints", "services", "limitranges", "leases.coordination.k8s.io"),
+        *(
+            f"{plural}.rbac.authorization.k8s.io"
+            for plural in ("roles", "rolebindings", "clusterroles", "clusterrolebindings")
+        ),
+        *("runtimeclasses.node.k8s.io", "events.events.k8s.io"),
+    }
+)
+"""Resources that a PUT creates where there is none."""
+
+FIELDS = {
+    "pods": (
+        *("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.hostNetwork"),
+        *("status.phase", "status.podIP", "status.podIPs", "status.nominatedNodeName"),
+    ),
+    "nodes": ("spec.unschedulable",),
+    "secrets": ("type",),
+    "namespaces": ("status.phase",),
+    "services": ("spec.clusterIP", "spec.type"),
+    "replicationcontrollers": ("status.replicas",),
+    "replicasets.apps": ("status.replicas",),
+    "jobs.batch": ("status.successful",),
+    "certificatesigningrequests.certificates.k8s.io": ("spec.signerName",),
+    "resourceslices.resource.k8s.io": ("spec.nodeName", "spec.driver"),
+    "events": (
+        *(
+            f"involvedObject.{name}"
+            for name in ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
+        ),
+        *("reason", "reportingComponent", "source", "type"),
+    ),
+}
+"""Fields that built-in kinds can be selected by, beside their name and namespace."""

@@ -1,0 +1,357 @@
+"""The verbs: each takes what was asked for and answers with bytes, or raises what Kubernetes would answer.
+
+Reads see what is durable.  A write reads the newest version there is, makes the next one by pure functions, and puts it
+in the place of just that version; where another write came first it begins again, unless its caller named the version.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from random import Random
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from tapestry.apiserver import refusals, writes
+from tapestry.apiserver.requests import Continue, Query, Selection, Target, User, number, opened, selection_of
+from tapestry.apiserver.rows import MADE_BY_PUT, SHOWN_WHEN_GONE, Row
+from tapestry.apiserver.storage.log import Key
+from tapestry.apiserver.storage.store import Compacted, Make, Stale, Store, Version
+from tapestry.apiserver.watches import AS_IS, Flavour, Watching
+from tapestry.kube.errors import ApiError
+from tapestry.kube.objects import Object, labels_of, name_of, uid_of, with_value
+from tapestry.kube.patches import PatchError, json_patched, merged
+from tapestry.kube.strategic import strategic_merged
+
+SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # of generated names: without vowels, hence without words
+TRIES = 10
+"""How often a write begins again that named no version."""
+PATIENCE = 3.0
+"""Seconds that a reader waits for a revision that is yet to come."""
+WATCH_SECONDS = (1800, 3600)
+JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
+STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
+
+ENCODER = msgspec.json.Encoder()
+DECODER = msgspec.json.Decoder()
+
+Verb = Literal["create", "update", "patch", "apply", "delete"]
+
+
+@dataclass(slots=True)
+class Request:
+    """A write, as those see it who have a say in it."""
+
+    verb: Verb
+    target: Target
+    user: User
+    query: Query
+    content_type: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def is_dry(self) -> bool:
+        return "dryRun" in self.query
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list, or a page of one: its metadata and its items in JSON."""
+
+    metadata: Object
+    items: Sequence[bytes]
+
+
+Settle = Callable[[Request, Object | None, Object | None], Awaitable[Object]]
+"""What an object becomes on its way in: (old, new) to what is stored.  Raises what the writer is to hear."""
+
+
+async def as_it_is(_: Request, __: Object | None, new: Object | None) -> Object:
+    assert new is not None
+    return new
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """The generic verbs over one store."""
+
+    store: Store
+    now: Callable[[], datetime]
+    settle: Settle = as_it_is
+    """Defaults, admission, validation, managed fields."""
+    random: Random = field(default_factory=Random)
+    unrestricted: bool = False
+    """Whether a write to an object may change its status, too."""
+
+    # -- reading
+
+    async def get(self, target: Target, query: Query) -> bytes:
+        await self.wait_for_revision(query.get("resourceVersion", ""))
+        version = self.store.get(*target.key)
+        if version is None:
+            raise refusals.not_found(target.row.resource, target.name)
+        return version.raw
+
+    async def list(self, target: Target, query: Query) -> Listing:
+        selection = selection_of(target.row, query)
+        versions, revision, limit = await self.listed(target, query)
+        chosen = self.chosen(versions, selection)
+        page = chosen[:limit] if limit else chosen
+        metadata: Object = {"resourceVersion": str(revision)}
+        if len(page) < len(chosen):
+            last = page[-1].key
+            metadata["continue"] = Continue(revision, last.namespace, last.name).sealed()
+            if selection.matches is None:
+                metadata["remainingItemCount"] = len(chosen) - len(page)
+        return Listing(metadata, [version.raw for version in page])
+
+    async def listed(self, target: Target, query: Query) -> tuple[Sequence[Version], int, int]:
+        """The objects of a place at the revision that the query asks for, that revision, and how many are wanted."""
+        row, namespace = target.row, target.namespace
+        version, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
+        limit = number(query.get("limit") or "0", "limit")
+        check_list_options(version, match, query)
+        if token := query.get("continue"):
+            start = opened(token)
+            found = (
+                self.at(row, namespace, start.revision)
+                if start.revision >= 0
+                else self.store.every(row.storage, namespace)
+            )
+            after = start.namespace, start.name
+            rest = [each for each in found if (each.key.namespace, each.key.name) > after]
+            return rest, max(start.revision, 0) or self.store.revision, limit
+        await self.wait_for_revision(version)
+        if match == "Exact" or (limit and not match and version not in ("", "0")):
+            exact = number(version, "resourceVersion")
+            return self.at(row, namespace, exact), exact, limit
+        return self.store.every(row.storage, namespace), self.store.revision, 0 if version == "0" else limit
+
+    def at(self, row: Row, namespace: str, revision: int) -> Sequence[Version]:
+        if revision == self.store.revision:
+            return self.store.every(row.storage, namespace)
+        try:
+            return self.store.every_at(row.storage, namespace, revision)
+        except Compacted:
+            raise refusals.expired_page() from None
+
+    def chosen(self, versions: Sequence[Version], selection: Selection) -> Sequence[Version]:
+        matches = selection.matches
+        if matches is None:
+            return versions
+        if selection.name:
+            versions = [version for version in versions if version.key.name == selection.name]
+        return [version for version in versions if matches(version)]
+
+    async def watch(self, target: Target, query: Query, flavour: Flavour = AS_IS) -> Watching:
+        row, version, initial = target.row, query.get("resourceVersion", ""), query.get("sendInitialEvents")
+        if initial is not None and query.get("resourceVersionMatch") != "NotOlderThan":
+            why = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+            raise refusals.invalid(refusals.LIST_OPTIONS, "", "resourceVersionMatch", why)
+        selection = selection_of(row, query)
+        anywhere = version in ("", "0")
+        with_list = anywhere if initial is None else initial == "true"
+        if with_list or anywhere:
+            await self.wait_for_revision(version)
+        after = self.store.revision if with_list or anywhere else number(version, "resourceVersion")
+        name = target.name or selection.name
+        try:
+            subscription = self.store.watch(row.storage, target.namespace, name, after=after)
+        except Compacted as error:
+            raise refusals.expired(after, error.oldest) from None
+        first = self.chosen(self.store.every(row.storage, target.namespace), selection) if with_list else None
+        seconds = number(query.get("timeoutSeconds") or "0", "timeoutSeconds") or self.random.randrange(*WATCH_SECONDS)
+        bookmarks = query.get("allowWatchBookmarks") in ("1", "true")
+        return Watching(
+            self.store,
+            row,
+            subscription,
+            selection.matches,
+            flavour,
+            list(first) if first is not None else None,
+            after,
+            bookmarks,
+            seconds,
+        )
+
+    async def wait_for_revision(self, version: str) -> None:
+        """Wait a little for a revision that is yet to come."""
+        if version in ("", "0") or number(version, "resourceVersion") <= self.store.revision:
+            return
+        if not await self.store.wait_for(int(version), PATIENCE):
+            raise refusals.too_new(version, self.store.revision)
+
+    # -- writing
+
+    async def create(self, request: Request, body: Any) -> bytes:
+        target = request.target
+        row, resource = target.row, target.row.resource
+        if resource.namespaced and not target.namespace:
+            raise refusals.not_allowed()
+        wanted = writes.placed(target, body)
+        base: str = wanted["metadata"].get("generateName", "")
+        for _ in range(TRIES):
+            name = wanted["metadata"].get("name") or self.generated_name(row, base)
+            named = with_value(wanted, ("metadata", "name"), name)
+            made = writes.created(row, named, uid=self.uid(), now=self.now())
+            settled = await self.settle(request, None, made)
+            key = Key(row.storage, target.namespace, name)
+            if self.store.head(*key) is not None:
+                if base and not wanted["metadata"].get("name"):
+                    continue
+                raise refusals.already_exists(resource, name)
+            if request.is_dry:
+                return ENCODER.encode(settled)
+            try:
+                return (await self.store.put(key, None, making(settled))).raw
+            except Stale:
+                continue
+        raise refusals.already_exists(resource, base)
+
+    async def replace(self, request: Request, body: Any) -> bytes:
+        target = request.target
+        wanted = writes.placed(target, body)
+        if self.store.head(*target.key) is None and target.row.resource.name in MADE_BY_PUT and not target.subresource:
+            return await self.create(request, body)
+        return await self.update(request, lambda _: wanted)
+
+    async def patch(self, request: Request, patch: Any) -> bytes:
+        """Patch an object; see `apply` for what is done by server-side apply."""
+
+        def patched(current: Object) -> Object:
+            found = writes.placed(
+                request.target, self.patched(request.target.row, current, request.content_type, patch)
+            )
+            if uid_of(found) and uid_of(found) != uid_of(current):
+                raise refusals.other_uid(request.target.row.resource, name_of(current), uid_of(found), uid_of(current))
+            return found
+
+        return await self.update(request, patched)
+
+    async def update(self, request: Request, wanted: Callable[[Object], Object]) -> bytes:
+        """Have the object as `wanted` makes it of what is there."""
+        target = request.target
+        row, key = target.row, target.key
+        for _ in range(TRIES):
+            head = self.store.head(*key)
+            if head is None:
+                raise refusals.not_found(row.resource, target.name)
+            current: Object = DECODER.decode(head.raw)
+            new = writes.updated(row, current, wanted(current), target.subresource, free=self.unrestricted)
+            settled = await self.settle(request, current, new) if new is not current else current
+            if settled == current:
+                await self.store.settled(key)
+                return head.raw
+            if request.is_dry:
+                return ENCODER.encode(settled)
+            try:
+                if writes.is_gone(settled):
+                    return (await self.store.delete(key, head, making(settled))).raw
+                return (await self.store.put(key, head, making(settled))).raw
+            except Stale:
+                continue
+        raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
+
+    def patched(self, row: Row, current: Object, content_type: str, patch: Any) -> Any:
+        try:
+            match content_type:
+                case "application/json-patch+json":
+                    return json_patched(current, patch)
+                case "application/merge-patch+json":
+                    return merged(current, patch)
+                case "application/strategic-merge-patch+json" if row.patches is not None:
+                    return strategic_merged(current, patch, row.patches)
+        except PatchError as error:
+            raise refusals.rejected_patch(str(error)) from error
+        raise refusals.unknown_format(content_type)
+
+    async def delete(self, request: Request, options: Mapping[str, Any]) -> tuple[int, bytes]:
+        """Delete an object, or mark it as deleting; 202 where it is still there."""
+        target = request.target
+        row, key = target.row, target.key
+        for _ in range(TRIES):
+            head = self.store.head(*key)
+            if head is None:
+                raise refusals.not_found(row.resource, target.name)
+            current: Object = DECODER.decode(head.raw)
+            left = writes.deleted(row, current, options, self.now())
+            await self.settle(request, current, None)
+            if left is current or request.is_dry:
+                return 200, self.farewell(row, current, head.raw, is_gone=left is None)
+            try:
+                if left is None:
+                    gone = await self.store.delete(key, head, making(current))
+                    return 200, self.farewell(row, current, gone.raw, is_gone=True)
+                return 200, (await self.store.put(key, head, making(left))).raw
+            except Stale:
+                continue
+        raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
+
+    def farewell(self, row: Row, obj: Object, raw: bytes, *, is_gone: bool) -> bytes:
+        if not is_gone or row.resource.name in SHOWN_WHEN_GONE:
+            return raw
+        details = {**refusals.details(row.resource, name_of(obj)), "uid": uid_of(obj)}
+        return ENCODER.encode(success(details))
+
+    async def delete_collection(self, request: Request, options: Mapping[str, Any]) -> bytes:
+        target = request.target
+        selection = selection_of(target.row, request.query)
+        going = self.chosen(self.store.every(target.row.storage, target.namespace), selection)
+        async with asyncio.TaskGroup() as group:
+            for version in going:
+                group.create_task(self.delete_quietly(request, version, options))
+        metadata = {"resourceVersion": str(self.store.revision)}
+        return list_text(target.row, metadata, [version.raw for version in going])
+
+    async def delete_quietly(self, request: Request, version: Version, options: Mapping[str, Any]) -> None:
+        target = Target(request.target.row, version.key.namespace, version.key.name)
+        try:
+            await self.delete(Request("delete", target, request.user, request.query), options)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+
+    def uid(self) -> str:
+        return str(UUID(int=self.random.getrandbits(128), version=4))
+
+    def generated_name(self, row: Row, base: str) -> str:
+        if not base:
+            why = "Required value: name or generateName is required"
+            raise refusals.invalid(row.resource, "", "metadata.name", why)
+        return base[:58] + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
+
+
+def making(obj: Object) -> Make:
+    """The text of an object at a revision, and its labels."""
+
+    def make(revision: int) -> tuple[bytes, Object]:
+        at = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(revision)}}
+        return ENCODER.encode(at), dict(labels_of(obj))
+
+    return make
+
+
+def list_text(row: Row, metadata: Object, items: Sequence[bytes]) -> bytes:
+    resource = row.resource
+    head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": metadata}
+    return b'%b,"items":[%b]}' % (ENCODER.encode(head)[:-1], b",".join(items))
+
+
+def check_list_options(version: str, match: str, query: Query) -> None:
+    why = ""
+    if match and query.get("continue"):
+        why = "Forbidden: resourceVersionMatch is forbidden when continue is provided"
+    elif match and not version:
+        why = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
+    elif match and match not in ("Exact", "NotOlderThan"):
+        why = f'Invalid value: "{match}": supported values: "Exact", "NotOlderThan", ""'
+    elif match == "Exact" and version == "0":
+        why = 'Forbidden: resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
+    if why:
+        raise refusals.invalid(refusals.LIST_OPTIONS, "", "resourceVersionMatch", why)
+
+
+def success(details: Object) -> Object:
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

@@ -1,0 +1,214 @@
+"""What a write makes of an object: the rules that hold for every kind, as pure functions.
+
+    placed      the body of a request as an object of the place that the path names
+    created     what is stored for a POST
+    updated     what is stored for a PUT, or for the result of a PATCH
+    deleted     what is left after a DELETE: the object marked as deleting, or None
+
+Each raises the error that Kubernetes would answer with.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.requests import Target
+from tapestry.apiserver.rows import ONLY_CONDITIONALLY, Row
+from tapestry.kube.errors import ServerError
+from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, without
+from tapestry.kube.times import timestamp
+
+SERVER_OWNED = (
+    "uid",
+    "creationTimestamp",
+    "generation",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "resourceVersion",
+    "selfLink",
+)
+FINISHED = ("Succeeded", "Failed")
+FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
+FINALIZERS = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
+
+
+def placed(target: Target, body: Any) -> Object:
+    resource = target.row.resource
+    if not isinstance(body, dict) or not isinstance(body.get("metadata", {}) or {}, dict):
+        raise refusals.bad_request(f"the body is not a {resource.kind}")
+    kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+    metadata = body.get("metadata") or {}
+    for field, expected in kind.items():
+        if body.get(field) not in (None, "", expected):
+            raise refusals.bad_request(
+                f"the API version in the data ({body.get('apiVersion')}) does not match the expected API version "
+                f"({expected})"
+                if field == "apiVersion"
+                else f"the kind in the data ({body['kind']}) does not match the expected kind ({expected})"
+            )
+    if metadata.get("namespace") not in (None, "", target.namespace):
+        raise refusals.bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request"
+        )
+    if target.name and metadata.get("name") not in (None, "", target.name):
+        raise refusals.bad_request(
+            f"the name of the object ({metadata['name']}) does not match the name on the URL ({target.name})"
+        )
+    place = {"namespace": target.namespace or None, "name": target.name or metadata.get("name")}
+    return {**kind, **body, **kind, "metadata": tidy({**metadata, **place})}
+
+
+def created(row: Row, wanted: Object, *, uid: str, now: datetime) -> Object:
+    if version_of(wanted):
+        raise ServerError(500, "InternalError", "resourceVersion should not be set on objects to be created")
+    metadata = {**theirs(wanted), "uid": uid, "creationTimestamp": timestamp(now)}
+    if row.counts_generations:
+        metadata["generation"] = 1
+    found = {**wanted, "metadata": metadata}
+    if row.has_status and row.resource.plural != "nodes":  # a kubelet registers its Node together with the status
+        found = without(found, "status")
+    return found
+
+
+def updated(row: Row, current: Object, wanted: Object, subresource: str = "", *, free: bool = False) -> Object:
+    """`current` itself when the write changes nothing.
+
+    A write to the object leaves the status alone, a write to the status everything else; `free` lifts that.
+    """
+    check_identity(row, current, wanted)
+    owned = {key: value for key, value in current["metadata"].items() if key in SERVER_OWNED}
+    metadata = {**theirs(wanted), **owned}
+    if free or not row.has_status:
+        found = {**wanted, "metadata": metadata}
+    elif subresource == "status":
+        found = with_status_of(wanted, {**current, "metadata": status_metadata(row, current, metadata)})
+    else:
+        found = with_status_of(current, {**wanted, "metadata": metadata})
+    if found == current:
+        return current
+    check_finalizers(row, current, found)
+    if not row.counts_generations or specification(row, found) == specification(row, current):
+        return found
+    return {**found, "metadata": next_generation(found["metadata"])}
+
+
+def is_gone(obj: Object) -> bool:
+    """Whether nothing holds a deleting object any longer: no finalizer, and no kubelet that has yet to stop it."""
+    metadata = obj["metadata"]
+    if not is_deleting(obj) or metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds"):
+        return False
+    return not value_at(obj, "spec", "finalizers") or obj.get("kind") != "Namespace"
+
+
+def deleted(row: Row, current: Object, options: Mapping[str, Any], now: datetime) -> Object | None:
+    """`current` itself when it is deleting already and nothing is hastened."""
+    check_preconditions(row, current, options.get("preconditions") or {})
+    metadata = current["metadata"]
+    finalizers = deletion_finalizers(metadata, options)
+    grace = grace_seconds(row, current, options.get("gracePeriodSeconds"))
+    if (
+        not grace
+        and not finalizers
+        and not (row.resource.name == "namespaces" and value_at(current, "spec", "finalizers"))
+    ):
+        return None
+    until = timestamp(now + timedelta(seconds=grace))
+    if is_deleting(current):
+        if grace >= metadata.get("deletionGracePeriodSeconds", 0) and finalizers == metadata.get("finalizers", []):
+            return current
+    else:
+        metadata = next_generation(metadata)
+    marked = {**metadata, "deletionTimestamp": until, "deletionGracePeriodSeconds": grace}
+    return {**current, "metadata": tidy({**marked, "finalizers": finalizers}, keep=("deletionGracePeriodSeconds",))}
+
+
+def deletion_finalizers(metadata: Object, options: Mapping[str, Any]) -> list[str]:
+    """The object's finalizers, with the one for what becomes of its dependents."""
+    had: list[str] = metadata.get("finalizers", [])
+    policy = options.get("propagationPolicy")
+    if options.get("orphanDependents") is True:
+        policy = "Orphan"
+    others = [each for each in had if each not in FINALIZERS.values()]
+    if policy is None:
+        return had
+    return [*others, FINALIZERS[policy]] if policy in FINALIZERS else others
+
+
+def grace_seconds(row: Row, current: Object, asked: int | None) -> int:
+    """Only a pod that a kubelet may be running gets time to stop."""
+    if row.resource.name != "pods" or not value_at(current, "spec", "nodeName"):
+        return 0
+    if value_at(current, "status", "phase") in FINISHED:
+        return 0
+    seconds: int = value_at(current, "spec", "terminationGracePeriodSeconds", default=30) if asked is None else asked
+    return max(0, seconds)
+
+
+# -- parts of an object
+
+
+def theirs(obj: Object) -> Object:
+    """The metadata that is the writer's to choose."""
+    return tidy({key: value for key, value in obj["metadata"].items() if key not in SERVER_OWNED})
+
+
+def tidy(metadata: Object, keep: tuple[str, ...] = ()) -> Object:
+    """Metadata as a server shows it: what is empty is absent."""
+    return {key: value for key, value in metadata.items() if value not in (None, "", {}, []) or key in keep}
+
+
+def status_metadata(row: Row, current: Object, metadata: Object) -> Object:
+    """Metadata after a write to /status: built-in kinds take it too, except for owners."""
+    before: Object = current["metadata"]
+    if row.is_custom:
+        return {**before, **({"managedFields": metadata["managedFields"]} if "managedFields" in metadata else {})}
+    return tidy({**metadata, "ownerReferences": before.get("ownerReferences")}, keep=("deletionGracePeriodSeconds",))
+
+
+def with_status_of(source: Object, target: Object) -> Object:
+    return {**target, "status": source["status"]} if "status" in source else without(target, "status")
+
+
+def next_generation(metadata: Object) -> Object:
+    return {**metadata, "generation": metadata["generation"] + 1} if "generation" in metadata else metadata
+
+
+def specification(row: Row, obj: Object) -> Object:
+    """What a generation counts the changes of."""
+    beside = ("metadata", "status") if row.has_status else ("metadata",)
+    return {key: value for key, value in obj.items() if key not in beside}
+
+
+# -- refusals
+
+
+def check_identity(row: Row, current: Object, wanted: Object) -> None:
+    """The write must be meant for this object, and for this version of it where it names one."""
+    uid, version, resource = uid_of(wanted), version_of(wanted), row.resource
+    if uid and uid != uid_of(current):
+        raise refusals.other_uid(resource, name_of(current), uid, uid_of(current))
+    if not version and (row.is_custom or resource.name in ONLY_CONDITIONALLY):
+        why = "Invalid value: 0: must be specified for an update"
+        raise refusals.invalid(resource, name_of(current), "metadata.resourceVersion", why)
+    if version and version != version_of(current):
+        raise refusals.conflict(resource, name_of(current), refusals.MODIFIED)
+
+
+def check_preconditions(row: Row, current: Object, preconditions: Mapping[str, str]) -> None:
+    found = {"uid": ("UID", uid_of(current)), "resourceVersion": ("ResourceVersion", version_of(current))}
+    for field, (word, value) in found.items():
+        wanted = preconditions.get(field)
+        if wanted is not None and wanted != value:
+            raise refusals.failed_precondition(row.resource, name_of(current), word, wanted, value)
+
+
+def check_finalizers(row: Row, current: Object, wanted: Object) -> None:
+    added = set(wanted["metadata"].get("finalizers", ())) - set(current["metadata"].get("finalizers", ()))
+    if is_deleting(current) and added:
+        listed = ", ".join(f'"{each}"' for each in sorted(added))
+        why = (
+            "Forbidden: no new finalizers can be added if the object is being deleted, "
+            f"found new finalizers []string{{{listed}}}"
+        )
+        raise refusals.invalid(row.resource, name_of(current), "metadata.finalizers", why)

@@ -1,0 +1,156 @@
+"""Makes the table of built-in resources that our API server is driven by, from what Kubernetes publishes of its own.
+
+    python tools/api_tables.py    writes src/tapestry/apiserver/data/kubernetes.json.gz
+
+Needs Go for its module cache; the file is committed, so nothing else does.  Of the discovery documents it takes which
+resources there are, of the OpenAPI documents what their fields are; descriptions, and defaults that only say that a
+field is empty when it is empty, are left behind.  Versions that a server does not serve unless told so (alpha, beta)
+are left out.
+"""
+
+import gzip
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+MODULE = "k8s.io/kubernetes"
+VERSION = "v1.34.3"
+TARGET = Path(__file__).parent.parent / "src" / "tapestry" / "apiserver" / "data" / "kubernetes.json.gz"
+NOTICE = (
+    "Copyright The Kubernetes Authors.  Licensed under the Apache License, Version 2.0.  Made by tools/api_tables.py "
+    f"from {MODULE} {VERSION}, api/discovery and api/openapi-spec/v3: rearranged, descriptions left out."
+)
+STABLE = re.compile(r"v\d+")
+UNSERVED = {"internal.apiserver.k8s.io", "storagemigration.k8s.io"}
+KEPT = ("type", "format", "required", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
+LIST_RULES = ("list-type", "list-map-keys", "map-type", "patch-merge-key", "patch-strategy", "unions")
+
+Json = dict[str, Any]
+
+
+def module_folder() -> Path:
+    """Where Go keeps the module, fetched if it is not there yet."""
+    with tempfile.TemporaryDirectory() as anywhere:
+        command = ["go", "mod", "download", "-json", f"{MODULE}@{VERSION}"]
+        answer = subprocess.run(command, cwd=anywhere, check=True, capture_output=True, text=True)
+    return Path(json.loads(answer.stdout)["Dir"])
+
+
+def resources(folder: Path) -> list[Json]:
+    """Every resource of every stable version, in the order of discovery."""
+    found = legacy_rows(json.loads((folder / "discovery" / "api__v1.json").read_text()))
+    for group in json.loads((folder / "discovery" / "aggregated_v2.json").read_text())["items"]:
+        name = group["metadata"]["name"]
+        for version in group["versions"]:
+            if name not in UNSERVED and STABLE.fullmatch(version["version"]):
+                found += [row(name, version["version"], each) for each in version["resources"]]
+    return found
+
+
+def row(group: str, version: str, each: Json) -> Json:
+    return {
+        "group": group,
+        "version": version,
+        "kind": each["responseKind"]["kind"],
+        "plural": each["resource"],
+        "singular": each["singularResource"],
+        "namespaced": each["scope"] == "Namespaced",
+        "verbs": each["verbs"],
+        "shortNames": each.get("shortNames", []),
+        "categories": each.get("categories", []),
+        "subresources": [subresource(sub, sub["subresource"], sub["responseKind"]) for sub in each.get("subresources", [])],
+    }
+
+
+def subresource(each: Json, name: str, kind: Json) -> Json:
+    found = {"name": name, "kind": kind["kind"], "verbs": each["verbs"]}
+    return {**found, **{field: kind[field] for field in ("group", "version") if kind.get(field)}}
+
+
+def legacy_rows(document: Json) -> list[Json]:
+    """The rows of a legacy discovery document: a subresource is a row of its own there, after its resource or not."""
+    rows: dict[str, Json] = {}
+    for each in document["resources"]:
+        if "/" not in each["name"]:
+            kind = {"kind": each["kind"]}
+            scope = "Namespaced" if each["namespaced"] else "Cluster"
+            rows[each["name"]] = row(
+                "", "v1", {**each, "resource": each["name"], "singularResource": each["singularName"], "scope": scope, "responseKind": kind}
+            )
+    for each in document["resources"]:
+        plural, slash, name = each["name"].partition("/")
+        if slash:
+            rows[plural]["subresources"].append(subresource(each, name, each))
+    return list(rows.values())
+
+
+def schemas(folder: Path) -> tuple[dict[str, Json], dict[tuple[str, str, str], str]]:
+    """The types of all OpenAPI documents by name, and which of them is which kind."""
+    types: dict[str, Json] = {}
+    kinds: dict[tuple[str, str, str], str] = {}
+    for path in sorted((folder / "openapi-spec" / "v3").glob("*.json")):
+        for name, schema in json.loads(path.read_text()).get("components", {}).get("schemas", {}).items():
+            types[name] = reduced(schema)
+            for gvk in schema.get("x-kubernetes-group-version-kind", ()):
+                kinds.setdefault((gvk["group"], gvk["version"], gvk["kind"]), name)
+    return types, kinds
+
+
+def reduced(schema: Json) -> Json:
+    """A schema as far as it says what an object may look like and how its lists merge."""
+    [*wrapped] = schema.get("allOf", ())
+    if len(wrapped) == 1:
+        schema = {**schema, **wrapped[0]}
+    found = {key: schema[key] for key in KEPT if schema.get(key)}
+    found |= {f"x-kubernetes-{key}": schema[f"x-kubernetes-{key}"] for key in LIST_RULES if f"x-kubernetes-{key}" in schema}
+    if "$ref" in schema:
+        found["$ref"] = schema["$ref"].rpartition("/")[2]
+    if "oneOf" in schema:
+        found["x-kubernetes-int-or-string"] = True
+    if schema.get("default") not in (None, "", 0, False, {}):
+        found["default"] = schema["default"]
+    if "properties" in schema:
+        found["properties"] = {name: reduced(each) for name, each in schema["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            found[key] = reduced(schema[key])
+    return found
+
+
+def reached(roots: list[str], types: dict[str, Json]) -> dict[str, Json]:
+    """The types that `roots` are made of, themselves included."""
+    found: dict[str, Json] = {}
+    waiting = list(roots)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = types[name]
+            waiting += re.findall(r'"\$ref": "([^"]+)"', json.dumps(types[name]))
+    return dict(sorted(found.items()))
+
+
+def main() -> None:
+    folder = module_folder() / "api"
+    rows = resources(folder)
+    types, kinds = schemas(folder)
+    roots = ["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"]
+    for each in rows:
+        for named in (each, *each["subresources"]):
+            group, version = named.get("group", each["group"]), named.get("version", each["version"])
+            name = kinds.get((group, version, named["kind"]))
+            if name is not None:
+                roots.append(name)
+                if named is each:
+                    each["schema"] = name
+    table = {"notice": NOTICE, "version": VERSION, "resources": rows, "schemas": reached(roots, types)}
+    text = json.dumps(table, separators=(",", ":"), sort_keys=True).encode()
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    TARGET.write_bytes(gzip.compress(text, mtime=0))
+    print(f"{TARGET.name}: {len(rows)} resources, {len(table['schemas'])} types, {TARGET.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
