@@ -14,6 +14,7 @@ from tapestry.kube.errors import (
     NotFound,
     Timeout,
     TooLarge,
+    Unauthorized,
     UnsupportedMediaType,
 )
 from tapestry.kube.objects import Object
@@ -136,3 +137,11 @@ def forbidden(user: str, verb: str, target: "Target") -> Forbidden:
 
 def forbidden_path(user: str, verb: str, path: str) -> Forbidden:
     return Forbidden(403, "Forbidden", f'forbidden: User "{user}" cannot {verb} path "{path}"')
+
+
+def unauthorized() -> Unauthorized:
+    return Unauthorized(401, "Unauthorized", "Unauthorized")
+
+
+def agent_refused() -> Forbidden:
+    return Forbidden(403, "Forbidden", "this server does not serve kubectl (--kubectl-disabled)")

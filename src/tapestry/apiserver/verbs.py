@@ -49,6 +49,7 @@ class Request:
     user: User
     query: Query
     content_type: str = ""
+    body: bytes = b""
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -64,13 +65,14 @@ class Listing:
     items: Sequence[bytes]
 
 
-Settle = Callable[[Request, Object | None, Object | None], Awaitable[Object]]
-"""What an object becomes on its way in: (old, new) to what is stored.  Raises what the writer is to hear."""
+Step = Callable[[Request, Object | None, Object | None], Awaitable[Object]]
+"""Something that has a say in a write: (old, new) to what new becomes; new is None for a deletion, and stays so."""
 
 
-async def as_it_is(_: Request, __: Object | None, new: Object | None) -> Object:
-    assert new is not None
-    return new
+async def as_it_is(_: Request, old: Object | None, new: Object | None) -> Object:
+    found = new if new is not None else old
+    assert found is not None
+    return found
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,10 @@ class Verbs:
 
     store: Store
     now: Callable[[], datetime]
-    settle: Settle = as_it_is
-    """Defaults, admission, validation, managed fields."""
+    prepare: Step = as_it_is
+    """What a writer wants, before the server adds its own: types, defaults, mutating admission."""
+    settle: Step = as_it_is
+    """What would be stored: validation, managed fields, validating admission."""
     random: Random = field(default_factory=Random)
     unrestricted: bool = False
     """Whether a write to an object may change its status, too."""
@@ -195,7 +199,8 @@ class Verbs:
         for _ in range(TRIES):
             name = wanted["metadata"].get("name") or self.generated_name(row, base)
             named = with_value(wanted, ("metadata", "name"), name)
-            made = writes.created(row, named, uid=self.uid(), now=self.now())
+            ready = await self.prepare(request, None, named)
+            made = writes.created(row, ready, uid=self.uid(), now=self.now())
             settled = await self.settle(request, None, made)
             key = Key(row.storage, target.namespace, name)
             if self.store.head(*key) is not None:
@@ -239,7 +244,8 @@ class Verbs:
             if head is None:
                 raise refusals.not_found(row.resource, target.name)
             current: Object = DECODER.decode(head.raw)
-            new = writes.updated(row, current, wanted(current), target.subresource, free=self.unrestricted)
+            ready = await self.prepare(request, current, wanted(current))
+            new = writes.updated(row, current, ready, target.subresource, free=self.unrestricted)
             settled = await self.settle(request, current, new) if new is not current else current
             if settled == current:
                 await self.store.settled(key)

@@ -17,6 +17,7 @@ COMMANDS = {
     "up": Entry("tapestry.cli.up", "Run what exists on this machine, to try it."),
     "run": Entry("tapestry.cli.controllers", "Run one controller."),
     "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
+    "apiserver": Entry("tapestry.cli.apiserver", "Serve Kubernetes' API where there is no Kubernetes."),
     "manager": Entry("tapestry.cli.manager", "Run a syncer for every ClusterBinding."),
     "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),
     "join": Entry("tapestry.cli.join", "Join a physical cluster: what is idle there is lent."),

@@ -111,6 +111,8 @@ class Shelf:
     events: deque[Event] = field(default_factory=deque)
     compacted: int = 0
     """The revision up to which events are forgotten."""
+    changed: int = 0
+    """The revision of the last change."""
     subscriptions: set[Subscription] = field(default_factory=set)
 
     def sorted_keys(self) -> list[tuple[str, str]]:
@@ -153,6 +155,7 @@ class Store:
             assert raw is not None
             shelf = self._shelf(key.resource)
             shelf.objects[key.namespace, key.name] = Version(key, revision, raw, read(raw), revision)
+            shelf.changed = revision
         for shelf in self._shelves.values():
             shelf.compacted = latest
         self._given = self.revision = latest
@@ -185,6 +188,10 @@ class Store:
             else:
                 found[at] = event.old
         return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
+
+    def changed_at(self, resource: str) -> int:
+        """The revision of the last change of any object of the resource."""
+        return self._shelf(resource).changed
 
     def count(self, resource: str) -> int:
         return len(self._shelf(resource).objects)
@@ -313,7 +320,7 @@ class Store:
                 shelf.objects[at] = event.new
             if shelf.heads.get(at) is event.new:
                 shelf.heads.pop(at, None)
-            self.revision = event.revision
+            self.revision = shelf.changed = event.revision
             self._remember(shelf, event)
             for subscription in shelf.subscriptions:
                 if concerns(event, subscription.namespace, subscription.name):

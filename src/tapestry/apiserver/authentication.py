@@ -1,0 +1,125 @@
+"""Who sends a request: by a token, by a client certificate, or, where that is allowed, by being on this machine.
+
+Each way is a function from credentials to a user, or None where it does not know them.  Credentials that nobody knows
+are refused; a request without any is anonymous, and the rights of the anonymous are few.
+"""
+
+import csv
+import hmac
+import ipaddress
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.requests import User
+
+AUTHENTICATED, UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"
+ANONYMOUS = User("system:anonymous", (UNAUTHENTICATED,))
+LOCAL = User("localhost", ("system:masters", AUTHENTICATED))
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a request shows of its sender."""
+
+    bearer: str = ""
+    certificate: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The subject of a client certificate that was verified, by attribute: `commonName`, `organizationName`."""
+    peer: str = ""
+    host: str = ""
+    origin: str = ""
+    agent: str = ""
+
+
+Way = Callable[[Credentials], User | None]
+
+
+@dataclass(frozen=True)
+class Authenticator:
+    """Asks each way in turn."""
+
+    ways: Sequence[Way]
+
+    def __call__(self, credentials: Credentials) -> User:
+        """The user; raises Unauthorized where credentials are shown that no way knows."""
+        for way in self.ways:
+            user = way(credentials)
+            if user is not None:
+                groups = user.groups if AUTHENTICATED in user.groups else (*user.groups, AUTHENTICATED)
+                return User(user.name, groups, user.uid, user.extra)
+        if credentials.bearer:
+            raise refusals.unauthorized()
+        return ANONYMOUS
+
+
+def by_certificate(credentials: Credentials) -> User | None:
+    """The common name is the user, the organizations are its groups; that the certificate is good, TLS has seen to."""
+    names = credentials.certificate.get("commonName", ())
+    return User(names[0], tuple(credentials.certificate.get("organizationName", ()))) if names else None
+
+
+def by_place(credentials: Credentials) -> User | None:
+    """Whoever is on this machine, and means it.
+
+    A page in a browser on this machine is no such one: it shows an Origin, or names a host that is not this one.
+    """
+    if credentials.bearer or credentials.origin or not is_loopback(credentials.peer):
+        return None
+    return LOCAL if hostname(credentials.host) in LOCAL_NAMES else None
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def hostname(host: str) -> str:
+    """The host of a Host header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+class TokenFileError(ValueError):
+    """The token file cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class StaticTokens:
+    """Tokens out of a file, each with its user."""
+
+    users: Mapping[str, User]
+
+    def __call__(self, credentials: Credentials) -> User | None:
+        for token, user in self.users.items() if credentials.bearer else ():
+            if hmac.compare_digest(token.encode(), credentials.bearer.encode()):
+                return user
+        return None
+
+
+def token_file(path: Path) -> StaticTokens:
+    """The tokens of a CSV file: token, user, uid, and optionally the groups in quotes.  Nobody else may read it."""
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text()
+    except OSError as error:
+        raise TokenFileError(f"{path}: cannot be read: {error.strerror}") from error
+    if mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
+        raise TokenFileError(f"{path}: others may read it; `chmod 600 {path}` keeps the tokens in it secret")
+    return StaticTokens(dict(token_rows(csv.reader(text.splitlines()), path)))
+
+
+def token_rows(rows: Iterable[list[str]], path: Path) -> Iterable[tuple[str, User]]:
+    for number, row in enumerate(rows, 1):
+        fields = [each.strip() for each in row]
+        if not fields or fields[0].startswith("#"):
+            continue
+        if len(fields) < 3 or not fields[0] or not fields[1]:
+            raise TokenFileError(f'{path}: line {number}: expected token,user,uid[,"group,group"]')
+        groups = tuple(each.strip() for each in ",".join(fields[3:]).split(",") if each.strip())
+        yield fields[0], User(fields[1], groups, fields[2])

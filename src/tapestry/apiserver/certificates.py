@@ -1,0 +1,140 @@
+"""Certificates of the server's own: a CA, a certificate for its names, and one for its first administrator."""
+
+import ipaddress
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LIFETIME = timedelta(days=365)
+CA_LIFETIME = timedelta(days=3650)
+RENEW_BEFORE = timedelta(days=30)
+CLOCKS = timedelta(hours=1)
+"""By how much the clocks of clients may be behind."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A CA whose key and certificate are in a folder; made when it is first asked for."""
+
+    folder: Path
+
+    @property
+    def certificate_file(self) -> Path:
+        return self.folder / "ca.crt"
+
+    def certificate(self) -> str:
+        self._ensure()
+        return self.certificate_file.read_text()
+
+    def server(self, names: Sequence[str]) -> tuple[Path, Path]:
+        """The files of a certificate and a key for these host names and addresses."""
+        self._ensure()
+        at = self.folder / "apiserver.crt", self.folder / "apiserver.key"
+        if not is_good(at[0], names):
+            alternatives = x509.SubjectAlternativeName([alternative(each) for each in names])
+            self._issue(at, subject("tapestry-apiserver"), [alternatives], ExtendedKeyUsageOID.SERVER_AUTH)
+        return at
+
+    def client(self, name: str, groups: Sequence[str]) -> tuple[Path, Path]:
+        """The files of a certificate and a key that say who a client is."""
+        self._ensure()
+        at = self.folder / f"{name}.crt", self.folder / f"{name}.key"
+        if not is_good(at[0], ()):
+            self._issue(at, subject(name, groups), [], ExtendedKeyUsageOID.CLIENT_AUTH)
+        return at
+
+    def _ensure(self) -> None:
+        key_file = self.folder / "ca.key"
+        if self.certificate_file.exists() and key_file.exists():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        key = ec.generate_private_key(ec.SECP256R1())
+        name, now = subject("tapestry-ca"), datetime.now(UTC)
+        builder = self._builder(name, name, key.public_key(), now, CA_LIFETIME)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        write(key_file, private_bytes(key))
+        write(self.certificate_file, builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+    def _issue(
+        self, at: tuple[Path, Path], name: x509.Name, extensions: list[x509.ExtensionType], use: x509.ObjectIdentifier
+    ) -> None:
+        authority_key = serialization.load_pem_private_key((self.folder / "ca.key").read_bytes(), None)
+        authority = x509.load_pem_x509_certificate(self.certificate_file.read_bytes())
+        assert isinstance(authority_key, ec.EllipticCurvePrivateKey), "the CA is always made with such a key"
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._builder(name, authority.subject, key.public_key(), datetime.now(UTC), LIFETIME)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        write(at[1], private_bytes(key))
+        write(at[0], builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+    def _builder(
+        self, name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta
+    ) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(issuer)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - CLOCKS)
+            .not_valid_after(now + life)
+        )
+
+
+def subject(name: str, groups: Sequence[str] = ()) -> x509.Name:
+    attributes = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+    return x509.Name([*attributes, x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def is_good(path: Path, names: Sequence[str]) -> bool:
+    """Whether there is a certificate that will last for a while and has these names."""
+    if not path.exists():
+        return False
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    if certificate.not_valid_after_utc - datetime.now(UTC) < RENEW_BEFORE:
+        return False
+    if not names:
+        return True
+    has = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {alternative(each) for each in names} <= set(has)
+
+
+def private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file that nobody else may read, from its first byte on."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+
+
+def server_context(certificate: Path, key: Path, client_cas: Sequence[Path]) -> ssl.SSLContext:
+    """TLS for the listener; client certificates are looked at where a client has one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    for authority in client_cas:
+        context.load_verify_locations(authority)
+    context.verify_mode = ssl.CERT_OPTIONAL if client_cas else ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
+    return context
