@@ -18,6 +18,7 @@ from tapestry.apiserver import bootstrap
 from tapestry.apiserver.authentication import Authenticator, Way, by_certificate, by_place, token_file
 from tapestry.apiserver.certificates import Authority, server_context
 from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.customs import DefinitionRules, Definitions
 from tapestry.apiserver.http import Listener, serve
 from tapestry.apiserver.pipeline import Pipeline, TypedReading
 from tapestry.apiserver.rbac import Authorizer, Roles
@@ -86,10 +87,14 @@ def log_of(config: ApiServerConfig, folder: Path) -> Log:
 
 def server_of(config: ApiServerConfig, store: Store, now: Callable[[], datetime]) -> Server:
     table = built_in()
+    rows, types = Rows(table.rows), Types(table.types)
     authorize: Authorize = Authorizer(Roles(store)) if config.authorization == "RBAC" else everybody_may
-    prepare = Pipeline([TypedReading(Types(table.types))])
-    verbs = Verbs(store, now, prepare, random=random.SystemRandom(), unrestricted=config.unrestricted_update)
-    return Server(Rows(table.rows), verbs, version_of(table.version), authorize)
+    definitions, rules = Definitions(store, rows, types), DefinitionRules(rows, now)
+    definitions.load()
+    prepare = Pipeline([TypedReading(types), definitions.read, rules.default])
+    settle = Pipeline([definitions.check, rules.settle])
+    verbs = Verbs(store, now, prepare, settle, random.SystemRandom(), config.unrestricted_update)
+    return Server(rows, verbs, version_of(table.version), authorize)
 
 
 def version_of(version: str) -> Object:

@@ -52,6 +52,8 @@ class Row:
     subresources: Mapping[str, Subresource] = field(default_factory=dict)
     storage: str = ""
     """Where its objects are kept: two versions of a resource share it."""
+    stored_as: str = ""
+    """The apiVersion that objects have in the store, where that is another one."""
     schema: Object = field(default_factory=dict)
     """Structural, of a custom resource; that of a built-in kind is `types[type]`."""
     type: str = ""

@@ -96,7 +96,7 @@ class Verbs:
         version = self.store.get(*target.key)
         if version is None:
             raise refusals.not_found(target.row.resource, target.name)
-        return version.raw
+        return shown(target.row, version.raw)
 
     async def list(self, target: Target, query: Query) -> Listing:
         selection = selection_of(target.row, query)
@@ -109,7 +109,7 @@ class Verbs:
             metadata["continue"] = Continue(revision, last.namespace, last.name).sealed()
             if selection.matches is None:
                 metadata["remainingItemCount"] = len(chosen) - len(page)
-        return Listing(metadata, [version.raw for version in page])
+        return Listing(metadata, [shown(target.row, version.raw) for version in page])
 
     async def listed(self, target: Target, query: Query) -> tuple[Sequence[Version], int, int]:
         """The objects of a place at the revision that the query asks for, that revision, and how many are wanted."""
@@ -210,7 +210,7 @@ class Verbs:
             if request.is_dry:
                 return ENCODER.encode(settled)
             try:
-                return (await self.store.put(key, None, making(settled))).raw
+                return shown(row, (await self.store.put(key, None, making(row, settled))).raw)
             except Stale:
                 continue
         raise refusals.already_exists(resource, base)
@@ -243,19 +243,19 @@ class Verbs:
             head = self.store.head(*key)
             if head is None:
                 raise refusals.not_found(row.resource, target.name)
-            current: Object = DECODER.decode(head.raw)
+            current: Object = DECODER.decode(shown(row, head.raw))
             ready = await self.prepare(request, current, wanted(current))
             new = writes.updated(row, current, ready, target.subresource, free=self.unrestricted)
             settled = await self.settle(request, current, new) if new is not current else current
             if settled == current:
                 await self.store.settled(key)
-                return head.raw
+                return shown(row, head.raw)
             if request.is_dry:
                 return ENCODER.encode(settled)
             try:
                 if writes.is_gone(settled):
-                    return (await self.store.delete(key, head, making(settled))).raw
-                return (await self.store.put(key, head, making(settled))).raw
+                    return shown(row, (await self.store.delete(key, head, making(row, settled))).raw)
+                return shown(row, (await self.store.put(key, head, making(row, settled))).raw)
             except Stale:
                 continue
         raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
@@ -281,16 +281,16 @@ class Verbs:
             head = self.store.head(*key)
             if head is None:
                 raise refusals.not_found(row.resource, target.name)
-            current: Object = DECODER.decode(head.raw)
+            current: Object = DECODER.decode(shown(row, head.raw))
             left = writes.deleted(row, current, options, self.now())
             await self.settle(request, current, None)
             if left is current or request.is_dry:
                 return 200, self.farewell(row, current, head.raw, is_gone=left is None)
             try:
                 if left is None:
-                    gone = await self.store.delete(key, head, making(current))
-                    return 200, self.farewell(row, current, gone.raw, is_gone=True)
-                return 200, (await self.store.put(key, head, making(left))).raw
+                    gone = await self.store.delete(key, head, making(row, current))
+                    return 200, self.farewell(row, current, shown(row, gone.raw), is_gone=True)
+                return 200, shown(row, (await self.store.put(key, head, making(row, left))).raw)
             except Stale:
                 continue
         raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
@@ -309,7 +309,7 @@ class Verbs:
             for version in going:
                 group.create_task(self.delete_quietly(request, version, options))
         metadata = {"resourceVersion": str(self.store.revision)}
-        return list_text(target.row, metadata, [version.raw for version in going])
+        return list_text(target.row, metadata, [shown(target.row, version.raw) for version in going])
 
     async def delete_quietly(self, request: Request, version: Version, options: Mapping[str, Any]) -> None:
         target = Target(request.target.row, version.key.namespace, version.key.name)
@@ -329,11 +329,23 @@ class Verbs:
         return base[:58] + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
 
 
-def making(obj: Object) -> Make:
-    """The text of an object at a revision, and its labels."""
+def shown(row: Row, raw: bytes) -> bytes:
+    """An object out of the store as this version shows it; the apiVersion is the first field of every text there."""
+    if not row.stored_as or not raw.startswith(head := text_head(row.stored_as)):
+        return raw
+    return text_head(row.resource.api_version) + raw[len(head) :]
+
+
+def text_head(api_version: str) -> bytes:
+    return b'{"apiVersion":"%b"' % api_version.encode()
+
+
+def making(row: Row, obj: Object) -> Make:
+    """The text of an object at a revision, as it is stored, and its labels."""
+    version = {"apiVersion": row.stored_as or row.resource.api_version}
 
     def make(revision: int) -> tuple[bytes, Object]:
-        at = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(revision)}}
+        at = {**version, **obj, **version, "metadata": {**obj["metadata"], "resourceVersion": str(revision)}}
         return ENCODER.encode(at), dict(labels_of(obj))
 
     return make

@@ -114,6 +114,7 @@ class Shelf:
     changed: int = 0
     """The revision of the last change."""
     subscriptions: set[Subscription] = field(default_factory=set)
+    listeners: list[Callable[[Event], None]] = field(default_factory=list)
 
     def sorted_keys(self) -> list[tuple[str, str]]:
         if self.order is None:
@@ -212,6 +213,10 @@ class Store:
         subscription = Subscription(namespace, name, missed)
         shelf.subscriptions.add(subscription)
         return subscription
+
+    def on_change(self, resource: str, listener: Callable[[Event], None]) -> None:
+        """Call `listener` with every change as it becomes visible, before whoever made it is answered."""
+        self._shelf(resource).listeners.append(listener)
 
     def unwatch(self, resource: str, subscription: Subscription) -> None:
         self._shelf(resource).subscriptions.discard(subscription)
@@ -322,6 +327,8 @@ class Store:
                 shelf.heads.pop(at, None)
             self.revision = shelf.changed = event.revision
             self._remember(shelf, event)
+            for listener in shelf.listeners:
+                listener(event)
             for subscription in shelf.subscriptions:
                 if concerns(event, subscription.namespace, subscription.name):
                     subscription.push(event)
