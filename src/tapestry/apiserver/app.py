@@ -20,6 +20,7 @@ from tapestry.apiserver.certificates import Authority, server_context
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.customs import DefinitionRules, Definitions
 from tapestry.apiserver.http import Listener, serve
+from tapestry.apiserver.openapi import Documents
 from tapestry.apiserver.pipeline import Pipeline, TypedReading
 from tapestry.apiserver.rbac import Authorizer, Roles
 from tapestry.apiserver.rows import Rows, built_in
@@ -94,7 +95,8 @@ def server_of(config: ApiServerConfig, store: Store, now: Callable[[], datetime]
     prepare = Pipeline([TypedReading(types), definitions.read, rules.default])
     settle = Pipeline([definitions.check, rules.settle])
     verbs = Verbs(store, now, prepare, settle, random.SystemRandom(), config.unrestricted_update)
-    return Server(rows, verbs, version_of(table.version), authorize)
+    documents = Documents(rows, table.types)
+    return Server(rows, verbs, version_of(table.version), authorize, documents=documents)
 
 
 def version_of(version: str) -> Object:

@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import discovery, refusals
+from tapestry.apiserver import discovery, refusals, views
 from tapestry.apiserver.codec import JSON, accepted, chosen_form, decoded, media_type
+from tapestry.apiserver.openapi import Documents
 from tapestry.apiserver.requests import Call, Target, User, number, target_of
 from tapestry.apiserver.rows import Rows
-from tapestry.apiserver.verbs import APPLY_PATCH, Request, Verbs, list_text
+from tapestry.apiserver.verbs import APPLY_PATCH, Request, Verbs
 from tapestry.apiserver.watches import Watching, line
 from tapestry.kube.errors import ApiError, Gone
 from tapestry.kube.objects import Object
 
 TRUE = ("1", "true")
-PLAIN: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Server:
     special: Mapping[tuple[str, str], Handler] = field(default_factory=dict)
     """By resource and subresource: `("pods", "eviction")`; POSTs to a resource that is not stored have none."""
     address: str = ""
+    documents: Documents | None = None
 
     async def answer(self, call: Call) -> Answer | Watching:
         """What is to be sent back; refusals are answers, too."""
@@ -102,6 +103,8 @@ class Server:
                 return answered(200, self.version)
             case ["healthz" | "livez" | "readyz", *_]:
                 return Answer(200, b"ok", "text/plain; charset=utf-8")
+            case ["openapi", "v3", *rest]:
+                return self.openapi(rest)
             case ["api" | "apis" as root]:
                 return self.roots(call, legacy=root == "api")
             case ["api", "v1"]:
@@ -110,6 +113,21 @@ class Server:
                 return answered(200, discovery.api_group(group, list(groups[group])))
             case ["apis", group, version] if version in groups.get(group, ()):
                 return answered(200, discovery.api_resources(group, version, groups[group][version]))
+        return None
+
+    def openapi(self, rest: list[str]) -> Answer | None:
+        if self.documents is None:
+            return None
+        try:
+            match rest:
+                case []:
+                    return answered(200, self.documents.index())
+                case ["api", version]:
+                    return Answer(200, self.documents.document("", version))
+                case ["apis", group, version]:
+                    return Answer(200, self.documents.document(group, version))
+        except KeyError:
+            return None
         return None
 
     def roots(self, call: Call, *, legacy: bool) -> Answer:
@@ -125,11 +143,10 @@ class Server:
 
     async def served_collection(self, call: Call, target: Target) -> Answer | Watching:
         if call.method == "GET":
-            chosen_form(call.headers.get("accept", ""), PLAIN)
+            form, include = form_of(call)
             if call.query.get("watch") in TRUE:
-                return await self.watched(call, target)
-            found = await self.verbs.list(target, call.query)
-            return Answer(200, list_text(target.row, found.metadata, found.items))
+                return await self.watched(call, target, form, include)
+            return Answer(200, views.many(target.row, await self.verbs.list(target, call.query), form, include))
         request, body = self.read(call, target)
         if call.method == "POST":
             return warned(request, 201, await self.verbs.create(request, body))
@@ -137,9 +154,9 @@ class Server:
             return Answer(200, await self.verbs.delete_collection(request, deletion(body, call)))
         raise refusals.not_allowed()
 
-    async def watched(self, call: Call, target: Target) -> Answer | Watching:
+    async def watched(self, call: Call, target: Target, form: str, include: str) -> Answer | Watching:
         try:
-            return await self.verbs.watch(target, call.query)
+            return await self.verbs.watch(target, call.query, views.flavour(target.row, form, include))
         except Gone as error:  # said in the stream: clients look for it there
             return Answer(200, line("ERROR", msgspec.json.encode(error.status())))
 
@@ -147,10 +164,10 @@ class Server:
         if target.subresource and target.subresource not in VIEWS:
             raise refusals.not_allowed()
         if call.method == "GET":
-            chosen_form(call.headers.get("accept", ""), PLAIN)
+            form, include = form_of(call)
             if call.query.get("watch") in TRUE:
-                return await self.watched(call, target)
-            return Answer(200, await self.verbs.get(target, call.query))
+                return await self.watched(call, target, form, include)
+            return Answer(200, views.one(target.row, await self.verbs.get(target, call.query), form, include))
         request, body = self.read(call, target)
         match call.method:
             case "PUT":
@@ -183,6 +200,11 @@ def verb_of(call: Call, target: Target) -> str:
     if call.method == "DELETE" and not target.name:
         return "deletecollection"
     return VERBS.get(call.method, call.method.lower())
+
+
+def form_of(call: Call) -> tuple[str, str]:
+    """In which form the client wants objects, and how much of them beside a table."""
+    return chosen_form(call.headers.get("accept", ""), views.FORMS), call.query.get("includeObject") or "Metadata"
 
 
 def answered(status: int, body: Any, content_type: str = JSON) -> Answer:

@@ -1,0 +1,49 @@
+"""Views: an object as a client wants to see it, which may be as a row of a table, or its metadata alone."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tapestry.apiserver import printing
+from tapestry.apiserver.rows import Row
+from tapestry.apiserver.verbs import Listing, list_text, shown
+from tapestry.apiserver.watches import AS_IS, Flavour
+from tapestry.kube.objects import Object
+
+TABLE, PARTIAL, PARTIALS = "Table", "PartialObjectMetadata", "PartialObjectMetadataList"
+FORMS = frozenset({TABLE, PARTIAL, PARTIALS})
+
+
+def one(row: Row, raw: bytes, form: str, include: str) -> bytes:
+    """A single object."""
+    if not form:
+        return raw
+    obj: Object = msgspec.json.decode(raw)
+    if form == TABLE:
+        version = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
+        return msgspec.json.encode(printing.table(row, [obj], version, include))
+    return msgspec.json.encode(printing.partial(obj))
+
+
+def many(row: Row, listing: Listing, form: str, include: str) -> bytes:
+    """A list."""
+    if not form:
+        return list_text(row, listing.metadata, listing.items)
+    objects = decoded(listing.items)
+    if form == TABLE:
+        return msgspec.json.encode(printing.table(row, objects, listing.metadata, include))
+    items = [printing.partial(obj) for obj in objects]
+    head = {"kind": PARTIALS, "apiVersion": "meta.k8s.io/v1", "metadata": listing.metadata, "items": items}
+    return msgspec.json.encode(head)
+
+
+def decoded(items: Sequence[bytes]) -> list[Object]:
+    return [msgspec.json.decode(raw) for raw in items]
+
+
+def flavour(row: Row, form: str, include: str) -> Flavour:
+    """What a watcher sees of each object; what is made for one is kept for the next that sees the same."""
+    version = row.resource.api_version if row.stored_as else ""
+    if not form:
+        return Flavour(f"@{version}", lambda raw: shown(row, raw)) if version else AS_IS
+    return Flavour(f"{form}{include}@{version}", lambda raw: one(row, shown(row, raw), form, include))
