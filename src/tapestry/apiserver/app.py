@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from tapestry.apiserver import bootstrap
+from tapestry.apiserver import admission, bootstrap, defaults
 from tapestry.apiserver.authentication import Authenticator, Way, by_certificate, by_place, token_file
 from tapestry.apiserver.certificates import Authority, server_context
 from tapestry.apiserver.config import ApiServerConfig
@@ -23,6 +23,7 @@ from tapestry.apiserver.http import Listener, serve
 from tapestry.apiserver.openapi import Documents
 from tapestry.apiserver.pipeline import Pipeline, TypedReading
 from tapestry.apiserver.rbac import Authorizer, Roles
+from tapestry.apiserver.reviews import Reviews
 from tapestry.apiserver.rows import Rows, built_in
 from tapestry.apiserver.server import Authorize, Server, everybody_may
 from tapestry.apiserver.service_accounts import Accounts, key_in
@@ -30,6 +31,7 @@ from tapestry.apiserver.storage.file import FileLog
 from tapestry.apiserver.storage.log import Log
 from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.subresources import Subresources
 from tapestry.apiserver.types import Types
 from tapestry.apiserver.verbs import Verbs
 from tapestry.kube.objects import Object
@@ -65,11 +67,12 @@ async def running(
     store = Store(log_of(config, folder))
     store.load(labels_in)
     accounts = Accounts(store, key_in(folder / "pki" / "service-accounts.key"), config.service_account_issuer, now)
-    server = server_of(config, store, now)
+    ways = ways_of(config, accounts)
+    server = server_of(config, store, accounts, ways, now)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(store.run(), name="log"), group.create_task(forget(store, config.history_seconds))]
         await bootstrap.install(server)
-        runners = await listen(config, server, accounts, folder)
+        runners = await listen(config, server, ways, folder)
         try:
             addresses = {name: address_of(runner) for name, runner in runners.items()}
             log.info("serving", objects=sum(map(store.count, store.resources())), **addresses)
@@ -86,17 +89,30 @@ def log_of(config: ApiServerConfig, folder: Path) -> Log:
     return FileLog(folder) if config.backend == "file" else MemoryLog()
 
 
-def server_of(config: ApiServerConfig, store: Store, now: Callable[[], datetime]) -> Server:
+def server_of(
+    config: ApiServerConfig, store: Store, accounts: Accounts, ways: list[Way], now: Callable[[], datetime]
+) -> Server:
     table = built_in()
     rows, types = Rows(table.rows), Types(table.types)
     authorize: Authorize = Authorizer(Roles(store)) if config.authorization == "RBAC" else everybody_may
     definitions, rules = Definitions(store, rows, types), DefinitionRules(rows, now)
     definitions.load()
-    prepare = Pipeline([TypedReading(types), definitions.read, rules.default])
-    settle = Pipeline([definitions.check, rules.settle])
-    verbs = Verbs(store, now, prepare, settle, random.SystemRandom(), config.unrestricted_update)
+    chance = random.SystemRandom()
+    prepare = Pipeline(
+        [
+            *(TypedReading(types), definitions.read, admission.plain_secrets, defaults.step, rules.default),
+            *(admission.Namespaces(store), admission.Priorities(store), admission.default_tolerations),
+            *((admission.PodAccounts(store, chance),) if config.pod_accounts else ()),
+        ]
+    )
+    settle = Pipeline([admission.immortal, admission.kinds, definitions.check, rules.settle])
+    verbs = Verbs(store, now, prepare, settle, chance, config.unrestricted_update)
+    special = {
+        **Reviews(rows, authorize, accounts, Authenticator(ways).by_token).handlers(),
+        **Subresources(verbs, rows, accounts).handlers(),
+    }
     documents = Documents(rows, table.types)
-    return Server(rows, verbs, version_of(table.version), authorize, documents=documents)
+    return Server(rows, verbs, version_of(table.version), authorize, special, documents=documents)
 
 
 def version_of(version: str) -> Object:
@@ -104,12 +120,13 @@ def version_of(version: str) -> Object:
     return {"major": major, "minor": minor, "gitVersion": f"{version}+tapestry", "platform": "linux/amd64"}
 
 
-async def listen(
-    config: ApiServerConfig, server: Server, accounts: Accounts, folder: Path
-) -> dict[str, web.ServerRunner]:
-    ways: list[Way] = [by_certificate, accounts]
-    if config.token_auth_file:
-        ways.insert(0, token_file(Path(config.token_auth_file)))
+def ways_of(config: ApiServerConfig, accounts: Accounts) -> list[Way]:
+    """How users are known."""
+    tokens = [token_file(Path(config.token_auth_file))] if config.token_auth_file else []
+    return [*tokens, by_certificate, accounts]
+
+
+async def listen(config: ApiServerConfig, server: Server, ways: list[Way], folder: Path) -> dict[str, web.ServerRunner]:
     found = {}
     if (secure := parse_address(config.secure_address)) is not None:
         tls = tls_of(config, folder, secure.host)

@@ -54,6 +54,11 @@ class Authenticator:
             raise refusals.unauthorized()
         return ANONYMOUS
 
+    def by_token(self, token: str) -> User | None:
+        """Whose token it is; None where nobody knows it."""
+        credentials = Credentials(bearer=token)
+        return next((user for way in self.ways if token and (user := way(credentials)) is not None), None)
+
 
 def by_certificate(credentials: Credentials) -> User | None:
     """The common name is the user, the organizations are its groups; that the certificate is good, TLS has seen to."""

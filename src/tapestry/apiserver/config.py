@@ -34,6 +34,8 @@ class ApiServerConfig(Section, frozen=True):
     """A CSV file of tokens and their users."""
     authorization: Literal["RBAC", "AlwaysAllow"] = "RBAC"
     """Whether roles decide what users may do."""
+    pod_accounts: bool = True
+    """Whether pods get a service account and its token; for that, namespaces must have accounts."""
     unrestricted_update: bool = False
     """Whether a write to an object may change its status, too."""
     kubectl_disabled: bool = False

@@ -235,8 +235,8 @@ class Verbs:
 
         return await self.update(request, patched)
 
-    async def update(self, request: Request, wanted: Callable[[Object], Object]) -> bytes:
-        """Have the object as `wanted` makes it of what is there."""
+    async def update(self, request: Request, wanted: Callable[[Object], Object], *, free: bool = False) -> bytes:
+        """Have the object as `wanted` makes it of what is there; its status, too, if it is `free` to."""
         target = request.target
         row, key = target.row, target.key
         for _ in range(TRIES):
@@ -245,7 +245,7 @@ class Verbs:
                 raise refusals.not_found(row.resource, target.name)
             current: Object = DECODER.decode(shown(row, head.raw))
             ready = await self.prepare(request, current, wanted(current))
-            new = writes.updated(row, current, ready, target.subresource, free=self.unrestricted)
+            new = writes.updated(row, current, ready, target.subresource, free=free or self.unrestricted)
             settled = await self.settle(request, current, new) if new is not current else current
             if settled == current:
                 await self.store.settled(key)

@@ -1,0 +1,252 @@
+"""Admission: rules that need to know more than the object itself, as steps of the pipeline.
+
+They are those of a kube-apiserver that its clients notice when they are missing: a namespace has to be there, a
+priority class has a value, a pod has an account, and tolerates a node that is away for a moment.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import msgspec
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.verbs import SUFFIX_LETTERS, Request
+from tapestry.kube.errors import Forbidden
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at, with_value
+from tapestry.kube.resources import NAMESPACES
+
+IMMORTAL = ("default", "kube-system", "kube-public")
+SYSTEM_PRIORITIES = {"system-cluster-critical": 2000000000, "system-node-critical": 2000001000}
+PATIENCE = {"node.kubernetes.io/not-ready": 300, "node.kubernetes.io/unreachable": 300}
+MIRROR = "kubernetes.io/config.mirror"
+TOKENS_AT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+@dataclass(frozen=True)
+class Namespaces:
+    """Nothing is made in a namespace that is not there, or is going."""
+
+    store: Store
+
+    async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        if request.verb == "create" and request.target.namespace and not request.target.subresource:
+            self.check(request)
+        return new if new is not None else old or {}
+
+    def check(self, request: Request) -> None:
+        name = request.target.namespace
+        version = self.store.get("namespaces", "", name)
+        if version is None:
+            raise refusals.not_found(NAMESPACES, name)
+        if is_deleting(msgspec.json.decode(version.raw)):
+            why = f"unable to create new content in namespace {name} because it is being terminated"
+            cause = {
+                "reason": "NamespaceTerminating",
+                "message": f"namespace {name} is being terminated",
+                "field": "metadata.namespace",
+            }
+            raise refused(request, why, [cause])
+
+
+async def immortal(request: Request, old: Object | None, new: Object | None) -> Object:
+    """Some namespaces never go."""
+    target = request.target
+    if new is None and target.row.storage == "namespaces" and target.name in IMMORTAL:
+        raise refused(request, "this namespace may not be deleted")
+    return new if new is not None else old or {}
+
+
+def refused(request: Request, why: str, causes: list[Object] | None = None) -> Forbidden:
+    target = request.target
+    resource = target.row.resource
+    details = refusals.details(resource, target.name) | ({"causes": causes} if causes else {})
+    return Forbidden(403, "Forbidden", f'{resource.name} "{target.name}" is forbidden: {why}', details=details)
+
+
+@dataclass(frozen=True)
+class Priorities:
+    """A pod's priority is that of its class, and nothing that its writer chooses."""
+
+    store: Store
+
+    async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        if new is None or request.target.row.storage != "pods" or request.verb != "create":
+            return new if new is not None else old or {}
+        spec = new["spec"]
+        name = spec.get("priorityClassName", "")
+        value, policy = self.value(request, name) if name else (0, "PreemptLowerPriority")
+        if spec.get("priority") not in (None, value):
+            why = f"the integer value of priority ({spec['priority']}) must not be provided in pod spec; "
+            raise refused(
+                request, why + f"priority admission controller computed {value} from the given PriorityClass name"
+            )
+        return {**new, "spec": {**spec, "priority": value, "preemptionPolicy": policy}}
+
+    def value(self, request: Request, name: str) -> tuple[int, str]:
+        version = self.store.get("priorityclasses.scheduling.k8s.io", "", name)
+        if version is not None:
+            found: Any = msgspec.json.decode(version.raw)
+            return found.get("value", 0), found.get("preemptionPolicy", "PreemptLowerPriority")
+        if name in SYSTEM_PRIORITIES:
+            return SYSTEM_PRIORITIES[name], "PreemptLowerPriority"
+        raise refused(request, f"no PriorityClass with name {name} was found")
+
+
+async def default_tolerations(request: Request, old: Object | None, new: Object | None) -> Object:
+    """A pod stays for five minutes on a node that is not ready or out of reach, unless it says otherwise."""
+    if new is None or request.target.row.storage != "pods" or request.verb != "create":
+        return new if new is not None else old or {}
+    tolerations: list[Object] = list(new["spec"].get("tolerations") or ())
+    for key, seconds in PATIENCE.items():
+        if not any(bears(each, key) for each in tolerations):
+            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds})
+    return with_value(new, ("spec", "tolerations"), tolerations)
+
+
+def bears(toleration: Object, key: str) -> bool:
+    return toleration.get("key") in (None, "", key) and toleration.get("effect") in (None, "", "NoExecute")
+
+
+@dataclass(frozen=True)
+class PodAccounts:
+    """A pod runs as an account of its namespace, and has a token of it mounted unless somebody does not want that."""
+
+    store: Store
+    random: Random
+
+    async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        if new is None or request.target.row.storage != "pods" or request.verb != "create":
+            return new if new is not None else old or {}
+        if MIRROR in annotations_of(new):
+            return new
+        spec = new["spec"]
+        name = spec.get("serviceAccountName") or "default"
+        version = self.store.get("serviceaccounts", request.target.namespace, name)
+        if version is None:
+            why = (
+                f'error looking up service account {request.target.namespace}/{name}: serviceaccount "{name}" not found'
+            )
+            raise refused(request, why)
+        account: Any = msgspec.json.decode(version.raw)
+        spec = {**spec, "serviceAccountName": name, "serviceAccount": name}
+        if not spec.get("imagePullSecrets") and account.get("imagePullSecrets"):
+            spec["imagePullSecrets"] = account["imagePullSecrets"]
+        wanted = spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True))
+        return {**new, "spec": self.with_token(spec) if wanted else spec}
+
+    def with_token(self, spec: Object) -> Object:
+        fields = ("initContainers", "containers")
+        lacking = [each for field in fields for each in spec.get(field) or () if not has_token(each)]
+        if not lacking:
+            return spec
+        volume = "kube-api-access-" + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
+        mount = {"name": volume, "readOnly": True, "mountPath": TOKENS_AT}
+        found = {**spec, "volumes": [*(spec.get("volumes") or ()), token_volume(volume)]}
+        for field in fields:
+            if spec.get(field):
+                found[field] = [
+                    each if has_token(each) else {**each, "volumeMounts": [*(each.get("volumeMounts") or ()), mount]}
+                    for each in spec[field]
+                ]
+        return found
+
+
+def has_token(container: Object) -> bool:
+    return any(each.get("mountPath") == TOKENS_AT for each in container.get("volumeMounts") or ())
+
+
+def token_volume(name: str) -> Object:
+    field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
+    return {
+        "name": name,
+        "projected": {
+            "defaultMode": 420,
+            "sources": [
+                {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+                {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+                {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": field}]}},
+            ],
+        },
+    }
+
+
+# -- what a kind makes of itself
+
+
+async def kinds(request: Request, old: Object | None, new: Object | None) -> Object:
+    """What some kinds add to their objects when these are made."""
+    if new is None:
+        return old or {}
+    change = ON_WRITE.get(request.target.row.storage)
+    return change(new, old) if change is not None else new
+
+
+def namespace(obj: Object, old: Object | None) -> Object:
+    labels = {**(obj["metadata"].get("labels") or {}), "kubernetes.io/metadata.name": name_of(obj)}
+    found = {**obj, "metadata": {**obj["metadata"], "labels": labels}}
+    if old is None:
+        finalizers = value_at(obj, "spec", "finalizers", default=[])
+        spec = {**(obj.get("spec") or {}), "finalizers": list(dict.fromkeys([*finalizers, "kubernetes"]))}
+        return {**found, "spec": spec, "status": {"phase": "Active"}}
+    return {**found, "status": {**(found.get("status") or {}), "phase": "Terminating"}} if is_deleting(obj) else found
+
+
+def pod(obj: Object, old: Object | None) -> Object:
+    if old is not None:
+        return obj
+    return {**obj, "status": {"phase": "Pending", "qosClass": quality(obj)}}
+
+
+def quality(obj: Object) -> str:
+    """How a pod is treated when its node runs out: by whether it says what it needs, and means it."""
+    containers = [*(obj["spec"].get("containers") or ()), *(obj["spec"].get("initContainers") or ())]
+    asked = [each.get("resources") or {} for each in containers]
+    if not any(each.get("requests") or each.get("limits") for each in asked):
+        return "BestEffort"
+    for each in asked:
+        limits, requests = each.get("limits") or {}, each.get("requests") or {}
+        for resource in ("cpu", "memory"):
+            if resource not in limits or requests.get(resource, limits[resource]) != limits[resource]:
+                return "Burstable"
+    return "Guaranteed"
+
+
+def job(obj: Object, old: Object | None) -> Object:
+    """A job selects its own pods, by a label that no other has."""
+    if old is not None or value_at(obj, "spec", "manualSelector"):
+        return obj
+    uid, name = obj["metadata"]["uid"], name_of(obj)
+    labels = {
+        "batch.kubernetes.io/controller-uid": uid,
+        "batch.kubernetes.io/job-name": name,
+        "controller-uid": uid,
+        "job-name": name,
+    }
+    template = obj["spec"].get("template") or {}
+    metadata = template.get("metadata") or {}
+    made = {**template, "metadata": {**metadata, "labels": {**(metadata.get("labels") or {}), **labels}}}
+    selector = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    return {**obj, "spec": {**obj["spec"], "selector": selector, "template": made}}
+
+
+ON_WRITE: dict[str, Callable[[Object, Object | None], Object]] = {
+    "namespaces": namespace,
+    "pods": pod,
+    "jobs.batch": job,
+}
+
+
+async def plain_secrets(request: Request, old: Object | None, new: Object | None) -> Object:
+    """What a Secret has in plain text goes where everything else of it is."""
+    if new is None or request.target.row.storage != "secrets" or "stringData" not in new:
+        return new if new is not None else old or {}
+    data = {**(new.get("data") or {}), **{key: encoded(text) for key, text in new["stringData"].items()}}
+    return {**{key: value for key, value in new.items() if key != "stringData"}, "data": data}
+
+
+def encoded(text: str) -> str:
+    found: str = msgspec.json.decode(msgspec.json.encode(text.encode()))  # bytes are base64 in JSON
+    return found
