@@ -16,7 +16,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check fmt bench bench-windows bench-nodes kube-assets kube-assets-if-possible lock clean
+.PHONY: help setup up test test-long check fmt bench bench-windows bench-nodes bench-sync kube-assets node-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,8 +52,14 @@ bench-windows: setup kube-assets ## Measure how exactly windows open and close: 
 bench-nodes: setup kube-assets ## Measure how soon 1,000 nodes are leased and what they cost
 	$(BIN)/python -m benchmarks.nodes
 
+bench-sync: setup kube-assets ## Measure what pods cost on their way down and up, against the least there can be
+	$(BIN)/python -m benchmarks.sync
+
 kube-assets: ## Build Kubernetes and etcd into the user's cache folder (needs Go 1.24+)
 	@$(PYTHON) tools/kube_assets.py
+
+node-assets: ## Build kubelet and kube-proxy too: the tests with real nodes need them, and root
+	@$(PYTHON) tools/kube_assets.py --nodes
 
 # Exit code 3 is "Go is not installed": on a contributor's machine the tests that need Kubernetes are then skipped.
 kube-assets-if-possible:

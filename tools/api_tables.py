@@ -61,7 +61,9 @@ def row(group: str, version: str, each: Json) -> Json:
         "verbs": each["verbs"],
         "shortNames": each.get("shortNames", []),
         "categories": each.get("categories", []),
-        "subresources": [subresource(sub, sub["subresource"], sub["responseKind"]) for sub in each.get("subresources", [])],
+        "subresources": [
+            subresource(sub, sub["subresource"], sub["responseKind"]) for sub in each.get("subresources", [])
+        ],
     }
 
 
@@ -78,7 +80,15 @@ def legacy_rows(document: Json) -> list[Json]:
             kind = {"kind": each["kind"]}
             scope = "Namespaced" if each["namespaced"] else "Cluster"
             rows[each["name"]] = row(
-                "", "v1", {**each, "resource": each["name"], "singularResource": each["singularName"], "scope": scope, "responseKind": kind}
+                "",
+                "v1",
+                {
+                    **each,
+                    "resource": each["name"],
+                    "singularResource": each["singularName"],
+                    "scope": scope,
+                    "responseKind": kind,
+                },
             )
     for each in document["resources"]:
         plural, slash, name = each["name"].partition("/")
@@ -105,7 +115,9 @@ def reduced(schema: Json) -> Json:
     if len(wrapped) == 1:
         schema = {**schema, **wrapped[0]}
     found = {key: schema[key] for key in KEPT if schema.get(key)}
-    found |= {f"x-kubernetes-{key}": schema[f"x-kubernetes-{key}"] for key in LIST_RULES if f"x-kubernetes-{key}" in schema}
+    found |= {
+        f"x-kubernetes-{key}": schema[f"x-kubernetes-{key}"] for key in LIST_RULES if f"x-kubernetes-{key}" in schema
+    }
     if "$ref" in schema:
         found["$ref"] = schema["$ref"].rpartition("/")[2]
     if "oneOf" in schema:

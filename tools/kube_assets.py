@@ -1,4 +1,4 @@
-"""Builds a real Kubernetes control plane from Go modules into the user's cache folder.
+"""Builds a real Kubernetes from Go modules into the user's cache folder: the control plane, and on request the node.
 
 The modules are pinned in tools/kube-assets/{kubernetes,etcd}/go.mod and go.sum.  A program appears in the folder only
 when it is whole, so whoever looks there finds it or does not; what is there already is not built again.  With
@@ -61,13 +61,18 @@ class Program:
         return f"-s -w {kubernetes_stamps()}" if self.module == "kubernetes" else "-s -w"
 
 
-PROGRAMS = [
+CONTROL_PLANE = [
     Program("kube-apiserver", "kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", 270),
     Program("etcd", "etcd", "go.etcd.io/etcd/server/v3", 30),
     Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl", 40),
     Program("kube-controller-manager", "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager", 100),
     Program("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", 10),
 ]
+NODE = [
+    Program("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet", 30),
+    Program("kube-proxy", "kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", 10),
+]
+PROGRAMS = CONTROL_PLANE + NODE
 
 
 def assets_folder(environ: Mapping[str, str]) -> Path:
@@ -147,7 +152,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"Exit codes: 0 all there, 1 a build failed, {GO_ABSENT} something is missing and Go is not installed.",
     )
-    parser.add_argument("--only", type=parse_names, default=PROGRAMS, metavar="NAME,...", help="build only these")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--only", type=parse_names, metavar="NAME,...", help="build only these")
+    what.add_argument("--nodes", action="store_true", help="build also what runs on a node")
     parser.add_argument("--print-dir", action="store_true", help="print the folder, build nothing")
     options = parser.parse_args()
     folder = assets_folder(os.environ)
@@ -157,7 +164,7 @@ def main() -> int:
     if os.environ.get("KUBEBUILDER_ASSETS"):
         print(f"KUBEBUILDER_ASSETS is set: {folder} is used as it is, nothing is built")
         return 0
-    return build_missing(options.only, folder)
+    return build_missing(options.only or (PROGRAMS if options.nodes else CONTROL_PLANE), folder)
 
 
 if __name__ == "__main__":

@@ -191,13 +191,18 @@ def is_text(node: ast.stmt) -> bool:
 def sleeps(tree: ast.Module) -> Iterator[ast.AST]:
     # A test that runs on virtual time sleeps for free: that is how it moves the clock.
     moves_the_clock = any(
-        isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tapestry.controller.testing")
+        isinstance(node, ast.ImportFrom)
+        and ((node.module or "").startswith("tapestry.controller.testing") or imports(node, "in_virtual_time"))
         for node in ast.walk(tree)
     )
     for name, call in calls(tree):
         waits = name in ("asyncio.sleep", "sleep") and any(map(is_above_zero, call.args))
         if name == "time.sleep" or (waits and not moves_the_clock):
             yield call
+
+
+def imports(node: ast.ImportFrom, name: str) -> bool:
+    return any(each.name == name for each in node.names)
 
 
 def is_above_zero(node: ast.expr) -> bool:

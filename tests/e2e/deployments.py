@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from tapestry.kube.objects import Object, key_of, name_of, namespace_of, value_a
 from tapestry.kube.resources import DEPLOYMENTS
 
 PROGRAMS = Path(sys.executable).parent
-OWN_PORTS = ("--metrics-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0")
-"""Replicas have one address between them here, not one each."""
+OWN_PORTS = ("--metrics-bind-address=0.0.0.0:0", "--health-probe-bind-address=127.0.0.1:0")
+"""Replicas have one address between them here, not one each; metrics are for whoever may read them, as in a pod."""
 
 
 @dataclass
@@ -31,6 +32,8 @@ class DeploymentRunner:
     kubeconfig: Path
     """An administrator's; each replica gets one of its own account's."""
     folder: Path
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Variables that every replica gets, beside those of its container."""
     replicas: dict[str, list[asyncio.subprocess.Process]] = field(default_factory=lambda: defaultdict(list))
     controller: Controller = field(init=False)
 
@@ -61,11 +64,11 @@ class DeploymentRunner:
         command = [*container["command"], *container.get("args", []), *OWN_PORTS]
         environ = {each["name"]: each["value"] for each in container.get("env", [])}
         kubeconfig = await self.account_of(pod["serviceAccountName"], namespace_of(deployment) or "")
-        with (self.folder / f"{name_of(deployment)}.log").open("ab") as log:
+        with self.log(name_of(deployment)).open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 PROGRAMS / command[0],
                 *command[1:],
-                env={**os.environ, **environ, "KUBECONFIG": str(kubeconfig)},
+                env={**os.environ, **environ, **self.settings, "KUBECONFIG": str(kubeconfig)},
                 stdout=log,
                 stderr=log,
             )
@@ -84,6 +87,10 @@ class DeploymentRunner:
         path = self.folder / f"{name}.kubeconfig"
         path.write_text(json.dumps(document))
         return path
+
+    def log(self, deployment: str) -> Path:
+        """Where the replicas of a Deployment write to."""
+        return self.folder / f"{deployment}.log"
 
     async def stop(self) -> None:
         for process in (each for replicas in self.replicas.values() for each in replicas):

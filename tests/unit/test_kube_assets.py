@@ -50,13 +50,20 @@ def built(tmp_path: Path) -> dict[str, str]:
 
 
 def test_every_program_is_built_once(tmp_path: Path, go: Path) -> None:
-    first = run(tmp_path)
+    first = run(tmp_path, "--nodes")
     assert first.returncode == 0
     assert "built kube-apiserver in 0 s" in first.stdout
     assert built(tmp_path) == {program.name: program.package for program in kube_assets.PROGRAMS}
-    second = run(tmp_path)
+    second = run(tmp_path, "--nodes")
     assert second.returncode == 0
     assert "building" not in second.stdout
+
+
+def test_what_runs_on_nodes_is_built_on_request_only(tmp_path: Path, go: Path) -> None:
+    assert run(tmp_path).returncode == 0
+    assert built(tmp_path).keys() == {program.name for program in kube_assets.CONTROL_PLANE}
+    assert run(tmp_path, "--nodes").returncode == 0
+    assert built(tmp_path).keys() >= {"kube-apiserver", "kubelet", "kube-proxy"}
 
 
 def test_what_is_built_needs_no_compiler(tmp_path: Path, go: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapestry.apiserver import refusals
-from tapestry.apiserver.types import Reading, Types
+from tapestry.apiserver.types import Types, keys_in
 from tapestry.apiserver.verbs import Request, Step
 from tapestry.kube.objects import Object
 
@@ -37,13 +37,13 @@ class TypedReading:
         if new is None or row.is_custom:
             return new or old or {}
         found, reading = self.types.read(row.type, new, row.resource.kind)
-        report_fields(request, reading.unknown, duplicates(request, reading))
+        report_fields(request, reading.unknown, duplicates(request))
         return found
 
 
-def duplicates(request: Request, reading: Reading) -> list[str]:
-    """Fields that the body names twice: only looked for where it has more keys than the object."""
-    if request.verb not in ("create", "update") or request.body.count(b'":') <= reading.keys + 2:
+def duplicates(request: Request) -> list[str]:
+    """Fields that the body names twice: only looked for where its text has more keys than what was read of it."""
+    if request.verb not in ("create", "update") or request.body.count(b'":') <= keys_in(request.sent):
         return []
     return twice(request.body)
 

@@ -184,7 +184,7 @@ class Server:
     def read(self, call: Call, target: Target) -> tuple[Request, Any]:
         content_type = media_type(call.headers.get("content-type", "")) or JSON
         body = decoded(call.body, content_type)
-        return Request(WRITES[call.method], target, call.user, call.query, content_type, call.body), body
+        return Request(WRITES[call.method], target, call.user, call.query, content_type, call.body, body), body
 
 
 VIEWS = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})

@@ -50,6 +50,8 @@ class Request:
     query: Query
     content_type: str = ""
     body: bytes = b""
+    sent: Any = None
+    """The body, read."""
     warnings: list[str] = field(default_factory=list)
 
     @property

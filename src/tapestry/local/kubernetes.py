@@ -1,8 +1,8 @@
 """A real Kubernetes control plane on this machine: etcd, kube-apiserver and, where asked for, its controllers.
 
 The programs come from KUBEBUILDER_ASSETS or from the cache folder that `make kube-assets` fills.  Each is a child
-process that listens on loopback and keeps its data, certificates and log in one folder, so a control plane that is
-started again over the same folder has its objects back.
+process that listens on loopback (kube-apiserver: on an address of choice) and keeps its data, certificates and log in
+one folder, so a control plane that is started again over the same folder has its objects back.
 
 Nothing here is asynchronous: a control plane outlives any event loop.  From a coroutine, call it in a thread
 (`await asyncio.to_thread(plane.restart, "kube-apiserver")`).
@@ -92,23 +92,29 @@ class ControlPlane:
         scheduler: bool = False,
         fsync: bool = True,
         audit: bool = False,
+        address: str = "127.0.0.1",
+        feature_gates: str = "",
     ) -> None:
         """Without `fsync` etcd is quicker, and a crash of the machine (not of a process) may lose data.
 
         With `audit` a line of `audit_log` tells of each request: who asked, for what, and what came of it.
+        `address`, of this machine, is the only one that kube-apiserver listens on and is verified by; nodes and pods
+        can come by no other.  `feature_gates` are those of kube-apiserver that differ from what they are by default.
         """
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.token = secrets.token_urlsafe(32)
         etcd, peer, secure, controllers, scheduling = free_ports(5)
         self.etcd_url = f"http://127.0.0.1:{etcd}"
-        self.url = f"https://127.0.0.1:{secure}"
+        self.url = f"https://{address}:{secure}"
         self.ca = folder / "certs" / "apiserver.crt"
         self.audit_log = folder / "audit.log"
         self._assets = assets
         self._programs: dict[Component, Program] = {
             "etcd": self._etcd(f"http://127.0.0.1:{peer}", fsync=fsync),
-            "kube-apiserver": self._apiserver(service_accounts=controller_manager, audit=audit),
+            "kube-apiserver": self._apiserver(
+                service_accounts=controller_manager, audit=audit, feature_gates=feature_gates
+            ),
         }
         if controller_manager:
             self._programs["kube-controller-manager"] = self._controller_manager(controllers)
@@ -231,14 +237,16 @@ class ControlPlane:
     def _audit_policy(self) -> Path:
         return self.folder / "audit-policy.json"
 
-    def _apiserver(self, *, service_accounts: bool, audit: bool) -> Program:
+    def _apiserver(self, *, service_accounts: bool, audit: bool, feature_gates: str) -> Program:
         audited = {"audit-policy-file": str(self._audit_policy), "audit-log-path": str(self.audit_log)}
+        where = urlsplit(self.url)
         flags = {
             **(audited if audit else {}),
+            **({"feature-gates": feature_gates} if feature_gates else {}),
             "etcd-servers": self.etcd_url,
-            "bind-address": "127.0.0.1",
-            "advertise-address": "127.0.0.1",
-            "secure-port": str(urlsplit(self.url).port),
+            "bind-address": str(where.hostname),
+            "advertise-address": str(where.hostname),
+            "secure-port": str(where.port),
             "cert-dir": str(self.ca.parent),
             "token-auth-file": str(self._tokens),
             "authorization-mode": "Node,RBAC",

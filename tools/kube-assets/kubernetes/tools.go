@@ -1,11 +1,13 @@
 //go:build tools
 
-// Package tools pins the programs of a real control plane; tools/kube_assets.py builds them.
+// Package tools pins the programs of a real cluster; tools/kube_assets.py builds them.
 package tools
 
 import (
 	_ "k8s.io/kubernetes/cmd/kube-apiserver"
 	_ "k8s.io/kubernetes/cmd/kube-controller-manager"
+	_ "k8s.io/kubernetes/cmd/kube-proxy"
 	_ "k8s.io/kubernetes/cmd/kube-scheduler"
 	_ "k8s.io/kubernetes/cmd/kubectl"
+	_ "k8s.io/kubernetes/cmd/kubelet"
 )

@@ -1,7 +1,8 @@
 """Metadata of what is ours below: whose it is, what it stands for, and what a tenant may say there.
 
-Of a virtual object's labels and annotations all travel but those under our own prefix, which would be forgeries there.
-What we set last is noted on the object: with it a key that we want no more is told from one that was added below.
+Of a pod's labels and annotations all travel but those under our own prefix, which would be forgeries there, and those
+by which kubelets know their own pods.  What we set last is noted on the object: with it a key that we want no more is
+told from one that was added below.
 """
 
 from collections.abc import Mapping
@@ -12,14 +13,25 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.digests import digest_of
 from tapestry.kube.names import label_value
-from tapestry.kube.objects import Object, annotations_of, controller_of, labels_of, namespace_of
+from tapestry.kube.objects import Object, annotations_of, controller_of, labels_of, name_of, named, namespace_of
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """The whole virtual object once more; of no use below."""
+STAYING = (keys.PREFIX, "kubernetes.io/config.")
+"""What keys begin with that do not travel.  A pod with `kubernetes.io/config.mirror` passes for the image of a static
+one: as critical, and never to be drained."""
+CONSTANT = frozenset(
+    {
+        *(keys.MANAGED_BY, keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING, keys.CLUSTER_BINDING_UID),
+        *(keys.VIRTUAL_NAMESPACE, keys.VIRTUAL_NAME, keys.VIRTUAL_UID),
+        *(keys.VIRTUAL_POD_NAMESPACE, keys.VIRTUAL_POD_NAME, keys.VIRTUAL_POD_UID, keys.VIRTUAL_NODE_NAME),
+    }
+)
+"""Keys that are never wanted no more: there is no need to note them."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """What we set last, as the object itself tells."""
+    """What we set last, as the object itself tells: the keys that may go again, and a digest."""
 
     labels: list[str] = []
     annotations: list[str] = []
@@ -29,7 +41,7 @@ class Applied(msgspec.Struct, frozen=True):
 
 def travelling(pairs: Mapping[str, str]) -> dict[str, str]:
     """The tenant's labels or annotations as far as they mean anything below."""
-    return {key: value for key, value in pairs.items() if not key.startswith(keys.PREFIX) and key != LAST_APPLIED}
+    return {key: value for key, value in pairs.items() if not key.startswith(STAYING) and key != LAST_APPLIED}
 
 
 def twin_labels(obj: Object, binding: Binding) -> dict[str, str]:
@@ -41,8 +53,8 @@ def twin_labels(obj: Object, binding: Binding) -> dict[str, str]:
     }
 
 
-def workload_labels(pod: Object) -> dict[str, str]:
-    """Which workload a pod belongs to: a ReplicaSet that a Deployment made counts as the Deployment."""
+def workload_of(pod: Object) -> dict[str, str]:
+    """Which workload a pod belongs to, by our keys: a ReplicaSet that a Deployment made counts as the Deployment."""
     owner = controller_of(pod)
     if owner is None:
         return {}
@@ -50,15 +62,24 @@ def workload_labels(pod: Object) -> dict[str, str]:
     revision = "-" + labels_of(pod).get("pod-template-hash", "")
     if kind == "ReplicaSet" and len(revision) > 1 and name.endswith(revision):
         kind, name = "Deployment", name.removesuffix(revision)
-    return {keys.WORKLOAD_TYPE: label_value(kind), keys.WORKLOAD_NAME: label_value(name)}
+    return {keys.WORKLOAD_TYPE: kind, keys.WORKLOAD_NAME: name}
+
+
+def as_labels(values: Mapping[str, str]) -> dict[str, str]:
+    return {key: label_value(value) for key, value in values.items()}
+
+
+def in_full(values: Mapping[str, str]) -> dict[str, str]:
+    """The annotations that give in full what does not fit into a label."""
+    return {key: value for key, value in values.items() if label_value(value) != value}
 
 
 def with_note(wanted: Object, changeable: object) -> Object:
     """`wanted` with a note of what is set by it; `changeable` is what of its content may change later."""
     labels, annotations = labels_of(wanted), annotations_of(wanted)
     applied = Applied(
-        sorted(key for key in labels if not key.startswith(keys.PREFIX)),
-        sorted(key for key in annotations if not key.startswith(keys.PREFIX)),
+        sorted(labels.keys() - CONSTANT),
+        sorted(annotations.keys() - CONSTANT),
         digest_of([labels, annotations, changeable]),
     )
     note = {**annotations, keys.EXPECTED_METADATA: msgspec.json.encode(applied).decode()}
@@ -86,6 +107,20 @@ def metadata_patch(existing: Object, wanted: Object) -> Object:
         "labels": {**dict.fromkeys(set(before.labels) - labels.keys()), **labels},
         "annotations": {**dict.fromkeys(set(before.annotations) - annotations.keys()), **annotations},
     }
+
+
+def copied(source: Object, binding: Binding) -> Object:
+    """Metadata, but for a name, of what stands below for `source`, where no label or annotation of it travels."""
+    return {
+        "labels": twin_labels(named(name_of(source), namespace_of(source)), binding),
+        "annotations": {keys.VIRTUAL_NAME: name_of(source)},
+    }
+
+
+def source_key(copy: Object) -> list[str]:
+    """The key of the virtual object that something below says it stands for."""
+    namespace, name = labels_of(copy).get(keys.VIRTUAL_NAMESPACE), annotations_of(copy).get(keys.VIRTUAL_NAME)
+    return [f"{namespace}/{name}"] if namespace and name else []
 
 
 def virtual_uid(twin: Object) -> str:

@@ -1,144 +1,193 @@
 """What comes back of a twin: its status, as far as it is on a list, and as far as it can be true.
 
-What comes from below is data from a stranger.  Of a status only known fields are shown, texts are cut, addresses that
-would lead a caller astray are left out, and a phase never runs backwards.  Conditions that only the virtual cluster
-knows (readiness gates, our own) are not touched.
+What comes from below is data from a stranger.  Of a status only known fields are shown, each of them only if it is what
+Kubernetes has there; texts are cut, addresses that would lead a caller astray are left out, and a phase never runs
+backwards.  Conditions that only the virtual cluster knows (readiness gates, our own) are not touched.
+
+What is shown has the very form in which an API server gives it back.  So a digest tells whether there is anything to
+write, and what was written once is not written again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import datetime
-from functools import lru_cache
-from ipaddress import ip_address
 from typing import Any
+
+import msgspec
 
 from tapestry.apis import keys
 from tapestry.kube.conditions import find
 from tapestry.kube.digests import digest_of
 from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.times import timestamp
+from tapestry.syncer.translate.references import LISTS
+from tapestry.syncer.translate.strangers import (
+    address_of,
+    amount_of,
+    as_list,
+    as_object,
+    cut,
+    is_int32,
+    moment_of,
+    moments,
+    text_of,
+    texts,
+)
 
+SCHEDULED = "PodScheduled"
 FROM_BELOW = frozenset(
     {
-        *("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"),
+        *(SCHEDULED, "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"),
         *("PodResizePending", "PodResizeInProgress"),
     }
 )
 """Conditions that a kubelet or a scheduler sets: the twin's are the pod's."""
 DISRUPTED = "DisruptionTarget"
 """Set above (reclaimed) or below (preempted, evicted): the twin's counts where it has one."""
+SHOWN_CONDITIONS = FROM_BELOW | {DISRUPTED}
+CONDITION_STATUSES = ("True", "False", "Unknown")
 RANKS = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
 TERMINAL = frozenset({"Succeeded", "Failed"})
 CONTAINER_LISTS = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
-CONTAINER_FIELDS = (
-    *("name", "state", "lastState", "ready", "restartCount", "image", "imageID", "containerID", "started"),
-    *("allocatedResources", "resources", "volumeMounts", "user", "stopSignal"),
-)
+"""In the order of `LISTS`, whose containers they are about."""
 MAPPING = (keys.PHYSICAL_POD_NAMESPACE, keys.PHYSICAL_POD_NAME, keys.PHYSICAL_POD_UID, keys.LAST_SYNC_TIME)
 """The annotations that tell people where a pod runs."""
-LONGEST_TEXT = 4096
-"""Bytes."""
+LARGEST = 96 * 1024
+"""Bytes of JSON that containers may take; more are not shown at all.  With all else a status stays below 256 KiB."""
 MOST_CONTAINERS = 256
 MOST_ADDRESSES = 8
+MOST_RESOURCES = 32
+UNSET: Object = {"reason": None, "message": None, "lastTransitionTime": None}
+"""In a patch, the fields of a condition that need not be set."""
 
 
-def shown(status: Object | None) -> Object:
+def shown(status: object) -> Object:
     """The part of a pod's status that is shown from below, made harmless; the same again when done twice."""
-    source = status if isinstance(status, dict) else {}
-    found: dict[str, Any] = {"phase": phase if (phase := source.get("phase")) in RANKS else "Pending"}
-    for field in ("reason", "message", "startTime"):
-        if isinstance(text := source.get(field), str) and text:
-            found[field] = cut(text)
-    found["conditions"] = shown_conditions(source.get("conditions"))
-    found |= shown_addresses(source)
-    for field in CONTAINER_LISTS:
-        if isinstance(listed := source.get(field), list) and listed:
-            found[field] = [shown_container(each) for each in listed[:MOST_CONTAINERS] if isinstance(each, dict)]
-    return found
+    source = as_object(status)
+    phase = source.get("phase")
+    found: dict[str, Any] = {
+        "phase": phase if isinstance(phase, str) and phase in RANKS else "Pending",
+        **texts(source, "reason", "message"),
+        **moments(source, "startTime"),
+        "conditions": shown_conditions(source.get("conditions")),
+        **shown_addresses(source),
+    }
+    containers = {field: listed for field in CONTAINER_LISTS if (listed := shown_containers(source.get(field)))}
+    return found | containers if len(msgspec.json.encode(containers)) <= LARGEST else found
 
 
 def shown_conditions(conditions: object) -> list[Object]:
-    listed = conditions if isinstance(conditions, list) else []
+    """The first condition of each type, by type.
+
+    That a pod has a node was said above before there was a twin: only that its twin has none is news.  Probe times and
+    generations are those of another object: they would be a write each, and wrong.
+    """
     known: dict[str, Object] = {}
-    for each in listed:
-        type = each.get("type") if isinstance(each, dict) else None
-        if type in FROM_BELOW or type == DISRUPTED:
-            known[type] = shown_condition(each)
+    for each in map(as_object, as_list(conditions)):
+        type, status = each.get("type"), each.get("status")
+        if not isinstance(type, str) or type not in SHOWN_CONDITIONS or type in known:
+            continue
+        if status not in CONDITION_STATUSES or (type == SCHEDULED and status == "True"):
+            continue
+        known[type] = {
+            "type": type,
+            "status": status,
+            **texts(each, "reason", "message"),
+            **moments(each, "lastTransitionTime"),
+        }
     return [known[type] for type in sorted(known)]
 
 
-def shown_condition(condition: Object) -> Object:
-    """Probe times and generations are those of another object: they would be a write each, and wrong."""
-    texts = ("type", "status", "reason", "message", "lastTransitionTime")
-    return {field: cut(text) for field in texts if isinstance(text := condition.get(field), str) and text}
-
-
-def shown_addresses(status: Object) -> Object:
+def shown_addresses(status: Mapping[str, Any]) -> Object:
+    """Of each family one address, the first of which is the one."""
     found: Object = {}
     for one, many in (("hostIP", "hostIPs"), ("podIP", "podIPs")):
-        listed = status.get(many)
-        others = [each.get("ip") for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-        addresses = list(dict.fromkeys(ip for ip in (status.get(one), *others[:MOST_ADDRESSES]) if is_address(ip)))
-        if addresses:
+        listed = [as_object(each).get("ip") for each in as_list(status.get(many))[:MOST_ADDRESSES]]
+        families: dict[bool, str] = {}
+        for text in (status.get(one), *listed):
+            if ip := address_of(text):
+                families.setdefault(":" in ip, ip)
+        if families:
+            addresses = list(families.values())
             found |= {one: addresses[0], many: [{"ip": ip} for ip in addresses]}
     return found
 
 
-def is_address(text: object) -> bool:
-    return isinstance(text, str) and leads_somewhere(text)
+def shown_containers(statuses: object) -> list[Object]:
+    """The first status of each container that has a name."""
+    known: dict[str, Object] = {}
+    for each in map(as_object, as_list(statuses)[:MOST_CONTAINERS]):
+        name = text_of(each.get("name"))
+        if name and name not in known:
+            known[name] = shown_container(name, each)
+    return list(known.values())
 
 
-@lru_cache(maxsize=4096)
-def leads_somewhere(text: str) -> bool:
-    """Whether an address can be that of a pod: not one that means something else to whoever calls it."""
-    try:
-        ip = ip_address(text)
-    except ValueError:
-        return False
-    mapped = getattr(ip, "ipv4_mapped", None)
-    ip = mapped or ip
-    return not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified)
+def shown_container(name: str, status: Mapping[str, Any]) -> Object:
+    restarts = status.get("restartCount")
+    found: dict[str, Any] = {
+        "name": name,
+        "ready": status.get("ready") is True,
+        "restartCount": restarts if is_int32(restarts) and restarts > 0 else 0,
+        "image": text_of(status.get("image")),
+        "imageID": text_of(status.get("imageID")),
+        **texts(status, "containerID"),
+    }
+    for field in ("state", "lastState"):
+        if state := shown_state(as_object(status.get(field))):
+            found[field] = state
+    if isinstance(started := status.get("started"), bool):
+        found["started"] = started
+    if amounts := shown_amounts(status.get("allocatedResources")):
+        found["allocatedResources"] = amounts
+    resources = as_object(status.get("resources"))
+    if asked := {kind: amounts for kind in ("limits", "requests") if (amounts := shown_amounts(resources.get(kind)))}:
+        found["resources"] = asked
+    return found
 
 
-def shown_container(status: Object) -> Object:
-    return {field: cut_all(status[field]) for field in CONTAINER_FIELDS if status.get(field) is not None}
+def shown_state(state: Mapping[str, Any]) -> Object:
+    """The one state that a container is in; an end without an exit code is none."""
+    ended, running, waiting = (state.get(kind) for kind in ("terminated", "running", "waiting"))
+    if isinstance(ended, dict) and is_int32(ended.get("exitCode")):
+        found = {"exitCode": ended["exitCode"], **texts(ended, "reason", "message", "containerID")}
+        if is_int32(signal := ended.get("signal")) and signal:
+            found["signal"] = signal
+        return {"terminated": found | moments(ended, "startedAt", "finishedAt")}
+    if isinstance(running, dict):
+        return {"running": moments(running, "startedAt")}
+    return {"waiting": texts(waiting, "reason", "message")} if isinstance(waiting, dict) else {}
 
 
-def cut_all(value: Any) -> Any:
-    """`value` with every text in it cut."""
-    if isinstance(value, str):
-        return cut(value)
-    if isinstance(value, dict):
-        return {str(key): cut_all(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [cut_all(each) for each in value[:MOST_CONTAINERS]]
-    return value
-
-
-def cut(text: str) -> str:
-    if len(text) <= LONGEST_TEXT // 4:
-        return text
-    return text.encode(errors="ignore")[:LONGEST_TEXT].decode(errors="ignore")
+def shown_amounts(resources: object) -> dict[str, str]:
+    listed = list(as_object(resources).items())[:MOST_RESOURCES]
+    return {name: amount for name, value in listed if (amount := amount_of(name, value))}
 
 
 # -- What the caches keep: a virtual pod without the status that we show, a twin with nothing else.
 
 
-def reduced(status: Object | None) -> Object:
+def reduced(status: object) -> Object:
     """A virtual pod's status as we need it: its phase, the conditions that are not from below, and a digest of the
     rest."""
-    conditions: list[Object] = (status or {}).get("conditions") or []
+    visible = shown(status)
+    conditions = map(as_object, as_list(as_object(status).get("conditions")))
     return {
-        "phase": (status or {}).get("phase") or "Pending",
-        "conditions": [each for each in conditions if each.get("type") not in FROM_BELOW],
-        "types": [each["type"] for each in conditions if each.get("type") in FROM_BELOW],
-        "shown": digest_of(shown(status)),
+        "phase": visible["phase"],
+        "conditions": [set_fields(each) for each in conditions if str(each.get("type")) not in FROM_BELOW],
+        "types": [each["type"] for each in visible["conditions"] if each["type"] in FROM_BELOW],
+        "shown": digest_of(visible),
     }
+
+
+def set_fields(condition: Mapping[str, Any]) -> Object:
+    """A condition without its nulls, which servers add to what they are given."""
+    return {field: value for field, value in condition.items() if value is not None}
 
 
 def mapped_uid(pod: Object) -> str | None:
     """The UID of the twin that the pod has, or had."""
     condition = find(value_at(pod, "status", "conditions"), keys.MAPPED)
-    return condition["message"] if condition is not None and condition.get("status") == "True" else None
+    return condition.get("message") if condition is not None and condition.get("status") == "True" else None
 
 
 def is_over(pod: Object) -> bool:
@@ -153,19 +202,32 @@ def to_virtual(pod: Object, twin: Object, status: Object, now: datetime) -> Obje
     """
     if is_over(pod):
         return None
-    wanted = {**status, "phase": onward(pod["status"]["phase"], status["phase"])}
-    wanted["conditions"] = with_gates(pod, status["conditions"])
-    if find(wanted["conditions"], DISRUPTED) is None and (marked := find(pod["status"]["conditions"], DISRUPTED)):
-        wanted["conditions"] = shown_conditions([*wanted["conditions"], marked])
+    conditions = with_gates(pod, status["conditions"])
+    if find(conditions, DISRUPTED) is None and (marked := find(pod["status"]["conditions"], DISRUPTED)):
+        conditions = shown_conditions([*conditions, marked])
+    wanted = {**status, "phase": onward(pod["status"]["phase"], status["phase"]), "conditions": conditions}
+    wanted = of_known_containers(pod["spec"], wanted)
     is_new = mapped_uid(pod) != uid_of(twin)
     if not is_new and digest_of(wanted) == pod["status"]["shown"]:
         return None
-    found = {field: wanted.get(field) for field in ("phase", "reason", "message", "startTime", "hostIP", "podIP")}
-    found |= {field: wanted[field] for field in CONTAINER_LISTS if field in wanted}
-    found |= {field: [{"$patch": "replace"}, *wanted[field]] for field in ("hostIPs", "podIPs") if field in wanted}
-    ours = [mapped(uid_of(twin), now)] if is_new else []
-    found["conditions"] = [*condition_changes(pod, wanted["conditions"]), *ours]
+    fields = ("phase", "reason", "message", "startTime", "hostIP", "podIP", *CONTAINER_LISTS)
+    found = {field: wanted.get(field) for field in fields}
+    for field in ("hostIPs", "podIPs"):
+        found[field] = [{"$patch": "replace"}, *wanted[field]] if field in wanted else None
+    changes = condition_changes(pod, conditions, now)
+    found["conditions"] = [*changes, mapped(uid_of(twin), now), *scheduled_above(changes)] if is_new else changes
     return {"metadata": {"annotations": mapping(twin, now)}, "status": found}
+
+
+def of_known_containers(spec: Object, status: Object) -> Object:
+    """`status` without what it says of containers that the pod does not have: who added them below is told below."""
+    found = dict(status)
+    for field, containers in zip(CONTAINER_LISTS, LISTS, strict=True):
+        names = {each["name"] for each in spec.get(containers) or ()}
+        listed = [each for each in found.pop(field, ()) if each["name"] in names]
+        if listed:
+            found[field] = listed
+    return found
 
 
 def onward(before: str, after: str) -> str:
@@ -174,29 +236,39 @@ def onward(before: str, after: str) -> str:
 
 def with_gates(pod: Object, conditions: list[Object]) -> list[Object]:
     """`conditions` with Ready as the pod's readiness gates have it: a kubelet below knows nothing of them."""
-    gates = [gate.get("conditionType") for gate in pod["spec"].get("readinessGates") or ()]
-    shut = [gate for gate in gates if not is_open(pod, gate)]
+    gates = [str(gate.get("conditionType")) for gate in pod["spec"].get("readinessGates") or ()]
     ready = find(conditions, "Ready")
-    if not shut or ready is None or ready.get("status") != "True":
+    if not gates or ready is None or ready["status"] != "True":
         return conditions
-    waiting = {
-        **ready,
-        "status": "False",
-        "reason": "ReadinessGatesNotReady",
-        "message": "not true yet: " + ", ".join(map(str, shut)),
-    }
-    return [waiting if each is ready else each for each in conditions]
+    said = [find([*conditions, *pod["status"]["conditions"]], gate) or {} for gate in gates]
+    shut = [gate for gate, condition in zip(gates, said, strict=True) if condition.get("status") != "True"]
+    if shut:
+        message = cut("not true yet: " + ", ".join(shut))
+        verdict = {**ready, "status": "False", "reason": "ReadinessGatesNotReady", "message": message}
+    else:  # ready since the last of them was
+        latest = max(moment_of(condition.get("lastTransitionTime")) for condition in (ready, *said))
+        verdict = ready | ({"lastTransitionTime": latest} if latest else {})
+    return [verdict if each is ready else each for each in conditions]
 
 
-def is_open(pod: Object, gate: object) -> bool:
-    condition = find(value_at(pod, "status", "conditions"), str(gate))
-    return condition is not None and condition.get("status") == "True"
-
-
-def condition_changes(pod: Object, wanted: list[Object]) -> list[Object]:
+def condition_changes(pod: Object, wanted: list[Object], now: datetime) -> list[Object]:
+    """What makes the pod's conditions from below `wanted`.  Fields are merged, so what is not set has to be unset."""
     kept = {each["type"] for each in wanted}
-    gone: Iterable[str] = (type for type in pod["status"].get("types", ()) if type not in kept)
-    return [*wanted, *({"$patch": "delete", "type": type} for type in gone)]
+    gone = [type for type in pod["status"]["types"] if type not in kept]
+    return [
+        *({**UNSET, **each} for each in wanted),
+        *(
+            {**UNSET, "type": SCHEDULED, "status": "True", "lastTransitionTime": timestamp(now)}
+            if type == SCHEDULED
+            else {"$patch": "delete", "type": type}
+            for type in gone
+        ),
+    ]
+
+
+def scheduled_above(changes: list[Object]) -> list[Object]:
+    """That the pod has a node, if nothing else is said of it: no scheduler does so where it came with one."""
+    return [] if find(changes, SCHEDULED) else [{"type": SCHEDULED, "status": "True"}]
 
 
 def mapped(uid: str, now: datetime) -> Object:

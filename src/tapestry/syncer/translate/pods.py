@@ -5,9 +5,11 @@ and rank does not: where the twin runs was decided by the virtual scheduler, and
 owner to say.  Every name of another object is rewritten; whatever cannot be rewritten is refused.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import accumulate
 from typing import Any
 
 from tapestry.apis import keys
@@ -16,24 +18,31 @@ from tapestry.apis.names import physical_name, tokens_name
 from tapestry.kube.names import LABEL_LIMIT
 from tapestry.kube.objects import Object, annotations_of, controller_of, name_of, namespace_of, uid_of
 from tapestry.syncer.translate.meta import (
+    as_labels,
+    in_full,
     is_as_applied,
     metadata_patch,
     travelling,
     twin_labels,
     with_note,
-    workload_labels,
+    workload_of,
 )
-from tapestry.syncer.translate.references import Rename, renamed_container, renamed_volume
+from tapestry.syncer.translate.references import (
+    Rename,
+    renamed_container,
+    renamed_volume,
+    unknown_sources,
+)
 
-LEFT_BEHIND = frozenset(
+TRAVELLING = frozenset(
     {
-        *("nodeName", "nodeSelector", "affinity", "topologySpreadConstraints", "schedulerName", "schedulingGates"),
-        *("priority", "priorityClassName", "preemptionPolicy", "runtimeClassName", "overhead", "readinessGates"),
-        *("serviceAccount", "serviceAccountName", "automountServiceAccountToken", "enableServiceLinks"),
-        *("ephemeralContainers", "resourceClaims", "hostname"),
+        *("activeDeadlineSeconds", "restartPolicy", "terminationGracePeriodSeconds"),
+        *("dnsConfig", "dnsPolicy", "hostAliases", "hostnameOverride", "setHostnameAsFQDN", "subdomain"),
+        *("hostIPC", "hostNetwork", "hostPID", "hostUsers", "securityContext", "shareProcessNamespace"),
+        *("os", "resources"),
     }
 )
-"""Fields of a spec that do not travel as they are."""
+"""Fields of a spec that travel as they are.  Of the others some are rewritten; what nobody knows stays here."""
 CORDON = "node.kubernetes.io/unschedulable"
 PATIENCE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints that a pod bears for some time; for how long above and below are two things."""
@@ -42,6 +51,12 @@ SYSTEM_NAMESPACES = frozenset(
 )
 """Namespaces of the virtual cluster whose pods are its own affair."""
 CLUSTER_DOMAIN = "cluster.local"
+ENDPOINT = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::([0-9]*))?")
+"""`host:port`, where an IPv6 address stands in brackets and the port may be missing."""
+MOST_NAMESERVERS = 3
+MOST_SEARCHES = 32
+LONGEST_SEARCHES = 2048
+"""Characters.  With more of any of these an API server takes no pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +82,7 @@ def untranslatable(pod: Object) -> list[str]:
     spec = pod["spec"]
     found = ["spec.resourceClaims: claims of devices do not cross"] if spec.get("resourceClaims") else []
     return found + [
-        f"spec.volumes[{number}].ephemeral: a claim of the pod's own does not cross; name a claim instead"
-        for number, volume in enumerate(spec.get("volumes") or ())
-        if volume.get("ephemeral")
+        f"{path}: it may name an object that does not cross; leave it out" for path in unknown_sources(spec)
     ]
 
 
@@ -86,17 +99,18 @@ def twin(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] 
         "metadata": {
             "name": twin_name(pod, binding),
             "namespace": binding.spec.mount_namespace,
-            "labels": {**twin_labels(pod, binding), **workload_labels(pod)},
-            "annotations": twin_annotations(pod),
+            "labels": {**twin_labels(pod, binding), **as_labels(workload_of(pod))},
+            "annotations": twin_annotations(pod, binding),
         },
         "spec": spec,
     }
     return with_note(made, changeable(spec))
 
 
-def twin_annotations(pod: Object) -> dict[str, str]:
+def twin_annotations(pod: Object, binding: Binding) -> dict[str, str]:
     return {
         **travelling(annotations_of(pod)),
+        **in_full({keys.CLUSTER_BINDING: binding.name, **workload_of(pod)}),
         keys.VIRTUAL_POD_NAMESPACE: namespace_of(pod) or "",
         keys.VIRTUAL_POD_NAME: name_of(pod),
         keys.VIRTUAL_POD_UID: uid_of(pod),
@@ -107,7 +121,7 @@ def twin_annotations(pod: Object) -> dict[str, str]:
 def twin_spec(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias]) -> Object:
     spec = pod["spec"]
     rename = rename_for(pod, binding)
-    found = {key: value for key, value in spec.items() if key not in LEFT_BEHIND}
+    found = {key: value for key, value in spec.items() if key in TRAVELLING}
     for field in ("initContainers", "containers"):
         if spec.get(field):
             found[field] = [twin_container(each, pod, binding, rename) for each in spec[field]]
@@ -116,7 +130,7 @@ def twin_spec(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAl
         found["volumes"] = [renamed_volume(each, rename, secret) for each in spec["volumes"]]
     if spec.get("imagePullSecrets"):
         found["imagePullSecrets"] = [
-            {**each, "name": rename(each["name"])} if each.get("name") else each for each in spec["imagePullSecrets"]
+            {"name": rename(each["name"])} if each.get("name") else {} for each in spec["imagePullSecrets"]
         ]
     found |= {
         "automountServiceAccountToken": False,
@@ -165,8 +179,11 @@ def api_variables(binding: Binding) -> list[Object]:
 
 
 def host_and_port(endpoint: str) -> tuple[str, str]:
-    host, colon, port = endpoint.rpartition(":")
-    return (host.strip("[]"), port) if colon else (endpoint, "443")
+    found = ENDPOINT.fullmatch(endpoint)
+    if found is None:
+        return endpoint, "443"  # an IPv6 address without brackets
+    bracketed, plain, port = found.groups()
+    return bracketed or plain, port or "443"
 
 
 def hostname_of(name: str) -> str:
@@ -192,22 +209,30 @@ def placement(binding: Binding, node: str) -> Object:
 def name_resolution(pod: Object, binding: Binding, aliases: Iterable[HostAlias]) -> Object:
     """Names of the virtual cluster, as far as the binding says where they lead."""
     spec, endpoints = pod["spec"], binding.spec.virtual_endpoints
-    known = [{"ip": alias.ip, "hostnames": list(alias.names)} for alias in (*api_alias(binding), *aliases)]
+    told = [*api_alias(binding, namespace_of(pod) or ""), *aliases]
+    known = [{"ip": alias.ip, "hostnames": list(alias.names)} for alias in told]
     found: dict[str, Any] = {}
     if known or spec.get("hostAliases"):
         found["hostAliases"] = [*(spec.get("hostAliases") or ()), *known]
-    if endpoints.dns and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
+    if endpoints.dns and asks_the_cluster(spec):
         found |= {"dnsPolicy": "None", "dnsConfig": dns_config(pod, endpoints.dns)}
     return found
 
 
-def api_alias(binding: Binding) -> list[HostAlias]:
+def asks_the_cluster(spec: Object) -> bool:
+    """Whether a kubelet would have the pod ask the DNS server of its cluster."""
+    policy = spec.get("dnsPolicy") or "ClusterFirst"
+    return policy == "ClusterFirstWithHostNet" or (policy == "ClusterFirst" and not spec.get("hostNetwork"))
+
+
+def api_alias(binding: Binding, namespace: str) -> list[HostAlias]:
     host, _ = host_and_port(binding.spec.virtual_endpoints.api or "")
     try:
         ip_address(host)
     except ValueError:
         return []  # a name is known to some DNS server, or to nobody
-    return [HostAlias(host, service_names("kubernetes", "default"))]
+    names = service_names("kubernetes", "default")
+    return [HostAlias(host, names if namespace == "default" else names[1:])]
 
 
 def service_names(name: str, namespace: str) -> tuple[str, ...]:
@@ -228,10 +253,20 @@ def dns_config(pod: Object, server: str) -> Object:
     if not any(each.get("name") == "ndots" for each in options):
         options = [{"name": "ndots", "value": "5"}, *options]
     return {
-        "nameservers": [server, *(own.get("nameservers") or ())][:3],
-        "searches": list(dict.fromkeys([*searches, *(own.get("searches") or ())])),
+        "nameservers": unique([server, *(own.get("nameservers") or ())])[:MOST_NAMESERVERS],
+        "searches": fitting(unique([*searches, *(own.get("searches") or ())])[:MOST_SEARCHES]),
         "options": options,
     }
+
+
+def unique(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def fitting(searches: list[str]) -> list[str]:
+    """As many of the search domains as an API server takes."""
+    lengths = accumulate(len(each) + 1 for each in searches)  # with a space between two
+    return [each for each, length in zip(searches, lengths, strict=True) if length - 1 <= LONGEST_SEARCHES]
 
 
 # -- What may change of a pod that is there.
@@ -276,19 +311,25 @@ def twin_patch(existing: Object, wanted: Object) -> Object | None:
 def resize_patch(existing: Object, wanted: Object) -> Object | None:
     """What to patch the twin's `resize` with; None where its containers ask for what they should.
 
-    Only for a twin that is not as applied: what the owner's defaults added to it is no difference.
+    What the owner's defaults added to it is no difference.
     """
-    resized = {
-        field: [
+    resized: Object = {}
+    for field in ("initContainers", "containers"):
+        have = {each["name"]: each.get("resources") or {} for each in existing["spec"].get(field) or ()}
+        changed = [
             {"name": each["name"], "resources": each["resources"]}
             for each in wanted["spec"].get(field) or ()
-            if each.get("resources") and resources_of(existing, field, each["name"]) not in (None, each["resources"])
+            if each["name"] in have and asks_for_other(each.get("resources") or {}, have[each["name"]])
         ]
-        for field in ("initContainers", "containers")
-    }
-    changed = {field: containers for field, containers in resized.items() if containers}
-    return {"spec": changed} if changed else None
+        if changed:
+            resized[field] = changed
+    return {"spec": resized} if resized else None
 
 
-def resources_of(pod: Object, field: str, name: str) -> Object | None:
-    return next((each.get("resources") or {} for each in pod["spec"].get(field) or () if each["name"] == name), None)
+def asks_for_other(wanted: Object, have: Object) -> bool:
+    """Whether some amount that is wanted is another now."""
+    return any(
+        (have.get(kind) or {}).get(resource) != amount
+        for kind in ("limits", "requests")
+        for resource, amount in (wanted.get(kind) or {}).items()
+    )

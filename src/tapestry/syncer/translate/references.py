@@ -1,7 +1,8 @@
 """Where a pod names other objects, and how these names are put in terms of the other side.
 
 Every place of a pod's spec that can name a ConfigMap, a Secret or a claim is known here and nowhere else: what is
-listed by `references` is what has to be there below, and what is renamed by `renamed_*` is the same.
+listed by `references` is what has to be there below, what is renamed by `renamed_*` is the same, and whatever else may
+name an object is found by `unknown_sources`.  Specs are read as they come: what is not of its type names nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -62,39 +63,65 @@ SECRET_FIELDS = {
     "iscsi": ("secretRef", "name"),
     "rbd": ("secretRef", "name"),
     "scaleIO": ("secretRef", "name"),
-    "secret": ("secretName",),
     "storageos": ("secretRef", "name"),
 }
-"""Where a volume source names a Secret."""
+"""Where a volume source names a Secret, beside that kind itself; all of them for privileged pods alone."""
+
+ENV_SOURCES = {"configMapKeyRef": Referent.CONFIG_MAP, "secretKeyRef": Referent.SECRET}
+ENV_FROM_SOURCES = {"configMapRef": Referent.CONFIG_MAP, "secretRef": Referent.SECRET}
+PROJECTIONS = {"configMap": Referent.CONFIG_MAP, "secret": Referent.SECRET}
+OF_THE_POD = frozenset({"fieldRef", "resourceFieldRef", "fileKeyRef", "prefix", "downwardAPI", "serviceAccountToken"})
+"""Fields of a source that name no other object, or none that is not made for the pod."""
+CLUSTER_NAMES = ("ephemeral", "glusterfs")
+"""Sources of volumes that name an object of a kind that does not cross."""
+PLAIN = ("key", "optional", "items", "defaultMode", "readOnly")
+"""Fields of what names an object, beside its name: where another one could name a namespace, it does not travel."""
+
+
+def parts(whole: Object, field: str) -> list[Object]:
+    """The objects in a list."""
+    found = whole.get(field)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def part(whole: Object, field: str) -> Object:
+    """The object in a field, empty where there is none."""
+    found = whole.get(field)
+    return found if isinstance(found, dict) else {}
 
 
 def references(spec: Object) -> Iterator[Reference]:
     """Everything that has to be there for the pod to run, in its own namespace; the same thing may come twice."""
-    for volume in spec.get("volumes") or ():
+    for volume in parts(spec, "volumes"):
         yield from volume_references(volume)
     for field in LISTS:
-        for container in spec.get(field) or ():
-            yield from container_references(container)
-    for secret in spec.get("imagePullSecrets") or ():
+        for container in parts(spec, field):
+            for each in parts(container, "envFrom"):
+                yield from named_by(each, ENV_FROM_SOURCES)
+            for each in parts(container, "env"):
+                yield from named_by(part(each, "valueFrom"), ENV_SOURCES)
+    for secret in parts(spec, "imagePullSecrets"):
         if secret.get("name"):
             yield Reference(Referent.SECRET, secret["name"], optional=True)
 
 
 def volume_references(volume: Object) -> Iterator[Reference]:
-    if source := volume.get("configMap"):
-        yield Reference(Referent.CONFIG_MAP, source.get("name", ""), bool(source.get("optional")))
-    if source := volume.get("persistentVolumeClaim"):
-        yield Reference(Referent.CLAIM, source["claimName"])
-    for each in (volume.get("projected") or {}).get("sources") or ():
-        if source := each.get("configMap"):
-            yield Reference(Referent.CONFIG_MAP, source.get("name", ""), bool(source.get("optional")))
-        if source := each.get("secret"):
-            yield Reference(Referent.SECRET, source.get("name", ""), bool(source.get("optional")))
+    yield from named_by(volume, {"configMap": Referent.CONFIG_MAP})
+    if claim := part(volume, "persistentVolumeClaim").get("claimName"):
+        yield Reference(Referent.CLAIM, claim)
+    for each in parts(part(volume, "projected"), "sources"):
+        yield from named_by(each, PROJECTIONS)
+    if source := part(volume, "secret"):
+        yield Reference(Referent.SECRET, source.get("secretName") or "", bool(source.get("optional")))
     for kind, path in SECRET_FIELDS.items():
-        if source := volume.get(kind):
-            name = secret_named(source, path)
-            if name:
-                yield Reference(Referent.SECRET, name, bool(source.get("optional")))
+        if name := secret_named(part(volume, kind), path):
+            yield Reference(Referent.SECRET, name)
+
+
+def named_by(source: Object, kinds: dict[str, Referent]) -> Iterator[Reference]:
+    for field, kind in kinds.items():
+        if named := part(source, field):
+            yield Reference(kind, named.get("name") or "", bool(named.get("optional")))
 
 
 def secret_named(source: Object, path: tuple[str, ...]) -> str | None:
@@ -104,26 +131,34 @@ def secret_named(source: Object, path: tuple[str, ...]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def container_references(container: Object) -> Iterator[Reference]:
-    for source in container.get("envFrom") or ():
-        if named := source.get("configMapRef"):
-            yield Reference(Referent.CONFIG_MAP, named.get("name", ""), bool(named.get("optional")))
-        if named := source.get("secretRef"):
-            yield Reference(Referent.SECRET, named.get("name", ""), bool(named.get("optional")))
-    for variable in container.get("env") or ():
-        source = variable.get("valueFrom") or {}
-        if named := source.get("configMapKeyRef"):
-            yield Reference(Referent.CONFIG_MAP, named.get("name", ""), bool(named.get("optional")))
-        if named := source.get("secretKeyRef"):
-            yield Reference(Referent.SECRET, named.get("name", ""), bool(named.get("optional")))
+def unknown_sources(spec: Object) -> Iterator[str]:
+    """The paths of what may name an object that we know nothing of, and so cannot put in terms of the other side."""
+    for number, volume in enumerate(parts(spec, "volumes")):
+        path = f"spec.volumes[{number}]"
+        yield from (f"{path}.{kind}" for kind in CLUSTER_NAMES if volume.get(kind))
+        for index, each in enumerate(parts(part(volume, "projected"), "sources")):
+            yield from outside(PROJECTIONS, each, f"{path}.projected.sources[{index}]")
+    for field in LISTS:
+        for number, container in enumerate(parts(spec, field)):
+            path = f"spec.{field}[{number}]"
+            for index, each in enumerate(parts(container, "envFrom")):
+                yield from outside(ENV_FROM_SOURCES, each, f"{path}.envFrom[{index}]")
+            for index, each in enumerate(parts(container, "env")):
+                yield from outside(ENV_SOURCES, part(each, "valueFrom"), f"{path}.env[{index}].valueFrom")
+
+
+def outside(known: dict[str, Referent], source: Object, path: str) -> Iterator[str]:
+    for field, value in source.items():
+        if value is not None and field not in known and field not in OF_THE_POD:
+            yield f"{path}.{field}"
 
 
 def tokens(spec: Object) -> list[Token]:
     """The service account tokens that the pod's projected volumes ask for."""
     return [
-        Token(token_key(volume, number), source.get("audience", ""), source.get("expirationSeconds") or 3600)
-        for volume in spec.get("volumes") or ()
-        for number, each in enumerate((volume.get("projected") or {}).get("sources") or ())
+        Token(token_key(volume, number), source.get("audience") or "", source.get("expirationSeconds") or 3600)
+        for volume in parts(spec, "volumes")
+        for number, each in enumerate(parts(part(volume, "projected"), "sources"))
         if (source := each.get("serviceAccountToken")) is not None
     ]
 
@@ -134,11 +169,11 @@ def token_key(volume: Object, number: int) -> str:
 
 def renamed_volume(volume: Object, rename: Rename, tokens_secret: str) -> Object:
     """A volume as the twin has it: everything it names is named as below, tokens come out of `tokens_secret`."""
-    found = dict(volume)
-    if source := volume.get("configMap"):
-        found["configMap"] = {**source, "name": rename(source.get("name", ""))}
+    found = {**volume, **renamed(volume, ("configMap",), rename)}
     if source := volume.get("persistentVolumeClaim"):
-        found["persistentVolumeClaim"] = {**source, "claimName": rename(source["claimName"])}
+        found["persistentVolumeClaim"] = {**plain(source), "claimName": rename(source["claimName"])}
+    if source := volume.get("secret"):
+        found["secret"] = {**plain(source), "secretName": rename(source.get("secretName", ""))}
     if source := volume.get("projected"):
         sources = [
             renamed_source(each, rename, tokens_secret, token_key(volume, number))
@@ -160,10 +195,8 @@ def with_name(source: Object, path: tuple[str, ...], name: str) -> Object:
 
 def renamed_source(each: Object, rename: Rename, tokens_secret: str, key: str) -> Object:
     """One source of a projected volume."""
-    if source := each.get("configMap"):
-        return {"configMap": {**source, "name": rename(source.get("name", ""))}}
-    if source := each.get("secret"):
-        return {"secret": {**source, "name": rename(source.get("name", ""))}}
+    if named := renamed(each, PROJECTIONS, rename):
+        return named
     if source := each.get("downwardAPI"):
         return {"downwardAPI": with_virtual_fields(source)}
     if (source := each.get("serviceAccountToken")) is not None:
@@ -175,46 +208,45 @@ def renamed_container(container: Object, rename: Rename, literals: Object) -> Ob
     """A container as the twin has it; `literals` are the downward API fields whose values are written out."""
     found = dict(container)
     if container.get("envFrom"):
-        found["envFrom"] = [renamed_env_from(each, rename) for each in container["envFrom"]]
+        found["envFrom"] = [{**each, **renamed(each, ENV_FROM_SOURCES, rename)} for each in container["envFrom"]]
     if container.get("env"):
         found["env"] = [renamed_variable(each, rename, literals) for each in container["env"]]
     return found
 
 
-def renamed_env_from(each: Object, rename: Rename) -> Object:
+def renamed(source: Object, fields: Iterable[str], rename: Rename) -> Object:
+    """Those of `fields` that name something, naming it as below."""
     return {
-        **each,
-        **{
-            field: {**each[field], "name": rename(each[field].get("name", ""))}
-            for field in ("configMapRef", "secretRef")
-            if each.get(field)
-        },
+        field: {"name": rename(source[field].get("name", "")), **plain(source[field])}
+        for field in fields
+        if source.get(field)
     }
+
+
+def plain(source: Object) -> Object:
+    return {field: source[field] for field in PLAIN if field in source}
 
 
 def renamed_variable(variable: Object, rename: Rename, literals: Object) -> Object:
     source = variable.get("valueFrom")
     if not source:
         return variable
-    for field in ("configMapKeyRef", "secretKeyRef"):
-        if named := source.get(field):
-            return {**variable, "valueFrom": {field: {**named, "name": rename(named.get("name", ""))}}}
-    if field_ref := source.get("fieldRef"):
-        if field_ref.get("fieldPath") in literals:
-            return {"name": variable["name"], "value": literals[field_ref["fieldPath"]]}
-        return {**variable, "valueFrom": {"fieldRef": virtual_field(field_ref)}}
-    return variable
+    field_ref = source.get("fieldRef") or {}
+    if field_ref.get("fieldPath") in literals:
+        return {"name": variable["name"], "value": literals[field_ref["fieldPath"]]}
+    changed = renamed(source, ENV_SOURCES, rename)
+    if field_ref:
+        changed["fieldRef"] = virtual_field(field_ref)
+    return {**variable, "valueFrom": {**source, **changed}}
 
 
 def with_virtual_fields(source: Object) -> Object:
     """A downward API volume whose files tell of the virtual pod."""
-    items: Iterable[Object] = source.get("items") or ()
-    return {
-        **source,
-        "items": [
-            {**item, "fieldRef": virtual_field(item["fieldRef"])} if item.get("fieldRef") else item for item in items
-        ],
-    }
+    items = [
+        {**item, "fieldRef": virtual_field(item["fieldRef"])} if item.get("fieldRef") else item
+        for item in source.get("items") or ()
+    ]
+    return {**source, "items": items}
 
 
 def virtual_field(field_ref: Object) -> Object:

@@ -1,0 +1,117 @@
+"""A Service of the virtual cluster as pods on leased nodes can call it.
+
+Below it has no selector: what answers is told by EndpointSlices of ours, which carry the addresses of the virtual ones.
+Nothing of it reaches out of the physical cluster, for there is no node port, external address or load balancer.  Labels
+and annotations of the tenant's stay above: below, controllers of the owner's act on them, and the label that joins a
+slice to a Service would join a tenant's addresses to a Service of the owner's.
+"""
+
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.names import physical_name, service_name
+from tapestry.kube.objects import Object, labels_of, name_of, namespace_of, value_at
+from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES
+from tapestry.syncer.translate.meta import copied
+from tapestry.syncer.translate.pods import HostAlias, service_names
+from tapestry.syncer.translate.strangers import leads_somewhere
+
+SERVICE_NAME = "kubernetes.io/service-name"
+"""The label of a slice that names its Service."""
+SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
+HEADLESS = "None"
+PORT = ("name", "protocol", "port", "targetPort", "appProtocol")
+AFFINITY = ("sessionAffinity", "sessionAffinityConfig")
+ENDPOINT = ("conditions", "hostname")
+"""Fields of an endpoint that mean below what they mean above: nodes, zones and pods are others there."""
+
+
+def crosses(service: Object) -> bool:
+    """Whether the Service stands for addresses; one that is but another name for a host has none."""
+    return bool(service["spec"].get("type") != "ExternalName")
+
+
+def service_key(slice: Object) -> list[str]:
+    """The key of the Service that a virtual slice belongs to."""
+    name = labels_of(slice).get(SERVICE_NAME)
+    return [f"{namespace_of(slice)}/{name}"] if name else []
+
+
+def twin_name(service: Object, binding: Binding) -> str:
+    return service_name(binding.virtual_cluster, binding.uid, namespace_of(service) or "", name_of(service))
+
+
+def twin_service(service: Object, binding: Binding) -> Object:
+    """The Service to have below for `service`, for `Client.converge`."""
+    spec = service["spec"]
+    return {
+        "apiVersion": SERVICES.api_version,
+        "kind": SERVICES.kind,
+        "metadata": below(service, twin_name(service, binding), binding),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": None,
+            "ports": [picked(port, PORT) for port in spec.get("ports") or ()],
+            "ipFamilyPolicy": "PreferDualStack",  # whichever family the virtual addresses are of
+            **({"clusterIP": HEADLESS} if is_headless(service) else {}),
+            **picked(spec, AFFINITY),
+        },
+    }
+
+
+def twin_slice(slice: Object, service: Object, binding: Binding) -> Object | None:
+    """The slice to have below for a `slice` of `service`; None where it is one of names and not of addresses."""
+    if slice.get("addressType") not in ("IPv4", "IPv6"):
+        return None
+    name = physical_name(binding.virtual_cluster, binding.uid, namespace_of(slice) or "", name_of(slice))
+    metadata = below(service, name, binding)
+    joined = {SERVICE_NAME: twin_name(service, binding), SLICE_MANAGER: keys.TAPESTRY}
+    return {
+        "apiVersion": ENDPOINT_SLICES.api_version,
+        "kind": ENDPOINT_SLICES.kind,
+        "metadata": {**metadata, "labels": {**metadata["labels"], **joined}},
+        "addressType": slice["addressType"],
+        "endpoints": list(twin_endpoints(slice.get("endpoints") or ())),
+        "ports": [picked(port, PORT) for port in slice.get("ports") or ()],
+    }
+
+
+def twin_endpoints(endpoints: Iterable[Object]) -> Iterator[Object]:
+    for endpoint in endpoints:
+        if addresses := [each for each in endpoint.get("addresses") or () if leads_somewhere(each)]:
+            yield {"addresses": addresses, **picked(endpoint, ENDPOINT)}
+
+
+def below(service: Object, name: str, binding: Binding) -> Object:
+    """Metadata of what stands for a Service, or for a part of it."""
+    return {"name": name, "namespace": binding.spec.mount_namespace, **copied(service, binding)}
+
+
+def picked(source: Object, fields: Iterable[str]) -> Object:
+    return {field: source[field] for field in fields if source.get(field) is not None}
+
+
+def is_another(existing: Object, wanted: Object) -> bool:
+    """Whether they differ in what cannot be changed: then one has to go before the other can come."""
+    return is_headless(existing) != is_headless(wanted) or existing.get("addressType") != wanted.get("addressType")
+
+
+def is_headless(service: Object) -> bool:
+    return bool(value_at(service, "spec", "clusterIP") == HEADLESS)
+
+
+def host_aliases(twin: Object, service: Object) -> list[HostAlias]:
+    """How pods of its own namespace find a Service by its names: at the twin's addresses, of the Service's families."""
+    names = service_names(name_of(service), namespace_of(service) or "")
+    families = service["spec"].get("ipFamilies")
+    return [
+        HostAlias(address, names)
+        for address in twin["spec"].get("clusterIPs") or [twin["spec"].get("clusterIP")]
+        if address and address != HEADLESS and (not families or family_of(address) in families)
+    ]
+
+
+def family_of(address: str) -> str:
+    return f"IPv{ip_address(address).version}"

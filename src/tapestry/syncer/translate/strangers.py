@@ -1,0 +1,115 @@
+"""What a stranger says: values of any type, read as what they should be or as nothing.
+
+What is read has the very form in which an API server gives it back: times in UTC and to the second, amounts and
+addresses as they are usually written.  Texts will be seen on terminals, so they are cut and lose what works there.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from ipaddress import IPv4Address, ip_address
+from typing import Any, TypeGuard
+
+from tapestry.kube.names import label_key_complaint
+from tapestry.kube.objects import NOTHING
+from tapestry.kube.quantity import MILLI, QuantityError, parse
+from tapestry.kube.times import parse_time, timestamp
+
+LONGEST_TEXT = 4096
+"""Bytes."""
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Controls but tabs and line ends, what turns the direction of text around, and halves of characters."""
+INT32 = range(-(2**31), 2**31)
+NO_TIME = "0001-01-01T00:00:00Z"
+"""What stands for no time in Go; an API server gives it back as null."""
+
+
+def as_object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else NOTHING
+
+
+def as_list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def is_int32(value: object) -> TypeGuard[int]:
+    return type(value) is int and value in INT32
+
+
+def texts(source: Mapping[str, Any], *fields: str) -> dict[str, str]:
+    """Those of `fields` that hold a text which is not empty, cut."""
+    return {field: text for field in fields if (text := text_of(source.get(field)))}
+
+
+def text_of(value: object) -> str:
+    return cut(value) if isinstance(value, str) else ""
+
+
+def cut(text: str) -> str:
+    """`text` as far as it can be shown."""
+    if len(text) <= LONGEST_TEXT // 4 and text.isprintable():
+        return text
+    return UNPRINTABLE.sub("", text[:LONGEST_TEXT]).encode()[:LONGEST_TEXT].decode(errors="ignore")
+
+
+def moments(source: Mapping[str, Any], *fields: str) -> dict[str, str]:
+    """Those of `fields` that hold a time, as Kubernetes writes it."""
+    return {field: moment for field in fields if (moment := moment_of(source.get(field)))}
+
+
+def moment_of(value: object) -> str:
+    return _moment_of(value) if isinstance(value, str) and len(value) < 64 else ""
+
+
+@lru_cache(maxsize=4096)
+def _moment_of(text: str) -> str:
+    try:
+        moment = timestamp(parse_time(text))
+    except ValueError:
+        return ""
+    return "" if moment == NO_TIME else moment
+
+
+def leads_somewhere(text: str) -> bool:
+    """Whether an address can be that of a pod: not one that means something else to whoever calls it."""
+    return bool(address_of(text))
+
+
+def address_of(value: object) -> str:
+    """An address that leads somewhere, in its canonical form; empty where it is none."""
+    return _address_of(value) if isinstance(value, str) and len(value) < 64 else ""
+
+
+@lru_cache(maxsize=4096)
+def _address_of(text: str) -> str:
+    try:
+        ip = ip_address(text)
+    except ValueError:
+        return ""
+    if ip.is_loopback or ip.is_link_local or ip.is_multicast or "%" in text:
+        return ""
+    if isinstance(ip, IPv4Address):
+        means_another = ip.packed[0] == 0 or ip == IPv4Address("255.255.255.255")
+    else:
+        means_another = int(ip) >> 32 in (0, 0xFFFF)  # an IPv4 address, or none
+    return "" if means_another else str(ip)
+
+
+def amount_of(name: object, value: object) -> str:
+    """An amount as Kubernetes writes it; empty where it is none, or none of anything."""
+    if isinstance(name, str) and isinstance(value, str) and len(name) + len(value) < 400:
+        return _amount_of(name, value)
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _amount_of(name: str, text: str) -> str:
+    try:
+        amount = parse(text)
+    except QuantityError:
+        return ""
+    if not 0 <= amount.value() < 2**63 or label_key_complaint(name) is not None:
+        return ""
+    if amount.nano % MILLI.nano:  # an API server keeps no less than a thousandth
+        amount = MILLI.scaled(amount.milli_value())
+    return str(amount)

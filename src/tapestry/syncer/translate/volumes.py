@@ -1,0 +1,173 @@
+"""A claim of the virtual cluster and the volume that it is bound to, as they are below.
+
+Only volumes of CSI drivers that the binding names cross, at every level of Pod Security: any other source names
+something of the nodes or the network that it means above, and would name the owner's below.  If the binding names
+storage classes too, the volume has to be of one of them.  What the volume says of Secrets is rewritten to our copies of
+Secrets in the claim's own namespace, and a volume that names others is refused.
+
+Below, the volume is reserved for its claim and outlives it (Retain): whose data it is, is decided above.  Where it may
+be used was decided above, too, by the scheduler that chose the node, so its node affinity stays there.
+"""
+
+from collections.abc import Iterator
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import AllowedVolumes, Binding
+from tapestry.apis.names import physical_name
+from tapestry.kube.conditions import find
+from tapestry.kube.objects import Object, annotations_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
+from tapestry.syncer.translate.meta import copied
+
+SECRET_FIELDS = (
+    *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
+    *("controllerExpandSecretRef", "nodeExpandSecretRef"),
+)
+"""Where a CSI source names a Secret, by namespace and name."""
+PLAIN_FIELDS = ("driver", "volumeHandle", "readOnly", "fsType", "volumeAttributes")
+ABOUT_THE_CLAIM = "csi.storage.k8s.io/"
+"""What the names of attributes begin with by which a provisioner noted whose the volume is; below it is another's."""
+RESIZE_PENDING = "FileSystemResizePending"
+
+
+def is_bound(claim: Object, volume: Object) -> bool:
+    """Whether the two belong to each other, as both of them say."""
+    said = value_at(claim, "status", "phase"), value_at(claim, "spec", "volumeName")
+    return said == ("Bound", name_of(volume)) and value_at(volume, "spec", "claimRef", "uid") == uid_of(claim)
+
+
+def refusals(claim: Object, volume: Object, allowed: AllowedVolumes) -> Iterator[str]:
+    """Why the volume of a claim does not cross, each with its path in the volume."""
+    spec = volume["spec"]
+    csi = spec.get("csi")
+    if not csi:
+        yield "spec: the volume is of no CSI driver, and only those cross"
+        return
+    if csi["driver"] not in allowed.drivers:
+        yield f"spec.csi.driver: {csi['driver']} is not in the binding's allowedVolumes"
+    if allowed.storage_classes and class_of(volume) not in allowed.storage_classes:
+        yield f"spec.storageClassName: {class_of(volume) or 'none'} is not in the binding's allowedVolumes"
+    for field, value in csi.items():
+        if field in SECRET_FIELDS:
+            yield from complaints_about(field, value, namespace_of(claim) or "")
+        elif field not in PLAIN_FIELDS:
+            yield f"spec.csi.{field}: it is not known whether that may cross"
+    for name in csi.get("volumeAttributes") or ():
+        if "secret" in name.lower() and not name.startswith(ABOUT_THE_CLAIM):
+            yield f"spec.csi.volumeAttributes[{name}]: the driver may take it for a Secret of the physical cluster"
+
+
+def complaints_about(field: str, reference: Object, namespace: str) -> Iterator[str]:
+    if not reference.get("name") or reference.get("namespace") != namespace:
+        named = f"{reference.get('namespace')}/{reference.get('name')}"
+        yield f"spec.csi.{field}: {named} is no Secret of the claim's namespace {namespace}"
+
+
+def class_of(volume: Object) -> str:
+    return volume["spec"].get("storageClassName") or ""
+
+
+def secrets_of(volume: Object) -> list[str]:
+    """The names of the Secrets that the volume needs; all in the claim's namespace, if it is not refused."""
+    csi = value_at(volume, "spec", "csi", default={})
+    return sorted({csi[field]["name"] for field in SECRET_FIELDS if csi.get(field)})
+
+
+def twin_claim(claim: Object, volume: Object, binding: Binding) -> Object:
+    """The claim to have below.  It is as large as its volume is when it is made; growth comes by the volume."""
+    volume_name = name_below(binding, "", name_of(volume))
+    return {
+        "apiVersion": PERSISTENT_VOLUME_CLAIMS.api_version,
+        "kind": PERSISTENT_VOLUME_CLAIMS.kind,
+        "metadata": {
+            "name": name_below(binding, namespace_of(claim) or "", name_of(claim)),
+            "namespace": binding.spec.mount_namespace,
+            **copied_for(claim, uid_of(claim), binding),
+        },
+        "spec": {
+            "accessModes": claim["spec"]["accessModes"],
+            "resources": {"requests": {"storage": volume["spec"]["capacity"]["storage"]}},
+            "storageClassName": class_of(volume),  # even an empty one: a default class would not fit
+            "volumeMode": claim["spec"].get("volumeMode") or "Filesystem",
+            "volumeName": volume_name,
+        },
+    }
+
+
+def twin_volume(claim: Object, volume: Object, binding: Binding) -> Object:
+    """The volume to have below, for `Client.converge`; `claim` is the virtual one, which the volume is bound to."""
+    spec = volume["spec"]
+    namespace = namespace_of(claim) or ""
+    reserved_for = {
+        "apiVersion": PERSISTENT_VOLUME_CLAIMS.api_version,
+        "kind": PERSISTENT_VOLUME_CLAIMS.kind,
+        "namespace": binding.spec.mount_namespace,
+        "name": name_below(binding, namespace, name_of(claim)),
+    }
+    return {
+        "apiVersion": PERSISTENT_VOLUMES.api_version,
+        "kind": PERSISTENT_VOLUMES.kind,
+        "metadata": {
+            "name": name_below(binding, "", name_of(volume)),
+            **copied_for(claim, uid_of(volume), binding),
+        },
+        "spec": {
+            "accessModes": spec["accessModes"],
+            "capacity": spec["capacity"],
+            "claimRef": reserved_for,
+            "csi": twin_source(spec["csi"], namespace, binding),
+            "mountOptions": spec.get("mountOptions"),
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": class_of(volume) or None,
+            "volumeMode": spec.get("volumeMode") or "Filesystem",
+        },
+    }
+
+
+def twin_source(csi: Object, namespace: str, binding: Binding) -> Object:
+    found = {field: csi[field] for field in PLAIN_FIELDS if csi.get(field)}
+    for field in SECRET_FIELDS:
+        if csi.get(field):
+            name = name_below(binding, namespace, csi[field]["name"])
+            found[field] = {"name": name, "namespace": binding.spec.mount_namespace}
+    if attributes := csi.get("volumeAttributes"):
+        kept = {name: value for name, value in attributes.items() if not name.startswith(ABOUT_THE_CLAIM)}
+        found["volumeAttributes"] = kept
+    return found
+
+
+def copied_for(claim: Object, uid: str, binding: Binding) -> Object:
+    """Metadata that leads back to the claim, and tells by its UID of what very object this is the copy."""
+    metadata = copied(claim, binding)
+    return {**metadata, "annotations": {**metadata["annotations"], keys.VIRTUAL_UID: uid}}
+
+
+def name_below(binding: Binding, namespace: str, name: str) -> str:
+    return physical_name(binding.virtual_cluster, binding.uid, namespace, name)
+
+
+def is_of(twin: Object, source: Object) -> bool:
+    """Whether a twin was made for that very object, and not for a namesake before it."""
+    return annotations_of(twin).get(keys.VIRTUAL_UID) == uid_of(source)
+
+
+def freeing_patch(volume: Object, claim: Object) -> Object | None:
+    """What lets a volume below be bound to the claim that is there now, where it was to one that is gone."""
+    if value_at(volume, "spec", "claimRef", "uid") in (None, uid_of(claim)):
+        return None
+    return {"spec": {"claimRef": {"uid": None, "resourceVersion": None}}}
+
+
+def expansion_patch(claim: Object, volume: Object, twin: Object) -> Object | None:
+    """What tells the virtual claim that its file system has grown, as its twin says; how far was decided above."""
+    conditions = value_at(claim, "status", "conditions", default=[])
+    size = value_at(volume, "spec", "capacity", "storage")
+    if find(conditions, RESIZE_PENDING) is None or value_at(twin, "status", "capacity", "storage") != size:
+        return None
+    return {
+        "status": {
+            "capacity": {"storage": size},
+            "conditions": [each for each in conditions if each["type"] != RESIZE_PENDING],
+            "allocatedResourceStatuses": {"storage": None},
+        }
+    }

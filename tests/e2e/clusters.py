@@ -1,0 +1,32 @@
+"""Clusters whose pods are real, as tests look at them: with kubectl, which shares no code with us."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapestry.local.kubernetes import ControlPlane
+
+from .nodes import RealNode, run
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A control plane that pods can reach."""
+
+    plane: ControlPlane
+    assets: Path
+
+    def kubectl(self, *arguments: object) -> str:
+        return run(self.assets / "kubectl", f"--kubeconfig={self.plane.kubeconfig}", *arguments)
+
+    def picture(self) -> str:
+        """Its pods, and the last that was said of anything: for a reader who wonders."""
+        pods = self.kubectl("get", "pods", "--all-namespaces", "-o", "wide")
+        events = self.kubectl("get", "events", "--all-namespaces", "--sort-by=.metadata.creationTimestamp")
+        return "\n".join([*pods.splitlines(), *events.splitlines()[-20:]])
+
+
+@dataclass(frozen=True)
+class PhysicalCluster(Cluster):
+    """A cluster with one node, which runs containers."""
+
+    node: RealNode

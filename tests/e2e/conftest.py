@@ -1,0 +1,54 @@
+"""Physical clusters with real nodes, for the tests that run containers."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tapestry.local.kubernetes import ControlPlane
+
+from .clusters import PhysicalCluster
+from .images import write_image
+from .nodes import MACHINE, Kit, RealNode, missing, network
+
+
+@pytest.fixture(scope="session")
+def node_kit(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    """What real nodes are made of.  Where something is missing a test is skipped, but fails in CI."""
+    if lacking := missing(kube_assets):
+        if os.environ.get("CI") == "true":
+            pytest.fail(lacking, pytrace=False)
+        pytest.skip(lacking)
+    image = tmp_path_factory.mktemp("image") / "image.tar"
+    write_image(image, Path(shutil.which("busybox") or ""), kube_assets / "kubectl")
+    return Kit(kube_assets, image)
+
+
+@pytest.fixture(scope="module")
+def node_network(node_kit: Kit) -> Iterator[None]:
+    """What real nodes are connected by; only one test module on this machine has it at a time."""
+    with network():
+        yield
+
+
+@pytest.fixture(scope="module")
+def physical_clusters(
+    node_network: None, node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, PhysicalCluster]]:
+    """Two clusters, east and west, each with a node n1."""
+    folder = tmp_path_factory.mktemp("physical")
+    with ExitStack() as stack:
+        clusters = {}
+        for number, name in enumerate(("east", "west"), start=1):
+            plane = ControlPlane(
+                folder / name, node_kit.assets, controller_manager=True, scheduler=True, fsync=False, address=MACHINE
+            )
+            stack.enter_context(plane)
+            node = stack.enter_context(RealNode("n1", number, plane, folder / f"{name}-node", node_kit))
+            clusters[name] = PhysicalCluster(plane, node_kit.assets, node)
+        for cluster in clusters.values():
+            cluster.node.wait_until_ready()
+        yield clusters

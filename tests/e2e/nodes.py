@@ -1,0 +1,334 @@
+"""Real nodes for control planes of this machine: containerd, kubelet and kube-proxy, and containers in their care.
+
+A node is a tree of processes below an init of its own, in network, mount and process namespaces of its own.  It lives
+as long as that init, and the init as long as somebody holds the other end of its input.  Then the kernel ends every
+process of the tree, and drops its mounts, interfaces and rules with the last of them: after a test, and as well after
+one that was killed.  A bridge and empty cgroups are all that can be left; `network` removes them, also those of others
+that could not.
+
+Nodes and control planes are neighbours on the bridge, and there is no way out of it.
+
+    the machine    198.18.0.1     kube-apiservers listen here
+    node N         198.18.0.1N    its pods have 198.18.N.2 and up
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from tapestry.local.kubernetes import ControlPlane
+
+from .images import IMAGE, is_static
+
+MACHINE = "198.18.0.1"
+"""Of a range that is set apart for trying networks: nobody's addresses are in it."""
+NUMBERS = range(1, 5)
+BRIDGE = "tapestry-nodes"
+PORTS = {number: f"tapestry-{number}" for number in NUMBERS}
+"""The interfaces by which nodes are plugged into the bridge."""
+
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP = "tapestry-nodes"
+LOCK = Path("/run/lock/tapestry-nodes")
+
+COMMANDS = ("containerd", "ctr", "runc", "ip", "iptables", "busybox", "unshare", "nsenter")
+PLUGINS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+OWN_FOLDERS = ("run", "var/lib", "var/log")
+"""Where a node has files of its own in place of the machine's: all that its programs write, they write there."""
+
+KERNEL_SETTINGS = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1_000_000,
+    "kernel/keys/root_maxbytes": 25_000_000,
+}
+"""What a kubelet sets where it is not so.  It is shown that it is so: these belong to the whole machine."""
+
+READY_SECONDS = 60
+
+INIT = """
+read -r pid _ < /proc/self/stat  # before it changes: the number that the machine knows us by
+mount -t proc proc /proc
+for each in $OWN; do mount --bind "$FOLDER/$each" "/$each"; done
+echo "$pid"
+read -r _
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What nodes are made of."""
+
+    assets: Path
+    """The folder with the programs of Kubernetes."""
+    image: Path
+    """The archive of the image that all containers run."""
+
+
+def missing(assets: Path) -> str | None:
+    """What this machine lacks for real nodes, in one line that says what to do."""
+    if os.geteuid() != 0:
+        return "real nodes need root: they have namespaces of their own"
+    if absent := [name for name in ("kubelet", "kube-proxy") if not (assets / name).exists()]:
+        return f"no {', '.join(absent)} in {assets}: run make node-assets (needs Go 1.24+), or put them there"
+    absent = [name for name in COMMANDS if shutil.which(name) is None]
+    if "busybox" not in absent and not is_static(Path(shutil.which("busybox") or "")):
+        absent.append("a static busybox")
+    if not any(folder.exists() for folder in PLUGINS):
+        absent.append("CNI plugins")
+    return f"real nodes need {', '.join(absent)}: install the packages that .ci/run installs" if absent else None
+
+
+@contextlib.contextmanager
+def network() -> Iterator[None]:
+    """The bridge between nodes.  A machine has one at a time: whoever comes second waits here."""
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it with the process
+        remove_leftovers()
+        try:
+            run("ip", "link", "add", BRIDGE, "type", "bridge")
+            run("ip", "address", "add", f"{MACHINE}/24", "dev", BRIDGE)
+            run("ip", "link", "set", BRIDGE, "up")
+            yield
+        finally:
+            remove_leftovers()
+
+
+def remove_leftovers() -> None:
+    """Who holds the lock knows that they are nobody's."""
+    for link in (BRIDGE, *PORTS.values()):
+        remove_link(link)
+    for hierarchy in cgroup_hierarchies():
+        for folder, _, _ in os.walk(hierarchy / CGROUP, topdown=False):
+            os.rmdir(folder)
+
+
+def remove_link(name: str) -> None:
+    # It may not be there, or go this moment: the kernel takes its time with those of a namespace that has ended.
+    subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL, check=False)
+
+
+def cgroup_hierarchies() -> list[Path]:
+    """One in all, or one for each controller: version 2 of cgroups or version 1."""
+    is_one = (CGROUPS / "cgroup.procs").exists()
+    return [CGROUPS] if is_one else [folder for folder in CGROUPS.iterdir() if (folder / "cgroup.procs").exists()]
+
+
+def run(*command: object) -> str:
+    """What a command printed; RuntimeError with what it said if it failed."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class RealNode:
+    """A node of a cluster whose API server listens on MACHINE.  There has to be a `network`."""
+
+    def __init__(self, name: str, number: int, plane: ControlPlane, folder: Path, kit: Kit) -> None:
+        """`number` is one of NUMBERS, and no other node has it now."""
+        self.name = name
+        self.number = number
+        self.address = f"198.18.0.1{number}"
+        self.pods = f"198.18.{number}.0/24"
+        self.folder = folder
+        self._plane = plane
+        self._kit = kit
+        self._init: subprocess.Popen[str] | None = None
+        self._pid = 0
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Set the node going; on failure nothing is left running."""
+        try:
+            self._open_namespaces()
+            self._plug_in()
+            self._run_containerd()
+            self._run_kubelet()
+            self._run_kube_proxy()
+        except BaseException as error:
+            error.add_note(self.last_words())
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Pull the plug: once this returns, no process of the node is left.  The second call does nothing."""
+        init, self._init = self._init, None
+        if init is not None:
+            init.communicate()
+            remove_link(PORTS[self.number])
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+
+    def wait_until_ready(self) -> None:
+        command = (self._kit.assets / "kubectl", f"--kubeconfig={self._plane.kubeconfig}", "wait", f"node/{self.name}")
+        try:
+            for state in ("create", "condition=Ready"):
+                run(*command, f"--for={state}", f"--timeout={READY_SECONDS}s")
+        except RuntimeError as error:
+            error.add_note(self.last_words())
+            raise
+
+    def last_words(self) -> str:
+        """The end of what each program of the node has said."""
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(line for log in logs for line in [f"{log}:", *log.read_text().splitlines()[-10:]])
+
+    @property
+    def guard(self) -> int:
+        """The process that ends when the last of the node has ended."""
+        if self._init is None:
+            raise ValueError(f"{self.name} is not running")
+        return self._init.pid
+
+    def run(self, *command: object) -> str:
+        """What a command of the machine prints where the node is."""
+        return run(*self._inside(), *command)
+
+    def containers(self) -> list[str]:
+        """Those that have processes, sandboxes included, as the container runtime tells."""
+        return self.run("ctr", "--namespace=k8s.io", "tasks", "list", "--quiet").split()
+
+    # -- the parts
+
+    def _open_namespaces(self) -> None:
+        for each in OWN_FOLDERS:
+            (self.folder / each).mkdir(parents=True)
+        settings = {f"proc/sys/{name}": value for name, value in KERNEL_SETTINGS.items()}
+        for name, value in settings.items():
+            self._write(name, str(value))
+        self._init = subprocess.Popen(
+            ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", INIT],
+            env={**os.environ, "FOLDER": str(self.folder), "OWN": " ".join([*OWN_FOLDERS, *settings])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._init.stdout is not None
+        said = self._init.stdout.readline()
+        if not said:
+            raise RuntimeError(f"{self.name} could not have namespaces of its own; what was in the way is on stderr")
+        self._pid = int(said)
+
+    def _plug_in(self) -> None:
+        """Join the bridge, and show the machine and this node the way to everyone's pods."""
+        port = PORTS[self.number]
+        run("ip", "link", "add", port, "master", BRIDGE, "type", "veth", "peer", "name", "eth0", "netns", self._pid)
+        run("ip", "link", "set", port, "up")
+        run("ip", "route", "add", self.pods, "via", self.address)
+        self.run("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
+        for interface in ("lo", "eth0"):
+            self.run("ip", "link", "set", interface, "up")
+        for other in set(NUMBERS) - {self.number}:
+            self.run("ip", "route", "add", f"198.18.{other}.0/24", "via", f"198.18.0.1{other}")
+
+    def _run_containerd(self) -> None:
+        # Each pod is at the end of a wire of its own, and the node routes: so that what pods send each other meets the
+        # rules of kube-proxy.  On a bridge that takes a kernel module which not every machine has.
+        addresses = {"type": "host-local", "ranges": [[{"subnet": self.pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
+        wires = {"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": addresses}]}
+        self._write("cni/pods.conflist", json.dumps(wires))
+        plugins = next(folder for folder in PLUGINS if folder.exists())
+        cri = 'plugins."io.containerd.grpc.v1.cri"'
+        config = [
+            "version = 2",
+            f"[{cri}]",
+            f'sandbox_image = "{IMAGE}"',
+            "restrict_oom_score_adj = true",  # to go lower takes a capability that root in a container may lack
+            f"[{cri}.cni]",
+            f'bin_dir = "{plugins}"',
+            f'conf_dir = "{self.folder}/cni"',
+        ]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:  # as systemd would be told that it is ready
+            notices.bind(str(self.folder / "run" / "notices"))
+            notices.settimeout(READY_SECONDS)
+            toml = self._write("containerd.toml", "\n".join(config))
+            self._launch("containerd", "--config", toml, NOTIFY_SOCKET="/run/notices")
+            while b"READY=1" not in notices.recv(4096).splitlines():
+                pass
+        self.run("ctr", "--namespace=k8s.io", "images", "import", self._kit.image)
+
+    def _run_kubelet(self) -> None:
+        for hierarchy in cgroup_hierarchies():
+            (hierarchy / CGROUP / str(self.number)).mkdir(parents=True)
+        config: Mapping[str, object] = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": self.address,
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},  # only this machine can come here
+            "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{CGROUP}/{self.number}",
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "resolvConf": "",
+            "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+            # However full the disk is: the image cannot be pulled again, and the pods are what the node is for.
+            "evictionHard": {},
+            "imageGCHighThresholdPercent": 100,
+            "localStorageCapacityIsolation": False,
+        }
+        self._launch(
+            "kubelet",
+            f"--config={self._write('kubelet.json', json.dumps(config))}",
+            f"--kubeconfig={self._plane.kubeconfig}",
+            f"--hostname-override={self.name}",
+            f"--node-ip={self.address}",
+        )
+
+    def _run_kube_proxy(self) -> None:
+        config: Mapping[str, object] = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": "iptables",
+            "clientConnection": {"kubeconfig": str(self._plane.kubeconfig)},
+            "hostnameOverride": self.name,
+            "detectLocalMode": "ClusterCIDR",
+            "clusterCIDR": self.pods,
+            "conntrack": {"maxPerCore": 0},  # how many there may be is the machine's business
+        }
+        self._launch("kube-proxy", f"--config={self._write('kube-proxy.json', json.dumps(config))}")
+
+    # -- inside
+
+    def _launch(self, program: str, *arguments: object, **environ: str) -> None:
+        built = self._kit.assets / program
+        command = [*self._inside(), built if built.exists() else program, *arguments]
+        with (self.folder / f"{program}.log").open("ab") as log:
+            process = subprocess.Popen(
+                list(map(str, command)),
+                env={**os.environ, **environ},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._processes.append(process)
+
+    def _inside(self) -> list[str]:
+        return ["nsenter", f"--target={self._pid}", "--net", "--mount", "--pid"]
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path

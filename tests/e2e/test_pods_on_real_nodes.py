@@ -1,0 +1,303 @@
+"""What a user of the virtual cluster gets: a Deployment that runs in containers of two clusters, from birth to death.
+
+Above is a real virtual cluster with its own controllers and scheduler, below are two physical ones with a real kubelet,
+containers and kube-proxy each; Tapestry between them runs as its manifests say and as `tapestry join` granted.
+Everything is done and seen with kubectl.  Logs and exec are asked for below, where the twins are.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.kube.objects import Object, annotations_of, name_of
+from tapestry.local.kubernetes import ControlPlane
+
+from .clusters import Cluster, PhysicalCluster
+from .images import IMAGE
+from .installation import SYSTEM, at_work, denials, tapestry
+from .nodes import MACHINE, Kit
+
+MOUNT = "tapestry-leased"
+SHOP = "shop"
+OURS = f"--selector={keys.CLUSTER_BINDING_UID}"
+"""Of all that lives below because of something above."""
+CROSSING = "pods,configmaps,secrets,services,endpointslices.discovery.k8s.io,persistentvolumeclaims"
+
+WORKLOAD = f"""
+apiVersion: v1
+kind: Namespace
+metadata: {{name: {SHOP}}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: clerk, namespace: {SHOP}}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: clerk, namespace: {SHOP}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}}
+subjects: [{{kind: ServiceAccount, name: clerk, namespace: {SHOP}}}]
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: sign, namespace: {SHOP}}}
+data: {{text: open}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: till, namespace: {SHOP}}}
+stringData: {{code: "1234"}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: {SHOP}}}
+spec:
+  selector: {{app: web}}
+  ports: [{{port: 80, targetPort: 8080}}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: web, namespace: {SHOP}}}
+spec:
+  replicas: 2
+  selector: {{matchLabels: {{app: web}}}}
+  template:
+    metadata: {{labels: {{app: web}}}}
+    spec:
+      serviceAccountName: clerk
+      terminationGracePeriodSeconds: 1
+      topologySpreadConstraints:
+      - topologyKey: kubernetes.io/hostname
+        maxSkew: 1
+        whenUnsatisfiable: DoNotSchedule
+        nodeTaintsPolicy: Honor
+        labelSelector: {{matchLabels: {{app: web}}}}
+        matchLabelKeys: [pod-template-hash]
+      volumes:
+      - {{name: sign, configMap: {{name: sign}}}}
+      - {{name: till, secret: {{secretName: till}}}}
+      containers:
+      - name: web
+        image: {IMAGE}
+        command: [sh, -c, "mkdir /page; echo $POD > /page/index.html; exec httpd -f -p 8080 -h /page"]
+        env:
+        - {{name: POD, valueFrom: {{fieldRef: {{fieldPath: metadata.name}}}}}}
+        - {{name: NODE, valueFrom: {{fieldRef: {{fieldPath: spec.nodeName}}}}}}
+        - {{name: EDITION, value: first}}
+        resources: {{requests: {{cpu: 10m, memory: 16Mi}}}}
+        readinessProbe: {{httpGet: {{port: 8080}}, periodSeconds: 1}}
+        volumeMounts:
+        - {{name: sign, mountPath: /sign}}
+        - {{name: till, mountPath: /till}}
+"""
+
+NO_PODS_HERE = f"""
+apiVersion: v1
+kind: Namespace
+metadata: {{name: {SYSTEM}}}
+---
+apiVersion: v1
+kind: ResourceQuota
+metadata: {{name: processes-instead, namespace: {SYSTEM}}}
+spec: {{hard: {{pods: "0"}}}}
+"""
+"""The Deployments of Tapestry itself are run by the test; the cluster's controllers are to leave them alone."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A virtual cluster and those that lend to it."""
+
+    virtual: Cluster
+    physical: dict[str, PhysicalCluster]
+
+    def pods(self) -> list[Object]:
+        """The pods of the Deployment that stay."""
+        found = json.loads(self.virtual.kubectl("get", "pods", f"--namespace={SHOP}", "-o", "json"))["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def places(self) -> dict[str, int]:
+        """How many of them each cluster runs."""
+        return Counter(map(place_of, self.pods()))
+
+    def inside(self, pod: Object, *command: str) -> str:
+        """What a command prints in the container of a pod, wherever that is."""
+        below = self.physical[place_of(pod)]
+        return below.kubectl("exec", f"--namespace={MOUNT}", twin_of(pod), "--", *command)
+
+    def picture(self) -> str:
+        """What there is in all clusters, for a reader who wonders why it is not what it should be."""
+        clusters = {"virtual": self.virtual, **self.physical}
+        return "\n".join(f"{name}:\n{cluster.picture()}" for name, cluster in clusters.items())
+
+    def wait_for_rollout(self) -> None:
+        self.virtual.kubectl("rollout", "status", "deployment/web", f"--namespace={SHOP}", "--timeout=90s")
+
+    def join(self, name: str, *options: str) -> None:
+        above, below = self.virtual.plane.kubeconfig, self.physical[name].plane.kubeconfig
+        tapestry("join", name, "--kubeconfig", above, "--cluster-kubeconfig", below, *options)
+
+    def part(self, name: str) -> None:
+        above, below = self.virtual.plane.kubeconfig, self.physical[name].plane.kubeconfig
+        tapestry("unjoin", name, "--kubeconfig", above, "--cluster-kubeconfig", below)
+
+
+def place_of(pod: Object) -> str:
+    """The cluster that a pod runs in, by the name of its virtual node."""
+    _, cluster, _ = pod["spec"]["nodeName"].split("-")
+    return cluster
+
+
+def twin_of(pod: Object) -> str:
+    return annotations_of(pod)[keys.PHYSICAL_POD_NAME]
+
+
+@pytest.fixture(scope="module")
+def world(
+    physical_clusters: dict[str, PhysicalCluster], node_kit: Kit, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    plane = ControlPlane(
+        tmp_path_factory.mktemp("virtual"),
+        node_kit.assets,
+        controller_manager=True,
+        scheduler=True,
+        fsync=False,
+        address=MACHINE,
+    )
+    with plane:
+        yield World(Cluster(plane, node_kit.assets), physical_clusters)
+
+
+@pytest.mark.timeout(300)
+async def test_a_deployment_lives_in_two_clusters_and_leaves_nothing_behind(world: World, tmp_path: Path) -> None:
+    apply(world, NO_PODS_HERE, tmp_path)
+    async with at_work(world.virtual.plane, world.virtual.assets, tmp_path):
+        try:
+            await asyncio.to_thread(the_life_of_a_deployment, world, tmp_path)
+        except Exception as error:
+            error.add_note(await asyncio.to_thread(world.picture))
+            raise
+    assert world.virtual.kubectl("get", "nodes", "-o", "name") == ""
+
+
+def the_life_of_a_deployment(world: World, folder: Path) -> None:
+    for name in world.physical:
+        lends(world, name)
+    apply(world, WORKLOAD, folder)
+    world.wait_for_rollout()
+    assert world.places() == {"east": 1, "west": 1}
+    for pod in world.pods():
+        check_what_is_given(world, pod)
+        check_api_access(world, pod)
+        check_service(world, pod)
+    is_scaled(world)
+    is_updated(world)
+    moves_when_a_window_closes(world)
+    goes(world)
+    assert denials(folder) == []  # a syncer that is told to end loses its rights while it does
+    for name in world.physical:
+        world.part(name)
+        assert crossed(world.physical[name]) == []
+
+
+def apply(world: World, manifest: str, folder: Path) -> None:
+    (folder / "manifest.yaml").write_text(manifest)
+    world.virtual.kubectl("apply", "-f", folder / "manifest.yaml")
+
+
+def lends(world: World, name: str) -> None:
+    """A cluster joins, and is told where its pods reach the virtual cluster and whose Services they know."""
+    world.join(name, "--lease=50%", "--force-reclaim")
+    reach = {
+        "virtualEndpoints": {"api": world.virtual.plane.url.removeprefix("https://")},
+        "serviceNamespaces": [SHOP],
+    }
+    binding = f"clusterbinding/{name}"
+    world.virtual.kubectl("patch", binding, "--type=merge", "--patch", json.dumps({"spec": reach}))
+    for state in ("create", "condition=Ready"):
+        world.virtual.kubectl("wait", f"node/vnode-{name}-n1", f"--for={state}", "--timeout=60s")
+
+
+def check_what_is_given(world: World, pod: Object) -> None:
+    assert world.inside(pod, "cat", "/sign/text") == "open"
+    assert world.inside(pod, "cat", "/till/code") == "1234"
+    assert world.inside(pod, "sh", "-c", "echo $POD $NODE").split() == [name_of(pod), pod["spec"]["nodeName"]]
+
+
+def check_api_access(world: World, pod: Object) -> None:
+    """kubectl there finds server, token, namespace and authority where every client in a pod does."""
+    who = "{.status.userInfo.username} {.status.userInfo.extra.authentication\\.kubernetes\\.io/pod-name[0]}"
+    said = world.inside(pod, "kubectl", "auth", "whoami", "-o", f"jsonpath={who}")
+    assert said == f"system:serviceaccount:{SHOP}:clerk {name_of(pod)}"
+    assert world.inside(pod, "kubectl", "get", "configmap", "sign", "-o", "jsonpath={.data.text}") == "open"
+
+
+def check_service(world: World, pod: Object) -> None:
+    """It answers to its names, and behind it are the pods of both clusters."""
+    everyone = {name_of(each) for each in world.pods()}
+    for name in ("web", f"web.{SHOP}", f"web.{SHOP}.svc.cluster.local"):
+        asking = f'until [ "$(sort -u /tmp/{name} | wc -l)" = 2 ]; do wget -qO- http://{name} >> /tmp/{name}; done'
+        world.inside(pod, "timeout", "30", "sh", "-c", f"touch /tmp/{name}; {asking}")
+        assert set(world.inside(pod, "cat", f"/tmp/{name}").split()) == everyone
+
+
+def is_scaled(world: World) -> None:
+    world.virtual.kubectl("scale", "deployment/web", f"--namespace={SHOP}", "--replicas=4")
+    world.wait_for_rollout()
+    assert world.places() == {"east": 2, "west": 2}
+
+
+def is_updated(world: World) -> None:
+    """The second edition sees what the ConfigMap says by then; of the first, nothing is left below."""
+    before = world.pods()
+    sign = {"data": {"text": "sale"}}
+    world.virtual.kubectl("patch", "configmap/sign", f"--namespace={SHOP}", "--patch", json.dumps(sign))
+    for cluster in world.physical.values():
+        [copy] = [name for name in crossed(cluster) if name.startswith("configmap/sign-")]
+        follows = ("--for=jsonpath={.data.text}=sale", "--timeout=30s")
+        cluster.kubectl("wait", copy, f"--namespace={MOUNT}", *follows)
+    world.virtual.kubectl("set", "env", "deployment/web", f"--namespace={SHOP}", "EDITION=second")
+    world.wait_for_rollout()
+    assert world.places() == {"east": 2, "west": 2}
+    for pod in world.pods():
+        assert world.inside(pod, "sh", "-c", "echo $EDITION; cat /sign/text").split() == ["second", "sale"]
+    for pod in before:
+        wait_until_gone(world.physical[place_of(pod)], MOUNT, [twin_of(pod)])
+
+
+def moves_when_a_window_closes(world: World) -> None:
+    leaving = [pod for pod in world.pods() if place_of(pod) == "east"]
+    opening = datetime.now(UTC) + timedelta(hours=12)
+    window = f"{opening:%H:00}-{opening:%H:59}"
+    world.join("east", f"--window={window}", "--time-zone=UTC", "--force-reclaim", "--grace=2")
+    wait_until_gone(world.virtual, SHOP, [name_of(pod) for pod in leaving])
+    world.wait_for_rollout()
+    assert world.places() == {"west": 4}
+    wait_until_gone(world.physical["east"], MOUNT, [twin_of(pod) for pod in leaving])
+    reasons = world.virtual.kubectl("get", "events", f"--namespace={SHOP}", "-o", "jsonpath={.items[*].reason}")
+    assert "Reclaimed" in reasons.split()
+
+
+def goes(world: World) -> None:
+    world.virtual.kubectl("delete", "namespace", SHOP, "--timeout=60s")
+    for cluster in world.physical.values():
+        wait_until_gone(cluster, MOUNT, crossed(cluster))
+        assert cluster.node.containers() == []
+
+
+def crossed(cluster: Cluster) -> list[str]:
+    return cluster.kubectl("get", CROSSING, "--all-namespaces", OURS, "-o", "name").split()
+
+
+def wait_until_gone(cluster: Cluster, namespace: str, names: list[str]) -> None:
+    """`names` are of pods, or say of what they are: `configmap/a`."""
+    wanted = [name if "/" in name else f"pod/{name}" for name in names]
+    if wanted:
+        cluster.kubectl("wait", *wanted, f"--namespace={namespace}", "--for=delete", "--timeout=60s")

@@ -1,0 +1,141 @@
+"""The nodes that other tests stand on are real: what Kubernetes promises of a node holds for them."""
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .clusters import PhysicalCluster
+from .images import IMAGE
+from .nodes import BRIDGE, CGROUP, KERNEL_SETTINGS, Kit, cgroup_hierarchies, network
+
+pytestmark = pytest.mark.timeout(300)  # also for waiting until another worker is done with its nodes
+
+ROOT = Path(__file__).parents[2]
+PAGE = "written in a ConfigMap"
+SERVICE = "10.96.7.7"
+WORKLOAD = f"""
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: page}}
+data: {{index.html: "{PAGE}"}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: web}}
+spec:
+  clusterIP: {SERVICE}
+  selector: {{app: web}}
+  ports: [{{port: 80, targetPort: 8080}}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: web}}
+spec:
+  replicas: 2
+  selector: {{matchLabels: {{app: web}}}}
+  template:
+    metadata: {{labels: {{app: web}}}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      volumes: [{{name: page, configMap: {{name: page}}}}]
+      containers:
+      - name: web
+        image: {IMAGE}
+        command: [sh, -c, "echo I am $HOSTNAME; exec httpd -f -p 8080 -h /page"]
+        volumeMounts: [{{name: page, mountPath: /page}}]
+        readinessProbe: {{httpGet: {{port: 8080}}, periodSeconds: 1}}
+"""
+
+OUTLIVED = """
+import sys
+from pathlib import Path
+from tapestry.local.kubernetes import ControlPlane
+from tests.e2e.nodes import MACHINE, Kit, RealNode, network
+folder, assets, image = map(Path, sys.argv[1:])
+with (
+    network(),
+    ControlPlane(folder / "plane", assets, fsync=False, address=MACHINE) as plane,
+    RealNode("short-lived", 1, plane, folder / "node", Kit(assets, image)) as node,
+):
+    node.wait_until_ready()
+    print(node.guard, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nothing_of_a_node_outlives_the_process_that_ran_it(node_kit: Kit, tmp_path: Path) -> None:
+    settings = kernel_settings()
+    command = [sys.executable, "-c", OUTLIVED, tmp_path, node_kit.assets, node_kit.image]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        guard = os.pidfd_open(int(runner.stdout.readline()))
+        runner.kill()
+    ended, _, _ = select.select([guard], [], [], 10)
+    os.close(guard)
+    assert ended, "the node lives on"
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    with network():
+        pass
+    assert not Path("/sys/class/net", BRIDGE).exists()
+    assert [folder for folder in cgroup_hierarchies() if (folder / CGROUP).exists()] == []
+    assert kernel_settings() == settings
+
+
+def kernel_settings() -> list[str]:
+    """What the machine has where a kubelet would have something else."""
+    return [Path("/proc/sys", name).read_text() for name in KERNEL_SETTINGS]
+
+
+@pytest.fixture(scope="module")
+def serving(physical_clusters: dict[str, PhysicalCluster]) -> dict[str, PhysicalCluster]:
+    """The clusters, the workload of each being available."""
+    for cluster in physical_clusters.values():
+        manifest = cluster.node.folder / "workload.yaml"
+        manifest.write_text(WORKLOAD)
+        cluster.kubectl("apply", "-f", manifest)
+    for cluster in physical_clusters.values():
+        cluster.kubectl("rollout", "status", "deployment/web", "--timeout=60s")
+    return physical_clusters
+
+
+@pytest.fixture(scope="module", params=["east", "west"])
+def cluster(request: pytest.FixtureRequest, serving: dict[str, PhysicalCluster]) -> PhysicalCluster:
+    return serving[request.param]
+
+
+def inside(cluster: PhysicalCluster, *command: str) -> str:
+    """What a command prints in a container of the workload."""
+    return cluster.kubectl("exec", "deployment/web", "--", *command)
+
+
+def test_containers_mount_what_they_are_given_and_can_be_looked_into(cluster: PhysicalCluster) -> None:
+    assert inside(cluster, "cat", "/page/index.html") == PAGE
+    assert cluster.kubectl("logs", "deployment/web").startswith("I am web-")
+
+
+def test_a_service_is_reached_from_a_pod_by_its_cluster_address(cluster: PhysicalCluster) -> None:
+    assert inside(cluster, "wget", "-qO-", f"http://{SERVICE}") == PAGE
+
+
+def test_a_container_calls_its_api_server_with_its_own_token(cluster: PhysicalCluster) -> None:
+    said = inside(cluster, "kubectl", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
+    assert said == "system:serviceaccount:default:default"
+
+
+def test_pods_of_one_cluster_reach_those_of_another(serving: dict[str, PhysicalCluster]) -> None:
+    [address, *_] = serving["west"].kubectl("get", "pods", "-o", "jsonpath={.items[*].status.podIP}").split()
+    assert inside(serving["east"], "wget", "-qO-", f"http://{address}:8080") == PAGE
+
+
+def test_no_process_outlives_its_pod(cluster: PhysicalCluster) -> None:
+    cluster.kubectl("run", "brief", f"--image={IMAGE}")
+    cluster.kubectl("wait", "pod/brief", "--for=condition=Ready", "--timeout=60s")
+    found = cluster.kubectl("get", "pod", "brief", "-o", "jsonpath={.status.containerStatuses[0].containerID}")
+    container = found.removeprefix("containerd://")
+    assert container in cluster.node.containers()
+    cluster.kubectl("delete", "pod", "brief", "--grace-period=1")
+    assert container not in cluster.node.containers()

@@ -1,0 +1,89 @@
+"""A large site: ten thousand pods on a thousand virtual nodes, and a syncer that starts over in the middle of it."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tapestry.kube.objects import key_of, version_of
+from tapestry.kube.resources import PODS
+from tapestry.local.kubernetes import ControlPlane
+
+from ..integration.crowds import CROWD, crowd, lend, wait_until_lent
+from ..integration.lending import Lending, install_kinds, lending
+from ..integration.processes import rss_megabytes, running
+
+PHYSICAL_NODES = 1_000
+CROWDED = 10_000
+MEGABYTES = 300
+SECONDS = 10
+"""From the start of a syncer to the twin of a pod that was bound while there was none."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_ten_thousand_pods_run_and_a_restart_touches_none_of_them(
+    kube_assets: Path, tmp_path: Path, record_property: Callable[[str, str], None]
+) -> None:
+    with (
+        ControlPlane(tmp_path / "virtual", kube_assets, fsync=False) as virtual,
+        ControlPlane(tmp_path / "physical", kube_assets, fsync=False) as physical,
+    ):
+        megabytes, seconds = uvloop.run(many_pods(virtual, physical, tmp_path))
+    size = f"{CROWDED:,} pods on {PHYSICAL_NODES:,} nodes"
+    record_property("figure", f"{size}: {megabytes:.0f} MB, the first pod after a restart in {seconds:.1f} s")
+    assert megabytes <= MEGABYTES
+    assert seconds <= SECONDS
+
+
+async def many_pods(virtual: ControlPlane, physical: ControlPlane, folder: Path) -> tuple[float, float]:
+    """The size of a syncer that has them all, and the seconds that another one needs to see to the next."""
+    kubelet = [sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig]
+    for plane in (virtual, physical):
+        await install_kinds(plane)
+    async with lending(virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True) as site:
+        nodes = await lend(site, PHYSICAL_NODES)
+        with running(kubelet, folder / "kubelet.log"):
+            with site.syncer() as syncer:
+                await wait_until_lent(site, PHYSICAL_NODES)
+                megabytes = await crowded(site, nodes, syncer.pid)
+            return megabytes, await restarted(site, nodes)
+
+
+async def crowded(site: Lending, nodes: list[str], pid: int) -> float:
+    """Have all the pods run; how large the syncer is then."""
+    async with crowd(site, "many") as many:
+        await many.bind(CROWDED, nodes)
+        await many.wait_until_running(CROWDED, timeout=600)
+    return rss_megabytes(pid)
+
+
+async def restarted(site: Lending, nodes: list[str]) -> float:
+    """Seconds until a new syncer had seen to a pod that waited for it; no other pod may have changed by the end.
+
+    The second pod stands at the end of the queue: by the time it runs, the syncer has looked at everything.
+    """
+    before = await versions(site)
+    async with crowd(site, "first") as first, crowd(site, "last") as last:
+        await first.bind(1, nodes)
+        began = time.monotonic()
+        with site.syncer():
+            await first.wait_until_running(1)
+            await last.bind(1, nodes)
+            await last.wait_until_running(1)
+        [mapped] = first.mapped.values()
+    assert await versions(site) == before
+    return mapped - began
+
+
+async def versions(site: Lending) -> dict[str, str]:
+    """The resourceVersion of each pod of the many, and of each twin."""
+    above = await site.virtual.list(PODS, "default", labels=f"{CROWD}=many")
+    below = await site.physical.list(PODS, site.mount, labels=f"{CROWD}=many")
+    found = {f"above {key_of(pod)}": version_of(pod) for pod in above}
+    found |= {f"below {key_of(pod)}": version_of(pod) for pod in below}
+    assert len(found) == 2 * CROWDED
+    return found

@@ -1,0 +1,198 @@
+"""What the translation makes a real API server takes: every golden twin, and whatever is shown of a strange status."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from tapestry.apis.clusterbindings import binding_of
+from tapestry.client.client import Client, PatchType
+from tapestry.kube.errors import ApiError
+from tapestry.kube.objects import Object, labels_of
+from tapestry.kube.resources import NAMESPACES, PODS
+from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
+from tapestry.syncer.projections import twin_seen
+from tapestry.syncer.translate.pod_status import reduced, shown, to_virtual
+from tapestry.syncer.translate.pods import ephemeral_patch, resize_patch, twin, twin_patch
+
+from ..conftest import Kubectl
+from ..unit.syncer.translate.strange_statuses import FAMILIES, of_other_types
+from .lending import an_object, give
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "pods"
+TWINS = {path.name: yaml.safe_load(path.read_text()) for path in sorted(GOLDEN.glob("*.output.yaml"))}
+AT_ONCE = 8
+STRANGE = dict(
+    chain(islice(of_other_types(), 0, None, 5), *(family() for family in FAMILIES if family != of_other_types))
+)
+"""All families, but of the largest one in five."""
+TWIN: Object = {"metadata": {"name": "twin", "namespace": "leased", "uid": "0c1d"}}
+
+T = TypeVar("T")
+
+
+async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[str | None]]) -> list[str]:
+    """What `do` complains about, a few at a time."""
+    waiting = iter(items)
+
+    async def work() -> list[str | None]:
+        return [await do(item) for item in waiting]
+
+    async with asyncio.TaskGroup() as group:
+        workers = [group.create_task(work()) for _ in range(AT_ONCE)]
+    return [complaint for worker in workers for complaint in worker.result() if complaint is not None]
+
+
+async def test_every_golden_twin_is_accepted(client: Client, record_property: Callable[[str, object], None]) -> None:
+    await give(client, NAMESPACES, an_object("Namespace", {"name": "leased"}))
+    await give(client, PRIORITY_CLASSES, priority_class())
+    await give(client, PRIORITY_CLASSES, {**priority_class(), "metadata": {"name": "scavengers"}})
+
+    async def complaint(name: str) -> str | None:
+        try:
+            await client.create(PODS, TWINS[name], dry_run=True)
+        except ApiError as error:
+            return f"{name}: {error}"
+        return None
+
+    assert await for_each(TWINS, complaint) == []
+    assert len(TWINS) >= 60
+    record_property("figure", f"golden twins: {len(TWINS)}, all accepted by a real API server")
+
+
+async def test_rule_9_whatever_a_stranger_sends_is_taken_and_written_once(
+    client: Client, namespace: str, kubectl: Kubectl, record_property: Callable[[str, object], None]
+) -> None:
+    containers = {"initContainers": ["init", "i0"], "containers": ["app", "c0", "c1"]}
+    spec = {field: [{"name": name, "image": "i"} for name in names] for field, names in containers.items()}
+
+    async def complaint(numbered: tuple[int, tuple[str, Any]]) -> str | None:
+        number, (name, status) = numbered
+        pod = an_object("Pod", {"name": f"p{number}", "namespace": namespace}, spec=spec)
+        seen = await client.create(PODS, pod)
+        wanted = shown(status)
+        try:
+            for _ in range(2):
+                patch = to_virtual(as_cached(seen), TWIN, wanted, datetime.now(UTC))
+                if patch is None:
+                    return None
+                seen = await client.patch(PODS, seen, patch, type=PatchType.STRATEGIC, subresource="status")
+        except ApiError as error:
+            return f"{name}: {error}"
+        again = to_virtual(as_cached(seen), TWIN, wanted, datetime.now(UTC))
+        return f"{name}: it would be written for ever" if again is not None else f"{name}: it took two writes"
+
+    assert await for_each(enumerate(STRANGE.items()), complaint) == []
+    assert len(STRANGE) >= 100
+    record_property("figure", f"hostile statuses: {len(STRANGE)}, all taken by a real API server in one write each")
+    kubectl("delete", "pods", "--all", "--namespace", namespace, "--force", "--grace-period=0", "--wait=false")
+
+
+# -- a pod's life
+
+EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
+RUNNING: Object = {
+    "phase": "Running",
+    "startTime": EARLY,
+    "hostIP": "10.1.0.1",
+    "hostIPs": [{"ip": "10.1.0.1"}],
+    "podIP": "10.0.0.1",
+    "podIPs": [{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}],
+    "containerStatuses": [{"name": "app", "ready": True, "image": "i", "state": {"running": {"startedAt": EARLY}}}],
+}
+
+
+def condition(type: str, status: str = "True", since: str = EARLY, **fields: str) -> Object:
+    return {"type": type, "status": status, "lastTransitionTime": since, **fields}
+
+
+LIFE: dict[str, Object] = {
+    "made": {"phase": "Pending"},
+    "without room": {
+        "phase": "Pending",
+        "conditions": [condition("PodScheduled", "False", reason="Unschedulable", message="m")],
+    },
+    "placed": {"phase": "Pending", "conditions": [condition("PodScheduled")], "startTime": EARLY},
+    "not ready": {**RUNNING, "conditions": [condition("Ready", "False", reason="ContainersNotReady", message="m")]},
+    "ready": {**RUNNING, "conditions": [condition("Ready", since=LATE)]},
+    "resizing": {**RUNNING, "conditions": [condition("Ready", since=LATE), condition("PodResizeInProgress")]},
+    "resized": {**RUNNING, "conditions": [condition("Ready", since=LATE)], "message": "m"},
+    "with one address less": {**RUNNING, "podIPs": [{"ip": "10.0.0.1"}]},
+    "with another address": {**RUNNING, "podIP": "10.0.0.2", "podIPs": [{"ip": "10.0.0.2"}]},
+    "preempted": {
+        **RUNNING,
+        "conditions": [condition("DisruptionTarget", reason="PreemptionByScheduler", message="m")],
+    },
+    "without addresses": {"phase": "Running", "containerStatuses": RUNNING["containerStatuses"]},
+    "without anything": {"phase": "Running"},
+    "ended": {"phase": "Failed", "reason": "Evicted", "message": "m"},
+}
+
+
+async def test_each_change_in_a_pods_life_is_shown_by_one_write(client: Client, namespace: str) -> None:
+    spec = {"containers": [{"name": "app", "image": "i"}]}
+    pod = await client.create(PODS, an_object("Pod", {"name": "web", "namespace": namespace}, spec=spec))
+    for name, status in LIFE.items():
+        patch = to_virtual(as_cached(pod), TWIN, shown(status), datetime.now(UTC))
+        assert patch is not None, name
+        pod = await client.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
+        assert to_virtual(as_cached(pod), TWIN, shown(status), datetime.now(UTC)) is None, name
+        assert reduced(pod["status"])["phase"] == status["phase"], name
+
+
+def as_cached(pod: Object) -> Object:
+    return {**pod, "status": reduced(pod["status"])}
+
+
+# -- changes of a twin
+
+
+async def test_a_twin_follows_its_pod_through_every_change_that_is_allowed(client: Client, namespace: str) -> None:
+    await give(client, PRIORITY_CLASSES, priority_class())
+    binding = binding_of(
+        {
+            "metadata": {"name": "east", "uid": "5e1f"},
+            "spec": {"clusterID": "east", "mountNamespace": namespace, "secretRef": {"name": "s", "namespace": "t"}},
+        },
+        "a-virtual-cluster",
+    )
+    container = {"name": "app", "image": "i:1", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}}
+    before = {
+        "metadata": {"name": "web", "namespace": "team-a", "uid": "u", "labels": {"app": "web", "old": "1"}},
+        "spec": {"nodeName": "vnode-east-n1", "containers": [container]},
+    }
+    more = {"requests": {"cpu": "2"}, "limits": {"cpu": "2"}}
+    after = {
+        "metadata": {**before["metadata"], "labels": {"app": "shop"}, "annotations": {"note": "new"}},
+        "spec": {
+            **before["spec"],
+            "activeDeadlineSeconds": 600,
+            "containers": [{**container, "image": "i:2", "resources": more}],
+            "ephemeralContainers": [{"name": "debug", "image": "busybox", "targetContainerName": "app"}],
+            "tolerations": [{"key": "late", "operator": "Exists"}],
+        },
+    }
+    seen = twin_seen(await client.create(PODS, twin(before, binding, "n1")))
+    wanted = twin(after, binding, "n1")
+    for patch, subresource in (
+        (ephemeral_patch(seen, after, binding), "ephemeralcontainers"),
+        (resize_patch(seen, wanted), "resize"),
+        (twin_patch(seen, wanted), None),
+    ):
+        assert patch is not None
+        answer = await client.patch(PODS, seen, patch, type=PatchType.STRATEGIC, subresource=subresource)
+        seen = {**seen, "metadata": answer["metadata"]}
+    live = await client.get(PODS, seen["metadata"]["name"], namespace)
+    assert labels_of(live)["app"] == "shop"
+    assert "old" not in labels_of(live)
+    assert live["spec"]["activeDeadlineSeconds"] == 600
+    assert live["spec"]["containers"][0]["image"] == "i:2"
+    assert live["spec"]["containers"][0]["resources"] == more
+    assert {"key": "late", "operator": "Exists"} in live["spec"]["tolerations"]
+    assert [each["name"] for each in live["spec"]["ephemeralContainers"]] == ["debug"]
+    seen = twin_seen(live)
+    assert (ephemeral_patch(seen, after, binding), resize_patch(seen, wanted), twin_patch(seen, wanted)) == (None,) * 3

@@ -1,0 +1,90 @@
+"""An API server in this process, and a hand to call it with."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tapestry.apiserver import bootstrap
+from tapestry.apiserver.app import server_of, ways_of
+from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.requests import Call, User
+from tapestry.apiserver.server import Answer, Server
+from tapestry.apiserver.service_accounts import Accounts, key_in
+from tapestry.apiserver.storage.memory import MemoryLog
+from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.watches import Watching
+from tapestry.kube.objects import Object
+
+ADMIN = User("admin", ("system:masters",))
+
+
+@dataclass(frozen=True)
+class Hand:
+    """Calls the server as somebody."""
+
+    server: Server
+    accounts: Accounts
+    user: User = ADMIN
+
+    async def __call__(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        kind: str = "application/json",
+        accept: str = "",
+        **query: str,
+    ) -> tuple[int, Any]:
+        """The status and the body of the answer."""
+        answer = await self.answer(method, path, body, kind=kind, accept=accept, **query)
+        assert isinstance(answer, Answer)
+        return answer.status, msgspec.json.decode(answer.body) if answer.body[:1] in (b"{", b"[") else answer.body
+
+    async def answer(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        kind: str = "application/json",
+        accept: str = "",
+        **query: str,
+    ) -> Answer | Watching:
+        raw = body if isinstance(body, bytes) else msgspec.json.encode(body) if body is not None else b""
+        headers = {"content-type": kind, "accept": accept}
+        return await self.server.answer(Call(method, path, query, headers, raw, self.user))
+
+    async def made(self, path: str, body: Object) -> Object:
+        """What was created."""
+        status, found = await self("POST", path, body)
+        assert status == 201, found
+        made: Object = found
+        return made
+
+    def being(self, user: User) -> "Hand":
+        return Hand(self.server, self.accounts, user)
+
+
+@pytest.fixture
+async def call(tmp_path: Path) -> AsyncIterator[Hand]:
+    config = ApiServerConfig(backend="memory", pod_accounts=False)
+
+    def now() -> datetime:
+        return datetime.now(UTC)
+
+    store = Store(MemoryLog())
+    accounts = Accounts(store, key_in(tmp_path / "key"), "https://here", now)
+    server = server_of(config, store, accounts, ways_of(config, accounts), now)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(store.run())
+        await bootstrap.install(server)
+        yield Hand(server, accounts)
+        running.cancel()
+    store.close()

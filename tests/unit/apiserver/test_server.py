@@ -1,0 +1,430 @@
+"""What clients are promised: the protocol, verb by verb."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from tapestry.apiserver.requests import User
+from tapestry.apiserver.watches import Watching
+from tapestry.kube.objects import Object
+
+from .conftest import Hand
+
+PODS = "/api/v1/namespaces/default/pods"
+MAPS = "/api/v1/namespaces/default/configmaps"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
+
+
+def a_pod(name: str = "web", **spec: Any) -> Object:
+    return {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "nginx"}], **spec}}
+
+
+def a_map(name: str = "a", **data: str) -> Object:
+    return {"metadata": {"name": name}, "data": data}
+
+
+# -- creating
+
+
+async def test_a_created_object_has_what_the_server_gives_it_and_the_defaults_of_its_kind(call: Hand) -> None:
+    pod = await call.made(PODS, a_pod())
+    assert pod["apiVersion"] == "v1"
+    assert pod["metadata"]["generation"] == 1
+    assert pod["metadata"]["uid"]
+    assert pod["spec"]["restartPolicy"] == "Always"
+    assert pod["spec"]["schedulerName"] == "default-scheduler"
+    assert pod["spec"]["containers"][0]["imagePullPolicy"] == "Always"
+    assert pod["spec"]["priority"] == 0
+    assert pod["status"] == {"phase": "Pending", "qosClass": "BestEffort"}
+    assert {each["key"] for each in pod["spec"]["tolerations"]} == {
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    }
+
+
+async def test_a_name_is_made_up_where_only_its_beginning_is_given(call: Hand) -> None:
+    made = [await call.made(MAPS, {"metadata": {"generateName": "a-"}}) for _ in range(3)]
+    names = [each["metadata"]["name"] for each in made]
+    assert len(set(names)) == 3
+    assert all(name.startswith("a-") and len(name) == 7 for name in names)
+
+
+async def test_the_same_name_is_refused_in_kubernetes_words(call: Hand) -> None:
+    await call.made(MAPS, a_map())
+    status, found = await call("POST", MAPS, a_map())
+    assert (status, found["reason"], found["message"]) == (409, "AlreadyExists", 'configmaps "a" already exists')
+
+
+async def test_nothing_is_made_in_a_namespace_that_is_not_there(call: Hand) -> None:
+    status, found = await call("POST", "/api/v1/namespaces/nowhere/configmaps", a_map())
+    assert (status, found["message"]) == (404, 'namespaces "nowhere" not found')
+
+
+async def test_a_dry_run_answers_as_if_and_changes_nothing(call: Hand) -> None:
+    status, found = await call("POST", MAPS, a_map(), dryRun="All")
+    assert (status, found["metadata"]["name"]) == (201, "a")
+    assert (await call("GET", f"{MAPS}/a"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("mode", "status"),
+    [("Strict", 400), ("Warn", 201), ("Ignore", 201)],
+)
+async def test_a_field_that_is_not_known_is_refused_warned_of_or_ignored(call: Hand, mode: str, status: int) -> None:
+    answer = await call.answer("POST", PODS, a_pod(surprise=1), fieldValidation=mode)
+    assert not isinstance(answer, Watching)
+    assert answer.status == status
+    if mode == "Strict":
+        assert b'strict decoding error: unknown field \\"spec.surprise\\"' in answer.body
+    else:
+        assert ("Warning" in answer.headers) is (mode == "Warn")
+        assert b"surprise" not in answer.body
+
+
+async def test_a_field_that_comes_twice_is_noticed(call: Hand) -> None:
+    raw = b'{"metadata":{"name":"a"},"data":{"k":"1","k":"2"}}'
+    status, found = await call("POST", MAPS, raw, fieldValidation="Strict")
+    assert (status, found["message"]) == (400, 'strict decoding error: duplicate field "data.k"')
+
+
+async def test_a_value_of_the_wrong_type_is_refused(call: Hand) -> None:
+    status, found = await call("POST", PODS, a_pod(containers="many"))
+    assert (status, found["reason"]) == (400, "BadRequest")
+    assert "cannot unmarshal string into Go struct field spec.containers" in found["message"]
+
+
+async def test_what_a_secret_says_in_plain_text_is_encoded(call: Hand) -> None:
+    path = "/api/v1/namespaces/default/secrets"
+    secret = await call.made(path, {"metadata": {"name": "s"}, "stringData": {"k": "v"}})
+    assert secret["data"] == {"k": "dg=="}
+    assert secret["type"] == "Opaque"
+    assert "stringData" not in secret
+
+
+# -- changing
+
+
+async def test_a_write_that_changes_nothing_keeps_the_version(call: Hand) -> None:
+    made = await call.made(MAPS, a_map(k="v"))
+    assert (await call("PATCH", f"{MAPS}/a", {"data": {"k": "v"}}, kind=MERGE))[1] == made
+    assert (await call("PUT", f"{MAPS}/a", made))[1] == made
+
+
+async def test_a_replacement_of_an_old_version_is_a_conflict(call: Hand) -> None:
+    made = await call.made(MAPS, a_map(k="1"))
+    await call("PATCH", f"{MAPS}/a", {"data": {"k": "2"}}, kind=MERGE)
+    status, found = await call("PUT", f"{MAPS}/a", made)
+    assert (status, found["reason"]) == (409, "Conflict")
+    assert found["message"].startswith('Operation cannot be fulfilled on configmaps "a": the object has been modified')
+
+
+async def test_a_strategic_patch_merges_containers_by_their_names(call: Hand) -> None:
+    await call.made(PODS, a_pod())
+    patch = {"spec": {"containers": [{"name": "c", "image": "nginx:2"}]}}
+    _, pod = await call("PATCH", f"{PODS}/web", patch, kind=STRATEGIC)
+    assert [(each["name"], each["image"]) for each in pod["spec"]["containers"]] == [("c", "nginx:2")]
+    assert pod["metadata"]["generation"] == 2
+
+
+async def test_a_write_to_the_status_leaves_the_rest_alone_and_the_other_way_round(call: Hand) -> None:
+    await call.made(PODS, a_pod())
+    both = {"status": {"phase": "Running"}, "spec": {"hostname": "other"}}
+    _, pod = await call("PATCH", f"{PODS}/web/status", both, kind=MERGE)
+    assert (pod["status"]["phase"], pod["metadata"]["generation"]) == ("Running", 1)
+    assert "hostname" not in pod["spec"]
+    _, pod = await call("PATCH", f"{PODS}/web", {"status": {"phase": "Failed"}}, kind=MERGE)
+    assert pod["status"]["phase"] == "Running"
+
+
+async def test_many_writers_of_one_object_lose_nothing(call: Hand) -> None:
+    await call.made(MAPS, a_map())
+    async with asyncio.TaskGroup() as group:
+        for number in range(50):
+            group.create_task(call("PATCH", f"{MAPS}/a", {"data": {f"k{number}": "v"}}, kind=MERGE))
+    _, found = await call("GET", f"{MAPS}/a")
+    assert len(found["data"]) == 50
+
+
+# -- deleting
+
+
+async def test_a_pod_that_may_be_running_gets_its_time_and_others_go_at_once(call: Hand) -> None:
+    await call.made(PODS, a_pod("bound", nodeName="n1"))
+    _, pod = await call("DELETE", f"{PODS}/bound")
+    assert pod["metadata"]["deletionGracePeriodSeconds"] == 30
+    await call("DELETE", f"{PODS}/bound", {"gracePeriodSeconds": 0})
+    assert (await call("GET", f"{PODS}/bound"))[0] == 404
+    await call.made(PODS, a_pod("waiting"))
+    await call("DELETE", f"{PODS}/waiting")
+    assert (await call("GET", f"{PODS}/waiting"))[0] == 404
+
+
+async def test_an_object_goes_with_its_last_finalizer(call: Hand) -> None:
+    await call.made(MAPS, {"metadata": {"name": "a", "finalizers": ["x.io/y"]}})
+    _, marked = await call("DELETE", f"{MAPS}/a")
+    assert marked["metadata"]["deletionTimestamp"]
+    await call("PATCH", f"{MAPS}/a", {"metadata": {"finalizers": None}}, kind=MERGE)
+    assert (await call("GET", f"{MAPS}/a"))[0] == 404
+
+
+async def test_a_deletion_that_means_another_object_is_refused(call: Hand) -> None:
+    await call.made(MAPS, a_map())
+    status, found = await call("DELETE", f"{MAPS}/a", {"preconditions": {"uid": "another"}})
+    assert (status, found["reason"]) == (409, "Conflict")
+
+
+@pytest.mark.parametrize("name", ["default", "kube-system"])
+async def test_some_namespaces_never_go(call: Hand, name: str) -> None:
+    status, found = await call("DELETE", f"/api/v1/namespaces/{name}")
+    assert (status, found["message"]) == (
+        403,
+        f'namespaces "{name}" is forbidden: this namespace may not be deleted',
+    )
+
+
+async def test_a_collection_goes_as_far_as_it_is_selected(call: Hand) -> None:
+    for name, app in (("a", "x"), ("b", "y"), ("c", "x")):
+        await call.made(MAPS, {"metadata": {"name": name, "labels": {"app": app}}})
+    await call("DELETE", MAPS, labelSelector="app=x")
+    _, left = await call("GET", MAPS)
+    assert [each["metadata"]["name"] for each in left["items"]] == ["b"]
+
+
+# -- listing and watching
+
+
+async def test_pages_are_of_one_moment(call: Hand) -> None:
+    for name in "abcd":
+        await call.made(MAPS, a_map(name))
+    _, first = await call("GET", MAPS, limit="2")
+    await call("DELETE", f"{MAPS}/d")
+    await call.made(MAPS, a_map("e"))
+    _, rest = await call("GET", MAPS, limit="10", **{"continue": first["metadata"]["continue"]})
+    names = [each["metadata"]["name"] for page in (first, rest) for each in page["items"]]
+    assert names == ["a", "b", "c", "d"]
+    assert first["metadata"]["remainingItemCount"] == 2
+    assert rest["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+
+
+async def test_fields_and_labels_select(call: Hand) -> None:
+    await call.made(PODS, a_pod("one", nodeName="n1"))
+    await call.made(PODS, a_pod("two"))
+    _, found = await call("GET", "/api/v1/pods", fieldSelector="spec.nodeName=n1")
+    assert [each["metadata"]["name"] for each in found["items"]] == ["one"]
+    status, refusal = await call("GET", "/api/v1/pods", fieldSelector="spec.color=red")
+    assert (status, refusal["message"]) == (400, "field label not supported: spec.color")
+    assert (await call("GET", MAPS, labelSelector="a in (b"))[0] == 400
+
+
+async def lines(watch: Any, count: int) -> list[Object]:
+    """The first so many events of a watch."""
+    found: list[Object] = []
+    async with asyncio.timeout(10):
+        async for chunk in watch.chunks():
+            found += [msgspec.json.decode(line) for line in chunk.splitlines()]
+            if len(found) >= count:
+                break
+    return found
+
+
+async def test_a_watch_begins_where_the_list_ended(call: Hand) -> None:
+    await call.made(MAPS, a_map("a"))
+    _, listed = await call("GET", MAPS)
+    watch = await call.answer("GET", MAPS, watch="1", resourceVersion=listed["metadata"]["resourceVersion"])
+    await call("PATCH", f"{MAPS}/a", {"data": {"k": "v"}}, kind=MERGE)
+    await call("DELETE", f"{MAPS}/a")
+    events = await lines(watch, 2)
+    assert [event["type"] for event in events] == ["MODIFIED", "DELETED"]
+    versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
+    assert versions == sorted(versions)
+    assert events[1]["object"]["data"] == {"k": "v"}
+
+
+async def test_what_a_selector_matches_no_more_is_deleted_to_its_watcher(call: Hand) -> None:
+    await call.made(MAPS, {"metadata": {"name": "a", "labels": {"app": "x"}}})
+    watch = await call.answer("GET", MAPS, watch="1", resourceVersion="0", labelSelector="app=x")
+    await call("PATCH", f"{MAPS}/a", {"metadata": {"labels": {"app": "y"}}}, kind=MERGE)
+    await call("PATCH", f"{MAPS}/a", {"metadata": {"labels": {"app": "x"}}}, kind=MERGE)
+    events = await lines(watch, 3)
+    assert [event["type"] for event in events] == ["ADDED", "DELETED", "ADDED"]
+    assert events[1]["object"]["metadata"]["labels"] == {"app": "x"}
+
+
+async def test_a_list_can_be_streamed_and_its_end_is_marked(call: Hand) -> None:
+    await call.made(MAPS, a_map("a"))
+    watch = await call.answer(
+        *("GET", MAPS),
+        watch="1",
+        sendInitialEvents="true",
+        resourceVersionMatch="NotOlderThan",
+        allowWatchBookmarks="true",
+    )
+    added, mark = await lines(watch, 2)
+    assert (added["type"], mark["type"]) == ("ADDED", "BOOKMARK")
+    assert mark["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+
+
+async def test_what_is_forgotten_is_an_error_in_the_stream(call: Hand) -> None:
+    await call.made(MAPS, a_map("a"))
+    call.server.verbs.store.forget_events(call.server.verbs.store.revision)
+    answer = await call.answer("GET", MAPS, watch="1", resourceVersion="1")
+    assert not isinstance(answer, Watching)
+    event = msgspec.json.decode(answer.body)
+    assert (answer.status, event["type"], event["object"]["code"]) == (200, "ERROR", 410)
+
+
+# -- views
+
+
+async def test_a_table_shows_what_kubectl_prints(call: Hand) -> None:
+    await call.made(PODS, a_pod())
+    _, table = await call("GET", PODS, accept=TABLE)
+    heads = [each["name"] for each in table["columnDefinitions"] if not each["priority"]]
+    assert heads == ["Name", "Ready", "Status", "Restarts", "Age"]
+    [row] = table["rows"]
+    assert row["cells"][:4] == ["web", "0/1", "Pending", "0"]
+    assert row["object"]["kind"] == "PartialObjectMetadata"
+
+
+async def test_metadata_alone_can_be_asked_for(call: Hand) -> None:
+    await call.made(MAPS, a_map("a", k="v"))
+    accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+    _, found = await call("GET", MAPS, accept=accept)
+    assert found["kind"] == "PartialObjectMetadataList"
+    assert "data" not in found["items"][0]
+
+
+async def test_a_form_that_there_is_not_is_not_acceptable(call: Hand) -> None:
+    assert (await call("GET", MAPS, accept="application/cbor"))[0] == 406
+
+
+async def test_what_is_served_can_be_discovered_in_both_ways(call: Hand) -> None:
+    _, legacy = await call("GET", "/api/v1")
+    assert {"pods", "pods/status", "pods/eviction"} <= {each["name"] for each in legacy["resources"]}
+    accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+    _, aggregated = await call("GET", "/apis", accept=accept)
+    assert "apps" in {each["metadata"]["name"] for each in aggregated["items"]}
+    _, index = await call("GET", "/openapi/v3")
+    _, document = await call("GET", index["paths"]["apis/apps/v1"]["serverRelativeURL"].partition("?")[0])
+    assert "io.k8s.api.apps.v1.Deployment" in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/nowhere", "/api/v2/pods", "/api/v1/spoons", "/apis/none/v1/x", f"{PODS}/web/nothing", "/api/v1/pods/../pods"],
+)
+async def test_a_path_that_names_nothing_is_not_found(call: Hand, path: str) -> None:
+    assert (await call("GET", path))[0] == 404
+
+
+# -- hostile bodies
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"{", "application/json"),
+        (b"[" * 100_000, "application/json"),
+        (b'{"a":' * 300 + b"1" + b"}" * 300, "application/json"),
+        (b"[1,2]", "application/json"),
+        (b'"text"', "application/json"),
+        (b'{"metadata":[]}', "application/json"),
+        (b"a: [", "application/yaml"),
+        (b"a: &a [x,x]\n" + b"".join(b"b%d: &b%d [*a,*a]\n" % (n, n) for n in range(2)), "application/yaml"),
+        (b"\xff\xfe", "application/json"),
+    ],
+)
+async def test_a_body_that_is_no_object_is_a_bad_request(call: Hand, body: bytes, kind: str) -> None:
+    status, found = await call("POST", MAPS, body, kind=kind)
+    assert 400 <= status < 500
+    assert found["kind"] == "Status"
+
+
+async def test_a_body_in_an_unknown_format_is_refused(call: Hand) -> None:
+    assert (await call("POST", MAPS, b"x", kind="text/plain"))[0] == 415
+
+
+# -- rights
+
+
+async def test_without_a_role_nothing_may_be_done_and_with_one_just_that(call: Hand) -> None:
+    eve = call.being(User("eve", ("system:authenticated",)))
+    status, found = await eve("GET", MAPS)
+    assert (status, found["message"]) == (
+        403,
+        'configmaps is forbidden: User "eve" cannot list resource "configmaps" in API group "" '
+        'in the namespace "default"',
+    )
+    rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+    rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}]
+    await call.made(f"{rbac}/roles", {"metadata": {"name": "reader"}, "rules": rules})
+    subject = {"kind": "User", "name": "eve"}
+    reference = {"kind": "Role", "name": "reader"}
+    await call.made(f"{rbac}/rolebindings", {"metadata": {"name": "eve"}, "subjects": [subject], "roleRef": reference})
+    assert (await eve("GET", MAPS))[0] == 200
+    assert (await eve("GET", "/api/v1/namespaces/kube-system/configmaps"))[0] == 403
+    assert (await eve("POST", MAPS, a_map()))[0] == 403
+
+
+async def test_a_token_is_good_as_long_as_its_pod_is_there(call: Hand) -> None:
+    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    await call.made(accounts, {"metadata": {"name": "robot"}})
+    pod = await call.made(PODS, a_pod())
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": "web", "uid": pod["metadata"]["uid"]}
+    _, answer = await call("POST", f"{accounts}/robot/token", {"spec": {"boundObjectRef": bound}})
+    review = {"spec": {"token": answer["status"]["token"]}}
+    path = "/apis/authentication.k8s.io/v1/tokenreviews"
+    _, found = await call("POST", path, review)
+    assert found["status"]["user"]["username"] == "system:serviceaccount:default:robot"
+    await call("DELETE", f"{PODS}/web")
+    _, found = await call("POST", path, review)
+    assert not found["status"].get("authenticated")
+
+
+# -- custom resources
+
+
+def a_definition() -> Object:
+    color = {"type": "string", "enum": ["red", "blue"]}
+    spec = {
+        "type": "object",
+        "required": ["color"],
+        "properties": {"color": color, "size": {"type": "integer", "default": 3}},
+    }
+    schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec, "status": {"type": "object"}}}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": schema, "subresources": {"status": {}}}
+    names = {"plural": "widgets", "kind": "Widget", "shortNames": ["wi"]}
+    definition = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [version]}
+    return {"metadata": {"name": "widgets.example.com"}, "spec": definition}
+
+
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+WIDGETS = "/apis/example.com/v1/namespaces/default/widgets"
+
+
+async def test_a_definition_is_served_at_once_and_judges_its_objects(call: Hand) -> None:
+    definition = await call.made(DEFINITIONS, a_definition())
+    assert {each["type"] for each in definition["status"]["conditions"]} == {"NamesAccepted", "Established"}
+    widget = await call.made(WIDGETS, {"metadata": {"name": "w"}, "spec": {"color": "red", "extra": 1}})
+    assert widget["spec"] == {"color": "red", "size": 3}
+    status, found = await call("POST", WIDGETS, {"metadata": {"name": "x"}, "spec": {"color": "green"}})
+    assert (status, found["reason"]) == (422, "Invalid")
+    assert 'spec.color: Unsupported value: "green": supported values: "red", "blue"' in found["message"]
+    status, found = await call("POST", WIDGETS, {"metadata": {"name": "x"}, "spec": {}})
+    assert "spec.color: Required value" in found["message"]
+
+
+async def test_without_its_definition_a_resource_is_not_served(call: Hand) -> None:
+    await call.made(DEFINITIONS, a_definition())
+    assert (await call("GET", WIDGETS))[0] == 200
+    await call("DELETE", f"{DEFINITIONS}/widgets.example.com")
+    assert (await call("GET", WIDGETS))[0] == 404
+
+
+async def test_a_definition_that_names_itself_wrongly_is_refused(call: Hand) -> None:
+    wrong = {**a_definition(), "metadata": {"name": "other.example.com"}}
+    status, found = await call("POST", DEFINITIONS, wrong)
+    assert (status, found["details"]["causes"][0]["field"]) == (422, "metadata.name")

@@ -1,0 +1,257 @@
+"""Pods that try to get out, at each level of Pod Security.
+
+A technique has failed if the pod is refused, or if `escapes`, which shares no rule with the translation, finds nothing
+of it in the twin.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tapestry.apis.names import physical_name, tokens_name
+from tapestry.kube.objects import Object
+from tapestry.syncer.translate.pods import ephemeral_patch, twin, untranslatable
+from tapestry.syncer.translate.security import refusals
+
+from .hostile_pods import BINDING, FAMILIES, TECHNIQUES, a_pod
+
+LEVELS = ("baseline", "restricted")
+FIXTURES = Path(__file__).parents[3] / "golden" / "pod_security"
+
+# -- what must not be in a twin
+
+SPEC_FIELDS = frozenset(
+    {
+        *("activeDeadlineSeconds", "affinity", "automountServiceAccountToken", "containers", "dnsConfig", "dnsPolicy"),
+        *("enableServiceLinks", "ephemeralContainers", "hostAliases", "hostname", "hostUsers", "imagePullSecrets"),
+        *("initContainers", "os", "priorityClassName", "resources", "restartPolicy", "securityContext"),
+        *("setHostnameAsFQDN", "shareProcessNamespace", "subdomain", "terminationGracePeriodSeconds", "tolerations"),
+        *("volumes",),
+    }
+)
+VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected", "secret"})
+PROJECTIONS = frozenset({"configMap", "downwardAPI", "secret"})
+NAMING = frozenset(
+    {"configMapKeyRef", "secretKeyRef", "configMapRef", "secretRef", "configMap", "secret", "persistentVolumeClaim"}
+)
+BESIDE_A_NAME = frozenset({"name", "secretName", "claimName", "key", "optional", "items", "defaultMode", "readOnly"})
+GRANTED = frozenset(
+    {
+        *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE"),
+        *("SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+    }
+)
+FORBIDDEN = {
+    "privileged": lambda value: value is not False,
+    "hostPort": lambda value: value not in (None, 0),
+    "hostProcess": lambda value: value is not False,
+    "gmsaCredentialSpecName": lambda value: value is not None,
+    "procMount": lambda value: value != "Default",
+    "hostPath": lambda value: value is not None,
+    "serviceAccountToken": lambda value: value is not None,
+}
+"""Fields that no twin has with such a value, wherever it is."""
+UNCONFINED = "Unconfined"
+PIN = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]
+        }
+    }
+}
+
+
+def walk(value: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Every field of an object as its path, its name and its value."""
+    if isinstance(value, dict):
+        for field, inner in value.items():
+            yield f"{path}.{field}", field, inner
+            yield from walk(inner, f"{path}.{field}")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from walk(inner, f"{path}[{number}]")
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from texts(inner)
+
+
+def escapes(made: Object, pod: Object) -> Iterator[str]:
+    """What a twin must not have."""
+    metadata, spec = made["metadata"], made["spec"]
+    if made.keys() != {"apiVersion", "kind", "metadata", "spec"}:
+        yield f"fields {made.keys()}"
+    if metadata.keys() != {"name", "namespace", "labels", "annotations"}:
+        yield f"metadata {metadata.keys()}"
+    if metadata["namespace"] != "leased" or not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", metadata["name"]):
+        yield f"name {metadata['namespace']}/{metadata['name']}"
+    yield from escapes_of_identity(metadata, pod)
+    yield from (f"spec.{field}" for field in spec.keys() - SPEC_FIELDS)
+    for field, value in {
+        "affinity": PIN,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "priorityClassName": "tapestry-leased",
+    }.items():
+        if spec.get(field) != value:
+            yield f"spec.{field} is {spec.get(field)!r}"
+    for toleration in spec["tolerations"]:
+        if toleration["key"].startswith(("tapestry.io/", "node.kubernetes.io/unschedulable")):
+            yield f"toleration {toleration}"
+    yield from escapes_by_names(spec, pod)
+    yield from escapes_to_the_host(spec)
+
+
+def escapes_of_identity(metadata: Object, pod: Object) -> Iterator[str]:
+    labels = {
+        "tapestry.io/managed-by": "tapestry",
+        "tapestry.io/virtual-cluster": BINDING.virtual_cluster,
+        "tapestry.io/cluster-binding-uid": "5e1f",
+        "tapestry.io/cluster-binding": "east",
+    }
+    annotations = {
+        "tapestry.io/virtual-pod-namespace": pod["metadata"]["namespace"],
+        "tapestry.io/virtual-pod-name": pod["metadata"]["name"],
+        "tapestry.io/virtual-pod-uid": pod["metadata"]["uid"],
+        "tapestry.io/virtual-node-name": pod["spec"]["nodeName"],
+    }
+    ours = ("tapestry.io/virtual-namespace", "tapestry.io/workload-type", "tapestry.io/workload-name")
+    for field, wanted, allowed in (
+        ("labels", labels, ours),
+        ("annotations", annotations, (*ours, "tapestry.io/expected-metadata")),
+    ):
+        for key, value in metadata[field].items():
+            if key.startswith("tapestry.io/") and key not in allowed and wanted.get(key) != value:
+                yield f"{field} {key}={value}"
+            if key.startswith("kubernetes.io/config."):
+                yield f"{field} {key}"
+        if wanted.keys() - metadata[field].keys():
+            yield f"{field} lack some of ours"
+    if not pod["metadata"].get("ownerReferences") and metadata["labels"].keys() & set(ours[1:]):
+        yield "a workload"
+
+
+def escapes_by_names(spec: Object, pod: Object) -> Iterator[str]:
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    own = {physical_name(BINDING.virtual_cluster, BINDING.uid, namespace, text) for text in {*texts(pod), ""}}
+    own.add(tokens_name(BINDING.virtual_cluster, BINDING.uid, namespace, name))
+    for secret in spec.get("imagePullSecrets", ()):
+        if secret.keys() - {"name"} or secret.get("name", next(iter(own))) not in own:
+            yield f"pull secret {secret}"
+    for path, field, value in walk(spec):
+        if field not in NAMING:
+            continue
+        named = [value[each] for each in ("name", "secretName", "claimName") if each in value]
+        if value.keys() - BESIDE_A_NAME or (value and (len(named) != 1 or named[0] not in own)):
+            yield f"{path} names {value}"
+    for volume in spec.get("volumes", ()):
+        if volume.keys() - {"name"} - VOLUMES:
+            yield f"volume {volume.keys()}"
+        for source in (volume.get("projected") or {}).get("sources") or ():
+            if source.keys() - PROJECTIONS:
+                yield f"projection {source.keys()}"
+
+
+def escapes_to_the_host(spec: Object) -> Iterator[str]:
+    for path, field, value in walk(spec):
+        if field in FORBIDDEN and FORBIDDEN[field](value):
+            yield f"{path} is {value!r}"
+        if field == "type" and value == UNCONFINED:
+            yield path
+        if field == "add" and path.endswith("capabilities.add") and set(value) - GRANTED:
+            yield f"{path} {value}"
+        if field in ("httpGet", "tcpSocket") and value.get("host"):
+            yield f"{path} of {value['host']}"
+        if field == "securityContext" and any("future" in each or not each.isascii() for each in value):
+            yield f"{path} {value}"
+        if field == "seLinuxOptions" and (value.get("type") == "spc_t" or value.keys() & {"user", "role"}):
+            yield f"{path} {value}"
+        if field == "sysctls" and not all(each["name"].startswith("net.ipv4.tcp_") for each in value):
+            yield f"{path} {value}"
+
+
+def outcome(pod: Object, level: str) -> list[str] | None:
+    """What of the pod got through; None where it was refused."""
+    if [*refusals(pod, level), *untranslatable(pod)]:
+        return None
+    made = twin(pod, BINDING, "n1")
+    later = ephemeral_patch(made, pod, BINDING) or {"spec": {}}
+    return list(escapes({**made, "spec": {**made["spec"], **later["spec"]}}, pod))
+
+
+# -- the tests
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_nothing_gets_out(name: str, level: str) -> None:
+    assert outcome(TECHNIQUES[name], level) in (None, [])
+
+
+def test_hostile_pods_are_many(record_property: Callable[[str, object], None]) -> None:
+    refused = sum(outcome(pod, "baseline") is None for pod in TECHNIQUES.values())
+    figure = f"hostile pods: {len(TECHNIQUES)} techniques, {refused} refused at baseline, of the others nothing is left"
+    record_property("figure", figure)
+    assert len(TECHNIQUES) == sum(len(list(family())) for family in FAMILIES) >= 300
+    assert 100 <= refused <= len(TECHNIQUES) - 100
+
+
+@pytest.mark.parametrize(
+    ("level", "pod"),
+    [
+        pytest.param(level, pod, id=f"{level}-{name}")
+        for level in LEVELS
+        for name, pod in yaml.safe_load((FIXTURES / f"{level}-pass.yaml").read_text()).items()
+    ],
+)
+def test_what_kubernetes_lets_pass_goes_down(level: str, pod: Object) -> None:
+    whole = {
+        "metadata": {"namespace": "team-a", "uid": "0c1d", **pod["metadata"]},
+        "spec": {"nodeName": "vnode-east-n1", **pod["spec"]},
+    }
+    made = outcome(whole, level)
+    assert made is not None
+    assert [each for each in made if "seLinuxOptions" not in each and "sysctls" not in each] == []
+
+
+def planted(**spec: Any) -> Object:
+    made = twin(a_pod(), BINDING, "n1")
+    return {**made, "spec": {**made["spec"], **spec}}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        planted(hostNetwork=True),
+        planted(serviceAccountName="owner"),
+        planted(nodeName="n2"),
+        planted(priorityClassName="system-node-critical"),
+        planted(affinity={}),
+        planted(automountServiceAccountToken=True),
+        planted(tolerations=[{"key": "tapestry.io/vnode"}]),
+        planted(imagePullSecrets=[{"name": "owner"}]),
+        planted(volumes=[{"name": "v", "hostPath": {"path": "/"}}]),
+        planted(volumes=[{"name": "v", "future": {}}]),
+        planted(volumes=[{"name": "v", "secret": {"secretName": "owner"}}]),
+        planted(volumes=[{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {}}]}}]),
+        planted(containers=[{"env": [{"valueFrom": {"secretKeyRef": {"name": "owner"}}}]}]),
+        planted(containers=[{"securityContext": {"privileged": True}}]),
+        planted(containers=[{"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}]),
+        planted(containers=[{"ports": [{"hostPort": 80}]}]),
+        planted(securityContext={"seccompProfile": {"type": "Unconfined"}}),
+        {**planted(), "metadata": {**planted()["metadata"], "namespace": "kube-system"}},
+        {**planted(), "metadata": {**planted()["metadata"], "labels": {}}},
+        {**planted(), "metadata": {**planted()["metadata"], "finalizers": []}},
+        {**planted(), "metadata": {**planted()["metadata"], "annotations": {"kubernetes.io/config.mirror": "x"}}},
+    ],
+)
+def test_an_escape_would_be_seen(made: Object) -> None:
+    assert list(escapes(planted(), a_pod())) == []
+    assert list(escapes(made, a_pod())) != []

@@ -1,0 +1,223 @@
+"""Rule 9: what comes up is data from a stranger.  Whatever it is, what is shown of it is harmless, small and in form.
+
+That a real API server takes it, and gives it back as it was, is shown by `test_twins_on_kubernetes.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.kube.digests import digest_of
+from tapestry.kube.objects import Object
+from tapestry.syncer.translate.pod_status import (
+    CONTAINER_LISTS,
+    FROM_BELOW,
+    reduced,
+    shown,
+)
+from tapestry.syncer.translate.strangers import LONGEST_TEXT, cut, leads_somewhere
+
+from .strange_statuses import ADDRESSES, FAMILIES, HONEST, MOMENTS, STATUSES, TIME
+
+STATUS_FIELDS = {
+    *("phase", "reason", "message", "startTime", "conditions", "hostIP", "hostIPs", "podIP", "podIPs"),
+    *CONTAINER_LISTS,
+}
+LARGEST = 256 * 1024
+CONTAINER_FIELDS = {
+    *("name", "ready", "started", "restartCount", "image", "imageID", "containerID", "state", "lastState"),
+    *("allocatedResources", "resources"),
+}
+
+
+def texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inner for text in texts(each)]
+
+
+def check(found: Object) -> None:
+    """That what is shown is in bounds."""
+    assert found.keys() <= STATUS_FIELDS
+    assert found["phase"] in {"Pending", "Running", "Succeeded", "Failed"}
+    assert len(msgspec.json.encode(found)) <= LARGEST
+    assert all(len(text.encode()) <= LONGEST_TEXT for text in texts(found))
+    assert not any(ord(char) < 32 and char not in "\t\n" for text in texts(found) for char in text)
+    types = [each["type"] for each in found["conditions"]]
+    assert len(types) == len(set(types)) <= 32
+    assert set(types) <= FROM_BELOW | {"DisruptionTarget"}
+    assert not {found.get("podIP"), found.get("hostIP")} & {*ADDRESSES.values()}
+    for field in ("podIPs", "hostIPs"):
+        assert len(found.get(field, ())) <= 2
+        assert not {each["ip"] for each in found.get(field, ())} & {*ADDRESSES.values()}
+    for field in CONTAINER_LISTS:
+        for container in found.get(field, ()):
+            assert container.keys() <= CONTAINER_FIELDS
+            assert 0 <= container["restartCount"] < 2**31
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_rule_9_whatever_a_stranger_sends_what_is_shown_is_in_bounds(family: Callable[[], Any]) -> None:
+    for name, status in family():
+        found = shown(status)
+        try:
+            check(found)
+            assert shown(found) == found
+            assert reduced(found)["shown"] == digest_of(found)
+        except AssertionError as error:
+            error.add_note(f"the status is: {name}")
+            raise
+
+
+def test_hostile_statuses_are_many(record_property: Callable[[str, object], None]) -> None:
+    record_property(
+        "figure", f"hostile statuses: {len(STATUSES)} from {len(FAMILIES)} families, all shown within bounds"
+    )
+    assert len(STATUSES) == sum(len(list(family())) for family in FAMILIES) >= 100
+
+
+def test_an_honest_status_is_shown_as_it_is() -> None:
+    container = {field: value for field, value in HONEST["containerStatuses"][0].items() if field in CONTAINER_FIELDS}
+    assert shown(HONEST) == {
+        **{field: HONEST[field] for field in STATUS_FIELDS & HONEST.keys() if HONEST[field]},
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "False",
+                "reason": "ContainersNotReady",
+                "message": "not yet",
+                "lastTransitionTime": TIME,
+            }
+        ],
+        "containerStatuses": [container],
+    }
+
+
+@pytest.mark.parametrize(
+    "status", [None, {}, [], "Running", 7, {"phase": None, "conditions": None, "containerStatuses": None}]
+)
+def test_nothing_is_a_pod_that_waits(status: Any) -> None:
+    assert shown(status) == {"phase": "Pending", "conditions": []}
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_rule_9_addresses_that_lead_astray_are_not_shown(name: str) -> None:
+    assert not leads_somewhere(ADDRESSES[name])
+
+
+@pytest.mark.parametrize(
+    "ip", ["10.0.0.1", "192.168.1.1", "100.64.0.1", "240.0.0.1", "8.8.8.8", "2001:db8::1", "fd00::1"]
+)
+def test_addresses_of_pods_are_shown(ip: str) -> None:
+    assert leads_somewhere(ip)
+    assert shown({"podIP": ip})["podIPs"] == [{"ip": ip}]
+
+
+def test_of_each_family_one_address_is_shown_and_the_first_is_the_one() -> None:
+    ips = [{"ip": ip} for ip in ("10.0.0.1", "10.0.0.2", "2001:DB8::1", "2001:db8::2")]
+    found = shown({"podIP": "127.0.0.1", "podIPs": ips})
+    assert (found["podIP"], found["podIPs"]) == ("10.0.0.1", [{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        ("of another zone", "2026-01-01T00:00:00Z"),
+        ("with nanoseconds", "2026-01-01T00:00:00Z"),
+        ("the last of all", "9999-12-31T23:59:59Z"),
+        ("none of Go's", None),
+        ("none of Go's, of another zone", None),
+        ("a day that is not", None),
+        ("the last of all, of another zone", None),
+        ("a long one", None),
+    ],
+)
+def test_times_are_shown_as_kubernetes_writes_them_or_not_at_all(name: str, moment: str | None) -> None:
+    assert shown({"startTime": MOMENTS[name]}).get("startTime") == moment
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("1000m", "1"),
+        ("0.5", "500m"),
+        ("1024Ki", "1Mi"),
+        ("1e3", "1e3"),
+        ("1u", "1m"),
+        ("-1", None),
+        ("-1u", None),
+        ("Gi", None),
+        ("1" * 1000, None),
+    ],
+)
+def test_amounts_are_shown_as_kubernetes_writes_them_or_not_at_all(text: str, amount: str | None) -> None:
+    [container] = shown({"containerStatuses": [{"name": "c", "allocatedResources": {"cpu": text}}]})[
+        "containerStatuses"
+    ]
+    assert container.get("allocatedResources") == (amount and {"cpu": amount})
+
+
+def test_a_status_that_is_too_large_to_be_true_is_shown_without_its_containers() -> None:
+    found = shown({**STATUSES["containers full of text"], "phase": "Running"})
+    assert found.keys() == {"phase", "conditions"}
+    many = {
+        "containerStatuses": [{"name": f"c{number}", "image": "registry.example.com/app:1"} for number in range(200)]
+    }
+    assert len(shown(many)["containerStatuses"]) == 200
+
+
+def test_an_end_without_an_exit_code_is_not_shown_as_a_success() -> None:
+    [container] = shown({"containerStatuses": [{"name": "c", "state": {"terminated": {"exitCode": "0"}}}]})[
+        "containerStatuses"
+    ]
+    assert "state" not in container
+
+
+@given(st.text())
+def test_texts_are_cut_at_characters_and_once(text: str) -> None:
+    short, long = cut(text), cut(text * 500)
+    assert cut(short) == short
+    assert cut(long) == long
+    assert len(long.encode()) <= LONGEST_TEXT
+
+
+def test_lines_and_tabs_of_a_message_stay() -> None:
+    assert cut("a\tb\nc ünï") == "a\tb\nc ünï"
+
+
+FIELDS = sorted({*STATUS_FIELDS, *CONTAINER_FIELDS, "type", "status", "ip", "running", "terminated", "exitCode"})
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([TIME, "True", "Ready", "10.0.0.1", "::1", "1Gi"])
+)
+
+
+def some_json(leaves: int) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        LEAVES,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+        max_leaves=leaves,
+    )
+
+
+@given(some_json(40))
+def test_rule_9_any_json_is_shown_in_bounds_and_the_same_when_shown_again(status: Any) -> None:
+    found = shown(status)
+    check(found)
+    assert shown(found) == found
+
+
+@given(st.dictionaries(st.sampled_from(sorted(STATUS_FIELDS)), some_json(8), max_size=4))
+def test_rule_9_any_status_is_shown_in_bounds_and_the_same_when_shown_again(status: Object) -> None:
+    found = shown(status)
+    check(found)
+    assert shown(found) == found

@@ -1,0 +1,447 @@
+"""What comes back of a twin: which patch shows it, and that none is needed once it is shown."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.kube.conditions import find
+from tapestry.kube.objects import Object, annotations_of, labels_of
+from tapestry.kube.strategic import PatchSchemas, strategic_merged
+from tapestry.syncer.translate.pod_status import (
+    CONTAINER_LISTS,
+    FROM_BELOW,
+    ended,
+    is_over,
+    mapped_uid,
+    reason_of_loss,
+    reduced,
+    shown,
+    to_virtual,
+    told,
+)
+from tapestry.syncer.translate.references import LISTS
+from tapestry.syncer.translate.strangers import LONGEST_TEXT
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
+TWIN: Object = {
+    "metadata": {
+        "name": "web-x",
+        "namespace": "leased",
+        "uid": "twin",
+        "labels": {"app": "relabelled", "team": "mallory"},
+        "annotations": {"note": "forged", keys.PHYSICAL_NODE_NAME: "forged"},
+    }
+}
+
+
+def merged_by(key: str) -> Object:
+    return {"x-kubernetes-patch-strategy": "merge", "x-kubernetes-patch-merge-key": key, "items": {"type": "object"}}
+
+
+STATUS = {
+    **{field: {"items": {"type": "object"}} for field in CONTAINER_LISTS},
+    "conditions": merged_by("type"),
+    "hostIPs": merged_by("ip"),
+    "podIPs": merged_by("ip"),
+}
+POD = {"metadata": {"properties": {"annotations": {}}}, "status": {"properties": STATUS}}
+SCHEMA = PatchSchemas({"Pod": {"properties": POD}}).of("Pod")
+
+
+def a_pod(*conditions: Object, spec: Object | None = None, **status: Any) -> Object:
+    """A virtual pod that runs already, as its API server has it."""
+    return {
+        "metadata": {"name": "web", "namespace": "team-a", "uid": "pod", "labels": {"app": "web"}},
+        "spec": {"nodeName": "vnode-east-n1", "containers": [{"name": "app"}], **(spec or {})},
+        "status": {"phase": "Running", "conditions": [MAPPED, *conditions], **status},
+    }
+
+
+def a_condition(type: str, status: str = "True", since: str = EARLY, **fields: Any) -> Object:
+    return {"type": type, "status": status, "lastProbeTime": None, "lastTransitionTime": since, **fields}
+
+
+MAPPED = a_condition(keys.MAPPED, message="twin", reason="Mapped")
+NOT_READY = a_condition("Ready", "False", reason="ContainersNotReady", message="containers with unready status: [app]")
+UNPLACED = a_condition("PodScheduled", "False", reason="Unschedulable", message="no room")
+
+
+def a_status(*conditions: Object, **status: Any) -> Object:
+    """How a twin is."""
+    return {"phase": "Running", "conditions": list(conditions), **status}
+
+
+def a_container(name: str = "app", **fields: Any) -> Object:
+    return {"name": name, "ready": True, "restartCount": 0, "image": "i", "imageID": "d", **fields}
+
+
+def patch_for(pod: Object, status: Object) -> Object | None:
+    return to_virtual({**pod, "status": reduced(pod["status"])}, TWIN, shown(status), NOW)
+
+
+def after(pod: Object, status: Object) -> Object:
+    """The pod once it shows that status; showing it again would change nothing."""
+    patch = patch_for(pod, status)
+    assert patch is not None
+    patched = strategic_merged(pod, patch, SCHEMA)
+    assert patch_for(patched, status) is None
+    return patched
+
+
+def condition(pod: Object, type: str) -> Object | None:
+    """A condition without what is not set."""
+    found = find(pod["status"]["conditions"], type)
+    return found and {field: value for field, value in found.items() if value is not None}
+
+
+# -- the first patch
+
+
+def test_the_first_patch_says_that_there_is_a_twin_and_where() -> None:
+    pod = a_pod()
+    pod["status"] = {"phase": "Pending"}
+    patched = after(pod, a_status(phase="Pending"))
+    assert mapped_uid(patched) == "twin"
+    assert annotations_of(patched) == {
+        keys.PHYSICAL_POD_NAMESPACE: "leased",
+        keys.PHYSICAL_POD_NAME: "web-x",
+        keys.PHYSICAL_POD_UID: "twin",
+        keys.LAST_SYNC_TIME: "2026-01-02T00:00:00Z",
+    }
+
+
+def test_a_pod_that_said_it_was_not_mapped_says_that_it_is() -> None:
+    pod = a_pod()
+    pod["status"]["conditions"] = told(keys.MAPPED, "RefusedBelow", "no quota", NOW)["status"]["conditions"]
+    assert mapped_uid(after(pod, a_status())) == "twin"
+
+
+def test_the_twins_own_labels_and_annotations_stay_below() -> None:
+    patched = after(a_pod(), a_status(podIP="10.0.0.1"))
+    assert labels_of(patched) == {"app": "web"}
+    assert annotations_of(patched).keys() == {
+        keys.PHYSICAL_POD_NAMESPACE,
+        keys.PHYSICAL_POD_NAME,
+        keys.PHYSICAL_POD_UID,
+        keys.LAST_SYNC_TIME,
+    }
+
+
+def test_what_is_shown_already_is_not_written_again() -> None:
+    assert patch_for(a_pod(), a_status()) is None
+
+
+# -- fields
+
+
+def test_everything_that_a_kubelet_reports_is_shown() -> None:
+    containers = [a_container(started=True, containerID="c://1", state={"running": {"startedAt": EARLY}})]
+    running = a_status(
+        a_condition("Ready"),
+        a_condition("Initialized"),
+        startTime=EARLY,
+        hostIP="10.1.0.1",
+        hostIPs=[{"ip": "10.1.0.1"}],
+        podIP="10.0.0.1",
+        podIPs=[{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}],
+        containerStatuses=containers,
+        qosClass="Guaranteed",
+    )
+    status = after(a_pod(phase="Pending"), running)["status"]
+    assert status["phase"] == "Running"
+    assert status["startTime"] == EARLY
+    assert (status["hostIP"], status["podIP"]) == ("10.1.0.1", "10.0.0.1")
+    assert status["podIPs"] == [{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}]
+    assert status["containerStatuses"] == containers
+    assert "qosClass" not in status  # the virtual API server said so when the pod was made, and takes no other
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [("reason",), ("message",), ("startTime",), ("hostIP", "hostIPs"), ("podIP", "podIPs"), *zip(CONTAINER_LISTS)],
+    ids=lambda fields: fields[0],
+)
+def test_what_is_gone_below_goes_above(fields: tuple[str, ...]) -> None:
+    had = {
+        "reason": "r",
+        "message": "m",
+        "startTime": EARLY,
+        "hostIP": "10.1.0.1",
+        "hostIPs": [{"ip": "10.1.0.1"}],
+        "podIP": "10.0.0.1",
+        "podIPs": [{"ip": "10.0.0.1"}],
+        **{field: [a_container()] for field in CONTAINER_LISTS},
+    }
+    left = {field: value for field, value in had.items() if field not in fields}
+    pod = a_pod(spec={field: [{"name": "app"}] for field in LISTS}, **had)
+    assert after(pod, a_status(**left))["status"].keys() == {"phase", "conditions", *left}
+
+
+def test_an_address_that_changes_takes_the_place_of_the_old_one() -> None:
+    before = a_pod(podIP="10.0.0.1", podIPs=[{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}])
+    status = after(before, a_status(podIP="10.0.0.2", podIPs=[{"ip": "10.0.0.2"}]))["status"]
+    assert (status["podIP"], status["podIPs"]) == ("10.0.0.2", [{"ip": "10.0.0.2"}])
+
+
+def test_containers_that_the_pod_does_not_have_are_not_shown() -> None:
+    listed = [a_container(), a_container("injected")]
+    spec = {"initContainers": [{"name": "init"}]}
+    status = after(a_pod(spec=spec), a_status(containerStatuses=listed, initContainerStatuses=listed))["status"]
+    assert [each["name"] for each in status["containerStatuses"]] == ["app"]
+    assert "initContainerStatuses" not in status
+
+
+# -- conditions
+
+
+def test_a_condition_that_turns_true_loses_the_reason_why_it_was_not() -> None:
+    patched = after(a_pod(NOT_READY), a_status(a_condition("Ready", since=LATE)))
+    assert condition(patched, "Ready") == {"type": "Ready", "status": "True", "lastTransitionTime": LATE}
+
+
+def test_a_condition_without_a_time_has_none_above() -> None:
+    ready = {"type": "Ready", "status": "True"}
+    assert condition(after(a_pod(NOT_READY), a_status(ready)), "Ready") == ready
+
+
+def test_a_resize_that_is_done_is_no_condition_any_more() -> None:
+    before = a_pod(a_condition("PodResizeInProgress"), a_condition("Ready"))
+    patched = after(before, a_status(a_condition("Ready")))
+    assert condition(patched, "PodResizeInProgress") is None
+    assert condition(patched, "Ready") is not None
+
+
+def test_what_only_the_virtual_cluster_knows_stays() -> None:
+    others = [
+        a_condition("example.com/gate"),
+        a_condition("AccountedFor", "Unknown"),
+        a_condition(keys.ACCEPTED, "False"),
+    ]
+    patched = after(a_pod(*others), a_status(a_condition("Ready"), a_condition("example.com/gate", "False")))
+    assert [each for each in patched["status"]["conditions"] if each["type"] not in FROM_BELOW] == [MAPPED, *others]
+
+
+def test_a_condition_that_somebody_took_away_above_is_put_back() -> None:
+    status = a_status(a_condition("Ready"))
+    assert condition(after(a_pod(), status), "Ready") is not None
+
+
+def test_a_node_controller_that_calls_the_pod_unready_is_overruled() -> None:
+    above = a_condition("Ready", "False", since=LATE, reason="NodeNotReady")
+    assert (condition(after(a_pod(above), a_status(a_condition("Ready"))), "Ready") or {})["status"] == "True"
+
+
+def test_that_a_pod_has_a_node_is_for_its_own_scheduler_to_say() -> None:
+    above = a_condition("PodScheduled", since=LATE)
+    assert patch_for(a_pod(above), a_status()) is None
+    assert patch_for(a_pod(above), a_status(a_condition("PodScheduled", since=EARLY))) is None
+
+
+def test_a_pod_that_came_with_a_node_is_scheduled_once_it_is_mapped() -> None:
+    pod = a_pod()
+    pod["status"] = {"phase": "Pending"}
+    patched = after(pod, a_status(phase="Pending"))
+    assert condition(patched, "PodScheduled") == {"type": "PodScheduled", "status": "True"}
+
+
+def test_the_first_patch_leaves_the_time_that_the_scheduler_gave() -> None:
+    pod = a_pod()
+    pod["status"] = {"phase": "Pending", "conditions": [a_condition("PodScheduled", since=EARLY)]}
+    assert (condition(after(pod, a_status(phase="Pending")), "PodScheduled") or {})["lastTransitionTime"] == EARLY
+
+
+def test_that_there_is_no_room_below_is_shown_and_taken_back() -> None:
+    pod = after(a_pod(a_condition("PodScheduled")), a_status(UNPLACED))
+    assert condition(pod, "PodScheduled") == {key: value for key, value in UNPLACED.items() if value is not None}
+    pod = after(pod, a_status(a_condition("PodScheduled", since=LATE)))
+    assert condition(pod, "PodScheduled") == {
+        "type": "PodScheduled",
+        "status": "True",
+        "lastTransitionTime": "2026-01-02T00:00:00Z",
+    }
+
+
+def test_a_new_twin_without_room_says_so_in_the_first_patch() -> None:
+    pod = a_pod()
+    pod["status"] = {"phase": "Pending", "conditions": [a_condition("PodScheduled")]}
+    assert (condition(after(pod, a_status(UNPLACED, phase="Pending")), "PodScheduled") or {})["status"] == "False"
+
+
+# -- disruptions
+
+RECLAIMED = a_condition("DisruptionTarget", reason="Reclaimed", message="the window closed")
+PREEMPTED = a_condition("DisruptionTarget", since=LATE, reason="PreemptionByScheduler")
+
+
+def test_a_disruption_below_is_shown() -> None:
+    assert (condition(after(a_pod(), a_status(PREEMPTED)), "DisruptionTarget") or {})[
+        "reason"
+    ] == "PreemptionByScheduler"
+
+
+def test_a_disruption_that_was_marked_above_stays() -> None:
+    patched = after(a_pod(RECLAIMED), a_status(podIP="10.0.0.1"))
+    assert (condition(patched, "DisruptionTarget") or {})["reason"] == "Reclaimed"
+    assert patch_for(a_pod(RECLAIMED), a_status()) is None
+
+
+def test_of_two_disruptions_the_one_below_counts() -> None:
+    patched = after(a_pod(RECLAIMED), a_status(PREEMPTED))
+    assert condition(patched, "DisruptionTarget") == {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "PreemptionByScheduler",
+        "lastTransitionTime": LATE,
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("PreemptionByScheduler", "Preempted"),
+        ("EvictionByEvictionAPI", "Evicted"),
+        ("DeletionByTaintManager", "Evicted"),
+        ("TerminationByKubelet", "Evicted"),
+        ("Reclaimed", "Reclaimed"),
+        ("DeletionByPodGC", "PhysicalPodLost"),
+        (None, "PhysicalPodLost"),
+    ],
+)
+def test_a_lost_twin_is_explained_by_its_disruption(said: str | None, reason: str) -> None:
+    conditions = [a_condition("DisruptionTarget", reason=said)] if said else []
+    assert reason_of_loss(a_pod(*conditions)) == reason
+
+
+# -- phases
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "phase"),
+    [
+        ("Pending", "Pending", "Pending"),
+        ("Pending", "Running", "Running"),
+        ("Pending", "Failed", "Failed"),
+        ("Running", "Pending", "Running"),
+        ("Running", "Unknown", "Running"),
+        ("Running", "Succeeded", "Succeeded"),
+        ("Unknown", "Running", "Running"),
+    ],
+)
+def test_rule_9_phases_never_run_backwards(above: str, below: str, phase: str) -> None:
+    patched = after(a_pod(phase=above), a_status(phase=below, message="m"))
+    assert (patched["status"]["phase"], patched["status"]["message"]) == (phase, "m")
+
+
+@pytest.mark.parametrize("above", ["Succeeded", "Failed"])
+@pytest.mark.parametrize("below", ["Pending", "Running", "Succeeded", "Failed"])
+def test_a_pod_that_has_ended_is_never_changed_again(above: str, below: str) -> None:
+    pod = a_pod(phase=above)
+    assert is_over(pod)
+    assert patch_for(pod, a_status(phase=below, message="m")) is None
+    pod["status"]["conditions"] = []  # not even mapped
+    assert patch_for(pod, a_status(phase=below, message="m")) is None
+
+
+# -- readiness gates
+
+GATED = {"readinessGates": [{"conditionType": "example.com/a"}, {"conditionType": "example.com/b"}]}
+
+
+def test_a_pod_is_not_ready_before_all_its_gates_are_open() -> None:
+    patched = after(a_pod(a_condition("example.com/a"), spec=GATED), a_status(a_condition("Ready")))
+    assert condition(patched, "Ready") == {
+        "type": "Ready",
+        "status": "False",
+        "reason": "ReadinessGatesNotReady",
+        "message": "not true yet: example.com/b",
+        "lastTransitionTime": EARLY,
+    }
+
+
+def test_a_gate_that_says_false_is_shut() -> None:
+    gates = [a_condition("example.com/a"), a_condition("example.com/b", "False")]
+    patched = after(a_pod(*gates, spec=GATED), a_status(a_condition("Ready")))
+    assert (condition(patched, "Ready") or {})["status"] == "False"
+
+
+def test_a_pod_is_ready_since_its_last_gate_opened() -> None:
+    gates = [a_condition("example.com/a", since=LATE), a_condition("example.com/b")]
+    patched = after(a_pod(*gates, spec=GATED), a_status(a_condition("Ready")))
+    assert condition(patched, "Ready") == {"type": "Ready", "status": "True", "lastTransitionTime": LATE}
+
+
+def test_gates_do_not_make_a_pod_ready() -> None:
+    gates = [a_condition("example.com/a"), a_condition("example.com/b")]
+    patched = after(a_pod(*gates, spec=GATED), a_status(NOT_READY))
+    assert (condition(patched, "Ready") or {})["reason"] == "ContainersNotReady"
+
+
+def test_the_twin_does_not_open_gates() -> None:
+    below = [a_condition("Ready"), a_condition("example.com/a"), a_condition("example.com/b")]
+    assert (condition(after(a_pod(spec=GATED), a_status(*below)), "Ready") or {})["status"] == "False"
+
+
+def test_a_gate_may_be_a_condition_from_below() -> None:
+    spec = {"readinessGates": [{"conditionType": "ContainersReady"}]}
+    below = [a_condition("Ready"), a_condition("ContainersReady")]
+    assert (condition(after(a_pod(spec=spec), a_status(*below)), "Ready") or {})["status"] == "True"
+
+
+def test_a_thousand_gates_make_no_endless_message() -> None:
+    spec = {"readinessGates": [{"conditionType": f"example.com/{number:04}"} for number in range(1000)]}
+    patched = after(a_pod(spec=spec), a_status(a_condition("Ready")))
+    assert len((condition(patched, "Ready") or {})["message"]) <= LONGEST_TEXT
+
+
+# -- what we say ourselves
+
+
+def test_what_we_said_of_a_pod_is_recognized_in_the_cache() -> None:
+    said = told(keys.ACCEPTED, "PodSecurity", "hostPath", NOW)["status"]["conditions"][0]
+    served = {**said, "lastProbeTime": None}  # as a kube-apiserver gives it back
+    assert find(reduced({"conditions": [served]})["conditions"], keys.ACCEPTED) == said
+
+
+def test_texts_of_ours_are_cut_too() -> None:
+    assert len(told("t", "r", "x" * 10_000, NOW)["status"]["conditions"][0]["message"]) == LONGEST_TEXT
+    assert ended("r", "x" * 10_000)["status"] == {"phase": "Failed", "reason": "r", "message": "x" * LONGEST_TEXT}
+
+
+# -- as a rule
+
+TYPES = st.sampled_from(sorted(FROM_BELOW | {"DisruptionTarget", "example.com/gate"}))
+STATUSES = st.fixed_dictionaries(
+    {
+        "phase": st.sampled_from(["Pending", "Running"]),
+        "conditions": st.lists(
+            st.builds(
+                a_condition,
+                TYPES,
+                st.sampled_from(["True", "False"]),
+                st.sampled_from([EARLY, LATE]),
+                reason=st.sampled_from([None, "", "r"]),
+            ),
+            max_size=4,
+        ),
+    },
+    optional={
+        "message": st.sampled_from(["", "m"]),
+        "podIP": st.sampled_from(["10.0.0.1", "10.0.0.2", "127.0.0.1"]),
+        "podIPs": st.lists(st.sampled_from([{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}]), max_size=2),
+        "containerStatuses": st.lists(st.sampled_from([a_container(), a_container("other")]), max_size=2),
+    },
+)
+
+
+@given(statuses=st.lists(STATUSES, min_size=1, max_size=5), gated=st.booleans())
+def test_however_a_status_goes_it_is_shown_by_one_patch_at_most(statuses: list[Object], gated: bool) -> None:
+    pod = a_pod(spec={"readinessGates": [{"conditionType": "example.com/gate"}]} if gated else {})
+    for status in statuses:
+        if patch_for(pod, status) is not None:
+            pod = after(pod, status)
+        assert patch_for(pod, status) is None

@@ -1,0 +1,375 @@
+"""Twins of virtual pods: each rule of the translation is a golden case, what changes later is below.
+
+A case under `tests/golden/pods` is `NAME.input.yaml` (a pod, and where they matter the binding's spec and name, the
+physical node and aliases of Services) and `NAME.output.yaml` (the whole twin).  `REWRITE_GOLDEN=1 pytest ...` writes
+the outputs anew, to be read before they are kept; a real kube-apiserver takes them in the integration tests.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding, binding_of
+from tapestry.kube.names import DNS_LABEL
+from tapestry.kube.objects import Object, name_of
+from tapestry.syncer.translate.meta import is_as_applied
+from tapestry.syncer.translate.pods import (
+    HostAlias,
+    ephemeral_patch,
+    fitting,
+    host_and_port,
+    hostname_of,
+    is_left_alone,
+    resize_patch,
+    twin,
+    twin_patch,
+    untranslatable,
+)
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "pods"
+CASES = sorted(path.name.removesuffix(".input.yaml") for path in GOLDEN.glob("*.input.yaml"))
+
+
+def a_binding(name: str = "east", **spec: Any) -> Binding:
+    needed = {
+        "clusterID": "east",
+        "mountNamespace": "leased",
+        "secretRef": {"name": "s", "namespace": "tapestry-system"},
+    }
+    return binding_of({"metadata": {"name": name, "uid": "5e1f"}, "spec": {**needed, **spec}}, "a-virtual-cluster")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_twin_of_a_pod_is_as_the_golden_file_has_it(name: str) -> None:
+    given: Object = yaml.safe_load((GOLDEN / f"{name}.input.yaml").read_text())
+    binding = a_binding(given.get("bindingName", "east"), **given.get("binding", {}))
+    aliases = [HostAlias(each["ip"], tuple(each["names"])) for each in given.get("aliases", ())]
+    found = twin(given["pod"], binding, given.get("node", "n1"), aliases)
+    output = GOLDEN / f"{name}.output.yaml"
+    if os.environ.get("REWRITE_GOLDEN"):
+        output.write_text(yaml.safe_dump(found, sort_keys=False, width=120))
+    assert found == yaml.safe_load(output.read_text())
+
+
+def test_no_golden_file_is_left_over() -> None:
+    outputs = sorted(path.name.removesuffix(".output.yaml") for path in GOLDEN.glob("*.output.yaml"))
+    assert outputs == CASES
+
+
+# -- names
+
+
+def a_pod(*, metadata: Object | None = None, **spec: Any) -> Object:
+    return {
+        "metadata": {"name": "web", "namespace": "team-a", "uid": "0c1d", **(metadata or {})},
+        "spec": {"nodeName": "vnode-east-n1", "containers": [a_container()], **spec},
+    }
+
+
+def a_container(name: str = "app", image: str = "app:1", **fields: Any) -> Object:
+    return {"name": name, "image": image, **fields}
+
+
+def a_twin(pod: Object, **binding: Any) -> Object:
+    return twin(pod, a_binding(**binding), "n1")
+
+
+def test_namesakes_of_other_namespaces_bindings_and_virtual_clusters_never_meet() -> None:
+    spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": {"name": "s", "namespace": "t"}}
+    bindings = [
+        binding_of({"metadata": {"name": "east", "uid": uid}, "spec": spec}, cluster)
+        for uid in ("u1", "u2")
+        for cluster in ("c1", "c2")
+    ]
+    pods = [a_pod(metadata={"namespace": namespace}) for namespace in ("team-a", "team-b")]
+    assert len({name_of(twin(pod, binding, "n1")) for pod in pods for binding in bindings}) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "hostname"),
+    [
+        ("web", "web"),
+        ("a.b.c", "a-b-c"),
+        ("x" * 63, "x" * 63),
+        ("x" * 64, "x" * 63),
+        ("x" * 62 + ".y", "x" * 62),
+        ("x" * 61 + "--y", "x" * 61),
+        ("x" * 60 + "---y", "x" * 60),
+    ],
+)
+def test_a_host_name_is_as_much_of_the_name_as_fits(name: str, hostname: str) -> None:
+    assert hostname_of(name) == hostname
+
+
+@given(st.from_regex(r"[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,3}", fullmatch=True))
+def test_every_name_of_a_pod_makes_a_host_name(name: str) -> None:
+    hostname = hostname_of(name)
+    assert len(hostname) <= 63
+    assert DNS_LABEL.fullmatch(hostname)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "port"),
+    [
+        ("api.example.com:6443", "api.example.com", "6443"),
+        ("api.example.com", "api.example.com", "443"),
+        ("api.example.com:", "api.example.com", "443"),
+        ("10.0.0.7:6443", "10.0.0.7", "6443"),
+        ("[2001:db8::7]:6443", "2001:db8::7", "6443"),
+        ("[2001:db8::7]", "2001:db8::7", "443"),
+        ("2001:db8::7", "2001:db8::7", "443"),
+    ],
+)
+def test_an_endpoint_is_a_host_and_a_port(endpoint: str, host: str, port: str) -> None:
+    assert host_and_port(endpoint) == (host, port)
+
+
+def test_search_domains_are_left_out_where_they_are_too_long_together() -> None:
+    domains = [f"{letter * 200}.example.com" for letter in "abcdefghijkl"]
+    assert fitting(domains) == domains[:9]
+    assert len(" ".join(fitting(domains))) <= 2048
+    assert fitting(["x" * 2048]) == ["x" * 2048]
+    assert fitting(["x" * 2049]) == []
+
+
+# -- which pods
+
+
+@pytest.mark.parametrize(
+    ("namespace", "alone"),
+    [
+        ("team-a", False),
+        ("default", False),
+        ("kube-system", True),
+        ("kube-node-lease", True),
+        ("tapestry-system", True),
+    ],
+)
+def test_pods_of_the_virtual_cluster_itself_are_left_alone(namespace: str, alone: bool) -> None:
+    assert is_left_alone(a_pod(metadata={"namespace": namespace}), a_binding()) is alone
+
+
+def test_pods_of_daemon_sets_run_where_somebody_wants_them_to() -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": True}
+    plain = a_pod(metadata={"ownerReferences": [owner]})
+    asked = a_pod(metadata={"ownerReferences": [owner], "annotations": {keys.RUNNING_DAEMONSET: "true"}})
+    assert is_left_alone(plain, a_binding())
+    assert not is_left_alone(asked, a_binding())
+    assert not is_left_alone(plain, a_binding(runningDaemonsetByDefault=True))
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"resourceClaims": [{"name": "gpu"}]}, "spec.resourceClaims"),
+        ({"volumes": [{"name": "v", "ephemeral": {"volumeClaimTemplate": {}}}]}, "spec.volumes[0].ephemeral"),
+        ({"volumes": [{"name": "v", "glusterfs": {"endpoints": "e", "path": "p"}}]}, "spec.volumes[0].glusterfs"),
+        (
+            {"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"name": "n"}}]}}]},
+            "spec.volumes[0].projected.sources[0].clusterTrustBundle",
+        ),
+        (
+            {"initContainers": [a_container(env=[{"name": "A", "valueFrom": {"vaultRef": {"name": "n"}}}])]},
+            "spec.initContainers[0].env[0].valueFrom.vaultRef",
+        ),
+        (
+            {"containers": [a_container(envFrom=[{"vaultRef": {"name": "n"}}])]},
+            "spec.containers[0].envFrom[0].vaultRef",
+        ),
+        (
+            {"ephemeralContainers": [a_container(envFrom=[{"vaultRef": {"name": "n"}}])]},
+            "spec.ephemeralContainers[0].envFrom[0].vaultRef",
+        ),
+    ],
+)
+def test_what_may_name_an_object_that_nobody_knows_does_not_cross(spec: Object, path: str) -> None:
+    [complaint] = untranslatable(a_pod(**spec))
+    assert complaint.startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_golden_pod_can_be_translated(name: str) -> None:
+    assert untranslatable(yaml.safe_load((GOLDEN / f"{name}.input.yaml").read_text())["pod"]) == []
+
+
+# -- changes
+
+
+def test_a_twin_that_is_as_it_was_made_is_not_patched() -> None:
+    made = a_twin(a_pod())
+    assert twin_patch(made, a_twin(a_pod())) is None
+
+
+def test_what_the_owners_webhooks_made_of_a_twin_is_theirs() -> None:
+    made = a_twin(a_pod(metadata={"labels": {"app": "web"}}))
+    changed = {
+        **made,
+        "metadata": {**made["metadata"], "labels": {**made["metadata"]["labels"], "app": "theirs", "mesh": "on"}},
+        "spec": {**made["spec"], "containers": [a_container(image="mirror/app:1"), a_container("mesh")]},
+    }
+    assert twin_patch(changed, a_twin(a_pod(metadata={"labels": {"app": "web"}}))) is None
+
+
+def test_labels_and_annotations_follow_and_what_was_added_below_stays() -> None:
+    before = a_twin(a_pod(metadata={"labels": {"app": "web", "old": "1"}, "annotations": {"a": "1", "b": "1"}}))
+    before["metadata"]["labels"]["theirs"] = "1"
+    after = a_twin(a_pod(metadata={"labels": {"app": "shop"}, "annotations": {"a": "2"}}))
+    patch = twin_patch(before, after)
+    assert patch is not None
+    labels, annotations = patch["metadata"]["labels"], patch["metadata"]["annotations"]
+    assert (labels["app"], labels["old"]) == ("shop", None)
+    assert "theirs" not in labels
+    assert (annotations["a"], annotations["b"]) == ("2", None)
+    assert labels[keys.CLUSTER_BINDING_UID] == "5e1f"
+    assert annotations[keys.EXPECTED_METADATA] == after["metadata"]["annotations"][keys.EXPECTED_METADATA]
+
+
+def test_a_pod_that_left_its_workload_is_nobodys_below() -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "w" * 70, "uid": "u", "controller": True}
+    before, after = a_twin(a_pod(metadata={"ownerReferences": [owner]})), a_twin(a_pod())
+    patch = twin_patch(before, after)
+    assert patch is not None
+    assert patch["metadata"]["labels"][keys.WORKLOAD_NAME] is None
+    assert patch["metadata"]["labels"][keys.WORKLOAD_TYPE] is None
+    assert patch["metadata"]["annotations"][keys.WORKLOAD_NAME] is None
+
+
+def test_a_new_image_is_patched_by_the_name_of_its_container() -> None:
+    before = a_twin(a_pod(containers=[a_container(), a_container("b")], initContainers=[a_container("i")]))
+    after = a_twin(a_pod(containers=[a_container(image="app:2"), a_container("b")], initContainers=[a_container("i")]))
+    patch = twin_patch(before, after)
+    assert patch is not None
+    assert patch["spec"] == {
+        "initContainers": [{"name": "i", "image": "app:1"}],
+        "containers": [{"name": "app", "image": "app:2"}, {"name": "b", "image": "app:1"}],
+    }
+
+
+def test_a_deadline_that_is_set_later_is_set_below() -> None:
+    patch = twin_patch(a_twin(a_pod()), a_twin(a_pod(activeDeadlineSeconds=60)))
+    assert patch is not None
+    assert patch["spec"]["activeDeadlineSeconds"] == 60
+
+
+def test_tolerations_only_come_and_those_of_the_physical_cluster_stay() -> None:
+    gpu, late = {"key": "gpu", "operator": "Exists"}, {"key": "late", "operator": "Exists"}
+    admitted = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300}
+    before = a_twin(a_pod(tolerations=[gpu]))
+    before["spec"]["tolerations"] = [gpu, admitted]
+    patch = twin_patch(before, a_twin(a_pod(tolerations=[late])))
+    assert patch is not None
+    assert patch["spec"]["tolerations"] == [gpu, admitted, late]
+
+
+@pytest.mark.parametrize("key", ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
+def test_how_long_an_unreachable_cluster_is_borne_above_is_no_change_below(key: str) -> None:
+    held = {"key": key, "operator": "Exists", "effect": "NoExecute"}
+    before = a_twin(a_pod(tolerations=[{**held, "tolerationSeconds": 300}]))
+    assert is_as_applied(before, a_twin(a_pod(tolerations=[held])))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"terminationGracePeriodSeconds": 5},
+        {"nodeSelector": {"a": "b"}},
+        {"hostAliases": [{"ip": "192.0.2.1", "hostnames": ["h"]}]},
+        {"priorityClassName": "other"},
+        {"readinessGates": [{"conditionType": "example.com/g"}]},
+    ],
+)
+def test_what_cannot_change_of_a_pod_is_not_tried(spec: Object) -> None:
+    assert is_as_applied(a_twin(a_pod()), a_twin(a_pod(**spec)))
+
+
+def test_a_new_address_of_the_api_server_is_for_new_pods() -> None:
+    assert is_as_applied(a_twin(a_pod()), a_twin(a_pod(), virtualEndpoints={"api": "10.0.0.8:6443"}))
+
+
+# -- resizing
+
+
+def resized(before: Object, after: Object) -> Object | None:
+    """What a change of the container's resources comes to."""
+    return resize_patch(a_twin(a_pod(containers=[a_container(resources=before)])), a_twin_asking_for(after))
+
+
+def a_twin_asking_for(resources: Object) -> Object:
+    return a_twin(a_pod(containers=[a_container(resources=resources)]))
+
+
+def test_a_container_that_asks_for_more_is_resized() -> None:
+    more = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2"}}
+    assert not is_as_applied(a_twin_asking_for({"requests": {"cpu": "1"}}), a_twin_asking_for(more))
+    patch = resized({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2"}}, more)
+    assert patch == {"spec": {"containers": [{"name": "app", "resources": more}]}}
+
+
+def test_a_sidecar_is_resized_too() -> None:
+    before, after = (
+        a_twin(a_pod(initContainers=[a_container("s", restartPolicy="Always", resources={"requests": {"cpu": cpu}})]))
+        for cpu in ("1", "2")
+    )
+    assert resize_patch(before, after) == {
+        "spec": {"initContainers": [{"name": "s", "resources": {"requests": {"cpu": "2"}}}]}
+    }
+
+
+@pytest.mark.parametrize(
+    ("have", "want"),
+    [
+        ({"requests": {"cpu": "1"}}, {"requests": {"cpu": "1"}}),
+        ({"requests": {"cpu": "1"}, "limits": {"cpu": "4", "memory": "1Gi"}}, {"requests": {"cpu": "1"}}),
+        ({"requests": {"cpu": "1", "memory": "1Gi"}}, {"requests": {"cpu": "1"}}),
+        ({"requests": {"cpu": "1"}}, {}),
+    ],
+    ids=["the same", "limits by default", "requests by default", "nothing asked"],
+)
+def test_what_the_owners_defaults_added_is_no_reason_to_resize(have: Object, want: Object) -> None:
+    assert resized(have, want) is None
+
+
+def test_a_container_that_is_not_there_is_not_resized() -> None:
+    before = a_twin(a_pod(containers=[a_container("other")]))
+    assert resize_patch(before, a_twin_asking_for({"requests": {"cpu": "1"}})) is None
+
+
+# -- ephemeral containers
+
+
+def test_ephemeral_containers_come_one_by_one_and_never_go() -> None:
+    debug = {"name": "d1", "image": "busybox", "targetContainerName": "app"}
+    more = {"name": "d2", "image": "busybox", "envFrom": [{"secretRef": {"name": "db"}}]}
+    pod = a_pod(ephemeralContainers=[debug, more])
+    made = a_twin(pod)
+    assert "ephemeralContainers" not in made["spec"]
+    there = {**made, "spec": {**made["spec"], "ephemeralContainers": [debug]}}
+    [renamed] = (ephemeral_patch(there, pod, a_binding()) or {})["spec"]["ephemeralContainers"]
+    assert renamed["name"] == "d2"
+    assert renamed["envFrom"][0]["secretRef"]["name"].startswith("db-")
+    assert ephemeral_patch({**made, "spec": {"ephemeralContainers": [debug, more]}}, pod, a_binding()) is None
+    assert ephemeral_patch(there, a_pod(), a_binding()) is None
+
+
+def test_ephemeral_containers_know_the_virtual_cluster() -> None:
+    pod = a_pod(
+        ephemeralContainers=[
+            {
+                "name": "d",
+                "image": "i",
+                "env": [{"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+            }
+        ]
+    )
+    binding = a_binding(virtualEndpoints={"api": "10.0.0.7:6443"})
+    [container] = (ephemeral_patch(twin(pod, binding, "n1"), pod, binding) or {})["spec"]["ephemeralContainers"]
+    assert container["env"][0]["name"] == "KUBERNETES_SERVICE_HOST"
+    assert (
+        container["env"][-1]["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{keys.VIRTUAL_POD_NAME}']"
+    )

@@ -1,0 +1,167 @@
+"""Where a pod names other objects: what is listed, what is renamed, and that the two are the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.kube.objects import Object
+from tapestry.syncer.translate.references import (
+    Reference,
+    Referent,
+    Token,
+    references,
+    renamed_container,
+    renamed_volume,
+    tokens,
+    unknown_sources,
+)
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "pods"
+PODS = {path.name: yaml.safe_load(path.read_text())["pod"] for path in sorted(GOLDEN.glob("*.input.yaml"))}
+MAP, SECRET, CLAIM = Referent.CONFIG_MAP, Referent.SECRET, Referent.CLAIM
+
+
+def a_spec(*env: Object, env_from: tuple[Object, ...] = (), volumes: tuple[Object, ...] = (), **spec: Any) -> Object:
+    container = {"name": "app", "env": list(env), "envFrom": list(env_from)}
+    return {"containers": [container], "volumes": [{"name": "v", **each} for each in volumes], **spec}
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (a_spec({"name": "A", "valueFrom": {"configMapKeyRef": {"name": "x", "key": "k"}}}), Reference(MAP, "x")),
+        (
+            a_spec({"name": "A", "valueFrom": {"secretKeyRef": {"name": "x", "key": "k", "optional": True}}}),
+            Reference(SECRET, "x", optional=True),
+        ),
+        (a_spec(env_from=({"configMapRef": {"name": "x", "optional": True}},)), Reference(MAP, "x", optional=True)),
+        (a_spec(env_from=({"prefix": "P_", "secretRef": {"name": "x"}},)), Reference(SECRET, "x")),
+        (a_spec(volumes=({"configMap": {"name": "x", "optional": False}},)), Reference(MAP, "x")),
+        (a_spec(volumes=({"secret": {"secretName": "x", "optional": True}},)), Reference(SECRET, "x", optional=True)),
+        (a_spec(volumes=({"persistentVolumeClaim": {"claimName": "x"}},)), Reference(CLAIM, "x")),
+        (a_spec(volumes=({"projected": {"sources": [{"configMap": {"name": "x"}}]}},)), Reference(MAP, "x")),
+        (a_spec(volumes=({"projected": {"sources": [{"secret": {"name": "x"}}]}},)), Reference(SECRET, "x")),
+        (a_spec(volumes=({"csi": {"driver": "d", "nodePublishSecretRef": {"name": "x"}}},)), Reference(SECRET, "x")),
+        (a_spec(volumes=({"azureFile": {"secretName": "x"}},)), Reference(SECRET, "x")),
+        (a_spec(volumes=({"rbd": {"secretRef": {"name": "x"}}},)), Reference(SECRET, "x")),
+        (a_spec(imagePullSecrets=[{"name": "x"}]), Reference(SECRET, "x", optional=True)),
+        (a_spec(initContainers=[{"name": "i", "envFrom": [{"secretRef": {"name": "x"}}]}]), Reference(SECRET, "x")),
+        (
+            a_spec(ephemeralContainers=[{"name": "e", "envFrom": [{"secretRef": {"name": "x"}}]}]),
+            Reference(SECRET, "x"),
+        ),
+    ],
+)
+def test_every_place_that_names_something_is_found(spec: Object, named: Reference) -> None:
+    assert list(references(spec)) == [named]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        a_spec({"name": "A", "value": "b"}),
+        a_spec({"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
+        a_spec({"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}),
+        a_spec(volumes=({"emptyDir": {}},)),
+        a_spec(volumes=({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}},)),
+        a_spec(volumes=({"downwardAPI": {"items": []}},)),
+        a_spec(imagePullSecrets=[{}]),
+        a_spec(volumes=({"configMap": None, "secret": None, "projected": None},)),
+        {"containers": None, "volumes": None},
+    ],
+)
+def test_what_names_nothing_needs_nothing(spec: Object) -> None:
+    assert list(references(spec)) == []
+    assert list(unknown_sources(spec)) == []
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_what_is_listed_is_what_is_renamed(name: str) -> None:
+    spec, asked = PODS[name]["spec"], []
+
+    def rename(text: str) -> str:
+        asked.append(text)
+        return f"renamed-{text}"
+
+    for volume in spec.get("volumes", ()):
+        renamed_volume(volume, rename, "tokens")
+    for field in ("initContainers", "containers", "ephemeralContainers"):
+        for container in spec.get(field, ()):
+            renamed_container(container, rename, {})
+    pulled = [each["name"] for each in spec.get("imagePullSecrets", ()) if each]
+    assert sorted([*asked, *pulled]) == sorted(each.name for each in references(spec))
+
+
+def test_every_token_has_a_key_and_a_life_of_its_own() -> None:
+    sources = [
+        {"serviceAccountToken": {"path": "a"}},
+        {"configMap": {"name": "ca"}},
+        {"serviceAccountToken": {"path": "b", "audience": "vault", "expirationSeconds": 600}},
+    ]
+    spec = {
+        "volumes": [
+            {"name": "one", "projected": {"sources": sources}},
+            {"name": "two", "projected": {"sources": [{"serviceAccountToken": {"path": "c"}}]}},
+        ]
+    }
+    assert tokens(spec) == [Token("one.0", "", 3600), Token("one.2", "vault", 600), Token("two.0", "", 3600)]
+    first, second = (renamed_volume(volume, str.upper, "secret") for volume in spec["volumes"])
+    items = [
+        each["secret"]["items"][0]
+        for each in (*first["projected"]["sources"], *second["projected"]["sources"])
+        if "secret" in each
+    ]
+    assert items == [{"key": "one.0", "path": "a"}, {"key": "one.2", "path": "b"}, {"key": "two.0", "path": "c"}]
+
+
+def test_a_volume_of_two_sources_keeps_no_name_of_the_tenants() -> None:
+    volume = {
+        "name": "v",
+        "configMap": {"name": "a"},
+        "secret": {"secretName": "b"},
+        "csi": {"nodePublishSecretRef": {"name": "c"}},
+    }
+    renamed = renamed_volume(volume, str.upper, "tokens")
+    assert (renamed["configMap"]["name"], renamed["secret"]["secretName"]) == ("A", "B")
+    assert renamed["csi"]["nodePublishSecretRef"]["name"] == "C"
+
+
+def test_a_projection_of_two_sources_keeps_no_name_of_the_tenants() -> None:
+    source = {"configMap": {"name": "a"}, "secret": {"name": "b"}, "clusterTrustBundle": {"name": "c"}}
+    renamed = renamed_volume({"name": "v", "projected": {"sources": [source]}}, str.upper, "tokens")
+    assert renamed["projected"]["sources"] == [{"configMap": {"name": "A"}, "secret": {"name": "B"}}]
+
+
+def test_a_variable_of_two_sources_keeps_no_name_of_the_tenants() -> None:
+    source = {"configMapKeyRef": {"name": "a", "key": "k"}, "secretKeyRef": {"name": "b", "key": "k"}}
+    renamed = renamed_container({"name": "c", "env": [{"name": "A", "valueFrom": source}]}, str.upper, {})
+    found = renamed["env"][0]["valueFrom"]
+    assert (found["configMapKeyRef"]["name"], found["secretKeyRef"]["name"]) == ("A", "B")
+
+
+def test_what_is_given_is_not_changed() -> None:
+    given = {"name": "v", "projected": {"sources": [{"secret": {"name": "a"}}]}}
+    renamed_volume(given, str.upper, "tokens")
+    assert given == {"name": "v", "projected": {"sources": [{"secret": {"name": "a"}}]}}
+
+
+FIELDS = (
+    *("configMap", "secret", "projected", "sources", "name", "secretName", "persistentVolumeClaim", "claimName", "csi"),
+    *("env", "envFrom", "valueFrom", "secretKeyRef", "configMapRef", "serviceAccountToken", "optional"),
+)
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["volumes", "containers", "initContainers", "imagePullSecrets"]), ANYTHING))
+def test_a_spec_of_any_shape_is_read(spec: Object) -> None:
+    """One that is not a pod's must not end the informer that reads all pods."""
+    assert all(isinstance(each, Reference) for each in references(spec))
+    assert all(path.startswith("spec.") for path in unknown_sources(spec))

@@ -1,0 +1,203 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
+from tapestry.kube.names import dns_1035_label_complaint
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of
+from tapestry.syncer.translate.meta import source_key
+from tapestry.syncer.translate.pods import HostAlias
+from tapestry.syncer.translate.services import (
+    SERVICE_NAME,
+    SLICE_MANAGER,
+    crosses,
+    host_aliases,
+    is_another,
+    service_key,
+    twin_name,
+    twin_service,
+    twin_slice,
+)
+from tapestry.syncer.translate.strangers import leads_somewhere
+
+SPEC = ClusterBindingSpec(cluster_id="east", secret_ref=SecretReference("east", "tapestry-system"), mount_namespace="m")
+EAST, WEST = Binding("east", "uid-east", "cluster", SPEC), Binding("west", "uid-west", "cluster", SPEC)
+HTTP = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
+
+
+def a_service(name: str = "shop", namespace: str = "team-a", **spec: Any) -> Object:
+    metadata = {"name": name, "namespace": namespace, "uid": "u"}
+    return {"metadata": metadata, "spec": {"type": "ClusterIP", "clusterIP": "10.0.0.9", "ports": [HTTP], **spec}}
+
+
+def a_slice(*addresses: str, service: str = "shop", type: str = "IPv4", **endpoint: Any) -> Object:
+    return {
+        "metadata": {"name": f"{service}-x7", "namespace": "team-a", "labels": {SERVICE_NAME: service}},
+        "addressType": type,
+        "endpoints": [{"addresses": [each], "conditions": {"ready": True}, **endpoint} for each in addresses],
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+    }
+
+
+# -- Services
+
+
+def test_the_twin_has_the_ports_and_neither_a_selector_nor_a_way_in_from_outside() -> None:
+    service = a_service(
+        type="LoadBalancer",
+        selector={"app": "shop"},
+        ports=[{**HTTP, "nodePort": 30080}],
+        externalIPs=["192.0.2.1"],
+        externalTrafficPolicy="Local",
+        internalTrafficPolicy="Local",
+        loadBalancerIP="192.0.2.2",
+        loadBalancerClass="c",
+        loadBalancerSourceRanges=["0.0.0.0/0"],
+        healthCheckNodePort=30001,
+        allocateLoadBalancerNodePorts=True,
+        sessionAffinity="ClientIP",
+    )
+    assert twin_service(service, EAST)["spec"] == {
+        "type": "ClusterIP",
+        "selector": None,
+        "ports": [HTTP],
+        "ipFamilyPolicy": "PreferDualStack",
+        "sessionAffinity": "ClientIP",
+    }
+
+
+def test_a_headless_service_stays_headless() -> None:
+    assert twin_service(a_service(clusterIP="None"), EAST)["spec"]["clusterIP"] == "None"
+    assert "clusterIP" not in twin_service(a_service(), EAST)["spec"]
+
+
+def test_another_name_for_a_host_does_not_cross() -> None:
+    assert not crosses(a_service(type="ExternalName", externalName="example.com"))
+    assert all(crosses(a_service(type=type)) for type in ("ClusterIP", "NodePort", "LoadBalancer"))
+
+
+def test_the_twin_is_provably_ours_and_says_what_it_stands_for() -> None:
+    twin = twin_service(a_service(), EAST)
+    assert EAST.owns(twin)
+    assert source_key(twin) == ["team-a/shop"]
+    assert twin["metadata"]["namespace"] == "m"
+
+
+def test_nothing_that_a_tenant_writes_on_a_service_or_a_slice_is_read_by_controllers_below() -> None:
+    forged = {
+        "labels": {keys.CLUSTER_BINDING_UID: "uid-west", "app": "shop", SERVICE_NAME: "the-owners"},
+        "annotations": {keys.VIRTUAL_NAME: "other", "external-dns.alpha.kubernetes.io/hostname": "bank.example"},
+    }
+    service, slice = a_service(), a_slice("10.1.0.1")
+    service["metadata"] |= forged
+    slice["metadata"] |= forged
+    twins = [twin_service(service, EAST), twin_slice(slice, service, EAST)]
+    assert [labels_of(twin).get(SERVICE_NAME) for twin in twins if twin] == [None, twin_name(service, EAST)]
+    for twin in twins:
+        assert twin is not None
+        assert EAST.owns(twin)
+        assert annotations_of(twin) == {keys.VIRTUAL_NAME: "shop"}
+        known = {*EAST.owner_labels(), keys.CLUSTER_BINDING, keys.VIRTUAL_NAMESPACE, SERVICE_NAME, SLICE_MANAGER}
+        assert labels_of(twin).keys() <= known
+
+
+NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?", fullmatch=True)
+
+
+@given(st.sets(st.tuples(NAMES, NAMES), min_size=2, max_size=5))
+def test_every_twin_has_a_name_of_its_own_that_a_service_may_have(services: set[tuple[str, str]]) -> None:
+    names = [twin_name(a_service(name, namespace), binding) for namespace, name in services for binding in (EAST, WEST)]
+    assert len(set(names)) == 2 * len(services)
+    assert [dns_1035_label_complaint(name) for name in names] == [None] * len(names)
+
+
+# -- slices
+
+
+def test_a_slice_has_addresses_ports_and_conditions_and_nothing_of_nodes_zones_and_pods() -> None:
+    slice = a_slice(
+        "10.1.0.1",
+        nodeName="vnode-east-n1",
+        zone="a",
+        hints={"forZones": [{"name": "a"}]},
+        targetRef={"kind": "Pod", "name": "shop-1"},
+        deprecatedTopology={"x": "y"},
+        hostname="shop-1",
+    )
+    twin = twin_slice(slice, a_service(), EAST)
+    assert twin is not None
+    assert twin["addressType"] == "IPv4"
+    assert twin["endpoints"] == [{"addresses": ["10.1.0.1"], "conditions": {"ready": True}, "hostname": "shop-1"}]
+    assert twin["ports"] == slice["ports"]
+    assert labels_of(twin)[SERVICE_NAME] == twin_name(a_service(), EAST)
+    assert labels_of(twin)[SLICE_MANAGER] == keys.TAPESTRY
+    assert source_key(twin) == ["team-a/shop"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "::1", "fe80::1", "::ffff:127.0.0.1", "metadata", ""],
+)
+def test_rule_9_an_address_that_means_something_else_to_whoever_calls_it_stays_above(address: str) -> None:
+    twin = twin_slice(a_slice(address, "10.1.0.1"), a_service(), EAST)
+    assert twin is not None
+    assert [each["addresses"] for each in twin["endpoints"]] == [["10.1.0.1"]]
+
+
+@given(st.lists(st.one_of(st.ip_addresses().map(str), st.text(max_size=8)), max_size=6))
+def test_whatever_a_slice_says_all_that_crosses_leads_somewhere(addresses: list[str]) -> None:
+    twin = twin_slice(a_slice(*addresses), a_service(), EAST)
+    assert twin is not None
+    found = [address for endpoint in twin["endpoints"] for address in endpoint["addresses"]]
+    assert found == [address for address in addresses if leads_somewhere(address)]
+    assert all(endpoint["addresses"] for endpoint in twin["endpoints"])
+
+
+def test_a_slice_of_host_names_does_not_cross() -> None:
+    assert twin_slice(a_slice("example.com", type="FQDN"), a_service(), EAST) is None
+
+
+def test_a_slice_belongs_to_the_service_that_its_label_names() -> None:
+    assert service_key(a_slice()) == ["team-a/shop"]
+    assert service_key({"metadata": {"name": "x", "namespace": "team-a"}}) == []
+
+
+def test_what_cannot_be_changed_makes_it_another() -> None:
+    plain, headless = twin_service(a_service(), EAST), twin_service(a_service(clusterIP="None"), EAST)
+    given = {**plain, "spec": {**plain["spec"], "clusterIP": "10.0.0.7"}}
+    assert is_another(given, headless)
+    assert not is_another(given, plain)
+    assert is_another(a_slice(type="IPv4"), a_slice(type="IPv6"))
+    assert not is_another(a_slice("10.1.0.1"), a_slice())
+
+
+# -- aliases
+
+
+def test_a_service_is_found_by_every_name_it_has_within_its_namespace() -> None:
+    twin = {"spec": {"clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"]}}
+    names = ("shop", "shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local")
+    assert host_aliases(twin, a_service()) == [HostAlias("10.96.0.7", names)]
+    assert host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, a_service()) == [HostAlias("10.96.0.7", names)]
+
+
+def test_without_an_address_there_is_no_alias() -> None:
+    assert host_aliases({"spec": {"clusterIP": "None", "clusterIPs": ["None"]}}, a_service()) == []
+    assert host_aliases({"spec": {}}, a_service()) == []
+
+
+def test_of_two_addresses_those_count_behind_which_the_service_has_any() -> None:
+    twin = {"spec": {"clusterIPs": ["10.96.0.7", "fd00::7"]}}
+    found = {
+        families: [alias.ip for alias in host_aliases(twin, a_service(ipFamilies=list(families)))]
+        for families in (("IPv4",), ("IPv6",), ("IPv4", "IPv6"))
+    }
+    assert found == {("IPv4",): ["10.96.0.7"], ("IPv6",): ["fd00::7"], ("IPv4", "IPv6"): ["10.96.0.7", "fd00::7"]}
+
+
+def test_slices_of_one_name_in_two_bindings_do_not_meet() -> None:
+    twins = [twin_slice(a_slice("10.1.0.1"), a_service(), binding) for binding in (EAST, WEST)]
+    assert len({name_of(twin) for twin in twins if twin is not None}) == 2
