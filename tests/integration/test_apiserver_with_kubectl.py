@@ -1,0 +1,167 @@
+"""kubectl at our own API server, a process with its data on a disk: what people do with it works as they know it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+TAPESTRY = Path(sys.executable).with_name("tapestry")
+
+Kubectl = Callable[..., str]
+
+WIDGETS = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: widgets, kind: Widget, shortNames: [wi]}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    additionalPrinterColumns: [{name: Color, type: string, jsonPath: .spec.color}]
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties: {spec: {type: object, properties: {color: {type: string}}}}
+"""
+WIDGET = {
+    "apiVersion": "example.com/v1",
+    "kind": "Widget",
+    "metadata": {"name": "w"},
+    "spec": {"color": "red"},
+}
+DEPLOYMENT = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {containers: [{name: c, image: nginx}]}
+"""
+
+
+@contextmanager
+def served(folder: Path, *flags: str) -> Iterator[dict[str, Any]]:
+    """A server, once it answers; the line in which it says where."""
+    command = [TAPESTRY, "apiserver", "--file-rootpath", folder, "--bind-address", "127.0.0.1:0"]
+    command += ["--authn-allow-localhost", "--local-address", "127.0.0.1:0", *flags]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TAPESTRY_POD_ACCOUNTS": "false"}
+    )
+    try:
+        assert process.stderr is not None
+        yield next(line for line in map(json.loads, process.stderr) if line["message"] == "serving")
+        process.terminate()
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture
+def kubectl(kube_assets: Path, tmp_path: Path) -> Iterator[Kubectl]:
+    """kubectl at a server of its own, on its plain port."""
+    with served(tmp_path / "data") as said:
+        yield at(kube_assets, tmp_path, f"http://{said['local']}")
+
+
+def at(kube_assets: Path, folder: Path, server: str, *flags: str) -> Kubectl:
+    def run(*arguments: str, input: str | None = None, fails: bool = False) -> str:
+        command = [
+            kube_assets / "kubectl",
+            "--cache-dir",
+            folder / "cache",
+            "--kubeconfig",
+            os.devnull,
+            "-s",
+            server,
+            *flags,
+        ]
+        done = subprocess.run(
+            [*command, *arguments], input=input, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode != 0) is fails, done.stdout + done.stderr
+        return done.stderr if fails else done.stdout
+
+    return run
+
+
+def test_objects_are_applied_changed_shown_and_deleted(kubectl: Kubectl) -> None:
+    assert kubectl("apply", "-f", "-", input=DEPLOYMENT) == "deployment.apps/web created\n"
+    assert kubectl("apply", "-f", "-", input=DEPLOYMENT) == "deployment.apps/web unchanged\n"
+    changed = DEPLOYMENT.replace("image: nginx", "image: nginx:2")
+    assert kubectl("apply", "-f", "-", input=changed) == "deployment.apps/web configured\n"
+    assert kubectl("scale", "deployment", "web", "--replicas=3") == "deployment.apps/web scaled\n"
+    shown = kubectl("get", "deployments", "-o", "wide")
+    assert shown.split("\n")[0].split()[:5] == ["NAME", "READY", "UP-TO-DATE", "AVAILABLE", "AGE"]
+    assert "0/3" in shown
+    assert "nginx:2" in shown
+    assert kubectl("label", "deployment", "web", "tier=front") == "deployment.apps/web labeled\n"
+    assert kubectl("get", "deployments", "-l", "tier=front", "-o", "name") == "deployment.apps/web\n"
+    assert kubectl("delete", "deployment", "web").startswith('deployment.apps "web" deleted')
+    assert kubectl("get", "deployments", "-o", "name") == ""
+
+
+def test_custom_resources_are_served_as_soon_as_they_are_defined(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", "-", input=WIDGETS)
+    kubectl("wait", "--for=condition=Established", "crd/widgets.example.com", "--timeout=10s")
+    kubectl("apply", "-f", "-", input=yaml.safe_dump(WIDGET))
+    assert kubectl("get", "wi").split("\n")[1].split()[:2] == ["w", "red"]
+    unknown = {**WIDGET, "spec": {"colour": "red"}}
+    assert 'unknown field "spec.colour"' in kubectl("apply", "-f", "-", input=yaml.safe_dump(unknown), fails=True)
+    wrong = {**WIDGET, "spec": {"color": 1}}
+    assert "spec.color" in kubectl("apply", "--validate=false", "-f", "-", input=yaml.safe_dump(wrong), fails=True)
+
+
+def test_what_there_is_can_be_explained(kubectl: Kubectl) -> None:
+    assert "containerPort" in kubectl("explain", "pods.spec.containers.ports")
+    assert "deployments" in kubectl("api-resources", "--api-group=apps")
+
+
+def test_everything_is_there_again_after_the_server_was(kube_assets: Path, tmp_path: Path) -> None:
+    with served(tmp_path / "data") as said:
+        run = at(kube_assets, tmp_path, f"http://{said['local']}")
+        run("apply", "-f", "-", input=WIDGETS)
+        run("create", "--validate=false", "-f", "-", input=yaml.safe_dump(WIDGET))
+        version = run("get", "wi", "w", "-o", "jsonpath={.metadata.resourceVersion}")
+    with served(tmp_path / "data") as said:
+        run = at(kube_assets, tmp_path, f"http://{said['local']}")
+        assert run("get", "wi", "w", "-o", "jsonpath={.metadata.resourceVersion}") == version
+
+
+def test_over_tls_a_token_says_who_one_is_and_roles_what_one_may(kube_assets: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.csv"
+    tokens.touch(0o600)
+    tokens.write_text('secret-of-ann,ann,1,"system:masters"\nsecret-of-bob,bob,2\n')
+    with served(tmp_path / "data", "--token-auth-file", str(tokens)) as said:
+        authority = str(tmp_path / "data" / "pki" / "ca.crt")
+        server = f"https://{said['secure']}"
+        ann = at(kube_assets, tmp_path, server, "--certificate-authority", authority, "--token", "secret-of-ann")
+        bob = at(kube_assets, tmp_path, server, "--certificate-authority", authority, "--token", "secret-of-bob")
+        eve = at(kube_assets, tmp_path, server, "--certificate-authority", authority, "--token", "guess")
+        assert "default" in ann("get", "namespaces")
+        assert 'User "bob" cannot list resource "namespaces"' in bob("get", "namespaces", fails=True)
+        assert "Unauthorized" in eve("get", "--raw", "/api/v1/namespaces", fails=True)
+
+
+def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.csv"
+    tokens.write_text("a,b,c\n")
+    tokens.chmod(0o644)
+    command = [TAPESTRY, "apiserver", "--file-rootpath", tmp_path / "data", "--token-auth-file", tokens]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 1
+    assert "others may read it; `chmod 600" in done.stderr
