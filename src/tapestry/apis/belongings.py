@@ -8,12 +8,14 @@ it unbinds or, where the cluster was left by force, the manager when it is back.
 from typing import Protocol
 
 from tapestry.apis import keys
-from tapestry.apis.rights import SYNCER_BELOW
+from tapestry.apis.rights import SYNCER_BELOW, SYNCER_VOLUMES
 from tapestry.kube.errors import Conflict, Forbidden, KubeError, NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, value_at
 from tapestry.kube.resources import PODS, Resource
 
-RESOURCES = tuple(dict.fromkeys(right.resource for right in SYNCER_BELOW if "delete" in right.verbs))
+RESOURCES = tuple(
+    dict.fromkeys(right.resource for right in (*SYNCER_BELOW, *SYNCER_VOLUMES) if "delete" in right.verbs)
+)
 """Every kind that crosses, pods before what they use: what a syncer makes below it may delete there, and no more."""
 LONGEST_GRACE = 30
 """Seconds that a pod gets to end, whatever it asks for, once it has to go."""

@@ -44,7 +44,7 @@ class NodeSelector(Fields):
 
 
 class AllowedVolumes(Fields):
-    """Which PersistentVolumes may cross; without any, none does."""
+    """Which PersistentVolumes may cross: those of a driver and, where classes are named, of a class named here."""
 
     drivers: Annotated[tuple[Name, ...], AS_SET, Meta(description="CSI drivers.")] = ()
     storage_classes: Annotated[tuple[Name, ...], AS_SET] = ()
@@ -102,6 +102,7 @@ class ClusterBindingStatus(Fields):
     last_seen: Annotated[datetime, Meta(description="When the physical API server last answered.")] | None = None
     next_change: Annotated[datetime, Meta(description="When a window opens or closes next.")] | None = None
     credentials_expire: datetime | None = None
+    time_zone: Annotated[str, Meta(description="Of windows that name none, as its syncer has it.")] | None = None
 
 
 CLUSTER_BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)

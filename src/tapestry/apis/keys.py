@@ -45,6 +45,12 @@ VIRTUAL_POD_NAME: Final = PREFIX + "virtual-pod-name"
 VIRTUAL_POD_UID: Final = PREFIX + "virtual-pod-uid"
 VIRTUAL_NODE_NAME: Final = PREFIX + "virtual-node-name"
 
+# Annotations of whatever else is ours below: of what it is the copy.  Its namespace is the label `virtual-namespace`.
+VIRTUAL_NAME: Final = PREFIX + "virtual-name"
+VIRTUAL_UID: Final = PREFIX + "virtual-uid"
+WRITTEN_DIGEST: Final = PREFIX + "written-digest"
+TOKENS_RENEWAL: Final = PREFIX + "tokens-renewal"
+
 # Conditions of virtual pods: in the status, which tenants cannot write.
 MAPPED: Final = PREFIX + "Mapped"
 ACCEPTED: Final = PREFIX + "Accepted"
@@ -61,6 +67,8 @@ PHYSICAL_NODE_UNSCHEDULABLE: Final = PREFIX + "physical-node-unschedulable"
 NO_SCHEDULE: Final = "NoSchedule"
 
 PRIORITY_CLASS: Final = "tapestry-leased"
+PRIORITY_CLASS_MISSING: Final = "PriorityClassMissing"
+"""The reason for which a binding is not Permitted that its syncer gives and takes back, and not the manager."""
 SYSTEM_NAMESPACE: Final = "tapestry-system"
 HOST_PORTS_NAMESPACE: Final = "tapestry-host-ports"
 """Of the pods that stand for host ports: apart from kubeconfigs, for every syncer may create pods there."""

@@ -2,7 +2,7 @@
 
 from hashlib import sha256
 
-from tapestry.kube.names import LABEL_LIMIT, hashed_name
+from tapestry.kube.names import DNS_1035_LABEL, LABEL_LIMIT, hashed_name
 
 
 def virtual_cluster_label(uid: str) -> str:
@@ -24,6 +24,12 @@ def second_virtual_node_name(cluster_id: str, node: str, binding_uid: str) -> st
 def physical_name(virtual_cluster: str, binding_uid: str, namespace: str, name: str) -> str:
     """The name below of a namespaced virtual object: no two virtual clusters or bindings ever meet in one."""
     return hashed_name(name, virtual_cluster, binding_uid, namespace, name)
+
+
+def service_name(virtual_cluster: str, binding_uid: str, namespace: str, name: str) -> str:
+    """The name below of a virtual Service; it begins with a letter, as the name of a Service has to."""
+    readable = name if DNS_1035_LABEL.fullmatch(name) else f"service-{name}"
+    return hashed_name(readable, virtual_cluster, binding_uid, namespace, name)
 
 
 def syncer_name(cluster_id: str) -> str:

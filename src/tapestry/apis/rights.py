@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import product
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, AllowedVolumes
 from tapestry.apis.policies import POLICIES
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import (
@@ -20,15 +20,19 @@ from tapestry.kube.resources import (
     CONFIGMAPS,
     CSI_NODES,
     DEPLOYMENTS,
+    ENDPOINT_SLICES,
     EVENTS,
     LEASES,
     NAMESPACES,
     NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
     PODS,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
+    SERVICES,
     TOKEN_REVIEWS,
     Resource,
 )
@@ -102,6 +106,11 @@ SYNCER_ABOVE = (
     Right(CONFIGMAPS, ("get", "list", "watch")),
     Right(SECRETS, ("get", "list", "watch")),
     Right(SERVICE_ACCOUNTS, ("create",), subresource="token"),
+    Right(SERVICES, ("get", "list", "watch")),
+    Right(ENDPOINT_SLICES, READ),
+    Right(PERSISTENT_VOLUME_CLAIMS, ("get", "list", "watch")),
+    Right(PERSISTENT_VOLUME_CLAIMS, ("patch",), subresource="status"),
+    Right(PERSISTENT_VOLUMES, ("get",)),
     Right(EVENTS, ("create", "patch")),
     *METRICS_READERS,
 )
@@ -113,7 +122,7 @@ SYNCER_HOME = ELECTION
 SYNCER_HOST_PORTS = (Right(PODS, ("create",), keys.HOST_PORTS_NAMESPACE),)
 """Of every syncer where pods stand for host ports; installed with the namespace, so that nobody has to hand it on."""
 
-SYNCER_KUBECONFIG = (Right(SECRETS, ("get", "list", "watch", "patch"), Place.KUBECONFIGS, (Place.KUBECONFIG,)),)
+SYNCER_KUBECONFIG = (Right(SECRETS, ("list", "watch", "patch"), Place.KUBECONFIGS, (Place.KUBECONFIG,)),)
 """Of a syncer where its kubeconfig is: it follows the Secret, and renews the token in it."""
 
 SYNCER_BELOW = (
@@ -131,8 +140,16 @@ SYNCER_BELOW = (
     Right(PODS, ("patch",), Place.MOUNT, subresource="resize"),
     Right(CONFIGMAPS, KEEP, Place.MOUNT),
     Right(SECRETS, KEEP, Place.MOUNT),
+    Right(SERVICES, KEEP, Place.MOUNT),
+    Right(ENDPOINT_SLICES, KEEP, Place.MOUNT),
 )
 """Of a syncer in the physical cluster."""
+
+SYNCER_VOLUMES = (
+    Right(PERSISTENT_VOLUME_CLAIMS, ("get", "list", "watch", "create", "delete"), Place.MOUNT),
+    Right(PERSISTENT_VOLUMES, KEEP),
+)
+"""Of a syncer in the physical cluster, too, where its binding lets volumes cross: these belong to no namespace."""
 
 MANAGER = (
     Right(CLUSTER_BINDINGS, ("get", "list", "watch", "patch")),
@@ -150,9 +167,14 @@ MANAGER = (
     Right(LEASES, ("get", "list", "watch", "create", "update"), Place.HOME),
     Right(ROLES, KEEP, Place.KUBECONFIGS),
     Right(ROLE_BINDINGS, KEEP, Place.KUBECONFIGS),
-    Right(SECRETS, ("get", "list", "watch", "patch", "delete"), Place.KUBECONFIGS),
+    Right(SECRETS, ("list", "watch", "patch", "delete"), Place.KUBECONFIGS),
 )
-"""Of the manager.  It has to hold what it hands on in Roles: elections at home, to get and patch Secrets."""
+"""Of the manager.  What it hands on in Roles it has to hold itself: elections at home, and to patch Secrets."""
+
+
+def syncer_below(allowed: AllowedVolumes) -> tuple[Right, ...]:
+    """The rights in the physical cluster of the syncer of a binding that lets these volumes cross."""
+    return (*SYNCER_BELOW, *SYNCER_VOLUMES) if allowed.drivers else SYNCER_BELOW
 
 
 def placed(rights: Iterable[Right], places: Mapping[Place, str]) -> list[Right]:

@@ -43,7 +43,9 @@ class Informer:
         self.store = Store(indexers)
         self.synced = asyncio.Event()
         """Set once the store held the whole list; it stays set."""
+        self._client = client
         self._may_be_absent = False
+        self._refused = asyncio.Event()
         self._watch = Watch(client, resource, namespace, labels, fields, lean=True, on_restart=self._restarted)
         self._keep = keep
         self._transform = transform
@@ -56,7 +58,7 @@ class Informer:
         return self
 
     def where_it_exists(self) -> Self:
-        """Take a server that does not know the resource for one that has none of it."""
+        """Take a server that says it does not know the resource for one that has none of it."""
         self._may_be_absent = True
         return self
 
@@ -75,6 +77,23 @@ class Informer:
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            if self._may_be_absent:
+                group.create_task(self._notice_absence())
+            await self._follow()
+
+    async def _notice_absence(self) -> None:
+        """A 404 alone proves nothing: a proxy, or the wrong server, says the same.  Ask what there is."""
+        while not self.synced.is_set():
+            await self._refused.wait()
+            self._refused.clear()
+            try:
+                if not await self._client.serves(self.resource):
+                    self._sync()
+            except KubeError as error:
+                log.warning("cannot tell whether a resource exists", resource=self.resource.name, error=str(error))
+
+    async def _follow(self) -> None:
         seen: set[str] = set()
         async with aclosing(self._watch.events()) as events:
             async for event in events:
@@ -127,7 +146,7 @@ class Informer:
 
     def _restarted(self, error: KubeError, pause: float) -> None:
         if self._may_be_absent and isinstance(error, NotFound):
-            self._sync()
+            self._refused.set()
             return
         # A server that starts, or has forgotten our version, is no trouble of anybody's.
         tell = log.info if isinstance(error, Gone | TooManyRequests) else log.warning

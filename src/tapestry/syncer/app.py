@@ -14,9 +14,26 @@ from tapestry.client.kubeconfig import default_access
 from tapestry.client.transport import Transport
 from tapestry.controller import App, Controller, Informer, Manager
 from tapestry.controller.app import new_identity
+from tapestry.controller.controller import Keys
+from tapestry.kube.conditions import find
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, uid_of, value_at
-from tapestry.kube.resources import NAMESPACES
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    is_deleting,
+    key_of,
+    name_of,
+    uid_of,
+    value_at,
+)
+from tapestry.kube.resources import (
+    ENDPOINT_SLICES,
+    NAMESPACES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    SECRETS,
+    SERVICES,
+)
 from tapestry.syncer.bindings import Bindings, Connector
 from tapestry.syncer.bottomup.csinodes import CsiNodes
 from tapestry.syncer.bottomup.events import TwinEvents
@@ -25,15 +42,23 @@ from tapestry.syncer.bottomup.leases import NodeLeases
 from tapestry.syncer.bottomup.nodes import PhysicalNodes
 from tapestry.syncer.bottomup.pods import PhysicalPods
 from tapestry.syncer.bottomup.policies import PolicyStatus, policy_names
+from tapestry.syncer.checks import Checks
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.credentials import Credentials
 from tapestry.syncer.leasing import Side
 from tapestry.syncer.partition import PartitionWatch
 from tapestry.syncer.physical import Door
-from tapestry.syncer.projections import claimed_node, physical_node_of, virtual_node_of
+from tapestry.syncer.pictures import Caches
+from tapestry.syncer.projections import claimed_node, digested, physical_node_of, source_namespace, virtual_node_of
 from tapestry.syncer.site import Site, open_site
+from tapestry.syncer.topdown.following import ours_below
+from tapestry.syncer.topdown.mirrored import Mirrored, concerns_copies, key_above, needs_of
 from tapestry.syncer.topdown.pods import VirtualPods
-from tapestry.syncer.translate.meta import virtual_key
+from tapestry.syncer.topdown.services import Services
+from tapestry.syncer.topdown.sources import RESOURCES, Sources
+from tapestry.syncer.topdown.tokens import Tokens
+from tapestry.syncer.topdown.volumes import Volumes, claims_of, may_matter
+from tapestry.syncer.translate.meta import source_key, virtual_key
 from tapestry.syncer.translate.pod_status import MAPPING, is_over
 
 SUMMARY_SECONDS = 1.0
@@ -99,9 +124,7 @@ async def syncer(
 def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     """Which change is whose business."""
     nodes = site.manager.controller("nodes", PhysicalNodes(site).reconcile, workers=NODE_WORKERS)
-    node_leases = NodeLeases(site)
-    leases = site.manager.controller("node-leases", node_leases.reconcile, workers=NODE_WORKERS)
-    site.manager.while_working("lease-sweep", node_leases.sweep)
+    leases = site.manager.controller("node-leases", NodeLeases(site).reconcile, workers=NODE_WORKERS)
     companions = wire_companions(site)
 
     def every_node(_: Object | None = None) -> Iterable[str]:
@@ -139,14 +162,23 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
 
 def wire_pods(site: Site) -> Callable[[], None]:
     """Pods down, their status up; returns what has all of them looked at."""
-    virtual = VirtualPods(site)
+    services = wire_services(site, lambda key: down.queue.add(key))
+    mirrored, copies = wire_copies(site, lambda key: down.queue.add(key))
+    tokens, minting = wire_tokens(site, mirrored.copies[SECRETS.plural])
+    volumes = wire_volumes(site, mirrored, lambda key: down.queue.add(key))
+    wire_checks(site, mirrored, services, volumes)
+    # Services come first: nothing may happen between a look at their addresses and their own word that all are there.
+    virtual = VirtualPods(site, (services, mirrored, volumes, tokens), services.aliases)
     down = site.manager.controller("pods", virtual.reconcile, workers=POD_WORKERS)
     up = site.manager.controller("pod-status", PhysicalPods(site).reconcile, workers=POD_WORKERS)
     site.manager.while_working("twin-events", TwinEvents(site).run)
     site.virtual_pods.on_change(virtual.saw)
-    site.physical_pods.on_change(virtual.forget)
+    site.physical_pods.on_change(virtual.saw_below)
     down.watch(site.virtual_pods, when=more_than_shown)
     down.watch(site.physical_pods, virtual_key, when=more_than_status)
+    down.watch(site.virtual_nodes, lambda node: map(key_of, site.pods_on(name_of(node))), when=came_or_goes)
+    for informer in mirrored.copies.values():
+        down.watch(informer, lambda copy: waiting_for(site, copy), when=came_or_goes)
     up.watch(site.physical_pods, virtual_key)
     up.watch(site.virtual_pods, when=status_changed)
 
@@ -155,11 +187,130 @@ def wire_pods(site: Site) -> Callable[[], None]:
         for key in {*site.virtual_pods.store, *below}:
             down.queue.add(key)
             up.queue.add(key)
+        for controller in (copies, minting):
+            controller.resync()
 
     for informer in (*site.decisive, site.virtual_nodes):
         informer.after_sync(every_pod)
     site.bindings.on_change(lambda old, new: every_pod() if spec_changed(old, new) else None)
     return every_pod
+
+
+def wire_copies(site: Site, wake: Callable[[str], None]) -> tuple[Mirrored, Controller]:
+    """ConfigMaps and Secrets go down ahead of pods, and follow their sources; `wake` has a pod looked at."""
+
+    def source_changed(key: str, old: Object | None, new: Object | None) -> None:
+        if mirrored.concerns(key):
+            copies.queue.add(key)
+        for pod in site.virtual_pods.store.by("refers", key) if old is None or new is None else ():
+            if is_waiting(pod):
+                wake(key_of(pod))
+
+    def on_pods_of(names: Keys) -> Keys:
+        return lambda node: {name for pod in site.pods_on(name_of(node)) for name in names(pod)}
+
+    def sources_known(namespace: str) -> None:
+        for key in mirrored.copied_from(namespace):
+            copies.queue.add(key)
+
+    below = {
+        kind: site.manager.follow(ours_below(site, resource, digested, {"namespace": source_namespace}))
+        for kind, resource in RESOURCES.items()
+    }
+    sources = Sources(site, source_changed, sources_known)
+    mirrored = Mirrored(site, sources, below, lambda namespace: unused.queue.add_after(namespace, SUMMARY_SECONDS))
+    copies = site.manager.controller("copies", mirrored.reconcile)
+    unused = site.manager.controller("unused-copies", mirrored.sweep, workers=1)
+    namespaces = site.manager.controller("copied-namespaces", sources.reconcile, workers=1)
+    copies.watch(site.virtual_pods, needs_of, when=concerns_copies)
+    namespaces.watch(site.virtual_pods, own_namespace, when=concerns_copies)
+    soon(unused, site.virtual_pods, own_namespace, when=concerns_copies)
+    copies.watch(site.virtual_nodes, on_pods_of(needs_of), when=came_or_goes)
+    soon(unused, site.virtual_nodes, on_pods_of(own_namespace), when=came_or_goes)
+    for informer in below.values():
+        informer.on_change(mirrored.changed)
+        copies.watch(informer, key_above)
+        soon(unused, informer, source_namespace, when=came_or_goes)
+        informer.after_sync(copies.resync)
+    for kind, following in sources.following.items():
+        site.manager.from_the_start(f"sources-{kind}", following.run)
+    return mirrored, copies
+
+
+def wire_tokens(site: Site, secrets: Informer) -> tuple[Tokens, Controller]:
+    """Service account tokens go down ahead of pods, and are replaced in time."""
+    tokens = Tokens(site, secrets)
+    controller = site.manager.controller("tokens", tokens.reconcile)
+    controller.watch(site.virtual_pods, when=concerns_copies)
+    controller.watch(secrets, virtual_key)
+    secrets.after_sync(controller.resync)
+    return tokens, controller
+
+
+def own_namespace(pod: Object) -> Iterable[str]:
+    return [pod["metadata"]["namespace"]]
+
+
+def is_waiting(pod: Object) -> bool:
+    """Whether a pod was told that it lacks something below."""
+    said = find(pod["status"]["conditions"], keys.MAPPED)
+    return said is not None and bool(said["status"] == "False")
+
+
+def waiting_for(site: Site, copy: Object) -> Iterable[str]:
+    """The pods that may have lacked what came below."""
+    pods = site.virtual_pods.store
+    users = (pod for key in key_above(copy) for pod in pods.by("refers", key))
+    owners = (pod for key in virtual_key(copy) if (pod := pods.get(key)) is not None)
+    return [key_of(pod) for pod in (*users, *owners) if is_waiting(pod)]
+
+
+def wire_services(site: Site, wake: Callable[[str], None]) -> Services:
+    """Services down, from the namespaces that the binding names; `wake` has a pod looked at."""
+    services = Services(site, lambda key: controller.queue.add(key), wake)
+    controller = site.manager.controller("services", services.reconcile)
+    site.bindings.on_change(lambda old, new: services.follow(new) if spec_changed(old, new) else None)
+    for informer in (services.twins, services.twin_slices):
+        controller.watch(site.manager.follow(informer), source_key)
+    for name, following in {"services": services.above, "endpoint-slices": services.slices}.items():
+        site.manager.from_the_start(name, following.run)
+    return services
+
+
+def wire_volumes(site: Site, secrets: Mirrored, wake: Callable[[str], None]) -> Volumes:
+    """Claims and their volumes down, where the binding allows any; `wake` has a pod looked at."""
+    volumes = Volumes(site, secrets, lambda key: controller.queue.add(key), wake)
+    controller = site.manager.controller("volumes", volumes.reconcile)
+    controller.watch(site.virtual_pods, claims_of, when=may_matter)
+    site.bindings.on_change(lambda old, new: volumes.follow(new) if spec_changed(old, new) else None)
+    secrets.needed_by.append(volumes.needs)
+    secrets.copies[SECRETS.plural].on_change(volumes.saw_copy)
+    found = {"claims": volumes.claims, "twin-claims": volumes.twin_claims, "twin-volumes": volumes.twin_volumes}
+    for name, following in found.items():
+        site.manager.from_the_start(name, following.run)
+    return volumes
+
+
+def wire_checks(site: Site, mirrored: Mirrored, services: Services, volumes: Volumes) -> None:
+    """A look at everything from time to time: it finds what slipped through."""
+    if not site.config.check_seconds:
+        return
+    caches = Caches(
+        above={
+            **{RESOURCES[kind]: following for kind, following in mirrored.sources.following.items()},
+            SERVICES: services.above,
+            ENDPOINT_SLICES: services.slices,
+        },
+        below={
+            **{RESOURCES[kind]: informer for kind, informer in mirrored.copies.items()},
+            SERVICES: services.twins,
+            ENDPOINT_SLICES: services.twin_slices,
+            PERSISTENT_VOLUME_CLAIMS: volumes.twin_claims,
+            PERSISTENT_VOLUMES: volumes.twin_volumes,
+        },
+    )
+    checks = site.manager.controller("checks", Checks(site, caches).reconcile, workers=1)
+    site.manager.after_sync(lambda: checks.queue.add_after(site.binding_name, site.config.check_seconds))
 
 
 def wire_companions(site: Site) -> tuple[Controller, Controller]:
@@ -200,11 +351,17 @@ def wire_summaries(site: Site, connect: Connect) -> Controller:
     return bindings
 
 
-def soon(controller: Controller, informer: Informer, names: Callable[[Object], Iterable[str]]) -> None:
+def soon(
+    controller: Controller,
+    informer: Informer,
+    names: Callable[[Object], Iterable[str]],
+    *,
+    when: Callable[[Object | None, Object | None], bool] | None = None,
+) -> None:
     """Have `names` looked at within a second of a change, once for however many changes."""
 
     def enqueue(old: Object | None, new: Object | None) -> None:
-        for obj in (old, new):
+        for obj in (old, new) if when is None or when(old, new) else ():
             for name in names(obj) if obj is not None else ():
                 controller.queue.add_after(name, SUMMARY_SECONDS)
 
@@ -240,10 +397,15 @@ def is_foreign(old: Object | None, new: Object | None) -> bool:
 
 
 def forget_shortage(site: Site, old: Object | None, new: Object | None) -> None:
-    """Where a foreign pod comes or goes, what a node lacked before says nothing any more."""
-    if is_foreign(old, new):
+    """Where a foreign pod comes, goes or asks for something else, what a node lacked before says nothing any more."""
+    if is_foreign(old, new) and held(old) != held(new):
         for node in (node for obj in (old, new) if obj is not None for node in claimed_node(obj)):
             site.shortages.pop(node, None)
+
+
+def held(claim: Object | None) -> object:
+    """What a foreign pod holds, and where."""
+    return (claim["node"], claim["hold"].amounts) if claim is not None and "hold" in claim else None
 
 
 def hold_changed(old: Object | None, new: Object | None) -> bool:

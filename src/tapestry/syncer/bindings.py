@@ -40,7 +40,6 @@ log = logger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 """Seconds between attempts to connect."""
-PRIORITY_CLASS_MISSING = "PriorityClassMissing"
 SEEN_EVERY = timedelta(minutes=5)
 """How old `lastSeen` may become while nothing else changes."""
 
@@ -263,6 +262,7 @@ def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Objec
         "leased": exactly(value_at(obj, "status", "leased"), leased.texts()),
         "used": exactly(value_at(obj, "status", "used"), used.texts()),
         "nextChange": timestamp(change) if change else None,
+        "timeZone": site.config.time_zone,
         "conditions": with_condition(conditions, leasing(obj, nodes, has_policy=bool(changes)), now),
     }
 
@@ -274,8 +274,8 @@ def permission(site: Site, obj: Object) -> Object | None:
     if site.trouble.priority_class is not None:
         name = value_at(obj, "spec", "podPriorityClassName") or keys.PRIORITY_CLASS
         message = f"no PriorityClass {name} below: nothing is mapped; `tapestry join` creates it"
-        return condition("Permitted", False, PRIORITY_CLASS_MISSING, message, observed_generation=generation)
-    if said.get("reason") != PRIORITY_CLASS_MISSING:
+        return condition("Permitted", False, keys.PRIORITY_CLASS_MISSING, message, observed_generation=generation)
+    if said.get("reason") != keys.PRIORITY_CLASS_MISSING:
         return None
     return condition("Permitted", True, "Permitted", observed_generation=generation)
 

@@ -26,5 +26,7 @@ class SyncerConfig(ManagerConfig, frozen=True):
     """How long a pod may find no place below before it has failed."""
     refusal_seconds: Annotated[float, Meta(gt=0)] = 300.0
     """How long the physical API server may refuse a pod before it has failed."""
+    check_seconds: Annotated[float, Meta(ge=0)] = 300.0
+    """How often everything is looked at for what slipped through; 0 never."""
     kubeconfig_namespaces: Annotated[tuple[str, ...], Meta(max_length=64)] = ("tapestry-system",)
     """Namespaces that a binding's kubeconfig may come from."""

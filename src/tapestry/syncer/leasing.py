@@ -53,8 +53,12 @@ class Policy:
     """Since when the spec is as it is: a policy that was closed by hand closed then, not at a time of its windows."""
     readable: bool = True
     """One that cannot be read and was never good offers nothing, and takes nothing back."""
+    gone: datetime | None = None
+    """Since when it is no more: it counts as one that was open until then."""
 
     def is_open(self, now: datetime) -> bool:
+        if self.gone is not None:
+            return now < self.gone
         return self.readable and self.schedule.is_open(now)
 
     @property
@@ -63,7 +67,7 @@ class Policy:
         return self.readable and self.spec.force_reclaim
 
     def closed_since(self, now: datetime) -> datetime:
-        return max(self.schedule.last_change(now) or self.changed_at, self.changed_at)
+        return self.gone or max(self.schedule.last_change(now) or self.changed_at, self.changed_at)
 
     def limit_of(self, resource: str) -> ResourceLimit | None:
         if not self.readable:
@@ -112,6 +116,10 @@ class Lease:
     trimming: tuple[Amounts, Terms] | None = None
     """Pods beyond these amounts leave on these terms: a policy has closed that had room for them."""
     policies: tuple[Policy, ...] = ()
+    deciders: tuple[Policy, ...] = ()
+    """Those that say how much: open, or closed last."""
+    gone: tuple[Policy, ...] = ()
+    """Those that are no more, and still make a difference."""
     next_change: datetime | None = None
     ends: datetime | None = None
     """When an open node closes."""
@@ -136,31 +144,74 @@ class Rules:
     """The owner's kill switch for the whole cluster."""
     warning: timedelta = WARNING
     """How long before its end a lease says so."""
+    gone: Sequence[Policy] = ()
+    """Policies that the node was lent under and that are no more: they lend nothing, but what they lent is taken back
+    on their terms, and not on those of a policy that closed long before."""
 
 
 def lease_of(node: Object, foreign: Iterable[Hold], used: Iterable[Amounts], rules: Rules, now: datetime) -> Lease:
     """The lease of `node`, of which `foreign` pods hold so much and `used` is held by ours."""
+    foreign, used = list(foreign), list(used)
+    lease = decided(node, foreign, used, rules, now)
+    if not rules.gone:
+        return lease
+    without = decided(node, foreign, used, replace(rules, gone=()), now)
+    return without if essence(lease) == essence(without) else lease
+
+
+def essence(lease: Lease) -> tuple[object, ...]:
+    """What a lease lends, and on which terms it takes back."""
+    return lease.state, lease.terms, lease.trimming, lease.amounts
+
+
+def decided(node: Object, foreign: list[Hold], used: list[Amounts], rules: Rules, now: datetime) -> Lease:
+    """The lease by these rules, whether or not policies that are gone make a difference to it."""
     sides = [side for policies in (rules.operator, rules.owner) if (side := counting(policies, node))]
     killed = Terms(now, by="the owner's kill switch") if rules.reclaim_now or is_reclaimed(node) else None
     if reason := withdrawal(node, sides, rules):
         return Lease(State.WITHDRAWN, reason, terms=killed or FINISH)
-    deciders, foreign = [deciding(side, now) for side in sides], list(foreign)
-    idle, policies = idle_of(node, foreign), tuple(policy for side in sides for policy in side)
+    policies, sides = flat(sides), [with_gone(side, rules.gone) for side in sides]
+    deciders, idle = [deciding(side, now) for side in sides], idle_of(node, foreign)
     lease = Lease(
-        State.OPEN, "Leased", idle, grants(idle, deciders), policies=policies, next_change=next_change(sides, now)
+        State.OPEN,
+        "Leased",
+        idle,
+        grants(idle, deciders),
+        policies=policies,
+        deciders=flat(deciders),
+        gone=tuple(rules.gone),
+        next_change=next_change(sides, now),
     )
     if killed:
         return closed(lease, "Reclaimed", killed, now)
     lease = trimmed(lease, node, foreign, used, sides, now)
-    if shut := [policy for side in deciders for policy in side if not policy.is_open(now)]:
+    if shut := [policy for policy in lease.deciders if not policy.is_open(now)]:
         return closed_by(shut, lease, now)
     return ending(lease, end_of(sides, now), rules.warning, now)
+
+
+def shrunk(lease: Lease, lacking: Amounts) -> Lease:
+    """`lease` without what the node turned out not to have."""
+    less = {
+        resource: replace(grant, amount=max(grant.amount - lacking[resource], ZERO))
+        for resource, grant in lease.grants.items()
+    }
+    return replace(lease, grants=less)
 
 
 def counting(policies: Iterable[Policy], node: Object) -> list[Policy]:
     """The policies of one side for a node; those that cannot be read only where there are no others."""
     matching = [policy for policy in policies if policy.selector.matches(node)]
     return [policy for policy in matching if policy.readable] or matching
+
+
+def with_gone(side: list[Policy], gone: Iterable[Policy]) -> list[Policy]:
+    """The policies of a side, and those that were of this side."""
+    return [*side, *(policy for policy in gone if policy.side is side[0].side)]
+
+
+def flat(sides: Iterable[list[Policy]]) -> tuple[Policy, ...]:
+    return tuple(policy for side in sides for policy in side)
 
 
 def deciding(side: list[Policy], now: datetime) -> list[Policy]:

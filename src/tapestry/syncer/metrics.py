@@ -23,6 +23,16 @@ EVENTS_UNTOLD = Counter(
     "twin_events_untold", "Events about twins that were too many to be told above.", ["binding"], namespace=NAMESPACE
 )
 
+FINDINGS = Gauge(
+    "findings",
+    "What the last two checks of both clusters found not to be as it should.",
+    ["binding", "invariant"],
+    namespace=NAMESPACE,
+)
+MENDED = Counter(
+    "mended", "What a check removed or set right itself.", ["binding", "invariant"], namespace=NAMESPACE
+)
+
 
 def show(binding: str, status: Object, seen: float) -> None:
     """Have the gauges say what the binding's status says."""

@@ -12,7 +12,10 @@ from tapestry.kube.objects import Object, annotations_of, labels_of
 from tapestry.kube.times import timestamp
 from tapestry.syncer.policies import CHANGED_AT, changed_at
 from tapestry.syncer.requests import hold_of, holds_its_node
+from tapestry.syncer.translate.copies import seen
+from tapestry.syncer.translate.meta import source_key
 from tapestry.syncer.translate.pod_status import is_over, reduced, shown
+from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES
 from tapestry.syncer.translate.references import LISTS, references
 
 TWIN_STATUS = msgspec.json.Encoder(order="sorted")
@@ -56,6 +59,22 @@ def referred(pod: Object) -> list[str]:
     if is_over(pod):
         return []
     return [f"{each.kind}/{pod['metadata']['namespace']}/{each.name}" for each in references(pod["spec"])]
+
+
+def used_namespace(pod: Object) -> list[str]:
+    """The namespace of a pod, where something may have to cross for it."""
+    namespace = pod["metadata"]["namespace"]
+    return [] if is_over(pod) or namespace in SYSTEM_NAMESPACES else [namespace]
+
+
+def digested(obj: Object) -> Object:
+    """A ConfigMap or Secret without its data, on either side."""
+    return slim(seen(obj))
+
+
+def source_namespace(copy: Object) -> list[str]:
+    """The namespace above of what something below is the copy of."""
+    return [key.split("/")[0] for key in source_key(copy)]
 
 
 def seen_below(binding_uid: str, virtual_cluster_uid: str) -> Transform:

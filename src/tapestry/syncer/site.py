@@ -11,7 +11,7 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
 from tapestry.kube.errors import ApiError
-from tapestry.kube.objects import Object, is_deleting, key_of, named, value_at
+from tapestry.kube.objects import Object, is_deleting, key_of, named, uid_of, value_at
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.syncer.config import SyncerConfig
@@ -24,12 +24,13 @@ from tapestry.syncer.projections import (
     physical_node_of,
     referred,
     seen_below,
+    used_namespace,
     virtual_node_of,
     with_changed_at,
     with_reduced_status,
     without_images,
 )
-from tapestry.syncer.requests import Hold
+from tapestry.syncer.requests import Hold, effective_requests
 
 SHORTAGE_LASTS = timedelta(minutes=10)
 
@@ -60,8 +61,10 @@ class Trouble:
 class Shortage:
     """Room that a physical node turned out not to have."""
 
-    hold: Hold
+    amounts: Amounts
     until: datetime
+    pods: frozenset[str]
+    """UIDs of those that it was seen by."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ class Site:
     trouble: Trouble = field(default_factory=Trouble)
     shortages: dict[str, Shortage] = field(default_factory=dict)
     """By physical node."""
-    reclaimed: set[str] = field(default_factory=set)
-    """UIDs of twins that were taken back while the virtual cluster could not be told."""
+    reclaimed: dict[str, Object] = field(default_factory=dict)
+    """By the UIDs of twins that were taken back while the virtual cluster could not be told: how to mark their pods."""
     outdated: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the binding leads elsewhere: another site has to take the place of this one."""
 
@@ -153,17 +156,20 @@ class Site:
         return rules_of(binding, operator, owner, mount, timedelta(seconds=self.config.warning_seconds))
 
     def foreign(self, node: str, binding: Binding) -> list[Hold]:
-        """What pods that are not ours hold of a physical node, and what it turned out to lack."""
-        held = [pod["hold"] for pod in self.physical_pods.store.by("node", node) if not binding.owns(pod)]
-        shortage = self.shortages.get(node)
-        return [*held, shortage.hold] if shortage is not None and shortage.until > self.now() else held
+        """What pods that are not ours hold of a physical node."""
+        return [pod["hold"] for pod in self.physical_pods.store.by("node", node) if not binding.owns(pod)]
 
-    def note_shortage(self, node: str, amounts: Amounts) -> None:
-        """Lend less of a node, until a foreign pod comes or goes there or some time has passed."""
-        now = self.now()
-        before = self.shortages.get(node)
-        total = amounts + before.hold.amounts if before is not None and before.until > now else amounts
-        self.shortages[node] = Shortage(Hold(total, now), now + SHORTAGE_LASTS)
+    def shortage(self, node: str) -> Shortage | None:
+        """What a physical node turned out to lack, as far as that still counts."""
+        found = self.shortages.get(node)
+        return found if found is not None and found.until > self.now() else None
+
+    def note_shortage(self, node: str, pod: Object) -> None:
+        """Lend less of a node by what a pod asks for, until a foreign pod changes there or some time has passed."""
+        known = self.shortage(node) or Shortage(Amounts(), self.now(), frozenset())
+        if uid_of(pod) not in known.pods:
+            total, pods = known.amounts + effective_requests(pod), known.pods | {uid_of(pod)}
+            self.shortages[node] = Shortage(total, self.now() + SHORTAGE_LASTS, pods)
 
     def note_trouble(self, error: ApiError) -> None:
         if "no PriorityClass with name" in error.message:
@@ -228,7 +234,7 @@ def open_site(
             fields="spec.nodeName!=",
             keep=lambda pod: pod["spec"]["nodeName"].startswith(prefix) and not is_placeholder(pod),
             transform=with_reduced_status,
-            indexers={"node": virtual_node_of, "refers": referred},
+            indexers={"node": virtual_node_of, "refers": referred, "namespace": used_namespace},
         ),
         virtual_csi_nodes=manager.informer(CSI_NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid}"),
         placeholders=manager.informer(

@@ -5,7 +5,8 @@ kept in an annotation; with it a change of ours, a change of theirs and somethin
 """
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -13,17 +14,20 @@ from msgspec import Meta
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.apis.policies import SECONDS
+from tapestry.apis.policies import SECONDS, Amount, ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.kube.names import label_value
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.selectors import EVERY_NODE
 from tapestry.kube.times import parse_time, timestamp
-from tapestry.syncer.leasing import FINISH, Lease, State, Terms
+from tapestry.syncer.leasing import FINISH, Lease, Policy, Rules, Side, State, Terms, counting
+from tapestry.syncer.windows import NEVER_OPEN
 
 RESERVED = (keys.PREFIX, "node-role.kubernetes.io/", "node-restriction.kubernetes.io/")
 """Labels of the physical node that mean something to its own cluster only."""
 LIFECYCLE = "node.kubernetes.io/"
 """Taints that every cluster's own controllers set."""
 HOSTNAME = "kubernetes.io/hostname"
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
 MOST_CONDITIONS = 32
 LONGEST_MESSAGE = 4096
 """Bytes of a condition's message: it comes from a stranger."""
@@ -31,12 +35,17 @@ LONGEST_MESSAGE = 4096
 Taint = dict[str, Any]
 
 
-class LastTerms(msgspec.Struct, frozen=True):
-    """The terms on which a node was lent last."""
+class LastTerms(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The terms of a policy under which a node was lent last."""
 
+    policy: Annotated[str, Meta(pattern=f"^({'|'.join(Side)})/.")]
     force: bool = False
     grace: Annotated[int, Meta(ge=0, le=SECONDS)] = 0
     evict: bool = False
+    gone: Annotated[datetime, Meta(tz=True)] | None = None
+    """When the policy was seen to be no more, while there were others for the node."""
+    lent: dict[str, Amount] = {}
+    """What the node lent then."""
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -71,7 +80,8 @@ def virtual_node(
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": metadata,
-        "spec": {"taints": merged_taints(before.taints, existing, taints)},
+        # A server keeps no empty list: asked for one, it would be asked again at every pass.
+        "spec": {"taints": merged_taints(before.taints, existing, taints) or None},
         "status": status_for(node, lease, name, existing),
     }
 
@@ -176,30 +186,69 @@ def withdrawn(existing: Object, now: datetime) -> Object:
 
 def last_terms(existing: Object, now: datetime) -> Terms:
     """The terms on which the node was lent last, counted from its withdrawal: the policies may be gone by now."""
-    try:
-        kept = msgspec.json.decode(annotations_of(existing).get(keys.LAST_TERMS, "{}"), type=LastTerms)
-    except msgspec.DecodeError:
-        return FINISH  # nobody is evicted because something could not be read
+    forced = [each for each in kept_terms(existing) if each.force]
+    if not forced:
+        return FINISH
     taint = taint_named(existing, keys.WITHDRAWING)
     since = parse_time(taint["timeAdded"]) if taint and taint.get("timeAdded") else now
-    deadline = since + timedelta(seconds=kept.grace) if kept.force else None
-    return Terms(deadline, kept.evict, by="the policy it was leased under")
+    deadline = since + timedelta(seconds=max(each.grace for each in forced))
+    return Terms(deadline, any(each.evict for each in forced), by="the policy it was leased under")
+
+
+def kept_terms(existing: Object | None) -> list[LastTerms]:
+    """What the annotation says; nobody is evicted because something could not be read."""
+    text = annotations_of(existing).get(keys.LAST_TERMS) if existing is not None else None
+    try:
+        return msgspec.json.decode(text or "[]", type=list[LastTerms])
+    except msgspec.DecodeError:
+        return []
 
 
 def terms_to_keep(lease: Lease, existing: Object | None) -> str:
-    """The terms of the policies of a lease, for the day when they are gone: force if one has it, the longest grace.
+    """The terms of the policies that decide about a lease, for the day when they are gone.
 
     While none of them can be read, those stay that were kept before.
     """
     if existing is not None and not any(policy.readable for policy in lease.policies):
-        return annotations_of(existing).get(keys.LAST_TERMS, "{}")
-    forced = [policy.spec for policy in lease.policies if policy.spec.force_reclaim]
-    kept = LastTerms(
-        force=bool(forced),
-        grace=max((spec.graceful_reclaim_period_seconds for spec in forced), default=0),
-        evict=any(spec.evict_during_grace for spec in forced),
+        return annotations_of(existing).get(keys.LAST_TERMS, "[]")
+    deciding = [policy for policy in lease.deciders if policy.readable and not policy.gone]
+    return msgspec.json.encode([terms_of(policy) for policy in (*deciding, *lease.gone)], order="sorted").decode()
+
+
+def terms_of(policy: Policy) -> LastTerms:
+    spec = policy.spec
+    return LastTerms(
+        str(policy),
+        spec.force_reclaim,
+        spec.graceful_reclaim_period_seconds,
+        spec.evict_during_grace,
+        policy.gone,
+        {limit.resource: limit.quantity or 0 for limit in spec.resource_limits} if policy.gone else {},
     )
-    return msgspec.json.encode(kept).decode()
+
+
+def remembering(rules: Rules, node: Object, existing: Object | None, now: datetime) -> Rules:
+    """`rules`, with the policies that the node was lent under last and that are no more, or no more for this node.
+
+    One that is missed for the first time closed now, with what the node has been lending up to now.
+    """
+    present = {str(policy) for side in (rules.operator, rules.owner) for policy in counting(side, node)}
+    lent = value_at(existing, "status", "allocatable", default={})
+    gone = [gone_policy(each, now, lent) for each in kept_terms(existing) if each.policy not in present]
+    return replace(rules, gone=gone) if gone else rules
+
+
+def gone_policy(kept: LastTerms, now: datetime, lent: Mapping[str, Amount]) -> Policy:
+    side, _, name = kept.policy.partition("/")
+    amounts = kept.lent if kept.gone else lent
+    spec = ResourceLeasingPolicySpec(
+        cluster="",
+        resource_limits=tuple(ResourceLimit(resource, quantity=amount) for resource, amount in amounts.items()),
+        force_reclaim=kept.force,
+        graceful_reclaim_period_seconds=kept.grace,
+        evict_during_grace=kept.evict,
+    )
+    return Policy(name, Side(side), spec, NEVER_OPEN, EVERY_NODE, LONG_AGO, gone=kept.gone or now)
 
 
 def expected_of(existing: Object | None) -> Expected:

@@ -43,6 +43,8 @@ from tapestry.kube.strategic import PatchSchema
 REVIEWS = (TOKEN_REVIEWS, ACCESS_REVIEWS, SELF_ACCESS_REVIEWS)
 VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0+tapestry"}
 APPLY = "application/apply-patch+yaml"
+OF_PODS = ("eviction", "resize", "ephemeralcontainers")
+"""Subresources of pods; through the last two a pod's spec is patched, and any part of it."""
 
 
 def everything_allowed(review: Object) -> Object:
@@ -180,7 +182,7 @@ class InProcessApi:
                 return 200, verbs.get(target, query)
             case "PUT", None | "status":
                 return 200, verbs.replace(target, body, query)
-            case "PATCH", None | "status":
+            case "PATCH", None | "status" | "resize" | "ephemeralcontainers":
                 if request.content_type == APPLY:
                     return verbs.apply(target, body, query)
                 return 200, verbs.patch(target, request.content_type, body, query)
@@ -222,7 +224,7 @@ class InProcessApi:
                 return True
             case "status":
                 return resource not in self._verbs.without_status
-            case "eviction":
+            case subresource if subresource in OF_PODS:
                 return resource == PODS
         return target.subresource == "token" and resource == SERVICE_ACCOUNTS
 

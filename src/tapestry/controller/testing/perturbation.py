@@ -2,8 +2,9 @@
 
 A scenario is first run undisturbed, which gives its final state and the number of its API calls.  Then it is replayed
 once for every call and every disturbance: the process dies before the call or right after it, the request or its answer
-is lost, the server answers with a conflict, or the caches fall behind from that call on.  Each replay must end in the
-same state, but for times, versions and UIDs.
+is lost, the server answers with a conflict, or the caches fall behind from that call on: all of them or, where there
+are several clusters, those of the cluster that was called, or those of the others.  Each replay must end in the same
+state, but for times, versions and UIDs.
 
     report = perturb(Scenario("at", [AT.resource, PODS], setup, world))
     assert not report.failures, report
@@ -13,8 +14,8 @@ Everything runs on virtual time against the in-process API, so a few hundred rep
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -28,9 +29,10 @@ from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.manager import Manager
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import run, running_clock
-from tapestry.kube.errors import Conflict, TransportError
+from tapestry.kube.errors import ApiError, Conflict, TransportError
 from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import EVENTS, LEASES, Resource
+from tapestry.kube.strategic import PatchSchema
 
 STALE_SECONDS = 20
 LIMIT_SECONDS = 24 * 3600.0
@@ -40,6 +42,9 @@ UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
+Refusal = Callable[[int, Request], ApiError | None]
+
+
 class Disturbance(StrEnum):
     DIES_BEFORE = "the process dies before the call"
     DIES_AFTER = "the process dies after the call"
@@ -47,6 +52,11 @@ class Disturbance(StrEnum):
     LOSES_ANSWER = "the answer is lost"
     CONFLICTS = "the server answers with a conflict"
     FALLS_BEHIND = "the caches fall behind from the call on"
+    FALLS_BEHIND_THERE = "the caches of the cluster called fall behind from the call on"
+    FALLS_BEHIND_ELSEWHERE = "the caches of the other clusters fall behind from the call on"
+
+
+ONE_SIDED = (Disturbance.FALLS_BEHIND_THERE, Disturbance.FALLS_BEHIND_ELSEWHERE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,10 @@ class Scenario:
     """What further clusters serve."""
     counts: Callable[[str], bool] = lambda _: True
     """Which calls are disturbed, by method and path: heartbeats are all alike, and many."""
+    schemas: Mapping[Resource, PatchSchema] = field(default_factory=dict)
+    """For strategic merge patches, as `InProcessApi` takes them."""
+    refusal: Refusal = lambda _cluster, _request: None
+    """What the process under test is refused, by the number of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +114,15 @@ class Died(BaseException):
 class Fate:
     """What befalls the process under test: it counts the calls to all its clusters and disturbs one of them."""
 
-    def __init__(self, disturbance: Disturbance | None, at: int, counts: Callable[[str], bool]) -> None:
+    def __init__(
+        self, disturbance: Disturbance | None, at: int, counts: Callable[[str], bool], clusters: int = 1
+    ) -> None:
         self.calls: list[str] = []
         self._counts = counts
         self.behind = asyncio.Event()
-        self.current = asyncio.Event()
-        """Set while the caches may see what happens."""
-        self.current.set()
+        self.current = [asyncio.Event() for _ in range(clusters)]
+        """Of each cluster, set while its caches may see what happens."""
+        self.catch_up()
         self.over = False
         self._disturbance = disturbance
         self._at = at
@@ -128,20 +144,26 @@ class Fate:
     def revive(self) -> None:
         self._dead = False
 
-    def fall_behind(self) -> None:
-        self.current.clear()
+    def fall_behind(self, disturbance: Disturbance, called: int) -> None:
+        """Have the caches of some clusters fall behind, now that the one with the number `called` was."""
+        for number, current in enumerate(self.current):
+            there = number == called
+            if disturbance is Disturbance.FALLS_BEHIND or there == (disturbance is Disturbance.FALLS_BEHIND_THERE):
+                current.clear()
         self.behind.set()
 
     def catch_up(self) -> None:
-        self.current.set()
+        for current in self.current:
+            current.set()
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """A transport of the process under test."""
+    """A transport of the process under test, to the cluster of that number."""
 
     api: Transport
     fate: Fate
+    number: int = 0
 
     async def send(self, request: Request) -> Response:
         disturbance = self.fate.next(str(request))
@@ -153,8 +175,8 @@ class Disturbed:
             case Disturbance.CONFLICTS if request.method != "GET":
                 error = Conflict(409, "Conflict", "made on purpose")
                 return Response(409, {}, ENCODER.encode(error.status()))
-            case Disturbance.FALLS_BEHIND:
-                self.fate.fall_behind()
+            case Disturbance.FALLS_BEHIND | Disturbance.FALLS_BEHIND_THERE | Disturbance.FALLS_BEHIND_ELSEWHERE:
+                self.fate.fall_behind(disturbance, self.number)
         answer = await self.api.send(request)
         match disturbance:
             case Disturbance.DIES_AFTER:
@@ -171,13 +193,37 @@ class Disturbed:
             case Disturbance.LOSES_REQUEST | Disturbance.LOSES_ANSWER:
                 raise TransportError(f"watch {request.path}: lost on purpose", maybe_sent=True)
         async with self.api.stream(request) as stream:
-            yield HeldBack(stream, self.fate.current)
+            yield HeldBack(stream, self.fate.current[self.number])
 
     def abort(self) -> None:
         self.api.abort()
 
     async def close(self) -> None:
         """The API outlives the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusing:
+    """A transport to a cluster, the one of that number, that refuses some of what it is asked for."""
+
+    api: Transport
+    refusal: Refusal
+    number: int
+
+    async def send(self, request: Request) -> Response:
+        error = self.refusal(self.number, request)
+        return (
+            await self.api.send(request) if error is None else Response(error.code, {}, ENCODER.encode(error.status()))
+        )
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
+        return self.api.stream(request)
+
+    def abort(self) -> None:
+        self.api.abort()
+
+    async def close(self) -> None:
+        await self.api.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +247,7 @@ def perturb(scenario: Scenario) -> Report:
     """Run the scenario undisturbed, then once for each call and disturbance."""
     expected, calls = run(_end_of(scenario, None, 0))
     failures, cases = [], 0
-    for disturbance in Disturbance:
+    for disturbance in Disturbance if scenario.others else (each for each in Disturbance if each not in ONE_SIDED):
         for at in range(1, len(calls) + 1):
             cases += 1
             try:
@@ -217,10 +263,17 @@ def perturb(scenario: Scenario) -> Report:
 async def _end_of(scenario: Scenario, disturbance: Disturbance | None, at: int) -> tuple[dict[str, Any], list[str]]:
     """The final state of one run, and the calls it took."""
     served = [[*resources, EVENTS, LEASES] for resources in (scenario.resources, *scenario.others)]
-    apis = [InProcessApi(resources, now=running_clock().now) for resources in served]
-    fate = Fate(disturbance, at, scenario.counts)
+    # Names of ours are made of UIDs: each replay has to come to the same ones.
+    apis = [
+        InProcessApi(resources, now=running_clock().now, schemas=scenario.schemas, seed=number)
+        for number, resources in enumerate(served)
+    ]
+    fate = Fate(disturbance, at, scenario.counts, len(apis))
+    transports = [
+        Disturbed(Refusing(api.connect(), scenario.refusal, number), fate, number) for number, api in enumerate(apis)
+    ]
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
-        process = group.create_task(_process(scenario, [Disturbed(api.connect(), fate) for api in apis], fate))
+        process = group.create_task(_process(scenario, transports, fate))
         await scenario.world(*(Client(api.connect()) for api in apis))
         fate.over = True
         process.cancel()

@@ -15,7 +15,7 @@ from tapestry.kube.resources import EVENTS
 from tapestry.syncer.metrics import EVENTS_UNTOLD
 from tapestry.syncer.site import Site
 from tapestry.syncer.translate.meta import virtual_key, virtual_uid
-from tapestry.syncer.translate.pod_status import cut
+from tapestry.syncer.translate.strangers import cut
 
 PER_SECOND = 10.0
 LONGEST_REASON = 128

@@ -4,21 +4,18 @@ A virtual node is alive as long as its physical cluster answers: a node that is 
 While the cluster is out of reach no lease is renewed.
 """
 
-import asyncio
 from dataclasses import dataclass, field
 
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
-from tapestry.kube.resources import LEASES, NODES
+from tapestry.kube.resources import LEASES
 from tapestry.kube.times import micro_timestamp
 from tapestry.syncer.site import Site
 
 NAMESPACE = "kube-node-lease"
 RENEW_SECONDS = 10.0
 DURATION_SECONDS = 40
-SWEEP_SECONDS = 300.0
-SWEPT_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -58,37 +55,6 @@ class NodeLeases:
             "spec": {"holderIdentity": name, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now},
         }
         return await self.site.virtual.create(LEASES, lease)
-
-    async def sweep(self) -> None:
-        """Now and then remove the Leases of nodes that went while nobody was looking; each must be seen so twice."""
-        suspects: set[str] = set()
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            found = await self.site.manager.reads.list(LEASES, NAMESPACE)
-            orphans = {name_of(lease): lease for lease in found if self.is_orphan(lease)}
-            for name in sorted(suspects & orphans.keys())[:SWEPT_AT_ONCE]:
-                if await self.is_gone(name):
-                    await self.delete(orphans[name])
-            suspects = set(orphans)
-
-    def is_orphan(self, lease: Object) -> bool:
-        """Whether it is the Lease of a virtual node that we do not have, and may be ours by its name."""
-        owners = lease["metadata"].get("ownerReferences") or []
-        name = name_of(lease)
-        return (
-            name.startswith(self.site.node_prefix)
-            and name not in self.site.virtual_nodes.store
-            and bool(owners)
-            and all(owner["kind"] == "Node" and owner["name"] == name for owner in owners)
-        )
-
-    async def is_gone(self, name: str) -> bool:
-        """Whether there is no such node, of another binding's either: the names of ours may begin those of its."""
-        try:
-            await self.site.virtual.get(NODES, name)
-        except NotFound:
-            return True
-        return False
 
     async def remove(self, name: str) -> None:
         """The Lease goes with its node, where no garbage collector sees to that."""

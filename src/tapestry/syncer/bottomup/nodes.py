@@ -8,6 +8,8 @@ A virtual node is withdrawn in three steps, each a pass of its own: a taint, its
 and after its last pod the node itself.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -21,13 +23,16 @@ from tapestry.kube.errors import AlreadyExists, KubeError, NotFound, TooManyRequ
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, labels_of, name_of, uid_of, value_at
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
-from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, soonest
+from tapestry.process.logs import logger
+from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, shrunk, soonest
 from tapestry.syncer.projections import is_placeholder
 from tapestry.syncer.reclaim import Reclaim, leaving, reclaim_of
 from tapestry.syncer.requests import effective_requests, holds_its_node
 from tapestry.syncer.site import Site
 from tapestry.syncer.translate.meta import virtual_uid
-from tapestry.syncer.virtual_nodes import last_terms, taint_named, virtual_node, withdrawn
+from tapestry.syncer.virtual_nodes import last_terms, remembering, taint_named, virtual_node, withdrawn
+
+log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,10 @@ class PhysicalNodes:
         site = self.site
         pods = site.pods_on(name_of(existing)) if existing else []
         used = [effective_requests(pod) for pod in pods if holds_its_node(pod)]
-        return lease_of(node, site.foreign(name_of(node), binding), used, site.rules(binding), now)
+        rules = remembering(site.rules(binding), node, existing, now)
+        lease = lease_of(node, site.foreign(name_of(node), binding), used, rules, now)
+        shortage = site.shortage(name_of(node))
+        return shrunk(lease, shortage.amounts) if shortage is not None else lease
 
     async def both(
         self, node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime
@@ -70,12 +78,13 @@ class PhysicalNodes:
         if existing is not None and is_deleting(existing):
             return None
         wanted = virtual_node(node, lease, binding, self.name_for(node, binding, existing), existing, now)
-        shown = await self.show(wanted, node, binding, existing, site.partition.since)
-        reclaim = reclaim_of(lease, site.pods_on(name_of(shown)), now)
-        await self.take_back(reclaim, lease.reason)
+        reclaim = reclaim_of(lease, site.pods_on(name_of(existing)) if existing else [], now)
+        async with self.even_untold(reclaim, lease.reason):
+            shown = await self.show(wanted, node, binding, existing, site.partition.since)
+            await self.take_back(reclaim, lease.reason)
         warning = self.warn(shown, lease, now)
-        shortage = site.shortages.get(name_of(node))
-        over = shortage.until if shortage is not None and shortage.until > now else None
+        shortage = site.shortage(name_of(node))
+        over = shortage.until if shortage is not None else None
         return Result(requeue_at=soonest(lease.next_change, reclaim.look_again, warning, over))
 
     def name_for(self, node: Object, binding: Binding, existing: Object | None) -> str:
@@ -119,17 +128,18 @@ class PhysicalNodes:
         site = self.site
         if is_deleting(existing):
             return None
-        if taint_named(existing, keys.WITHDRAWING) is None:
-            existing = await site.virtual.converge(NODES, existing, withdrawn(existing, now))
-            site.manager.events.warning(
-                existing, "Withdrawn", f"{reason}: no new pods; the node goes after its last one"
-            )
         pods = [pod for pod in site.pods_on(name_of(existing)) if holds_its_node(pod)]
-        if not pods:
-            await self.remove(existing)
-            return None
         reclaim = leaving([pod for pod in pods if not is_deleting(pod)], terms, now)
-        await self.take_back(reclaim, reason)
+        async with self.even_untold(reclaim, reason):
+            if taint_named(existing, keys.WITHDRAWING) is None:
+                existing = await site.virtual.converge(NODES, existing, withdrawn(existing, now))
+                site.manager.events.warning(
+                    existing, "Withdrawn", f"{reason}: no new pods; the node goes after its last one"
+                )
+            if not pods:
+                await self.remove(existing)
+                return None
+            await self.take_back(reclaim, reason)
         return Result(requeue_at=reclaim.look_again) if reclaim.look_again else None
 
     async def remove(self, existing: Object) -> None:
@@ -160,9 +170,8 @@ class PhysicalNodes:
                 await self.site.virtual.delete(PODS, marked, grace_seconds=grace_of(pod))
             except NotFound:
                 continue
-            except TransportError as error:
-                await self.take_twin(pod)
-                refused.append(error)
+            except TransportError:
+                raise
             except KubeError as error:
                 refused.append(error)
             else:
@@ -170,12 +179,26 @@ class PhysicalNodes:
         if refused:
             raise refused[0]
 
-    async def take_twin(self, pod: Object) -> None:
-        """The virtual cluster cannot be told; the owner's node is free in time all the same."""
+    @asynccontextmanager
+    async def even_untold(self, reclaim: Reclaim, reason: str) -> AsyncIterator[None]:
+        """Where the virtual cluster cannot be told that pods go, the owner's node is free in time all the same."""
+        try:
+            yield
+        except TransportError:
+            mark = disruption(reason, reclaim.terms, self.site.now())
+            for pod in reclaim.delete:
+                try:
+                    await self.take_twin(pod, mark)
+                except KubeError as error:
+                    log.warning("cannot take back", pod=key_of(pod), error=str(error))
+            raise
+
+    async def take_twin(self, pod: Object, mark: Object) -> None:
+        """End a twin before its pod, which gets its mark later."""
         twin = self.site.twin_of(key_of(pod))
         if twin is None or is_deleting(twin) or virtual_uid(twin) != uid_of(pod):
             return
-        self.site.reclaimed.add(uid_of(twin))
+        self.site.reclaimed[uid_of(twin)] = mark
         await self.site.physical.delete(PODS, twin, grace_seconds=grace_of(pod))
 
     def warn(self, node: Object, lease: Lease, now: datetime) -> datetime | None:

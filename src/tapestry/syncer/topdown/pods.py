@@ -9,6 +9,7 @@
 A pod that has ended never runs again, whatever becomes of its twin.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -17,11 +18,23 @@ from typing import Protocol
 import msgspec
 
 from tapestry.apis import keys
+from tapestry.apis.belongings import grace_of
 from tapestry.apis.clusterbindings import Binding
 from tapestry.client.client import PatchType
 from tapestry.controller import Result
 from tapestry.kube.conditions import find
-from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound
+from tapestry.kube.errors import (
+    AlreadyExists,
+    ApiError,
+    BadRequest,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerError,
+    TooManyRequests,
+    Unauthorized,
+)
 from tapestry.kube.objects import (
     Object,
     controller_of,
@@ -31,15 +44,15 @@ from tapestry.kube.objects import (
     namespace_of,
     uid_of,
     value_at,
+    version_of,
 )
 from tapestry.kube.resources import PODS
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.projections import physical_node_of
-from tapestry.syncer.requests import effective_requests
 from tapestry.syncer.site import Site
 from tapestry.syncer.translate import pod_status, pods
-from tapestry.syncer.translate.meta import is_as_applied, virtual_uid
+from tapestry.syncer.translate.meta import is_as_applied, virtual_key, virtual_uid
 from tapestry.syncer.translate.pod_status import is_over, mapped_uid
 from tapestry.syncer.translate.pods import HostAlias, is_left_alone, untranslatable
 from tapestry.syncer.translate.security import refusals
@@ -47,11 +60,15 @@ from tapestry.syncer.translate.security import refusals
 log = logger(__name__)
 
 FRESH = timedelta(seconds=10)
-"""A pod younger than this is what the cache says it is; an older one is read again before it is run."""
+"""A pod younger than this, for which nobody asked yet, is what the cache says it is; others are read again first."""
 LAG = 1.0
 """Seconds that a cache gets to see what a live read has seen."""
 SECOND_SIGHTING = timedelta(seconds=10)
 """After how long an orphan that nobody saw becoming one counts as one."""
+SWEEP, SWEEP_LASTS = 100, timedelta(minutes=1)
+"""How many of those are removed within that time, whatever seems to have become of their pods."""
+LATER = (Unauthorized, Conflict, TooManyRequests, ServerError)
+"""Answers of an API server that say nothing about the pod."""
 
 
 class NotYet(Exception):
@@ -77,19 +94,34 @@ class VirtualPods:
     companions: Sequence[Companion] = ()
     aliases: Callable[[str], Sequence[HostAlias]] = lambda _: ()
     """The names that pods of a namespace know, beside those of DNS."""
-    orphans: dict[str, datetime] = field(default_factory=dict)
-    """When a twin without a pod was first seen, by its UID."""
+    asked: set[str] = field(default_factory=set)
+    """UIDs of pods that a twin was asked for, until the cache knows what came of it."""
+    orphans: dict[str, datetime | None] = field(default_factory=dict)
+    """When a twin without a pod was first seen, by its UID; None where its pod was seen going."""
+    swept: deque[datetime] = field(default_factory=deque)
+    """When the last orphans were removed that nobody saw becoming ones."""
+    last_seen: dict[str, Object] = field(default_factory=dict)
+    """Twins that went before their pods had ended, by the pods' UIDs: how it came to that may be told by them alone."""
 
     def saw(self, old: Object | None, new: Object | None) -> None:
         """A handler of the virtual pods' changes: to see a pod go is a first sighting of its twin as an orphan."""
-        twin = self.site.twin_of(key_of(old)) if old is not None and new is None else None
-        if twin is not None:
-            self.orphans[uid_of(twin)] = self.site.now() - SECOND_SIGHTING
+        pod = new or old
+        assert pod is not None
+        if new is None or mapped_uid(pod):
+            self.asked.discard(uid_of(pod))
+        if new is None or is_over(pod):
+            self.last_seen.pop(uid_of(pod), None)
+        if new is None and (twin := self.site.twin_of(key_of(pod))) and virtual_uid(twin) == uid_of(pod):
+            self.orphans[uid_of(twin)] = None
 
-    def forget(self, old: Object | None, new: Object | None) -> None:
-        """A handler of the physical pods' changes: what is gone is no orphan any more."""
-        if old is not None and new is None:
-            self.orphans.pop(uid_of(old), None)
+    def saw_below(self, old: Object | None, new: Object | None) -> None:
+        """A handler of the physical pods' changes: what is gone is no orphan any more, but may be missed."""
+        if old is None or new is not None or "twin" not in old:
+            return
+        self.orphans.pop(uid_of(old), None)
+        for pod in map(self.site.virtual_pods.store.get, virtual_key(old)):
+            if pod is not None and uid_of(pod) == virtual_uid(old) and not is_over(pod):
+                self.last_seen[uid_of(pod)] = old
 
     async def reconcile(self, key: str) -> Result | None:
         site = self.site
@@ -111,15 +143,16 @@ class VirtualPods:
             return None
         if is_deleting(pod):
             return await self.finish(pod, binding)
-        if is_over(pod) or is_left_alone(pod, binding):
+        if is_over(pod):
             return None
-        if uid := mapped_uid(pod):
-            return await self.lost(pod, uid, binding)
-        if self.site.is_unbinding:
+        if mapped_uid(pod) or uid_of(pod) in self.last_seen:
+            return await self.lost(pod, binding)
+        if is_left_alone(pod, binding) or self.site.is_unbinding:
             return None
         if complaints := self.complaints(pod, binding):
             await self.refuse(pod, complaints)
             return None
+        await self.accept(pod)
         if not await self.is_still_waiting(pod):
             return Result(requeue_after=LAG)
         return await self.create(pod, binding, node)
@@ -130,7 +163,8 @@ class VirtualPods:
 
     async def is_still_waiting(self, pod: Object) -> bool:
         """Whether the pod has neither run nor gone: a cache that lags must not run it twice."""
-        if self.site.now() - parse_time(pod["metadata"]["creationTimestamp"]) < FRESH:
+        age = self.site.now() - parse_time(pod["metadata"]["creationTimestamp"])
+        if abs(age) < FRESH and uid_of(pod) not in self.asked:
             return True
         live = await self.live_pod(key_of(pod))
         if live is None or uid_of(live) != uid_of(pod):
@@ -142,13 +176,14 @@ class VirtualPods:
         try:
             for companion in self.companions:
                 await companion.precede(pod, binding)
+            self.asked.add(uid_of(pod))
             await self.site.physical.create(PODS, wanted)
         except NotYet as wait:
             await self.tell(pod, keys.MAPPED, wait.reason, str(wait))
             return None
         except AlreadyExists:
             return await self.adopt(pod, wanted, binding)
-        except (Forbidden, Invalid, BadRequest) as error:
+        except ApiError as error:
             return await self.refused_below(pod, error, node)
         self.site.trouble.priority_class = None
         return None  # it comes by the watch
@@ -159,7 +194,8 @@ class VirtualPods:
         if held is None or (binding.owns(held) and virtual_uid(held) == uid_of(pod)):
             return Result(requeue_after=LAG)
         if binding.owns(held):
-            return await self.remove_stale(pod, held)
+            await self.remove_stale(pod, held)
+            return Result(requeue_after=LAG)
         message = f"{namespace_of(held)}/{name_of(held)} below is not ours; delete it there and the pod can run"
         await self.tell(pod, keys.MAPPED, "NameTaken", message)
         return Result(requeue_after=60)
@@ -170,32 +206,72 @@ class VirtualPods:
             self.site.note_trouble(error)
             await self.tell(pod, keys.MAPPED, "NotPermitted", error.message)
             raise error
+        if isinstance(error, LATER):
+            raise error
         now, patience = self.site.now(), timedelta(seconds=self.site.config.refusal_seconds)
         since = self.told_since(pod, "RefusedBelow") or now
         if now - since >= patience:
-            self.note_shortage(pod, node, error.message)
-            await self.end(pod, "RefusedBelow", error.message)
+            await self.end_for_want_of_room(pod, node, "RefusedBelow", error.message)
             return None
         await self.tell(pod, keys.MAPPED, "RefusedBelow", error.message)
         waited = now - since
         return Result(requeue_after=min(max(waited, timedelta(seconds=1)), patience - waited).total_seconds())
 
-    async def lost(self, pod: Object, uid: str, binding: Binding) -> Result | None:
-        """The pod had a twin; where a live read does not find it either, the pod has failed."""
+    async def lost(self, pod: Object, binding: Binding) -> Result | None:
+        """The pod had a twin; where a live read does not find it either, the pod has ended with it."""
+        uid = mapped_uid(pod) or uid_of(self.last_seen[uid_of(pod)])
         held = await self.live_twin(self.site.below(key_of(pod)))
         if held is not None and uid_of(held) == uid and binding.owns(held):
             return Result(requeue_after=LAG)
-        reason = "Reclaimed" if uid in self.site.reclaimed else pod_status.reason_of_loss(pod)
+        if mark := self.site.reclaimed.get(uid):
+            await self.reclaim(pod, uid, mark)
+            return None
+        if await self.show_end(pod):
+            return None
+        conditions = [*self.last_status(pod)["conditions"], *pod["status"]["conditions"]]
+        reason = pod_status.reason_of_loss({"status": {"conditions": conditions}})
         what = "is gone" if held is None else "is another one now" if uid_of(held) != uid else "is no longer ours"
         await self.end(pod, reason, f"the pod {key_of(self.site.below(key_of(pod)))} below {what}")
         return None
+
+    async def reclaim(self, pod: Object, uid: str, mark: Object) -> None:
+        """Let the pod go as it would have gone, had the virtual cluster been there when its twin was taken back."""
+        try:
+            marked = await self.site.virtual.patch(PODS, pod, mark, type=PatchType.STRATEGIC, subresource="status")
+            await self.site.virtual.delete(PODS, marked, grace_seconds=grace_of(pod))
+        except NotFound:
+            return
+        del self.site.reclaimed[uid]
+
+    async def show_end(self, pod: Object) -> bool:
+        """Show how the twin ended, where that was seen before it went; whether it was."""
+        status = self.last_status(pod)
+        if status["phase"] not in pod_status.TERMINAL:
+            return False
+        patch = pod_status.to_virtual(pod, self.last_seen[uid_of(pod)], status, self.site.now())
+        if patch is not None:
+            await self.patch_status(pod, patch)
+        return True
+
+    def last_status(self, pod: Object) -> Object:
+        """What a twin that is gone said last, as far as anybody saw it."""
+        last = self.last_seen.get(uid_of(pod))
+        if last is None or mapped_uid(pod) not in (None, uid_of(last)):
+            return {"phase": "Pending", "conditions": []}
+        status: Object = msgspec.json.decode(last["twin"])
+        return status
 
     async def finish(self, pod: Object, binding: Binding) -> Result | None:
         """The pod is to go; once nothing of it is left below, it goes."""
         held = await self.live_twin(self.site.below(key_of(pod)))
         if held is not None and binding.owns(held) and virtual_uid(held) == uid_of(pod):
-            await self.delete_twin(held, pod["metadata"].get("deletionGracePeriodSeconds"))
+            await self.delete_with(pod, held)
             return Result(requeue_after=LAG)
+        if pod["metadata"].get("finalizers") and not is_over(pod):  # whoever holds it waits to hear that it has ended
+            if not await self.show_end(pod):
+                ended = pod_status.ended("Deleted", "it was deleted, and nothing of it runs below")
+                await self.patch_status(pod, ended)
+            return None
         try:
             await self.site.virtual.delete(PODS, pod, grace_seconds=0)
         except NotFound:
@@ -206,35 +282,39 @@ class VirtualPods:
 
     async def both(self, pod: Object, twin: Object, binding: Binding) -> Result | None:
         if virtual_uid(twin) != uid_of(pod):
-            return await self.remove_stale(pod, twin)
-        if is_deleting(pod):
+            await self.remove_stale(pod, twin)
+        elif is_deleting(pod):
             await self.delete_with(pod, twin)
-            return None
-        if is_over(pod):
+        elif is_over(pod):
             await self.end_twin(twin)
-            return None
-        if (uid := mapped_uid(pod)) not in (None, uid_of(twin)):
-            return await self.lost(pod, uid or "", binding)
-        if is_deleting(twin):
-            return None
-        status: Object = msgspec.json.decode(twin["twin"])
-        if (unplaced := unplaced_since(twin, status)) is not None:
-            return await self.wait_for_place(pod, unplaced, status)
-        await self.follow(pod, twin, binding)
+        elif mapped_uid(pod) not in (None, uid_of(twin)):
+            return await self.lost(pod, binding)
+        elif not is_deleting(twin) and (node := self.physical_node(pod)) is not None:
+            await self.follow(pod, twin, binding, node)
+            return await self.wait_for_place(pod, twin, node)
         return None
 
-    async def follow(self, pod: Object, twin: Object, binding: Binding) -> None:
-        """Have the twin show what changed of the pod; the note of it is written last, so that nothing is left out."""
-        node = self.physical_node(pod)
-        if node is None:
-            return
+    async def follow(self, pod: Object, twin: Object, binding: Binding, node: str) -> None:
+        """Have the twin show what changed of the pod."""
         wanted = pods.twin(pod, binding, node, self.aliases(namespace_of(pod) or ""))
         added = pods.ephemeral_patch(twin, pod, binding)
         if is_as_applied(twin, wanted) and added is None:
+            await self.accept(pod)
             return
         if complaints := self.complaints(pod, binding):
-            await self.refuse(pod, complaints)
+            await self.object_to(pod, complaints)
             return
+        await self.accept(pod)
+        try:
+            await self.change_all(twin, wanted, added)
+        except NotFound:  # its going wakes us
+            return
+        except (Forbidden, Invalid, BadRequest) as error:
+            self.site.manager.events.warning(pod, "RefusedBelow", error.message)
+            raise
+
+    async def change_all(self, twin: Object, wanted: Object, added: Object | None) -> None:
+        """The note of what we set is written last: where one of the writes fails, all of them come again."""
         current = twin
         if added is not None:
             current = await self.change(current, added, "ephemeralcontainers")
@@ -246,25 +326,39 @@ class VirtualPods:
     async def change(self, twin: Object, patch: Object, subresource: str | None = None) -> Object:
         return await self.site.physical.patch(PODS, twin, patch, type=PatchType.STRATEGIC, subresource=subresource)
 
-    async def wait_for_place(self, pod: Object, since: datetime, status: Object) -> Result | None:
-        """The twin does not fit where it has to run; after some time the pod has failed there."""
+    async def wait_for_place(self, pod: Object, twin: Object, node: str) -> Result | None:
+        """A twin that does not fit where it has to run is given some time; then the pod has failed there."""
+        said = unplaced(twin)
+        if said is None:
+            return None
+        # A clock below that goes wrong must not use up the time: none passed before we knew of the twin.
+        known = self.told_since(pod, "Mapped") or self.site.now()
+        since = max(known, parse_time(said.get("lastTransitionTime") or twin["metadata"]["creationTimestamp"]))
         due = since + timedelta(seconds=self.site.config.unschedulable_seconds)
         if self.site.now() < due:
             return Result(requeue_at=due)
-        message = (find(status["conditions"], "PodScheduled") or {}).get("message", "it was not scheduled below")
-        if (node := self.physical_node(pod)) is not None:
-            self.note_shortage(pod, node, message)
-        await self.end(pod, "UnschedulableBelow", message)
+        live = await self.live_twin(twin)
+        if live is None or version_of(live) != version_of(twin):
+            return Result(requeue_after=LAG)
+        message = said.get("message") or "it was not scheduled below"
+        await self.end_for_want_of_room(pod, node, "UnschedulableBelow", message)
         return None
 
-    def note_shortage(self, pod: Object, node: str, message: str) -> None:
-        """Lend less for a while where there was no room; a cause in the pod itself says nothing about the node."""
-        if "Insufficient" in message or "exceeded quota" in message or "Too many pods" in message:
-            self.site.note_shortage(node, effective_requests(pod))
+    async def end_for_want_of_room(self, pod: Object, node: str, reason: str, message: str) -> None:
+        """The pod has failed; where there was no room for it, less is lent for a while.
+
+        A cause in the pod itself says nothing about the node.
+        """
+        if any(sign in message for sign in ("Insufficient", "exceeded quota", "Too many pods")):
+            self.site.note_shortage(node, pod)
+        await self.end(pod, reason, message)
 
     async def delete_with(self, pod: Object, twin: Object) -> None:
-        """The pod's grace is its twin's; a second deletion that is more urgent is passed on, too."""
-        grace = pod["metadata"].get("deletionGracePeriodSeconds")
+        """The pod's grace is its twin's; a second deletion that is more urgent is passed on, too.
+
+        Not so one by force: whatever becomes of the record above, below it is for a kubelet to say that a pod is gone.
+        """
+        grace = pod["metadata"].get("deletionGracePeriodSeconds") or None
         if is_deleting(twin) and (grace is None or grace >= twin["metadata"].get("deletionGracePeriodSeconds", 0)):
             return
         await self.delete_twin(twin, grace)
@@ -275,14 +369,13 @@ class VirtualPods:
         if not is_deleting(twin) and status["phase"] not in pod_status.TERMINAL:
             await self.delete_twin(twin)
 
-    async def remove_stale(self, pod: Object, twin: Object) -> Result | None:
-        """A twin of an earlier pod of that name goes before this pod gets its own."""
+    async def remove_stale(self, pod: Object, twin: Object) -> None:
+        """A twin of an earlier pod of that name goes before this pod gets its own; its end wakes us."""
+        if is_deleting(twin):
+            return
         live = await self.live_pod(key_of(pod))
-        if live is not None and uid_of(live) == virtual_uid(twin):
-            return Result(requeue_after=LAG)  # it is our cache that is behind
-        if not is_deleting(twin):
+        if live is None or uid_of(live) != virtual_uid(twin):  # else it is our cache that is behind
             await self.delete_twin(twin)
-        return Result(requeue_after=LAG)
 
     # -- only physical
 
@@ -292,11 +385,24 @@ class VirtualPods:
         live = await self.live_pod(key)
         if live is not None and uid_of(live) == virtual_uid(twin):
             return Result(requeue_after=LAG)
-        first = self.orphans.setdefault(uid_of(twin), self.site.now())
-        if self.site.now() < first + SECOND_SIGHTING:
-            return Result(requeue_at=first + SECOND_SIGHTING)
+        now = self.site.now()
+        first = self.orphans.setdefault(uid_of(twin), now)
+        if first is not None:
+            if now < first + SECOND_SIGHTING:
+                return Result(requeue_at=first + SECOND_SIGHTING)
+            if (again := self.sweep(now)) is not None:
+                return Result(requeue_at=again)
         log.info("the pod of a twin is gone", pod=key, twin=name_of(twin))
         await self.delete_twin(twin)
+        return None
+
+    def sweep(self, now: datetime) -> datetime | None:
+        """Count one more orphan that nobody saw becoming one; when to come again where that would be too many."""
+        while self.swept and self.swept[0] + SWEEP_LASTS <= now:
+            self.swept.popleft()
+        if len(self.swept) >= SWEEP:
+            return self.swept[0] + SWEEP_LASTS
+        self.swept.append(now)
         return None
 
     # -- saying
@@ -307,12 +413,23 @@ class VirtualPods:
 
     async def refuse(self, pod: Object, complaints: Sequence[str]) -> None:
         """Say why the pod is not run.  A Job's is failed, which its limit of failures bounds; others may be mended."""
-        message = "; ".join(complaints[:5])
         owner = controller_of(pod)
         if owner is not None and owner["kind"] == "Job":
-            await self.end(pod, "PodSecurity", message)
-        elif await self.tell(pod, keys.ACCEPTED, "PodSecurity", message):
+            await self.end(pod, "PodSecurity", "; ".join(complaints[:5]))
+        else:
+            await self.object_to(pod, complaints)
+
+    async def object_to(self, pod: Object, complaints: Sequence[str]) -> None:
+        """Say what of the pod, or of its change, does not go down."""
+        message = "; ".join(complaints[:5])
+        if await self.tell(pod, keys.ACCEPTED, "PodSecurity", message):
             self.site.manager.events.warning(pod, "PodSecurity", message)
+
+    async def accept(self, pod: Object) -> None:
+        """Take back what was said against the pod."""
+        if find(pod["status"]["conditions"], keys.ACCEPTED) is not None:
+            gone = {"type": keys.ACCEPTED, "$patch": "delete"}
+            await self.patch_status(pod, {"status": {"conditions": [gone]}})
 
     async def tell(self, pod: Object, type: str, reason: str, message: str) -> bool:
         """Say it by a condition that is False; whether that was news."""
@@ -361,15 +478,19 @@ class VirtualPods:
             return
 
 
-def unplaced_since(twin: Object, status: Object) -> datetime | None:
-    """Since when the physical scheduler finds no place for a twin; None where it has one, or was not looked at."""
-    said = find(status["conditions"], "PodScheduled")
-    if value_at(twin, "spec", "nodeName") or said is None or said.get("status") != "False":
+def unplaced(twin: Object) -> Object | None:
+    """What the physical scheduler says of a twin that it finds no place for; None where it has one, or says nothing."""
+    if value_at(twin, "spec", "nodeName"):
         return None
-    return parse_time(said.get("lastTransitionTime") or twin["metadata"]["creationTimestamp"])
+    status: Object = msgspec.json.decode(twin["twin"])
+    said = find(status["conditions"], "PodScheduled")
+    return said if said is not None and said.get("status") == "False" else None
 
 
 def is_about_us(error: ApiError) -> bool:
-    """Whether it is our rights, our priority class or our namespace that is refused, and not the pod."""
-    signs = ("cannot create resource", "no PriorityClass with name", "because it is being terminated")
-    return any(sign in error.message for sign in signs)
+    """Whether it is our rights, our priority class, our namespace or a webhook that fails, and not the pod."""
+    signs = (
+        *("cannot create resource", "no PriorityClass with name", "because it is being terminated"),
+        "failed calling webhook",
+    )
+    return isinstance(error, NotFound) or any(sign in error.message for sign in signs)

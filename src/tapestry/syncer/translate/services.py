@@ -53,7 +53,7 @@ def twin_service(service: Object, binding: Binding) -> Object:
         "spec": {
             "type": "ClusterIP",
             "selector": None,
-            "ports": [picked(port, PORT) for port in spec.get("ports") or ()],
+            "ports": [picked(port, PORT) for port in spec.get("ports") or ()] or None,
             "ipFamilyPolicy": "PreferDualStack",  # whichever family the virtual addresses are of
             **({"clusterIP": HEADLESS} if is_headless(service) else {}),
             **picked(spec, AFFINITY),
@@ -73,8 +73,8 @@ def twin_slice(slice: Object, service: Object, binding: Binding) -> Object | Non
         "kind": ENDPOINT_SLICES.kind,
         "metadata": {**metadata, "labels": {**metadata["labels"], **joined}},
         "addressType": slice["addressType"],
-        "endpoints": list(twin_endpoints(slice.get("endpoints") or ())),
-        "ports": [picked(port, PORT) for port in slice.get("ports") or ()],
+        "endpoints": list(twin_endpoints(slice.get("endpoints") or ())) or None,  # as a server shows an empty list
+        "ports": [picked(port, PORT) for port in slice.get("ports") or ()] or None,
     }
 
 

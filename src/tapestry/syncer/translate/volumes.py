@@ -125,14 +125,14 @@ def twin_volume(claim: Object, volume: Object, binding: Binding) -> Object:
 
 
 def twin_source(csi: Object, namespace: str, binding: Binding) -> Object:
-    found = {field: csi[field] for field in PLAIN_FIELDS if csi.get(field)}
+    attributes = csi.get("volumeAttributes") or {}
+    kept = {name: value for name, value in attributes.items() if not name.startswith(ABOUT_THE_CLAIM)}
+    plain = {**csi, "volumeAttributes": kept}
+    found = {field: plain[field] for field in PLAIN_FIELDS if plain.get(field)}
     for field in SECRET_FIELDS:
         if csi.get(field):
             name = name_below(binding, namespace, csi[field]["name"])
             found[field] = {"name": name, "namespace": binding.spec.mount_namespace}
-    if attributes := csi.get("volumeAttributes"):
-        kept = {name: value for name, value in attributes.items() if not name.startswith(ABOUT_THE_CLAIM)}
-        found["volumeAttributes"] = kept
     return found
 
 

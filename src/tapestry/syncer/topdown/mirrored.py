@@ -1,0 +1,385 @@
+"""ConfigMaps and Secrets that pods refer to are there below, as copies.
+
+    needed       A pod is on its way down, or has a twin: whatever it refers to and exists is copied, and follows its
+                 source from there on.  What was edited below is set right again: data goes down, never up.
+    not needed   The last such pod is gone or has ended, as a live look at the pods confirms: so goes the copy.
+    no source    It is gone above, as a live read confirms: so goes the copy.
+
+Nothing is written above, so that any number of syncers may copy from one source.  Pods come while a copy goes: one that
+is on its way out is there for none of them.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.names import physical_name
+from tapestry.client.client import Client
+from tapestry.controller import Informer, Result
+from tapestry.kube.conditions import find
+from tapestry.kube.errors import AlreadyExists, Conflict, Forbidden, KubeError, NotFound
+from tapestry.kube.names import dns_subdomain_complaint
+from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
+from tapestry.kube.resources import PODS
+from tapestry.process.logs import logger
+from tapestry.syncer.projections import referred
+from tapestry.syncer.site import Site
+from tapestry.syncer.topdown.pods import NotYet
+from tapestry.syncer.topdown.sources import RESOURCES, Sources
+from tapestry.syncer.translate.copies import (
+    copy_of,
+    copy_patch,
+    discreetly,
+    is_another,
+    is_current,
+    is_edited,
+    marks,
+    refusal,
+    seen,
+)
+from tapestry.syncer.translate.meta import source_key
+from tapestry.syncer.translate.pod_status import is_over, mapped_uid
+from tapestry.syncer.translate.pods import is_left_alone
+from tapestry.syncer.translate.references import references
+from tapestry.syncer.translate.security import refusals
+
+log = logger(__name__)
+
+TAKEN_SECONDS = 60.0
+"""After how long a name that belongs to somebody else below is tried again."""
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=5)
+"""How long what somebody did to a copy is let be if it is not the first time: two who disagree must not do so at full
+speed."""
+PEACE = timedelta(minutes=15)
+"""After how long it is the first time again."""
+CACHE_LAG = timedelta(seconds=5)
+"""How long we know better than the cache what we made."""
+ACTIVE = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+
+
+class Absent(NotYet):
+    """There is nothing above that could be copied; a pod that calls it optional does without."""
+
+
+class Made(NamedTuple):
+    copy: Object
+    """As `seen`."""
+    until: datetime
+    """When the cache knows better, whatever it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    at: datetime
+    pause: timedelta
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """Keeps the copies; keys are those of the sources, as in `secrets/team-a/password`."""
+
+    site: Site
+    sources: Sources
+    copies: Mapping[str, Informer]
+    """What is ours below, by kind, as `seen`; with an index "namespace"."""
+    sweep_soon: Callable[[str], None]
+    """Has the copies from a namespace looked at that may be of no more use."""
+    needed_by: list[Callable[[str], bool]] = field(default_factory=list)
+    """Who else, beside pods, may need a copy."""
+    made: dict[str, Made] = field(default_factory=dict)
+    """Copies that the cache has yet to see."""
+    leaving: dict[str, str] = field(default_factory=dict)
+    """The UIDs of copies that are being deleted; the cache has yet to see them go."""
+    locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    disputes: dict[str, Dispute] = field(default_factory=dict)
+    """When copies were last changed or deleted by somebody else."""
+
+    # -- for pods on their way down
+
+    async def precede(self, pod: Object, binding: Binding) -> None:
+        for key, is_optional in needs_of(pod).items():
+            try:
+                await self.copy(key, binding)
+            except Absent:
+                if not is_optional:
+                    raise
+
+    def has_current(self, key: str, binding: Binding) -> bool:
+        """Whether the copy is there and as its source, as far as is known."""
+        copy, source = self.present(key), self.sources.get(key)
+        return copy is not None and source is not None and is_current(copy, source, binding)
+
+    # -- for sources and copies that change
+
+    async def reconcile(self, key: str) -> Result | None:
+        binding = self.site.binding()
+        if binding is None or not self.is_known(key) or not self.is_needed(key, binding):
+            return None
+        copy, source = self.present(key), self.sources.get(key)
+        if self.has_current(key, binding) or (copy is None and (source is None or not self.is_awaited(key, binding))):
+            return None
+        if source is not None and (until := self.stands_until(key, copy, source, binding)) is not None:
+            return Result(requeue_at=until)
+        try:
+            await self.copy(key, binding)
+        except Absent:
+            return None
+        except NotYet as wait:
+            log.warning("cannot be copied", reason=wait.reason, error=str(wait))
+            return Result(requeue_after=TAKEN_SECONDS)
+        return None
+
+    async def sweep(self, namespace: str) -> None:
+        """Delete the copies of a virtual namespace that nobody needs; one live look at its pods confirms it for all."""
+        binding = self.site.binding()
+        if binding is None:
+            return
+        unused = [key for key in self.copied_from(namespace) if not self.is_needed(key, binding)]
+        if not unused:
+            return
+        referred_now = await self.referred_now(namespace, binding)
+        refused: list[KubeError] = []
+        for key in unused:
+            try:
+                async with self.alone(key):
+                    copy = self.present(key)
+                    if copy is not None and key not in referred_now and not self.is_needed(key, binding):
+                        await self.delete(key, copy)
+            except KubeError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+    def changed(self, old: Object | None, new: Object | None) -> None:
+        """A handler of the copies' changes: the cache knows.  What is gone went by our will, or somebody else's."""
+        copy = new or old
+        assert copy is not None
+        for key in key_above(copy):
+            if key in self.made and uid_of(self.made[key].copy) == uid_of(copy):
+                del self.made[key]
+            if new is None and self.leaving.get(key) == uid_of(copy):
+                del self.leaving[key]
+                self.disputes.pop(key, None)
+            elif new is None:
+                self.note_dispute(key)
+
+    # -- who needs it
+
+    def concerns(self, key: str) -> bool:
+        """Whether a source is of any interest here."""
+        if any(self.site.virtual_pods.store.each("refers", key)) or self.cached(key) is not None:
+            return True
+        return any(needs(key) for needs in self.needed_by)
+
+    def is_needed(self, key: str, binding: Binding) -> bool:
+        return any(self.users(key, binding)) or any(needs(key) for needs in self.needed_by)
+
+    def is_awaited(self, key: str, binding: Binding) -> bool:
+        """Whether a pod needs it that was let through: has a twin, or waits for what it lacks to get one.
+
+        A change since then, which may have brought the need for it, may not go through.
+        """
+        if any(needs(key) for needs in self.needed_by):
+            return True
+        passed = (pod for pod in self.users(key, binding) if find(pod["status"]["conditions"], keys.MAPPED))
+        return any(not refusals(pod, binding.spec.pod_security) for pod in passed)
+
+    def users(self, key: str, binding: Binding) -> Iterator[Object]:
+        return (pod for pod in self.site.virtual_pods.store.each("refers", key) if self.may_run(pod, binding))
+
+    def may_run(self, pod: Object, binding: Binding) -> bool:
+        """Whether a pod is one of ours that has or may get a twin."""
+        if pod["spec"]["nodeName"] not in self.site.virtual_nodes.store:
+            return False
+        return mapped_uid(pod) is not None or not (is_refused(pod) or is_left_alone(pod, binding))
+
+    async def referred_now(self, namespace: str, binding: Binding) -> set[str]:
+        """What pods of a namespace refer to, as the virtual cluster says itself."""
+        pages = self.site.virtual.pages(PODS, namespace, fields=ACTIVE, lean=True)
+        return {
+            key async for page in pages for pod in page.items if self.may_run(pod, binding) for key in referred(pod)
+        }
+
+    # -- copying
+
+    async def copy(self, key: str, binding: Binding) -> None:
+        """Have the copy as its source is.  Raises Absent if there is none, or NotYet."""
+        async with self.alone(key):
+            if not self.has_current(key, binding):
+                await self.copy_live(key, binding)
+
+    def alone(self, key: str) -> asyncio.Lock:
+        """Pods that share a copy come in crowds: the first of them makes it, the others find it made."""
+        return self.locks.setdefault(key, asyncio.Lock())
+
+    async def copy_live(self, key: str, binding: Binding) -> None:
+        """Copy what the virtual API server has now: the cache keeps no data."""
+        source = await self.live_source(key)
+        copy = self.present(key)
+        complaint = refusal(source) if source is not None else None
+        if source is None or complaint is not None:
+            if copy is not None:
+                await self.delete(key, copy)
+            raise Absent("SecretRefused", complaint) if complaint is not None else missing(key)
+        if copy is not None and is_current(copy, seen(source), binding):
+            return
+        wanted = copy_of(source, binding)
+        if copy is None:
+            try:
+                await self.create(key, wanted)
+                return
+            except AlreadyExists:
+                log.debug("something has the name already", key=key)
+        await self.correct(key, source, wanted, binding)
+
+    async def correct(self, key: str, source: Object, wanted: Object, binding: Binding) -> None:
+        """Change what is there; its data is not cached, so it is read for that."""
+        live = await self.live(self.site.physical, key, name_of(wanted), namespace_of(wanted) or "")
+        where = f"{kind_of(key)} {key_of(wanted)} below"
+        if live is not None and not binding.owns(live):
+            raise NotYet("NameTaken", f"{where} is not ours; delete it there and the pod can run")
+        if live is not None and is_deleting(live):
+            raise NotYet("NameTaken", f"{where} is being deleted, and something keeps it from going")
+        if live is None or self.leaving.get(key) == uid_of(live):
+            raise Conflict(409, "Conflict", f"the copy of {key} has just been deleted")
+        edited = is_edited(seen(live), marks(source, "", binding))
+        if is_another(live, wanted):
+            await self.replace(key, live, wanted)
+        elif patch := copy_patch(live, wanted):
+            with discreetly(wanted):
+                await self.site.physical.patch(RESOURCES[kind_of(key)], live, patch)
+        if edited:
+            self.note_dispute(key)
+            message = f"{where} was changed there, and has been set right: it follows this object"
+            self.site.manager.events.warning(source, "LocalChangeOverwritten", message)
+
+    async def replace(self, key: str, live: Object, wanted: Object) -> None:
+        await self.delete(key, live)
+        try:
+            await self.create(key, wanted)
+        except AlreadyExists:
+            raise Conflict(409, "Conflict", f"the copy of {key} has yet to go") from None
+
+    async def create(self, key: str, wanted: Object) -> None:
+        with discreetly(wanted):
+            made = await self.site.physical.create(RESOURCES[kind_of(key)], wanted)
+        cached = self.cached(key)
+        if cached is None or uid_of(cached) != uid_of(made):
+            self.made[key] = Made(seen(made), self.site.now() + CACHE_LAG)
+
+    async def delete(self, key: str, copy: Object) -> None:
+        """Delete a copy that is provably ours, and no other."""
+        self.leaving[key] = uid_of(copy)
+        try:
+            await self.site.physical.delete(RESOURCES[kind_of(key)], copy)
+        except NotFound:
+            return
+        except BaseException:
+            self.leaving.pop(key, None)
+            raise
+
+    # -- what others do to copies
+
+    def stands_until(self, key: str, copy: Object | None, source: Object, binding: Binding) -> datetime | None:
+        """Until when what somebody did to a copy is let be; None where nobody did, or for long enough."""
+        last = self.disputes.get(key)
+        if last is None or self.site.now() >= last.at + last.pause:
+            return None
+        if copy is not None and not is_edited(copy, marks(source, "", binding)):
+            return None
+        return last.at + last.pause
+
+    def note_dispute(self, key: str) -> None:
+        last, now = self.disputes.get(key), self.site.now()
+        is_another = last is not None and now < last.at + PEACE
+        self.disputes[key] = Dispute(now, min(2 * last.pause, LONGEST_PAUSE) if last and is_another else FIRST_PAUSE)
+
+    # -- reading
+
+    def informer(self, key: str) -> Informer:
+        return self.copies[kind_of(key)]
+
+    def is_known(self, key: str) -> bool:
+        """Whether both caches can tell."""
+        return self.informer(key).synced.is_set() and self.sources.is_known(key)
+
+    def cached(self, key: str) -> Object | None:
+        """The copy, as `seen`; the selector of its informer shows only what is ours."""
+        _, namespace, name = key.split("/", 2)
+        site = self.site
+        below = physical_name(site.virtual_cluster, site.binding_uid, namespace, name)
+        return self.informer(key).store.get(f"{site.mount_namespace}/{below}")
+
+    def present(self, key: str) -> Object | None:
+        """The copy, as `seen`, if it is there to stay."""
+        made = self.made.get(key)
+        copy = made.copy if made is not None and self.site.now() < made.until else self.cached(key)
+        if copy is None or is_deleting(copy) or self.leaving.get(key) == uid_of(copy):
+            return None
+        return copy
+
+    def copied_from(self, namespace: str) -> Iterator[str]:
+        """The keys of what is copied from a virtual namespace."""
+        for informer in self.copies.values():
+            for copy in informer.store.by("namespace", namespace):
+                yield from key_above(copy)
+
+    async def live_source(self, key: str) -> Object | None:
+        _, namespace, name = key.split("/", 2)
+        if dns_subdomain_complaint(name):  # a pod may refer to what could never exist
+            return None
+        try:
+            return await self.live(self.site.virtual, key, name, namespace)
+        except Forbidden as error:
+            raise NotYet("NotPermitted", error.message) from error
+
+    async def live(self, client: Client, key: str, name: str, namespace: str) -> Object | None:
+        try:
+            return await client.get(RESOURCES[kind_of(key)], name, namespace)
+        except NotFound:
+            return None
+
+
+def needs_of(pod: Object) -> dict[str, bool]:
+    """What a pod refers to, and whether it calls that optional in each place."""
+    found: dict[str, bool] = {}
+    for each in references(pod["spec"]):
+        if each.kind in RESOURCES:
+            key = f"{each.kind}/{namespace_of(pod)}/{each.name}"
+            found[key] = each.optional and found.get(key, True)
+    return found
+
+
+def is_refused(pod: Object) -> bool:
+    """Whether a pod, or a change of it, was found not to be for the nodes below."""
+    accepted = find(pod["status"].get("conditions"), keys.ACCEPTED)
+    return accepted is not None and bool(accepted["status"] == "False")
+
+
+def kind_of(key: str) -> str:
+    return key.split("/")[0]
+
+
+def key_above(copy: Object) -> list[str]:
+    """The key of the source of a copy; none for other objects of ours."""
+    plural = next(plural for plural, resource in RESOURCES.items() if resource.kind == copy["kind"])
+    return [f"{plural}/{key}" for key in source_key(copy)]
+
+
+def missing(key: str) -> Absent:
+    kind, _, name = key.partition("/")
+    return Absent(f"{RESOURCES[kind].kind}Missing", f"{kind} {name} does not exist")
+
+
+def concerns_copies(old: Object | None, new: Object | None) -> bool:
+    """Whether what a pod needs below may have changed; of its references only ephemeral containers bring new ones."""
+    if old is None or new is None or is_over(old) != is_over(new):
+        return True
+    if old["spec"].get("ephemeralContainers") != new["spec"].get("ephemeralContainers"):
+        return True
+    return bool(old["status"]["conditions"] != new["status"]["conditions"])

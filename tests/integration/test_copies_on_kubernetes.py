@@ -1,0 +1,206 @@
+"""ConfigMaps, Secrets and tokens of pods, by a syncer process between two real API servers."""
+
+import base64
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tapestry.apis import keys
+from tapestry.apis.names import tokens_name, virtual_cluster_label
+from tapestry.client.client import Client
+from tapestry.client.connection import HttpTransport
+from tapestry.client.kubeconfig import load
+from tapestry.kube.conditions import find, is_true
+from tapestry.kube.errors import Unauthorized
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, uid_of, value_at
+from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Resource
+
+from .lending import Lending, Until, an_object, wait_for_all, wait_until, wait_until_gone
+
+SELF_REVIEWS = Resource("authentication.k8s.io", "v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
+
+
+@asynccontextmanager
+async def at_work(site: Lending) -> AsyncIterator[str]:
+    """The site's syncer, with a virtual node; the name of the physical one."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        yield node
+
+
+async def add(site: Lending, resource: Resource, name: str, **content: Any) -> Object:
+    metadata = {"name": f"{site.name}-{name}", "namespace": "default", **content.pop("metadata", {})}
+    return await site.virtual.create(resource, an_object(resource.kind, metadata, **content))
+
+
+async def change(site: Lending, resource: Resource, name: str, **content: Any) -> None:
+    await site.virtual.patch(resource, named(f"{site.name}-{name}", "default"), content)
+
+
+async def remove(site: Lending, resource: Resource, name: str) -> None:
+    await site.virtual.delete(resource, named(f"{site.name}-{name}", "default"))
+
+
+async def copy(site: Lending, resource: Resource, name: str, until: Until = bool) -> Object:
+    """The copy, once it is so."""
+    return await wait_until(site.physical, resource, await site.twin_name(name), until, site.mount)
+
+
+async def no_copy(site: Lending, resource: Resource, name: str) -> None:
+    await wait_until_gone(site.physical, resource, await site.twin_name(name), site.mount)
+
+
+async def edit(site: Lending, resource: Resource, name: str, **content: Any) -> None:
+    """What somebody below does to a copy."""
+    await site.physical.patch(resource, named(await site.twin_name(name), site.mount), content)
+
+
+def volumes(site: Lending, *given: tuple[str, str], optional: bool = False) -> list[Object]:
+    fields = {"configMap": "name", "secret": "secretName"}
+    return [
+        {"name": f"v-{name}", kind: {fields[kind]: f"{site.name}-{name}", "optional": optional}} for kind, name in given
+    ]
+
+
+def says(**data: str) -> Until:
+    return lambda obj: bool(obj.get("data") == data)
+
+
+async def test_copies_follow_their_sources(site: Lending, record_property: Callable[[str, object], None]) -> None:
+    """P13."""
+    await add(site, CONFIGMAPS, "settings", data={"a": "1", "b": "2"}, binaryData={"c": "AA=="})
+    await add(site, SECRETS, "legacy", data={"k": "dg=="}, metadata={"annotations": {"note": "above"}})
+    async with at_work(site) as node:
+        given = [("configMap", "settings"), ("secret", "legacy")]
+        later = volumes(site, ("configMap", "later"), optional=True)
+        await site.bind_pod("work", node, volumes=[*volumes(site, *given), *later])
+        twin = await site.wait_for_twin("work")
+        settings, legacy = await copy(site, CONFIGMAPS, "settings"), await copy(site, SECRETS, "legacy")
+        assert value_at(twin, "spec", "volumes", 0, "configMap", "name") == name_of(settings)
+        assert (settings["data"], settings["binaryData"]) == ({"a": "1", "b": "2"}, {"c": "AA=="})
+        assert legacy["data"] == {"k": "dg=="}
+        assert "note" not in annotations_of(legacy)
+        await edit(site, CONFIGMAPS, "settings", metadata={"labels": {"owner": "x"}})
+        began = time.monotonic()
+        await change(site, CONFIGMAPS, "settings", data={"a": "3", "b": None}, binaryData=None)
+        settings = await copy(site, CONFIGMAPS, "settings", says(a="3"))
+        record_property("figure", f"a ConfigMap's change was below after {1000 * (time.monotonic() - began):.0f} ms")
+        assert "binaryData" not in settings
+        assert labels_of(settings)["owner"] == "x"
+        await change(site, SECRETS, "legacy", data={"k": "dw=="})
+        await copy(site, SECRETS, "legacy", says(k="dw=="))
+        await add(site, CONFIGMAPS, "later", data={"l": "1"})
+        await copy(site, CONFIGMAPS, "later", says(l="1"))
+        await remove(site, CONFIGMAPS, "later")
+        await no_copy(site, CONFIGMAPS, "later")
+        await site.end_pod("work")
+        await no_copy(site, CONFIGMAPS, "settings")
+        await no_copy(site, SECRETS, "legacy")
+    assert await site.virtual.list(CONFIGMAPS, "default", labels=keys.MANAGED_BY) == []
+
+
+async def test_a_pod_waits_for_what_it_requires(site: Lending) -> None:
+    async with at_work(site) as node:
+        await site.bind_pod("work", node, volumes=volumes(site, ("secret", "late")))
+        pod = await site.wait_for_pod(
+            "work", lambda pod: find(pod["status"].get("conditions"), keys.MAPPED) is not None
+        )
+        said = find(pod["status"]["conditions"], keys.MAPPED) or {}
+        assert (said["status"], said["reason"]) == ("False", "SecretMissing")
+        assert said["message"] == f"secrets default/{site.name}-late does not exist"
+        await add(site, SECRETS, "late", stringData={"k": "v"})
+        await site.wait_for_pod("work", lambda pod: is_true(pod, keys.MAPPED))
+
+
+async def test_what_cannot_be_changed_is_replaced_and_what_was_edited_is_set_right(site: Lending) -> None:
+    await add(site, CONFIGMAPS, "fixed", data={"k": "1"}, immutable=True)
+    account = {"annotations": {"kubernetes.io/service-account.name": "robot"}}
+    await site.virtual.create(
+        SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
+    )
+    token_type = "kubernetes.io/service-account-token"
+    account["annotations"]["kubernetes.io/service-account.name"] = site.name
+    await add(site, SECRETS, "token", data={"extra": "dg=="}, type=token_type, metadata=account)
+    async with at_work(site) as node:
+        await site.bind_pod("work", node, volumes=volumes(site, ("configMap", "fixed"), ("secret", "token")))
+        await site.wait_for_pod("work", lambda pod: is_true(pod, keys.MAPPED))
+        before = await copy(site, CONFIGMAPS, "fixed")
+        assert before["immutable"] is True
+        assert (await copy(site, SECRETS, "token"))["type"] == "Opaque"
+        await remove(site, CONFIGMAPS, "fixed")
+        await add(site, CONFIGMAPS, "fixed", data={"k": "2"})
+        after = await copy(site, CONFIGMAPS, "fixed", says(k="2"))
+        assert uid_of(after) != uid_of(before)
+        assert "immutable" not in after
+        await edit(site, CONFIGMAPS, "fixed", data={"k": "edited", "more": "x"}, metadata={"labels": {"owner": "x"}})
+        restored = await copy(site, CONFIGMAPS, "fixed", says(k="2"))
+        assert labels_of(restored)["owner"] == "x"
+        about = f"involvedObject.name={site.name}-fixed,reason=LocalChangeOverwritten"
+        [event] = await wait_for_all(site.virtual, EVENTS, "default", bool, fields=about)
+        assert (event["type"], event["involvedObject"]["kind"]) == ("Warning", "ConfigMap")
+
+
+@asynccontextmanager
+async def bearer(site: Lending, folder: Path, token: str) -> AsyncIterator[Client]:
+    """A client of the virtual API server with nothing but a token."""
+    kubeconfig = yaml.safe_load(site.virtual_plane.kubeconfig.read_text())
+    kubeconfig["users"][0]["user"] = {"token": token}
+    path = folder / "bearer.yaml"
+    path.write_text(yaml.safe_dump(kubeconfig))
+    client = Client(HttpTransport(load([path], environ={})))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def token_of(site: Lending, pod: Object, key: str) -> str:
+    """A token as the pod's twin has it mounted."""
+    cluster = virtual_cluster_label(uid_of(await site.virtual.get(NAMESPACES, "kube-system")))
+    binding = labels_of(await site.wait_for_twin(name_of(pod).removeprefix(f"{site.name}-")))[keys.CLUSTER_BINDING_UID]
+    name = tokens_name(cluster, binding, "default", name_of(pod))
+    secret = await wait_until(site.physical, SECRETS, name, bool, site.mount)
+    return base64.b64decode(secret["data"][key]).decode()
+
+
+async def test_a_token_speaks_for_the_pod_at_its_own_api_server_and_for_nobody_once_it_is_gone(
+    site: Lending, tmp_path: Path
+) -> None:
+    """P15."""
+    await site.virtual.create(
+        SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
+    )
+    sources = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+        {"serviceAccountToken": {"path": "vault", "audience": "vault", "expirationSeconds": 600}},
+    ]
+    access = [{"name": "access", "projected": {"sources": sources}}]
+    async with at_work(site) as node:
+        pods = [
+            await site.bind_pod(name, node, serviceAccountName=site.name, volumes=access) for name in ("works", "gone")
+        ]
+        for name in ("works", "gone"):
+            await site.wait_for_pod(name, lambda pod: is_true(pod, keys.MAPPED))
+        async with bearer(site, tmp_path, await token_of(site, pods[0], "access.0")) as client:
+            who = (await client.review(SELF_REVIEWS, {}))["status"]["userInfo"]
+            assert who["username"] == f"system:serviceaccount:default:{site.name}"
+            assert who["extra"]["authentication.kubernetes.io/pod-uid"] == [uid_of(pods[0])]
+        async with bearer(site, tmp_path, await token_of(site, pods[0], "access.1")) as client:
+            with pytest.raises(Unauthorized):  # it is for another audience
+                await client.review(SELF_REVIEWS, {})
+        token = await token_of(site, pods[1], "access.0")
+        await site.end_pod("gone")
+        await wait_for_all(site.physical, SECRETS, site.mount, lambda found: len(found) == 1)
+        async with bearer(site, tmp_path, token) as client:
+            with pytest.raises(Unauthorized):
+                await client.review(SELF_REVIEWS, {})
+    created = [each for each in site.writes() if each["verb"] == "create" and each["resource"] == "secrets"]
+    assert len(created) == 2

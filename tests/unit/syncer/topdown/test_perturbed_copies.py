@@ -1,0 +1,141 @@
+"""Copies and tokens, disturbed at every call that makes, changes or ends them: they come to the same end each time."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.client.client import Client
+from tapestry.client.transport import Transport
+from tapestry.client.waiting import wait_for
+from tapestry.controller import Manager
+from tapestry.controller.config import LeaderElection
+from tapestry.controller.testing import Scenario, perturb, running_clock
+from tapestry.kube.objects import Object, annotations_of, named, uid_of
+from tapestry.kube.resources import CONFIGMAPS, NODES, SECRETS, SERVICE_ACCOUNTS, Resource
+from tapestry.syncer.app import syncer
+from tapestry.syncer.config import SyncerConfig
+
+from ..world import MOUNT, NODE, SCHEMAS, SERVED, Clusters, said
+
+CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
+MAPPED = said(keys.MAPPED, "True", "Mapped")
+AN_HOUR = 3600.0
+
+
+async def setup(manager: Manager, physical: Transport) -> None:
+    await wait_for(manager.reads, CLUSTER_BINDINGS, "east", until=bool, timeout=AN_HOUR)
+    await syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
+
+
+async def clusters(virtual: Client, physical: Client) -> Clusters:
+    found = Clusters(virtual, physical)
+    await found.populate("east")
+    await wait_for(virtual, NODES, NODE, until=bool, timeout=AN_HOUR)
+    return found
+
+
+async def is_copied(client: Client, resource: Resource, name: str, data: Object | None) -> None:
+    """Wait until the copy of `name` says just that, or is gone."""
+    async with asyncio.timeout(AN_HOUR):
+        while True:
+            found = await client.list(resource, MOUNT)
+            copies = {annotations_of(each).get(keys.VIRTUAL_NAME): each.get("data") for each in found}
+            if copies.get(name) == data:
+                return
+            await asyncio.sleep(1)
+
+
+def config(name: str) -> Object:
+    return {"name": name, "configMap": {"name": name}}
+
+
+async def a_copy_lives_as_its_source_does(virtual: Client, physical: Client) -> None:
+    world = await clusters(virtual, physical)
+    settings = {**named("settings", "default"), "data": {"k": "1"}}
+    optional = {"name": "s", "secret": {"secretName": "s", "optional": True}}
+    await world.add_pod("work", volumes=[config("settings"), optional])
+    await asyncio.sleep(1)
+    await virtual.create(CONFIGMAPS, settings)
+    await world.wait_for_pod(MAPPED, "work", timeout=AN_HOUR)
+    await virtual.patch(CONFIGMAPS, named("settings", "default"), {"data": {"k": "2"}})
+    await is_copied(physical, CONFIGMAPS, "settings", {"k": "2"})
+    await virtual.create(SECRETS, {**named("s", "default"), "data": {"p": "cw=="}})
+    await is_copied(physical, SECRETS, "s", {"p": "cw=="})
+    [copy] = await physical.list(CONFIGMAPS, MOUNT)
+    await physical.patch(CONFIGMAPS, named(copy["metadata"]["name"], MOUNT), {"data": {"k": "edited"}})
+    await asyncio.sleep(1)
+    await is_copied(physical, CONFIGMAPS, "settings", {"k": "2"})
+    await virtual.delete(SECRETS, named("s", "default"))
+    await is_copied(physical, SECRETS, "s", None)
+    await world.delete_pod("work", grace=0)
+    await is_copied(physical, CONFIGMAPS, "settings", None)
+    await asyncio.sleep(60)
+
+
+async def a_copy_is_replaced_and_its_users_too(virtual: Client, physical: Client) -> None:
+    world = await clusters(virtual, physical)
+    fixed = {**named("fixed", "default"), "immutable": True}
+    await virtual.create(CONFIGMAPS, {**fixed, "data": {"k": "1"}})
+    await world.add_pod("first", volumes=[config("fixed")])
+    await world.wait_for_pod(MAPPED, "first", timeout=AN_HOUR)
+    await virtual.delete(CONFIGMAPS, named("fixed", "default"))
+    await virtual.create(CONFIGMAPS, {**fixed, "data": {"k": "2"}})
+    await is_copied(physical, CONFIGMAPS, "fixed", {"k": "2"})
+    await world.delete_pod("first", grace=0)
+    await asyncio.sleep(2)  # the copy has just gone when somebody comes who needs it
+    await world.add_pod("second", volumes=[config("fixed")])
+    await world.wait_for_pod(MAPPED, "second", timeout=AN_HOUR)
+    await asyncio.sleep(60)
+    await is_copied(physical, CONFIGMAPS, "fixed", {"k": "2"})
+
+
+async def tokens_are_minted_replaced_and_gone(virtual: Client, physical: Client) -> None:
+    world = await clusters(virtual, physical)
+    await virtual.create(SERVICE_ACCOUNTS, named("default", "default"))
+    access = {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}}
+    volume = {"name": "access", "projected": {"sources": [access]}}
+    await world.add_pod("work", volumes=[volume])
+    await world.wait_for_pod(MAPPED, "work", timeout=AN_HOUR)
+    [before] = await physical.list(SECRETS, MOUNT)
+    await wait_for(
+        physical,
+        SECRETS,
+        before["metadata"]["name"],
+        MOUNT,
+        until=lambda secret: secret is not None and secret["data"] != before["data"],
+        timeout=AN_HOUR,
+    )
+    await world.delete_pod("work", grace=0)
+    second = await world.add_pod("work", volumes=[volume])
+    await world.wait_for_pod(MAPPED, "work", timeout=AN_HOUR)
+    await asyncio.sleep(60)
+    [secret] = await physical.list(SECRETS, MOUNT)
+    assert annotations_of(secret)[keys.VIRTUAL_POD_UID] == uid_of(second)
+    await world.delete_pod("work", grace=0)
+    await asyncio.sleep(60)
+    assert await physical.list(SECRETS, MOUNT) == []
+
+
+def counts(call: str) -> bool:
+    """Whether a call is one of those that matter here: of nodes and bindings, others see what becomes of them."""
+    return not call.startswith("watch") and any(
+        word in call for word in ("/configmaps", f"/{MOUNT}/secrets", "/default/", f"/{MOUNT}/pods")
+    )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "world",
+    [a_copy_lives_as_its_source_does, a_copy_is_replaced_and_its_users_too, tokens_are_minted_replaced_and_gone],
+)
+def test_copies_come_to_the_same_end_whatever_happens_on_the_way(
+    world: Any, record_property: Callable[[str, object], None]
+) -> None:
+    name = world.__name__.replace("_", " ")
+    report = perturb(Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=counts, schemas=SCHEMAS))
+    record_property("figure", f"perturbed: {name}: {report.calls} calls, {report.cases} replays")
+    assert not report.failures, str(report)

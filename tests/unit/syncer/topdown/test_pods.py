@@ -1,0 +1,290 @@
+"""The life of a pod between two clusters: mapped, run, shown, and ended for good."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.client.client import PatchType
+from tapestry.kube.conditions import find
+from tapestry.kube.objects import annotations_of, labels_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.resources import PODS
+
+from ..world import (
+    MOUNT,
+    NO_ROOM,
+    World,
+    a_world,
+    forbidden,
+    in_virtual_time,
+    nothing,
+    phase,
+    refusing,
+    said,
+)
+
+MAPPED = said(keys.MAPPED, "True", "Mapped")
+
+
+@in_virtual_time
+async def test_a_bound_pod_has_one_twin_and_says_which() -> None:
+    world = await a_world()
+    async with world.syncer():
+        pod = await world.add_pod()
+        shown = await world.wait_for_pod(MAPPED)
+        [twin] = await world.twins()
+        assert find(shown["status"]["conditions"], keys.MAPPED)["message"] == uid_of(twin)
+        assert annotations_of(shown)[keys.PHYSICAL_POD_UID] == uid_of(twin)
+        assert annotations_of(shown)[keys.PHYSICAL_POD_NAME] == name_of(twin)
+        assert annotations_of(shown)[keys.PHYSICAL_POD_NAMESPACE] == namespace_of(twin) == MOUNT
+        assert annotations_of(twin)[keys.VIRTUAL_POD_UID] == uid_of(pod)
+
+
+@in_virtual_time
+async def test_until_it_runs_a_pod_costs_two_writes_above_and_one_below() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(MAPPED)
+        await world.place()
+        await world.start()
+        await world.wait_for_pod(phase("Running"))
+        await asyncio.sleep(3600)
+        assert world.up.writes("/pods/") == ["PATCH /api/v1/namespaces/default/pods/work/status"] * 2
+        assert world.down.writes("/pods") == [f"POST /api/v1/namespaces/{MOUNT}/pods"]
+
+
+@in_virtual_time
+async def test_what_changes_of_a_twin_but_is_not_shown_costs_nothing() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(MAPPED)
+        await world.start()
+        await world.wait_for_pod(phase("Running"))
+        before = len(world.up.asked), len(world.down.asked)
+        await world.set_twin({"metadata": {"annotations": {"owner/seen": "yes"}}})
+        await world.set_twin_status(qosClass="Burstable", nominatedNodeName="n7")
+        await asyncio.sleep(1)
+        assert [request.method for request in world.up.asked[before[0] :] if "/pods" in request.path] == []
+        assert [request.method for request in world.down.asked[before[1] :] if "/pods" in request.path] == []
+
+
+@pytest.mark.parametrize("node", ["n1", "vnode-east-gone", "vnode-west-n1", "vnode-east-2-n1"])
+@in_virtual_time
+async def test_a_pod_on_a_node_that_is_not_of_this_binding_has_no_twin(node: str) -> None:
+    world = await a_world()
+    await world.virtual.create(PODS, {"metadata": {"name": "unbound", "namespace": "default"}, "spec": {}})
+    async with world.syncer():
+        await world.add_pod(node=node)
+        await asyncio.sleep(60)
+        assert await world.twins() == []
+        assert world.up.writes("/pods/") == []
+        await world.delete_pod()
+        await asyncio.sleep(60)
+        assert await world.staying() == ["unbound"]
+        assert world.up.writes("/pods/") == []
+
+
+@in_virtual_time
+async def test_a_pod_that_is_seen_before_its_node_is_mapped_when_the_node_is_seen() -> None:
+    world = await a_world()
+    await world.add_pod(node="vnode-east-n2")
+    async with world.syncer():
+        await asyncio.sleep(60)
+        assert await world.twins() == []
+        await world.add_node("n2")
+        await world.wait_for_pod(MAPPED)
+
+
+@in_virtual_time
+async def test_rule_1_two_bindings_never_touch_each_others_twins() -> None:
+    world = await a_world("east", "west")
+    async with world.syncer("east"), world.syncer("west"):
+        for name in ("east", "west"):
+            await world.add_pod(name, node=f"vnode-{name}-n1")
+            await world.wait_for_pod(MAPPED, name)
+        west = await world.twin("west", binding="west")
+        await world.delete_pod("east")
+        await asyncio.sleep(60)
+        assert await world.staying() == ["west"]
+        assert await world.twins() == [west]
+
+
+@in_virtual_time
+async def test_rule_1_what_a_tenant_writes_on_a_pod_neither_keeps_it_from_running_nor_points_elsewhere() -> None:
+    world = await a_world()
+    victim = await world.add_foreign_pod("victim", "n1")
+    forged = {
+        keys.PHYSICAL_POD_NAMESPACE: "default",
+        keys.PHYSICAL_POD_NAME: "victim",
+        keys.PHYSICAL_POD_UID: uid_of(victim),
+        keys.VIRTUAL_POD_UID: "somebody",
+    }
+    async with world.syncer():
+        pod = await world.add_pod(metadata={"annotations": forged, "labels": {keys.MANAGED_BY: "nobody"}})
+        await world.wait_for_pod(MAPPED)
+        twin = await world.twin()
+        assert annotations_of(twin)[keys.VIRTUAL_POD_UID] == uid_of(pod)
+        assert labels_of(twin)[keys.MANAGED_BY] == keys.TAPESTRY
+        await world.delete_pod()
+        await world.wait_until_pod_is_gone()
+        assert await world.physical.get(PODS, "victim", "default") == victim
+
+
+@in_virtual_time
+async def test_rule_9_what_is_written_on_a_twin_below_is_not_written_on_the_pod() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.add_pod(metadata={"labels": {"app": "web"}, "annotations": {"note": "mine"}})
+        await world.wait_for_pod(MAPPED)
+        await world.set_twin({"metadata": {"labels": {"app": "db", "more": "x"}, "annotations": {"note": "theirs"}}})
+        await world.start()
+        pod = await world.wait_for_pod(phase("Running"))
+        assert labels_of(pod) == {"app": "web"}
+        assert annotations_of(pod)["note"] == "mine"
+
+
+@in_virtual_time
+async def test_rule_9_a_phase_from_below_never_runs_backwards() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(MAPPED)
+        await world.start()
+        await world.wait_for_pod(phase("Running"))
+        await world.end("Pending")
+        await asyncio.sleep(10)
+        assert (await world.ended())[0] == "Running"
+        await world.end("Failed")
+        await world.wait_for_pod(phase("Failed"))
+        await world.end("Running")
+        await asyncio.sleep(10)
+        assert (await world.ended())[0] == "Failed"
+
+
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+@in_virtual_time
+async def test_a_pod_that_has_ended_never_runs_again(end: str) -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(MAPPED)
+        await world.start()
+        await world.end(end)
+        await world.wait_for_pod(phase(end))
+        await world.stop()
+        await asyncio.sleep(3600)
+        await world.change_pod({"metadata": {"labels": {"new": "label"}}})
+        await asyncio.sleep(60)
+    async with world.syncer():
+        await asyncio.sleep(3600)
+        assert (await world.ended())[0] == end
+        assert world.down.writes("POST", "/pods") == [f"POST /api/v1/namespaces/{MOUNT}/pods"]
+
+
+@in_virtual_time
+async def test_a_twin_that_ends_and_goes_at_once_has_ended_its_pod_as_it_ended_itself() -> None:
+    """A cache may see both in one look, before anybody could show the first."""
+    world = await a_world()
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(MAPPED)
+        await world.start()
+        world.down.api.freeze()
+        await world.end("Succeeded")
+        await world.stop()
+        world.down.api.thaw()
+        await asyncio.sleep(60)
+        assert await world.ended() == ("Succeeded", None)
+        assert len(world.down.writes("POST", "/pods")) == 1
+
+
+@in_virtual_time
+async def test_a_twin_that_came_and_went_before_its_pod_said_so_is_not_made_again() -> None:
+    world = await a_world()
+    async with world.syncer():
+        world.up.refusal = refusing("PATCH", "/pods/work/status", forbidden("not now"))
+        await world.add_pod()
+        await world.wait_for_twin()
+        await world.end("Succeeded")
+        await asyncio.sleep(1)
+        await world.stop()
+        await asyncio.sleep(1)
+        world.up.refusal = nothing
+        await asyncio.sleep(600)
+        assert await world.ended() == ("Succeeded", None)
+        assert len(world.down.writes("POST", "/pods")) == 1
+
+
+@in_virtual_time
+async def test_a_pod_is_ready_only_when_its_readiness_gates_are_open() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.add_pod(readinessGates=[{"conditionType": "lb/attached"}])
+        await world.wait_for_pod(MAPPED)
+        await world.start()
+        await world.wait_for_pod(phase("Running"))
+        assert await world.condition("Ready") == ("False", "ReadinessGatesNotReady")
+        gate = {"type": "lb/attached", "status": "True", "lastTransitionTime": world.moment()}
+        await world.virtual.patch(
+            PODS, await world.pod(), {"status": {"conditions": [gate]}}, type=PatchType.STRATEGIC, subresource="status"
+        )
+        await asyncio.sleep(1)
+        conditions = value_at(await world.pod(), "status", "conditions")
+        assert find(conditions, "Ready")["status"] == "True"
+        assert find(conditions, "lb/attached") == gate
+
+
+async def running(world: World) -> None:
+    await world.add_pod("running")
+    await world.wait_for_pod(MAPPED, "running")
+    await world.start("running")
+
+
+async def finished(world: World) -> None:
+    await world.add_pod("finished")
+    await world.wait_for_pod(MAPPED, "finished")
+    await world.end("Succeeded", "finished")
+
+
+async def finished_and_gone(world: World) -> None:
+    await finished(world)
+    await asyncio.sleep(1)
+    await world.stop("finished")
+
+
+async def lost(world: World) -> None:
+    await world.add_pod("lost")
+    await world.wait_for_pod(MAPPED, "lost")
+    await world.stop("lost")
+
+
+async def without_a_place(world: World) -> None:
+    await world.add_pod("waiting")
+    await world.wait_for_pod(MAPPED, "waiting")
+    await world.refuse_place("waiting", message=NO_ROOM)
+
+
+async def not_accepted(world: World) -> None:
+    await world.add_pod("privileged", hostNetwork=True)
+
+
+async def of_the_system(world: World) -> None:
+    await world.add_pod("proxy", namespace="kube-system")
+
+
+@pytest.mark.parametrize(
+    "there_is", [running, finished, finished_and_gone, lost, without_a_place, not_accepted, of_the_system]
+)
+@in_virtual_time
+async def test_a_restart_touches_no_pod(there_is: Callable[[World], object]) -> None:
+    world = await a_world()
+    async with world.syncer():
+        await there_is(world)
+        await asyncio.sleep(30)
+    before = len(world.up.writes("/pods/")), len(world.down.writes("/pods"))
+    async with world.syncer():
+        await asyncio.sleep(60)
+        assert (len(world.up.writes("/pods/")), len(world.down.writes("/pods"))) == before

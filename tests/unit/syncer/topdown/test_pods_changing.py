@@ -1,0 +1,178 @@
+"""What changes of a pod that runs changes of its twin; what was added below stays."""
+
+import asyncio
+from typing import Any
+
+from tapestry.apis import keys
+from tapestry.client.client import PatchType
+from tapestry.kube.errors import Invalid
+from tapestry.kube.objects import Object, annotations_of, labels_of
+from tapestry.kube.resources import PODS
+
+from ..world import MOUNT, World, a_world, forbidden, in_virtual_time, nothing, phase, refusing, said
+
+MAPPED = said(keys.MAPPED, "True", "Mapped")
+DEBUGGER = {"name": "debugger", "image": "busybox:1", "env": [{"name": "X", "value": "y"}]}
+
+
+async def a_running_pod(world: World, **options: Any) -> None:
+    await world.add_pod(**options)
+    await world.wait_for_pod(MAPPED)
+    await world.start()
+    await world.wait_for_pod(phase("Running"))
+
+
+async def add_debugger(world: World, container: Object) -> None:
+    patch = {"spec": {"ephemeralContainers": [container]}}
+    await world.virtual.patch(
+        PODS, await world.pod(), patch, type=PatchType.STRATEGIC, subresource="ephemeralcontainers"
+    )
+
+
+async def set_resources(world: World, resources: Object) -> None:
+    patch = {"spec": {"containers": [{"name": "c", "resources": resources}]}}
+    await world.virtual.patch(PODS, await world.pod(), patch, type=PatchType.STRATEGIC, subresource="resize")
+
+
+@in_virtual_time
+async def test_labels_and_annotations_follow_and_what_was_added_below_stays() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await a_running_pod(world, metadata={"labels": {"app": "web", "old": "x"}, "annotations": {"note": "1"}})
+        await world.set_twin({"metadata": {"labels": {"owner": "yes"}, "annotations": {"injected": "yes"}}})
+        await world.change_pod({"metadata": {"labels": {"old": None, "new": "y"}, "annotations": {"note": None}}})
+        twin = await world.wait_for_twin(lambda twin: "new" in labels_of(twin))
+        assert {key: value for key, value in labels_of(twin).items() if not key.startswith(keys.PREFIX)} == {
+            "app": "web",
+            "new": "y",
+            "owner": "yes",
+        }
+        assert "note" not in annotations_of(twin)
+        assert annotations_of(twin)["injected"] == "yes"
+
+
+@in_virtual_time
+async def test_one_change_is_one_write_below_and_none_above() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await a_running_pod(world)
+        above, below = len(world.up.writes("/pods/")), len(world.down.writes("/pods"))
+        await world.change_pod({"metadata": {"labels": {"a": "b"}}})
+        await asyncio.sleep(60)
+        assert world.down.writes("/pods")[below:] == [f"PATCH {PODS.path(MOUNT, (await place(world)))}"]
+        assert world.up.writes("/pods/")[above:] == []
+
+
+async def place(world: World) -> str:
+    found: str = (await world.twin_place())["metadata"]["name"]
+    return found
+
+
+@in_virtual_time
+async def test_a_twin_that_waits_for_its_place_follows_too() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(MAPPED)
+        await world.refuse_place()
+        await world.change_pod({"metadata": {"labels": {"a": "b"}}})
+        await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b")
+
+
+@in_virtual_time
+async def test_images_follow() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await a_running_pod(world)
+        await world.change_pod({"spec": {"containers": [{"name": "c", "image": "busybox:2"}]}})
+        await world.wait_for_twin(lambda twin: twin["spec"]["containers"][0]["image"] == "busybox:2")
+
+
+@in_virtual_time
+async def test_what_an_owners_webhook_made_of_a_twin_is_left_as_it_is() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await a_running_pod(world)
+        await world.set_twin({"spec": {"containers": [{"name": "c", "image": "mirror/busybox:1"}]}})
+        await asyncio.sleep(60)
+        twin = await world.twin()
+        assert twin["spec"]["containers"][0]["image"] == "mirror/busybox:1"
+
+
+@in_virtual_time
+async def test_a_debugging_container_that_comes_later_comes_below_too() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await a_running_pod(world)
+        await add_debugger(world, DEBUGGER)
+        twin = await world.wait_for_twin(lambda twin: "ephemeralContainers" in twin["spec"])
+        [container] = twin["spec"]["ephemeralContainers"]
+        assert (container["name"], container["image"]) == ("debugger", "busybox:1")
+        assert {"name": "X", "value": "y"} in container["env"]
+        await asyncio.sleep(60)
+        assert len(world.down.writes("PATCH", "/ephemeralcontainers")) == 1
+
+
+@in_virtual_time
+async def test_a_debugging_container_that_pod_security_refuses_stays_above_and_the_pod_runs_on() -> None:
+    world = await a_world()
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
+    async with world.syncer():
+        await a_running_pod(world, metadata={"ownerReferences": [owner]})
+        await add_debugger(world, {**DEBUGGER, "securityContext": {"privileged": True}})
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await asyncio.sleep(60)
+        assert (await world.ended())[0] == "Running"
+        assert "ephemeralContainers" not in (await world.twin())["spec"]
+        assert len(await world.events("PodSecurity")) == 1
+
+
+@in_virtual_time
+async def test_a_resize_goes_through_its_own_door() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await a_running_pod(world, requests={"cpu": "1"})
+        await set_resources(world, {"requests": {"cpu": "2"}})
+        await world.wait_for_twin(lambda twin: twin["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "2"})
+        await asyncio.sleep(60)
+        assert len(world.down.writes("PATCH", "/resize")) == 1
+
+
+@in_virtual_time
+async def test_a_change_that_is_refused_below_is_told_and_tried_again_and_the_pod_runs_on() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await a_running_pod(world)
+        world.down.refusal = refusing("PATCH", await place(world), forbidden("a webhook says no"))
+        await world.change_pod({"metadata": {"labels": {"a": "b"}}})
+        await asyncio.sleep(60)
+        assert (await world.ended())[0] == "Running"
+        [event] = await world.events("RefusedBelow")
+        assert event["message"] == "a webhook says no"
+        world.down.refusal = nothing
+        await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b", timeout=300)
+
+
+@in_virtual_time
+async def test_where_one_of_several_changes_is_refused_none_is_forgotten() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await a_running_pod(world, requests={"cpu": "1"})
+        world.down.refusal = refusing("PATCH", "/resize", Invalid(422, "Invalid", "no room on the node"))
+        await set_resources(world, {"requests": {"cpu": "2"}})
+        await world.change_pod({"metadata": {"labels": {"a": "b"}}})
+        await asyncio.sleep(60)
+        world.down.refusal = nothing
+        twin = await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b", timeout=300)
+        assert twin["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "2"}
+
+
+@in_virtual_time
+async def test_a_change_made_while_nobody_looked_follows_when_somebody_does() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await a_running_pod(world, metadata={"labels": {"old": "x"}})
+    await world.change_pod({"metadata": {"labels": {"old": None, "a": "b"}}})
+    async with world.syncer():
+        twin = await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b")
+        assert "old" not in labels_of(twin)

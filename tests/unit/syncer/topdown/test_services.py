@@ -1,0 +1,441 @@
+"""Services of the namespaces that a binding names: known below while they are there, and by name to pods."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
+from tapestry.client.client import Client
+from tapestry.client.transport import Request, Transport
+from tapestry.client.waiting import wait_for
+from tapestry.controller import Manager
+from tapestry.controller.config import LeaderElection
+from tapestry.controller.testing import Scenario, perturb, running_clock
+from tapestry.kube.errors import ApiError, Forbidden
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, uid_of, value_at
+from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, SERVICES, Resource
+from tapestry.syncer.app import syncer
+from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.topdown.pods import NotYet
+from tapestry.syncer.topdown.services import Services
+from tapestry.syncer.translate.services import SERVICE_NAME, twin_name, twin_service
+
+from ..world import A_DAY, MOUNT, NODE, SCHEMAS, SERVED, Clusters, a_world, in_virtual_time, said
+
+HTTP = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
+SERVED_PORT = {"name": "http", "protocol": "TCP", "port": 8080}
+
+
+def a_service(name: str = "shop", namespace: str = "team-a", **spec: Any) -> Object:
+    given = {"type": "ClusterIP", "clusterIP": "10.0.0.9", "selector": {"app": name}, "ports": [HTTP], **spec}
+    return {**named(name, namespace), "spec": given}
+
+
+def a_slice(*addresses: str, name: str = "shop-1", service: str = "shop", namespace: str = "team-a") -> Object:
+    metadata = {"name": name, "namespace": namespace, "labels": {SERVICE_NAME: service}}
+    endpoints = [{"addresses": [each], "conditions": {"ready": True}, "nodeName": NODE} for each in addresses]
+    return {"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints, "ports": [SERVED_PORT]}
+
+
+async def add_service(virtual: Client, *addresses: str, name: str = "shop", namespace: str = "team-a") -> None:
+    await virtual.create(SERVICES, a_service(name, namespace))
+    slice = a_slice(*addresses, name=f"{name}-1", service=name, namespace=namespace)
+    await virtual.create(ENDPOINT_SLICES, slice)
+
+
+async def below(world: Clusters, resource: Resource = SERVICES) -> list[Object]:
+    return await world.physical.list(resource, MOUNT)
+
+
+async def give_address(
+    world: Clusters, name: str = "shop", namespace: str = "team-a", *, ip: str = "10.96.0.7", timeout: float = 60
+) -> None:
+    """What the physical API server does at once when a Service is made: it gets an address."""
+    twin = twin_name(a_service(name, namespace), await the_binding(world))
+    await wait_for(world.physical, SERVICES, twin, MOUNT, until=bool, timeout=timeout)
+    await world.physical.patch(SERVICES, named(twin, MOUNT), {"spec": {"clusterIP": ip, "clusterIPs": [ip]}})
+
+
+async def the_binding(world: Clusters) -> Binding:
+    system = await world.virtual.get(NAMESPACES, "kube-system")
+    return binding_of(await world.virtual.get(CLUSTER_BINDINGS, "east"), uid_of(system))
+
+
+def addresses(slices: list[Object]) -> list[str]:
+    return sorted(address for slice in slices for each in slice["endpoints"] for address in each["addresses"])
+
+
+# -- down, and back
+
+
+@in_virtual_time
+async def test_a_service_and_its_addresses_are_known_below_for_as_long_as_they_are_above() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    await add_service(world.virtual, "10.1.0.1", "10.1.0.2")
+    async with world.syncer():
+        await asyncio.sleep(1)
+        [service], [slice] = await below(world), await below(world, ENDPOINT_SLICES)
+        assert (await the_binding(world)).owns(service)
+        assert service["spec"]["ports"] == [HTTP]
+        assert "selector" not in service["spec"]
+        assert labels_of(slice)[SERVICE_NAME] == name_of(service)
+        assert addresses([slice]) == ["10.1.0.1", "10.1.0.2"]
+
+        more = {"port": 443, "name": "tls", "protocol": "TCP", "targetPort": 8443}
+        await world.virtual.patch(SERVICES, named("shop", "team-a"), {"spec": {"ports": [HTTP, more]}})
+        scaled = a_slice("10.1.0.2", "10.1.0.3")["endpoints"]
+        await world.virtual.patch(ENDPOINT_SLICES, named("shop-1", "team-a"), {"endpoints": scaled})
+        await asyncio.sleep(1)
+        [service], slices = await below(world), await below(world, ENDPOINT_SLICES)
+        assert service["spec"]["ports"] == [HTTP, more]
+        assert addresses(slices) == ["10.1.0.2", "10.1.0.3"]
+
+        await world.virtual.delete(ENDPOINT_SLICES, named("shop-1", "team-a"))
+        await asyncio.sleep(1)
+        assert await below(world, ENDPOINT_SLICES) == []
+        await world.virtual.delete(SERVICES, named("shop", "team-a"))
+        await asyncio.sleep(1)
+        assert await below(world) == []
+
+
+@in_virtual_time
+async def test_nothing_is_written_below_when_nothing_changed() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer():
+        await asyncio.sleep(1)
+        assert len(world.down.writes(f"/{MOUNT}/")) == 2
+        annotation = {"metadata": {"annotations": {"a": "b"}}}
+        await world.virtual.patch(SERVICES, named("shop", "team-a"), annotation)
+        await world.virtual.patch(ENDPOINT_SLICES, named("shop-1", "team-a"), annotation)
+    async with world.syncer():
+        await asyncio.sleep(100)
+        assert len(world.down.writes(f"/{MOUNT}/")) == 2
+
+
+@in_virtual_time
+async def test_of_other_namespaces_and_of_host_names_nothing_is_known_below() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    await add_service(world.virtual, "10.1.0.1", namespace="team-b")
+    await world.virtual.create(SERVICES, a_service("other", type="ExternalName", externalName="example.com"))
+    async with world.syncer():
+        await asyncio.sleep(10)
+        assert await below(world) == await below(world, ENDPOINT_SLICES) == []
+        assert not [each for each in world.up.asked if "team-b/" in each.path and "services" in each.path]
+
+
+@in_virtual_time
+async def test_namespaces_come_and_go_with_the_binding_without_a_restart() -> None:
+    world = await a_world()
+    for namespace in ("team-a", "team-b"):
+        await add_service(world.virtual, "10.1.0.1", namespace=namespace)
+    async with world.syncer():
+        for namespaces in (["team-a"], ["team-a", "team-b"], ["team-b"], [], ["team-b"]):
+            await world.set_binding(serviceNamespaces=namespaces)
+            await asyncio.sleep(2)
+            for resource in (SERVICES, ENDPOINT_SLICES):
+                found = [labels_of(each)[keys.VIRTUAL_NAMESPACE] for each in await below(world, resource)]
+                assert sorted(found) == namespaces
+
+
+@in_virtual_time
+async def test_what_is_asked_for_no_more_goes_even_if_nobody_was_there_to_see_it() -> None:
+    world = await a_world(serviceNamespaces=["team-a", "team-b"])
+    for namespace in ("team-a", "team-b"):
+        await add_service(world.virtual, "10.1.0.1", namespace=namespace)
+    async with world.syncer():
+        await asyncio.sleep(1)
+        assert len(await below(world)) == 2
+    await world.virtual.delete(SERVICES, named("shop", "team-a"))
+    await world.set_binding(serviceNamespaces=["team-a"])
+    async with world.syncer():
+        await asyncio.sleep(5)
+        assert await below(world) == await below(world, ENDPOINT_SLICES) == []
+
+
+@in_virtual_time
+async def test_a_service_made_anew_without_an_address_of_its_own_is_so_below() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer():
+        await give_address(world)
+        await world.virtual.delete(SERVICES, named("shop", "team-a"))
+        await world.virtual.create(SERVICES, a_service(clusterIP="None"))
+        [before] = await below(world)
+        await asyncio.sleep(5)
+        [service] = await below(world)
+        assert service["spec"]["clusterIP"] == "None"
+        assert uid_of(service) != uid_of(before)  # a server does not let it change
+
+
+@in_virtual_time
+async def test_with_the_binding_everything_goes() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer():
+        await asyncio.sleep(1)
+        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
+        assert await below(world) == await below(world, ENDPOINT_SLICES) == []
+
+
+# -- whose things are whose
+
+
+@in_virtual_time
+async def test_what_is_ours_of_a_twin_is_set_right_and_what_was_added_below_stays() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer():
+        await asyncio.sleep(1)
+        [service] = await below(world)
+        edit = {"metadata": {"labels": {"owner": "me"}}, "spec": {"selector": {"app": "mine"}, "ports": []}}
+        await world.physical.patch(SERVICES, service, edit)
+        await asyncio.sleep(1)
+        [service] = await below(world)
+        assert labels_of(service)["owner"] == "me"
+        assert service["spec"]["ports"] == [HTTP]
+        assert "selector" not in service["spec"]
+
+
+@in_virtual_time
+async def test_rule_1_a_service_of_the_owners_that_has_the_name_is_left_alone() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    name = twin_name(a_service(), await the_binding(world))
+    theirs = {**named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "clusterIP": "10.96.0.1"}}
+    before = await world.physical.create(SERVICES, theirs)
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer():
+        await asyncio.sleep(600)
+        await world.virtual.delete(SERVICES, named("shop", "team-a"))
+        await asyncio.sleep(600)
+    assert await below(world) == [before]
+
+
+@in_virtual_time
+async def test_a_copy_of_a_twin_under_another_name_does_not_stay() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer():
+        await asyncio.sleep(1)
+        [twin] = await below(world)
+        metadata = {"name": "mine", "namespace": MOUNT}
+        metadata |= {field: twin["metadata"][field] for field in ("labels", "annotations")}
+        await world.physical.create(SERVICES, {"metadata": metadata, "spec": twin["spec"]})
+        await asyncio.sleep(1)
+        assert [name_of(each) for each in await below(world)] == [name_of(twin)]
+
+
+@in_virtual_time
+async def test_a_twin_that_was_made_to_tell_nonsense_goes_and_comes_again() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer():
+        await asyncio.sleep(1)
+        [before] = await below(world)
+        for nonsense in ("../../secrets/x", "a/b", "A=b,c"):
+            [twin] = await below(world)
+            await world.physical.patch(SERVICES, twin, {"metadata": {"annotations": {keys.VIRTUAL_NAME: nonsense}}})
+            await asyncio.sleep(1)
+            await world.virtual.patch(SERVICES, named("shop", "team-a"), {"metadata": {"labels": {"n": "1"}}})
+            await asyncio.sleep(600)
+            assert [name_of(twin) for twin in await below(world)] == [name_of(before)]
+            assert [annotations_of(twin)[keys.VIRTUAL_NAME] for twin in await below(world)] == ["shop"]
+
+
+@in_virtual_time
+async def test_rule_2_what_only_the_cache_misses_is_not_removed() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    async with world.syncer():
+        await asyncio.sleep(1)
+        world.up.api.freeze()
+        await world.virtual.create(SERVICES, a_service())
+        made = await world.physical.create(SERVICES, twin_service(a_service(), await the_binding(world)))
+        await asyncio.sleep(10)
+        assert [uid_of(each) for each in await below(world)] == [uid_of(made)]
+        await world.virtual.delete(SERVICES, named("shop", "team-a"))
+        await world.physical.patch(SERVICES, made, {"metadata": {"labels": {"look": "again"}}})
+        await asyncio.sleep(10)
+        assert await below(world) == []
+
+
+# -- pods
+
+
+@in_virtual_time
+async def test_pods_find_the_services_of_their_own_namespace_by_name() -> None:
+    world = await a_world(serviceNamespaces=["team-a", "team-b"])
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer():
+        await give_address(world)
+        for namespace in ("team-a", "team-b", "team-c"):
+            await world.add_pod(namespace=namespace)
+        await asyncio.sleep(5)
+        aliases = {
+            namespace: value_at(await world.twin(namespace=namespace), "spec", "hostAliases")
+            for namespace in ("team-a", "team-b", "team-c")
+        }
+    names = ["shop", "shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local"]
+    assert aliases == {"team-a": [{"ip": "10.96.0.7", "hostnames": names}], "team-b": None, "team-c": None}
+
+
+def not_now(request: Request) -> ApiError | None:
+    return ApiError(500, "InternalError", "not now") if "services" in request.path else None
+
+
+@in_virtual_time
+async def test_a_pod_waits_for_the_services_of_its_namespace_which_are_on_their_way() -> None:
+    world = await a_world(serviceNamespaces=["default"])
+    world.down.refusal = not_now
+    await add_service(world.virtual, "10.1.0.1", namespace="default")
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(said(keys.MAPPED, "False", "ServiceNotMapped"))
+        await asyncio.sleep(5)
+        world.down.refusal = lambda _: None
+        await give_address(world, namespace="default", timeout=600)
+        await asyncio.sleep(2)
+        assert await world.twins()
+
+
+def quota(request: Request) -> ApiError | None:
+    is_refused = request.method == "POST" and request.path.endswith(f"/{MOUNT}/services")
+    return Forbidden(403, "Forbidden", "exceeded quota: services") if is_refused else None
+
+
+@in_virtual_time
+async def test_a_service_that_the_owner_refuses_keeps_no_pod() -> None:
+    world = await a_world(serviceNamespaces=["default"])
+    world.down.refusal = quota
+    await add_service(world.virtual, "10.1.0.1", namespace="default")
+    async with world.syncer():
+        await world.add_pod()
+        twin = await world.wait_for_twin()
+        assert "hostAliases" not in twin["spec"]
+        world.down.refusal = lambda _: None
+        await asyncio.sleep(600)
+        assert len(await below(world)) == 1
+
+
+@in_virtual_time
+async def test_a_pod_that_waits_for_a_service_waits_no_more_once_the_owner_refuses_it() -> None:
+    world = await a_world(serviceNamespaces=["default"])
+    world.down.refusal = not_now
+    await add_service(world.virtual, "10.1.0.1", namespace="default")
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(said(keys.MAPPED, "False", "ServiceNotMapped"))
+        await asyncio.sleep(5)
+        world.down.refusal = quota
+        await world.wait_for_twin(timeout=600)
+
+
+@in_virtual_time
+async def test_before_the_services_of_a_namespace_are_known_its_pods_wait_and_are_looked_at_then() -> None:
+    world = await a_world(serviceNamespaces=["team-a"])
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer() as site, asyncio.TaskGroup() as group:
+        await give_address(world)
+        looked: list[str] = []
+        woken: list[str] = []
+        services = Services(site, looked.append, woken.append)
+        pod, binding = named("work", "team-a"), await the_binding(world)
+        running = [group.create_task(informer.run()) for informer in (services.twins, services.twin_slices)]
+        await asyncio.sleep(1)
+        with pytest.raises(NotYet, match="the Services of team-a have no address below yet"):
+            await services.precede(pod, binding)
+        looked.clear()
+        services.follow(await world.virtual.get(CLUSTER_BINDINGS, "east"))
+        assert looked == ["team-a/shop"]
+        await world.virtual.delete(SERVICES, named("shop", "team-a"))
+        await world.virtual.delete(ENDPOINT_SLICES, named("shop-1", "team-a"))
+        looked.clear()
+        woken.clear()
+        with pytest.raises(NotYet):
+            await services.precede(pod, binding)
+        world.down.api.freeze()  # or the twins, as they go, would have them looked at
+        running += [group.create_task(following.run()) for following in (services.above, services.slices)]
+        await asyncio.sleep(1)
+        assert set(looked) == {"team-a/shop"}
+        assert set(woken) == {"team-a/work"}
+        await services.precede(pod, binding)
+        for task in running:
+            task.cancel()
+
+
+# -- whatever happens on the way
+
+ENOUGH = 120.0
+"""Seconds for caches to catch up, and for what failed to be tried again."""
+CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
+
+
+async def setup(manager: Manager, physical: Transport) -> None:
+    await wait_for(manager.reads, CLUSTER_BINDINGS, "east", until=bool, timeout=A_DAY)
+    await syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
+
+
+def concerns_services(call: str) -> bool:
+    """Other calls are disturbed elsewhere."""
+    return not call.startswith("watch") and ("/services" in call or "/endpointslices" in call)
+
+
+async def a_service_comes_changes_and_goes(virtual: Client, physical: Client) -> None:
+    world = Clusters(virtual, physical)
+    await world.populate("east", serviceNamespaces=["team-a", "team-b"])
+    await add_service(virtual, "10.1.0.1")
+    await add_service(virtual, "10.1.0.9", name="bank", namespace="team-b")
+    await give_address(world, timeout=A_DAY)
+    await give_address(world, "bank", "team-b", timeout=A_DAY)
+    await virtual.patch(ENDPOINT_SLICES, named("shop-1", "team-a"), {"endpoints": a_slice("10.1.0.2")["endpoints"]})
+    await virtual.patch(SERVICES, named("shop", "team-a"), {"spec": {"ports": [{**HTTP, "port": 81}]}})
+    await asyncio.sleep(ENOUGH)
+    await virtual.delete(ENDPOINT_SLICES, named("shop-1", "team-a"))
+    await virtual.delete(SERVICES, named("bank", "team-b"))
+    await virtual.create(ENDPOINT_SLICES, a_slice("10.1.0.3", name="shop-2"))
+    await asyncio.sleep(ENOUGH)
+    assert addresses(await below(world, ENDPOINT_SLICES)) == ["10.1.0.3"]
+    [service] = await below(world)
+    assert service["spec"]["ports"] == [{**HTTP, "port": 81}]
+
+
+async def a_namespace_is_asked_for_no_more(virtual: Client, physical: Client) -> None:
+    world = Clusters(virtual, physical)
+    await world.populate("east", serviceNamespaces=["default"])
+    await add_service(virtual, "10.1.0.1", namespace="default")
+    await give_address(world, namespace="default", timeout=A_DAY)
+    await world.add_pod()
+    twin = await world.wait_for_twin(timeout=A_DAY)
+    assert value_at(twin, "spec", "hostAliases", 0, "ip") == "10.96.0.7"
+    await world.set_binding(serviceNamespaces=[])
+    await world.delete_pod()
+    await world.wait_until_pod_is_gone(timeout=A_DAY)
+    await asyncio.sleep(ENOUGH)
+    assert await below(world) == await below(world, ENDPOINT_SLICES) == []
+
+
+SCENARIOS = [
+    Scenario(
+        world.__name__.replace("_", " "),
+        SERVED,
+        setup,
+        world,
+        CONFIG,
+        others=[SERVED],
+        counts=concerns_services,
+        schemas=SCHEMAS,
+    )
+    for world in (a_service_comes_changes_and_goes, a_namespace_is_asked_for_no_more)
+]
+
+
+def test_services_come_to_the_same_end_whatever_happens_on_the_way(
+    record_property: Callable[[str, object], None],
+) -> None:
+    reports = [perturb(scenario) for scenario in SCENARIOS]
+    record_property("figure", f"perturbed Services: {sum(report.cases for report in reports)} replays")
+    failed = [str(report) for report in reports if report.failures]
+    assert not failed, "\n".join(failed)

@@ -1,0 +1,312 @@
+"""Service account tokens of pods on leased nodes: minted above, mounted below, replaced in time; on virtual time."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from tapestry.apis import keys
+from tapestry.apis.names import tokens_name, virtual_cluster_label
+from tapestry.client.transport import Request
+from tapestry.controller.testing import running_clock
+from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of, value_at
+from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from tapestry.kube.times import timestamp
+
+from ..world import MOUNT, World, a_world, forbidden, in_virtual_time, phase, refusing, said
+
+MAPPED = said(keys.MAPPED, "True", "Mapped")
+A_WHILE = 5.0
+
+
+def api_access(seconds: int = 3600, audience: str = "", name: str = "kube-api-access") -> Object:
+    """A volume as the virtual cluster gives to every pod."""
+    token = {"path": "token", "expirationSeconds": seconds, **({"audience": audience} if audience else {})}
+    return {"name": name, "projected": {"sources": [{"serviceAccountToken": token}]}}
+
+
+async def a_world_with_accounts(*names: str, **spec: Any) -> World:
+    world = await a_world(**spec)
+    for name in names or ("default",):
+        await world.virtual.create(SERVICE_ACCOUNTS, named(name, "default"))
+    return world
+
+
+async def secrets(world: World) -> list[Object]:
+    return await world.physical.list(SECRETS, MOUNT)
+
+
+async def tokens_in(world: World) -> list[str]:
+    """The tokens of the one pod that has any."""
+    [secret] = await secrets(world)
+    return [base64.b64decode(each).decode() for each in secret["data"].values()]
+
+
+def minted(world: World) -> list[Request]:
+    return [each for each in world.up.asked if each.path.endswith("/token")]
+
+
+def asked_for(world: World) -> Sequence[Object]:
+    return [json.loads(each.body or b"")["spec"] for each in minted(world)]
+
+
+@in_virtual_time
+async def test_a_pod_gets_its_tokens_in_one_secret_each_for_its_audience_and_bound_to_the_pod() -> None:
+    world = await a_world_with_accounts("robot")
+    async with world.syncer():
+        volumes = [api_access(3607), api_access(7200, "vault", "vault")]
+        pod = await world.add_pod(serviceAccountName="robot", volumes=volumes)
+        await world.wait_for_pod(MAPPED)
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": "work", "uid": uid_of(pod)}
+        assert asked_for(world) == [
+            {"expirationSeconds": 3607, "audiences": [], "boundObjectRef": bound},
+            {"expirationSeconds": 7200, "audiences": ["vault"], "boundObjectRef": bound},
+        ]
+        assert {each.path for each in minted(world)} == {"/api/v1/namespaces/default/serviceaccounts/robot/token"}
+        [secret] = await secrets(world)
+        assert secret["data"].keys() == {"kube-api-access.0", "vault.0"}
+        assert len(set(secret["data"].values())) == 2
+        [first, second] = (await world.twin())["spec"]["volumes"]
+        mounted = {"name": name_of(secret), "items": [{"key": "kube-api-access.0", "path": "token"}]}
+        assert first["projected"]["sources"] == [{"secret": mounted}]
+        assert second["projected"]["sources"][0]["secret"]["items"][0]["key"] == "vault.0"
+
+
+@in_virtual_time
+async def test_a_token_costs_one_request_above_and_one_write_below() -> None:
+    world = await a_world_with_accounts()
+    await world.virtual.create(CONFIGMAPS, {**named("kube-root-ca.crt", "default"), "data": {"ca.crt": "x"}})
+    async with world.syncer():
+        await world.add_pod("warm-up", volumes=[{"name": "ca", "configMap": {"name": "kube-root-ca.crt"}}])
+        await world.wait_for_pod(MAPPED, "warm-up")
+        await asyncio.sleep(A_WHILE)
+        world.up.asked.clear()
+        world.down.asked.clear()
+        await world.add_pod(volumes=[api_access(), {"name": "ca", "configMap": {"name": "kube-root-ca.crt"}}])
+        await world.wait_for_pod(MAPPED)
+        await asyncio.sleep(600)
+        assert [str(each) for each in world.down.asked if each.path != "/version"] == [
+            f"POST /api/v1/namespaces/{MOUNT}/secrets",
+            f"POST /api/v1/namespaces/{MOUNT}/pods",
+        ]
+        above = [str(each) for each in world.up.asked if "/default/" in each.path]
+        assert above == [
+            "POST /api/v1/namespaces/default/serviceaccounts/default/token",
+            "PATCH /api/v1/namespaces/default/pods/work/status",
+        ]
+
+
+@in_virtual_time
+async def test_tokens_are_replaced_at_four_fifths_of_their_life() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(volumes=[api_access(600)])
+        await world.wait_for_pod(MAPPED)
+        first = await tokens_in(world)
+        await asyncio.sleep(475)
+        assert await tokens_in(world) == first
+        await asyncio.sleep(10)
+        second = await tokens_in(world)
+        assert second != first
+        await asyncio.sleep(470)
+        assert await tokens_in(world) == second
+        await asyncio.sleep(10)
+        assert len(minted(world)) == 3
+        assert len(world.down.writes("PATCH", "secrets")) == 2
+
+
+@in_virtual_time
+async def test_a_syncer_that_takes_over_mints_nothing_before_its_time() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(volumes=[api_access(600)])
+        await world.wait_for_pod(MAPPED)
+        await asyncio.sleep(300)
+    world.up.asked.clear()
+    async with world.syncer():
+        await asyncio.sleep(170)
+        assert minted(world) == []
+        await asyncio.sleep(20)
+        assert len(minted(world)) == 1
+
+
+@in_virtual_time
+async def test_a_syncer_that_comes_late_mints_at_once() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(volumes=[api_access(600)])
+        await world.wait_for_pod(MAPPED)
+        before = await tokens_in(world)
+    await asyncio.sleep(3600)
+    async with world.syncer():
+        await asyncio.sleep(A_WHILE)
+        assert await tokens_in(world) != before
+
+
+@in_virtual_time
+async def test_tokens_go_with_their_pod() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        for name in ("deleted", "done", "stays"):
+            await world.add_pod(name, volumes=[api_access()])
+            await world.wait_for_pod(MAPPED, name)
+        await world.delete_pod("deleted", grace=0)
+        await world.start("done")
+        await world.end(name="done")
+        await world.wait_for_pod(phase("Succeeded"), "done")
+        await asyncio.sleep(A_WHILE)
+        [left] = await secrets(world)
+        assert annotations_of(left)[keys.VIRTUAL_POD_NAME] == "stays"
+        await asyncio.sleep(3600)
+        assert {value_at(each, "boundObjectRef", "name") for each in asked_for(world)[3:]} == {"stays"}
+
+
+@in_virtual_time
+async def test_tokens_whose_pod_went_while_nobody_looked_go() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(volumes=[api_access()])
+        await world.wait_for_pod(MAPPED)
+    await world.delete_pod(grace=0)
+    async with world.syncer():
+        await asyncio.sleep(60)
+        assert await secrets(world) == []
+
+
+@in_virtual_time
+async def test_rule_2_what_a_cache_that_lags_does_not_show_is_looked_for_before_tokens_go() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(volumes=[api_access()])
+        await world.wait_for_pod(MAPPED)
+    [secret] = await secrets(world)
+    other = {**annotations_of(secret), keys.VIRTUAL_POD_UID: "of a pod that has yet to be seen"}
+    await world.physical.patch(SECRETS, secret, {"metadata": {"annotations": other}})
+    pod = await world.pod()
+    async with world.syncer():
+        world.up.refusal = refusing("GET", "/pods/work", forbidden("not now"))
+        await asyncio.sleep(60)
+        assert [uid_of(each) for each in await secrets(world)] == [uid_of(secret)]
+        world.up.refusal = lambda _: None
+        await asyncio.sleep(600)
+        assert [annotations_of(each)[keys.VIRTUAL_POD_UID] for each in await secrets(world)] == [uid_of(pod)]
+
+
+@in_virtual_time
+async def test_a_namesake_gets_tokens_of_its_own() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(volumes=[api_access()])
+        await world.wait_for_pod(MAPPED)
+        before = await tokens_in(world)
+        await world.delete_pod(grace=0)
+        second = await world.add_pod(volumes=[api_access()])
+        await world.wait_for_pod(MAPPED)
+        await asyncio.sleep(A_WHILE)
+        [secret] = await secrets(world)
+        assert annotations_of(secret)[keys.VIRTUAL_POD_UID] == uid_of(second)
+        assert await tokens_in(world) != before
+        assert asked_for(world)[-1]["boundObjectRef"]["uid"] == uid_of(second)
+
+
+@in_virtual_time
+async def test_a_pod_waits_for_its_service_account() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(serviceAccountName="late", volumes=[api_access()])
+        pod = await world.wait_for_pod(said(keys.MAPPED, "False", "ServiceAccountMissing"))
+        [condition] = pod["status"]["conditions"]
+        assert condition["message"] == "serviceaccounts default/late does not exist"
+        await asyncio.sleep(600)
+        assert await world.twins() == []
+        await world.virtual.create(SERVICE_ACCOUNTS, named("late", "default"))
+        await world.wait_for_pod(MAPPED, timeout=31)
+
+
+@in_virtual_time
+async def test_a_pod_says_that_it_is_refused_a_token() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        world.up.refusal = refusing("POST", "/serviceaccounts/default/token", forbidden("no tokens today"))
+        await world.add_pod(volumes=[api_access()])
+        await world.wait_for_pod(said(keys.MAPPED, "False", "TokenRefused"))
+        world.up.refusal = lambda _: None
+        await world.wait_for_pod(MAPPED, timeout=31)
+
+
+@in_virtual_time
+async def test_rule_1_somebody_elses_secret_keeps_its_name_and_the_pod_waits_for_that() -> None:
+    world = await a_world_with_accounts()
+    cluster = virtual_cluster_label(uid_of(await world.virtual.get(NAMESPACES, "kube-system")))
+    async with world.syncer() as site:
+        name = tokens_name(cluster, site.binding_uid, "default", "work")
+        theirs = await world.physical.create(SECRETS, {**named(name, MOUNT), "data": {"their": "own"}})
+        await world.add_pod(volumes=[api_access()])
+        await world.wait_for_pod(said(keys.MAPPED, "False", "NameTaken"))
+        await asyncio.sleep(600)
+        assert await secrets(world) == [theirs]
+        await world.physical.delete(SECRETS, theirs)
+        await world.wait_for_pod(MAPPED, timeout=61)
+
+
+@in_virtual_time
+async def test_whatever_becomes_of_tokens_below_they_are_minted_once_a_minute_at_most() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(volumes=[api_access()])
+        await world.wait_for_pod(MAPPED)
+        await asyncio.sleep(120)
+        for _ in range(300):
+            for secret in await secrets(world):
+                edited = {"data": {"kube-api-access.0": "ZWRpdGVk"}}
+                await world.physical.patch(SECRETS, named(name_of(secret), MOUNT), edited)
+            await asyncio.sleep(1)
+        assert 5 <= len(minted(world)) <= 8
+        for secret in await secrets(world):
+            await world.physical.delete(SECRETS, named(name_of(secret), MOUNT))
+        await asyncio.sleep(61)
+        assert len(await tokens_in(world)) == 1
+
+
+@in_virtual_time
+async def test_a_renewal_that_nobody_can_read_is_due() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(volumes=[api_access()])
+        await world.wait_for_pod(MAPPED)
+        await asyncio.sleep(120)
+        [secret] = await secrets(world)
+        await world.physical.patch(SECRETS, secret, {"metadata": {"annotations": {keys.TOKENS_RENEWAL: "soon"}}})
+        await asyncio.sleep(1)
+        [secret] = await secrets(world)
+        due = running_clock().now() + timedelta(seconds=0.8 * 3600 - 1)
+        assert annotations_of(secret)[keys.TOKENS_RENEWAL] == timestamp(due)
+
+
+@in_virtual_time
+async def test_what_cannot_be_delivered_is_not_minted() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer(silence_seconds=20):
+        await world.add_pod(volumes=[api_access(600)])
+        await world.wait_for_pod(MAPPED)
+        await asyncio.sleep(300)
+        world.down.cut()
+        await asyncio.sleep(3600)
+        assert len(minted(world)) == 1
+        world.down.mend()
+        await asyncio.sleep(15)
+        assert len(minted(world)) == 2
+        [secret] = await secrets(world)
+        assert annotations_of(secret)[keys.TOKENS_RENEWAL] > world.moment()
+
+
+@in_virtual_time
+async def test_a_pod_that_may_not_run_below_gets_no_token() -> None:
+    world = await a_world_with_accounts()
+    async with world.syncer():
+        await world.add_pod(volumes=[api_access(), {"name": "host", "hostPath": {"path": "/"}}])
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await asyncio.sleep(60)
+        assert minted(world) == []
