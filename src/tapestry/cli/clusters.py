@@ -4,12 +4,14 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tapestry.cli.output import printed, with_output
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
@@ -24,6 +26,7 @@ VIRTUAL = (
     click.option("--kubeconfig", help="The virtual cluster; else KUBECONFIG, ~/.kube/config or the pod's own account."),
     click.option("--context", help="A context of the kubeconfig."),
 )
+ZONE = click.option("--time-zone", help="Of windows that name none. [default: that of the syncer]")
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -52,19 +55,34 @@ async def opened(access: Access) -> AsyncIterator[Client]:
         await client.close()
 
 
-def with_zone(command: Callable[..., None]) -> Callable[..., None]:
-    return click.option(
-        "--time-zone", default="UTC", show_default=True, help="Of windows that name none, as the syncer has it."
-    )(command)
+Answer = tuple[Any, Callable[[bool], str]]
+"""Values, and the text that shows them: a wide one where it is told so."""
 
 
-@asynccontextmanager
-async def asking(
-    kubeconfig: str | None, context: str | None, now: datetime, zone: str = "UTC"
-) -> AsyncIterator[Questions]:
-    """Questions about the world at the moment `now`."""
-    async with opened(virtual_access(kubeconfig, context)) as client:
-        yield Questions(client, HttpTransport, zone, now)
+def question(*formats: str, zoned: bool = False) -> Callable[[Callable[..., Coroutine[Any, Any, Answer]]], Any]:
+    """A command of a coroutine that is given `Questions` and the command's own arguments, and answers.
+
+    It gets the options that say which virtual cluster is meant and how to print the answer, which is then printed.
+    """
+
+    def command_of(ask: Callable[..., Coroutine[Any, Any, Answer]]) -> Any:
+        @wraps(ask)
+        def command(
+            output: str, kubeconfig: str | None, context: str | None, time_zone: str | None = None, **own: Any
+        ) -> None:
+            async def show() -> None:
+                access = virtual_access(kubeconfig, context)
+                async with opened(access) as client:
+                    questions = Questions(client, HttpTransport, datetime.now(UTC), time_zone, access.namespace)
+                    values, text = await ask(questions, **own)
+                printed(values, output, text)
+
+            finished(show())
+
+        found = with_virtual_cluster(command)
+        return with_output(*formats)(ZONE(found) if zoned else found)
+
+    return command_of
 
 
 def finished(work: Coroutine[Any, Any, None]) -> None:

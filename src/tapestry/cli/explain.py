@@ -1,19 +1,17 @@
-"""`tapestry explain`: why a node or a policy lends what it lends."""
-
-from datetime import UTC, datetime
+"""`tapestry explain`: why a node or a policy lends what it lends, and why a pod is where it is."""
 
 import click
 
-from tapestry.cli.clusters import asking, finished, with_virtual_cluster, with_zone
-from tapestry.cli.output import printed, with_output
-from tapestry.inspect.tables import node_text, policy_text
+from tapestry.cli.clusters import Answer, question
+from tapestry.inspect.questions import Questions
+from tapestry.inspect.tables import node_text, pod_text, policy_text
 
 FORMATS = ("text", "json", "yaml")
 
 
 @click.group()
 def explain() -> None:
-    """Say why a node or a policy lends what it lends.
+    """Say why a node or a policy lends what it lends, or why a pod waits, runs or ended.
 
     The physical cluster is looked into with the kubeconfig of its binding, where that may be read.
     """
@@ -21,33 +19,27 @@ def explain() -> None:
 
 @explain.command()
 @click.argument("name")
-@with_output(*FORMATS)
-@with_zone
-@with_virtual_cluster
-def node(name: str, output: str, time_zone: str, kubeconfig: str | None, context: str | None) -> None:
+@question(*FORMATS, zoned=True)
+async def node(questions: Questions, name: str) -> Answer:
     """Explain a node, by the name of the virtual or of the physical one."""
-
-    async def show() -> None:
-        now = datetime.now(UTC)
-        async with asking(kubeconfig, context, now, time_zone) as questions:
-            found = await questions.node(name)
-        printed(found, output, lambda _: "\n\n".join(node_text(each, now) for each in found))
-
-    finished(show())
+    found = await questions.node(name)
+    return found, lambda _: "\n\n".join(node_text(each, questions.now) for each in found)
 
 
 @explain.command()
 @click.argument("name")
-@with_output(*FORMATS)
-@with_zone
-@with_virtual_cluster
-def policy(name: str, output: str, time_zone: str, kubeconfig: str | None, context: str | None) -> None:
+@question(*FORMATS, zoned=True)
+async def policy(questions: Questions, name: str) -> Answer:
     """Explain a policy, by its name; owner/NAME or operator/NAME where both sides have one."""
+    found = await questions.policy(name)
+    return found, lambda _: "\n\n".join(policy_text(each, questions.now) for each in found)
 
-    async def show() -> None:
-        now = datetime.now(UTC)
-        async with asking(kubeconfig, context, now, time_zone) as questions:
-            found = await questions.policy(name)
-        printed(found, output, lambda _: "\n\n".join(policy_text(each, now) for each in found))
 
-    finished(show())
+@explain.command()
+@click.argument("name", metavar="[NAMESPACE/]NAME")
+@question(*FORMATS)
+async def pod(questions: Questions, name: str) -> Answer:
+    """Explain a pod of the virtual cluster: why it waits, where it runs, why it ended, and what to do."""
+    namespace, _, own = name.rpartition("/")
+    found = await questions.pod(namespace or questions.namespace, own)
+    return found, lambda _: pod_text(found, questions.now)

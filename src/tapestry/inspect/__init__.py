@@ -1,1 +1,1 @@
-"""Answers about what is, for people: read from both clusters, and never written."""
+"""Answers about what is, for people: read from both clusters.  Nothing is written, but `repair` removes garbage."""

@@ -18,6 +18,7 @@ from tapestry.kube.quantity import Amounts
 from tapestry.syncer.leasing import Grant, Lease, Policy, Rules, Side, State, counting, deciding, is_reclaimed, lease_of
 from tapestry.syncer.policies import Reading, reading_of, readings, rules_of
 from tapestry.syncer.requests import effective_requests, hold_of, holds_its_node
+from tapestry.syncer.virtual_nodes import remembering
 
 NO_WARNING = timedelta(0)
 """When a syncer warns of an end is none of our business."""
@@ -153,6 +154,7 @@ def explained_node(asked: Asked, below: Below, now: datetime) -> NodeAnswer:
     operator = readings(asked.operator_policies, Side.OPERATOR, binding, asked.zone)
     owner = readings(below.policies, Side.OWNER, binding, asked.zone)
     rules = rules_of(binding, operator, owner, below.mount, NO_WARNING)
+    rules = remembering(rules, node, asked.virtual_node, now)
     foreign = [hold_of(pod) for pod in below.pods if holds_its_node(pod) and not binding.owns(pod)]
     lease = lease_of(node, foreign, used, rules, now)
     terms = lease_of(node, foreign, used, rules, lease.ends).terms if lease.ends else lease.terms

@@ -72,11 +72,16 @@ async def above(client: Client) -> Above:
 
 
 @asynccontextmanager
-async def physical(virtual: Client, binding: Object, connect: Connect) -> AsyncIterator[Client]:
-    """The physical cluster of a binding; Unseen where it cannot be looked into, whatever happens inside the block."""
+async def physical(
+    virtual: Client, binding: Object, connect: Connect, seconds: float = SECONDS
+) -> AsyncIterator[Client]:
+    """The physical cluster of a binding; Unseen where it cannot be looked into, whatever happens inside the block.
+
+    The block has so many `seconds`, for all its questions.
+    """
     reference = SecretReference(**binding["spec"]["secretRef"])
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(seconds):
             secret = await virtual.get(SECRETS, reference.name, reference.namespace)
             client = Client(connect(access_in(secret, reference)))
             try:
@@ -89,7 +94,7 @@ async def physical(virtual: Client, binding: Object, connect: Connect) -> AsyncI
     except KubeError as error:
         raise Unseen(str(error)) from error
     except TimeoutError:
-        raise Unseen(f"no answer in {SECONDS:g} s") from None
+        raise Unseen(f"no answer in {seconds:g} s") from None
 
 
 async def check_identity(client: Client, binding: Object) -> None:

@@ -18,6 +18,8 @@ from tapestry.inspect.explain import (
     told_node,
 )
 from tapestry.inspect.facts import Above, Unknown, Unseen, above, below, owner_policies, physical
+from tapestry.inspect.pods import Placed, PodAnswer, PodStatus, TwinSeen, explained_pod, pod_status
+from tapestry.inspect.repair import Repair, Repaired
 from tapestry.inspect.status import (
     BindingStatus,
     NodeStatus,
@@ -26,20 +28,43 @@ from tapestry.inspect.status import (
     node_status,
     policy_status,
 )
-from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of
+from tapestry.inspect.tree import Tree, branch
+from tapestry.kube.errors import NotFound
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    is_deleting,
+    labels_of,
+    name_of,
+    namespace_of,
+    uid_of,
+    value_at,
+)
+from tapestry.kube.resources import EVENTS, NODES, PODS
+from tapestry.kube.times import parse_time
 from tapestry.manager.connectivity import Connect
 from tapestry.syncer.leasing import Side
 from tapestry.syncer.policies import is_about
 
+UNPLACED = "spec.nodeName=,status.phase=Pending"
+
 
 @dataclass(frozen=True)
 class Questions:
-    """Everything that can be asked; `zone` is that of windows that name none, as the syncers have it."""
+    """Everything that can be asked."""
 
     client: Client
     connect: Connect
-    zone: str
     now: datetime
+    zone: str | None = None
+    """Of windows that name none; without it, that of the syncer of their binding."""
+    namespace: str = "default"
+    """Of pods, where none is named."""
+
+    def zone_of(self, facts: Above, binding: Binding | None) -> str:
+        uid = binding.uid if binding else ""
+        told = (value_at(each, "status", "timeZone") for each in facts.bindings if uid_of(each) == uid)
+        return self.zone or next(filter(None, told), "UTC")
 
     async def bindings(self) -> list[BindingStatus]:
         return [binding_status(each) for each in (await above(self.client)).bindings]
@@ -51,10 +76,11 @@ class Questions:
     async def policies(self) -> tuple[list[PolicyStatus], list[str]]:
         """The policies of both sides, and a sentence for each cluster that could not be looked into."""
         facts = await above(self.client)
-        found = [policy_status(each, Side.OPERATOR, None, self.zone, self.now) for each in facts.policies]
+        operators = [(each, self.zone_of(facts, binding_about(facts, each))) for each in facts.policies]
+        found = [policy_status(policy, Side.OPERATOR, None, zone, self.now) for policy, zone in operators]
         owners, unseen = await self.owners(facts)
         for binding, policy in owners:
-            found.append(policy_status(policy, Side.OWNER, binding, self.zone, self.now))
+            found.append(policy_status(policy, Side.OWNER, binding, self.zone_of(facts, binding), self.now))
         return found, unseen
 
     async def owners(self, facts: Above) -> tuple[list[tuple[Binding, Object]], list[str]]:
@@ -94,14 +120,15 @@ class Questions:
         return known
 
     async def answer(self, facts: Above, obj: Object, node: str, virtual: Object | None) -> NodeAnswer:
+        binding = binding_of(obj, facts.identity)
         asked = Asked(
-            binding_of(obj, facts.identity),
+            binding,
             is_deleting(obj),
             node,
             virtual,
             facts.pods[name_of(virtual)] if virtual else [],
             facts.policies,
-            self.zone,
+            self.zone_of(facts, binding),
         )
         try:
             async with physical(self.client, obj, self.connect) as client:
@@ -112,21 +139,120 @@ class Questions:
     async def policy(self, name: str) -> list[PolicyExplanation]:
         """What a policy comes to, on each side that has one of the name; `owner/NAME` asks about one side."""
         facts = await above(self.client)
-        bindings = [binding_of(each, facts.identity) for each in facts.bindings]
-        found: list[tuple[Object, Side, Binding | None]] = []
-        for policy in facts.policies:
-            about = next((binding for binding in bindings if is_about(policy, binding)), None)
-            found.append((policy, Side.OPERATOR, about))
+        found: list[tuple[Object, Side, Binding | None]] = [
+            (policy, Side.OPERATOR, binding_about(facts, policy)) for policy in facts.policies
+        ]
         owners, unseen = await self.owners(facts)
         found += [(policy, Side.OWNER, binding) for binding, policy in owners]
         answers = [
-            explained_policy(policy, side, binding, nodes_of(facts, binding), self.zone, self.now)
+            explained_policy(policy, side, binding, nodes_of(facts, binding), self.zone_of(facts, binding), self.now)
             for policy, side, binding in found
             if name in (name_of(policy), f"{side}/{name_of(policy)}")
         ]
         if not answers:
             raise Unknown("; ".join([f"there is no policy {name} for a cluster that has joined", *unseen]))
         return answers
+
+    # -- pods
+
+    async def pods(self, namespace: str | None, binding: str | None = None) -> list[PodStatus]:
+        """The pods on virtual nodes and, unless one binding is meant, those that have no node yet."""
+        facts = await above(self.client)
+        chosen = {uid_of(obj): binding_of(obj, facts.identity) for obj in self.chosen(facts, binding)}
+        found = [
+            Placed(pod, node, chosen[uid])
+            for node in facts.nodes
+            if (uid := labels_of(node).get(keys.CLUSTER_BINDING_UID, "")) in chosen
+            for pod in facts.pods[name_of(node)]
+            if namespace in (None, namespace_of(pod))
+        ]
+        if binding is None:
+            found += map(Placed, await self.client.list(PODS, namespace, fields=UNPLACED))
+        return sorted(map(pod_status, found), key=lambda pod: (pod.namespace, pod.name))
+
+    async def pod(self, namespace: str, name: str) -> PodAnswer:
+        """Where a pod is, why it waits or ended, and what to do."""
+        facts = await above(self.client)
+        try:
+            pod = await self.client.get(PODS, name, namespace)
+        except NotFound:
+            raise Unknown(await self.last_words(namespace, name)) from None
+        placed, obj = await self.placed(facts, pod)
+        found = await self.twin_below(placed, obj) if obj is not None else TwinSeen()
+        changes = [value_at(each, "status", "nextChange") for each in facts.bindings]
+        opens = min((parse_time(each) for each in changes if each), default=None)
+        return explained_pod(placed, found, facts.nodes, facts.pods, opens)
+
+    async def placed(self, facts: Above, pod: Object) -> tuple[Placed, Object | None]:
+        """Where a pod is, and the ClusterBinding that its node is of."""
+        name = value_at(pod, "spec", "nodeName", default="")
+        node = next((each for each in facts.nodes if name_of(each) == name), None)
+        if node is None:
+            return Placed(pod, is_elsewhere=bool(name) and await self.exists(name)), None
+        uid = labels_of(node).get(keys.CLUSTER_BINDING_UID)
+        obj = next((each for each in facts.bindings if uid_of(each) == uid), None)
+        return Placed(pod, node, binding_of(obj, facts.identity) if obj else None), obj
+
+    async def exists(self, node: str) -> bool:
+        try:
+            await self.client.get(NODES, node)
+        except NotFound:
+            return False
+        return True
+
+    async def twin_below(self, placed: Placed, binding: Object) -> TwinSeen:
+        if not placed.twin:
+            return TwinSeen()
+        namespace, name = placed.twin.split("/")
+        try:
+            async with physical(self.client, binding, self.connect) as client:
+                try:
+                    return TwinSeen(await client.get(PODS, name, namespace), looked=True)
+                except NotFound:
+                    return TwinSeen(looked=True)
+        except Unseen as error:
+            return TwinSeen(unseen=str(error))
+
+    async def last_words(self, namespace: str, name: str) -> str:
+        """That there is no such pod, and what was last told of one: pods that are reclaimed are gone."""
+        told = await self.client.list(EVENTS, namespace, fields=f"involvedObject.kind=Pod,involvedObject.name={name}")
+        missing = f"there is no pod {namespace}/{name}"
+        if not told:
+            return f"{missing}; `tapestry pods -A` shows those that there are"
+        last = max(told, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+        return f"{missing} any more; last told of it was {last.get('reason')}: {last.get('message')}"
+
+    async def tree(self, binding: str | None) -> Tree:
+        facts = await above(self.client)
+        chosen = [(obj, binding_of(obj, facts.identity)) for obj in self.chosen(facts, binding)]
+        found = [branch(facts, obj, each, nodes_of(facts, each)) for obj, each in chosen]
+        return Tree(virtual_cluster=facts.identity, bindings=found)
+
+    async def repair(self, binding: str | None, *, dry_run: bool) -> tuple[list[Repaired], list[str]]:
+        """What is wrong between both clusters and what became of it; and a sentence for each that nobody could tell."""
+        facts = await above(self.client)
+        found: list[Repaired] = []
+        unseen: list[str] = []
+        for obj in self.chosen(facts, binding):
+            try:
+                found += await Repair(self.client, self.connect, self.now, dry_run).of(obj, facts.identity)
+            except Unseen as error:
+                unseen.append(f"{name_of(obj)} was not looked at: {error}")
+        return found, unseen
+
+    def chosen(self, facts: Above, binding: str | None) -> list[Object]:
+        """The ClusterBinding of that name, or all."""
+        found = [each for each in facts.bindings if binding in (None, name_of(each))]
+        if binding is not None and not found:
+            known = ", ".join(sorted(map(name_of, facts.bindings))) or "none"
+            raise Unknown(f"there is no ClusterBinding {binding}; known are: {known}")
+        return sorted(found, key=name_of)
+
+
+def binding_about(facts: Above, policy: Object) -> Binding | None:
+    """The binding that an operator's policy is for."""
+    bindings = (binding_of(each, facts.identity) for each in facts.bindings)
+    return next((binding for binding in bindings if is_about(policy, binding)), None)
 
 
 def names_of_node(node: Object) -> tuple[str, str]:

@@ -4,7 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
+from tapestry.inspect.pods import PodAnswer, PodStatus
+from tapestry.inspect.repair import Repaired
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
+from tapestry.inspect.tree import BindingBranch, NodeBranch, PodLeaf, Tree
 from tapestry.kube.quantity import NANOS, parse
 from tapestry.kube.times import timestamp
 
@@ -12,6 +15,8 @@ NONE = "-"
 GAP = "   "
 UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 MINUTE, HOUR, DAY = 60, 3600, 86400
+LONGEST_WHY = 90
+"""Characters, in a table that is not wide."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -113,6 +118,80 @@ def policies_table(found: Sequence[PolicyStatus], now: datetime, *, wide: bool =
     return "\n".join([table([*header, *more], rows), *(["", *complaints] if complaints else [])])
 
 
+def pods_table(found: Sequence[PodStatus], now: datetime, *, wide: bool = False) -> str:
+    if not found:
+        return "no pod is on a virtual node, or waits for a node"
+    header = ["NAMESPACE", "POD", "PHASE", "NODE", "BINDING", "TWIN"]
+    more = ["PHYSICAL-NODE", "AGE"] if wide else []
+    rows = []
+    for each in found:
+        row: list[object] = [each.namespace, each.name, each.phase, each.node, each.binding, each.twin]
+        row += [each.physical_node, ago(each.created, now)] if wide else []
+        rows.append([*row, reason_text(each.reason, each.why, None if wide else LONGEST_WHY)])
+    return table([*header, *more, "WHY"], rows)
+
+
+def reason_text(reason: str, why: str, longest: int | None = None) -> str:
+    text = " ".join(f"{reason}: {why}".split()).strip(": ")
+    return text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def repairs_table(found: Sequence[Repaired], *, wide: bool = False) -> str:
+    if not found:
+        return "everything is as it should be"
+    header = ["BINDING", "INVARIANT", "SIDE", "OBJECT", "MENDED", "WHAT-IS-WRONG"]
+    rows = []
+    for each in found:
+        row = [each.binding, each.invariant, each.side, f"{each.resource} {each.key}", "yes" if each.mended else "no"]
+        rows.append([*row, each.message, each.remedy] if wide else [*row, each.message])
+    if wide:
+        return table([*header, "WHAT-MENDS-IT"], rows)
+    remedies = dict.fromkeys(f"{each.binding}: mended by {each.remedy}" for each in found if each.remedy)
+    return "\n".join([table(header, rows), *(["", *remedies] if remedies else [])])
+
+
+# -- the tree
+
+
+def tree_text(tree: Tree) -> str:
+    lines = [f"virtual cluster {tree.virtual_cluster}"]
+    if not tree.bindings:
+        return "\n".join([*lines, "no cluster has joined; `tapestry join --help` says how"])
+    return "\n".join([*lines, *drawn([(binding_line(each), node_lines_of(each)) for each in tree.bindings])])
+
+
+def node_lines_of(binding: BindingBranch) -> list[str]:
+    return list(drawn([(node_line(each), drawn([(pod_line(pod), ()) for pod in each.pods])) for each in binding.nodes]))
+
+
+def drawn(branches: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
+    """Lines of branches, each with the lines that grow out of it."""
+    for number, (line, below) in enumerate(branches, start=1):
+        is_last = number == len(branches)
+        yield f"{'└─' if is_last else '├─'} {line}"
+        yield from (f"{'   ' if is_last else '│  '}{each}" for each in below)
+
+
+def binding_line(branch: BindingBranch) -> str:
+    pods = sum(len(node.pods) for node in branch.nodes)
+    said = ", ".join(filter(None, (branch.phase, branch.leasing)))
+    amounts = f"{counted(len(branch.nodes), 'node')}, {counted(pods, 'pod')}"
+    return f"{branch.binding} ({branch.cluster_id}): {said or NONE}; {amounts}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def node_line(branch: NodeBranch) -> str:
+    return f"{branch.node} -> {branch.physical_node}: {branch.state}"
+
+
+def pod_line(leaf: PodLeaf) -> str:
+    twin = f" -> {leaf.twin}" if leaf.twin else ""
+    return f"{leaf.pod}{twin}: {leaf.phase}{f', {leaf.reason}' if leaf.reason else ''}"
+
+
 # -- explanations
 
 
@@ -204,3 +283,33 @@ def policy_text(answer: PolicyExplanation, now: datetime) -> str:
     rows = [[each.node, each.state, of(each.leased, "cpu"), of(each.leased, "memory")] for each in answer.nodes]
     rows.append(["all", "", of(answer.leased, "cpu"), of(answer.leased, "memory")])
     return "\n".join([*lines, "", table(["NODE", "STATE", "LEASED-CPU", "LEASED-MEMORY"], rows)])
+
+
+def pod_text(answer: PodAnswer, now: datetime) -> str:
+    pod = answer.pod
+    lines = [f"Pod {pod.namespace}/{pod.name}: {pod.state}{f' ({pod.reason})' if pod.reason else ''}"]
+    lines += [f"  {line}" for line in pod_lines(answer, now)]
+    if answer.obstacles:
+        rows = [[each.what, f"{each.nodes} of {answer.nodes}", each.todo] for each in answer.obstacles]
+        lines += ["", table(["WHAT-BARS-IT", "NODES", "WHAT-TO-DO"], rows)]
+    return "\n".join(lines)
+
+
+def pod_lines(answer: PodAnswer, now: datetime) -> Iterator[str]:
+    pod = answer.pod
+    if pod.why:
+        yield pod.why
+    if answer.deadline:
+        yield f"if that lasts it fails at {ahead(answer.deadline, now)}, unless its syncer was told otherwise"
+    if answer.free_nodes:
+        free = f"{answer.free_nodes} of {answer.nodes} virtual nodes"
+        yield f"nothing bars it from {free}: its scheduler has yet to choose one"
+    if pod.binding:
+        yield f"node {pod.node}, which is {pod.physical_node} of ClusterBinding {pod.binding}"
+    if pod.twin:
+        placed = f" on {answer.twin_node}" if answer.twin_node else ""
+        yield f"twin {pod.twin}{f': {answer.twin_phase}{placed}' if answer.twin_phase else ''}"
+    if answer.todo and not answer.obstacles:
+        yield f"what to do: {answer.todo}"
+    if answer.unseen:
+        yield f"the physical cluster was not looked into: {answer.unseen}"

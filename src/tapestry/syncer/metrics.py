@@ -29,9 +29,7 @@ FINDINGS = Gauge(
     ["binding", "invariant"],
     namespace=NAMESPACE,
 )
-MENDED = Counter(
-    "mended", "What a check removed or set right itself.", ["binding", "invariant"], namespace=NAMESPACE
-)
+MENDED = Counter("mended", "What a check removed or set right itself.", ["binding", "invariant"], namespace=NAMESPACE)
 
 
 def show(binding: str, status: Object, seen: float) -> None:

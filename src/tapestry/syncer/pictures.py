@@ -136,12 +136,18 @@ async def sources(virtual: Client, picture: Picture) -> dict[Resource, dict[str,
     for resource in (SERVICES, ENDPOINT_SLICES):
         told = picture.binding.spec.service_namespaces
         found[resource] = by_key([obj for each in told for obj in await virtual.list(resource, each)])
+    return found | await bound(virtual, picture)
+
+
+async def bound(virtual: Client, picture: Picture) -> dict[Resource, dict[str, Object]]:
+    """The claims that pods mount, and their volumes."""
     claims = [await existing(virtual, PERSISTENT_VOLUME_CLAIMS, key) for key in picture.mounted]
-    found[PERSISTENT_VOLUME_CLAIMS] = by_key(claim for claim in claims if claim is not None)
     names = {value_at(claim, "spec", "volumeName") for claim in claims} - {None}
     volumes = [await existing(virtual, PERSISTENT_VOLUMES, name) for name in names]
-    found[PERSISTENT_VOLUMES] = by_key(volume for volume in volumes if volume is not None)
-    return found
+    return {
+        PERSISTENT_VOLUME_CLAIMS: by_key(filter(None, claims)),
+        PERSISTENT_VOLUMES: by_key(filter(None, volumes)),
+    }
 
 
 async def digests(virtual: Client, resource: Resource, namespaces: Iterable[str]) -> AsyncIterator[Object]:

@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -69,7 +69,7 @@ def in_a_world(scenario: Scenario, *below: Any) -> None:
         identities = [await each.create(NAMESPACES, named("kube-system")) for each in (virtual, physical)]
         for name in ("n1", "n2"):
             await physical.create(NODES, {**named(name), "status": {"allocatable": {"cpu": "4"}}})
-        questions = Questions(virtual, lambda _: physical_api.connect(), "UTC", clock.now())
+        questions = Questions(virtual, lambda _: physical_api.connect(), clock.now())
         await scenario(World(virtual, physical, questions, identities[1]["metadata"]["uid"]))
 
     run(main())
@@ -188,7 +188,7 @@ def test_nodes_are_shown_with_the_pods_on_them_but_not_with_placeholders() -> No
         await world.bind()
         await world.virtual.create(PODS, a_pod("work", "vnode-e1-n1"))
         await world.virtual.create(PODS, a_pod("elsewhere", "n7"))
-        hidden = a_pod("ports", "vnode-e1-n1", namespace=keys.SYSTEM_NAMESPACE, labels={keys.HOST_PORTS: "x"})
+        hidden = a_pod("ports", "vnode-e1-n1", namespace=keys.HOST_PORTS_NAMESPACE, labels={keys.HOST_PORTS: "x"})
         await world.virtual.create(PODS, hidden)
         (node,) = await world.questions.nodes()
         assert (node.name, node.pods, node.used["cpu"]) == ("vnode-e1-n1", 1, "1")
@@ -199,8 +199,27 @@ def test_nodes_are_shown_with_the_pods_on_them_but_not_with_placeholders() -> No
 def test_a_cluster_without_our_kinds_says_how_to_prepare_it() -> None:
     async def main() -> None:
         api = InProcessApi([NODES], now=running_clock().now)
-        questions = Questions(Client(api.connect()), lambda _: api.connect(), "UTC", running_clock().now())
+        questions = Questions(Client(api.connect()), lambda _: api.connect(), running_clock().now())
         with pytest.raises(Unknown, match="tapestry manifests"):
             await questions.bindings()
 
     run(main())
+
+
+def test_windows_that_name_no_zone_are_in_that_of_the_syncer_unless_the_question_names_one() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("night", timeWindows=[{"start": "22:00", "end": "06:00"}])
+        (policy,), _ = await world.questions.policies()
+        assert policy.windows == ["22:00-06:00 UTC"]
+        told = {"status": {"timeZone": "Asia/Shanghai"}}
+        await world.virtual.patch(CLUSTER_BINDINGS, named("east"), told, subresource="status")
+        (policy,), _ = await world.questions.policies()
+        (explained,) = await world.questions.policy("night")
+        (answer,) = await world.questions.node("n1")
+        shown = ["22:00-06:00 Asia/Shanghai"]
+        assert (policy.windows, explained.windows, answer.policies[0].windows) == (shown, shown, shown)
+        (explained,) = await replace(world.questions, zone="Europe/Berlin").policy("night")
+        assert explained.windows == ["22:00-06:00 Europe/Berlin"]
+
+    in_a_world(scenario)

@@ -60,7 +60,7 @@ from tapestry.syncer.translate.security import refusals
 log = logger(__name__)
 
 FRESH = timedelta(seconds=10)
-"""A pod younger than this, for which nobody asked yet, is what the cache says it is; others are read again first."""
+"""A pod younger than this is what the cache says it is; an older one is read again before it is run."""
 LAG = 1.0
 """Seconds that a cache gets to see what a live read has seen."""
 SECOND_SIGHTING = timedelta(seconds=10)
@@ -94,8 +94,6 @@ class VirtualPods:
     companions: Sequence[Companion] = ()
     aliases: Callable[[str], Sequence[HostAlias]] = lambda _: ()
     """The names that pods of a namespace know, beside those of DNS."""
-    asked: set[str] = field(default_factory=set)
-    """UIDs of pods that a twin was asked for, until the cache knows what came of it."""
     orphans: dict[str, datetime | None] = field(default_factory=dict)
     """When a twin without a pod was first seen, by its UID; None where its pod was seen going."""
     swept: deque[datetime] = field(default_factory=deque)
@@ -107,8 +105,6 @@ class VirtualPods:
         """A handler of the virtual pods' changes: to see a pod go is a first sighting of its twin as an orphan."""
         pod = new or old
         assert pod is not None
-        if new is None or mapped_uid(pod):
-            self.asked.discard(uid_of(pod))
         if new is None or is_over(pod):
             self.last_seen.pop(uid_of(pod), None)
         if new is None and (twin := self.site.twin_of(key_of(pod))) and virtual_uid(twin) == uid_of(pod):
@@ -164,7 +160,7 @@ class VirtualPods:
     async def is_still_waiting(self, pod: Object) -> bool:
         """Whether the pod has neither run nor gone: a cache that lags must not run it twice."""
         age = self.site.now() - parse_time(pod["metadata"]["creationTimestamp"])
-        if abs(age) < FRESH and uid_of(pod) not in self.asked:
+        if abs(age) < FRESH:
             return True
         live = await self.live_pod(key_of(pod))
         if live is None or uid_of(live) != uid_of(pod):
@@ -176,7 +172,6 @@ class VirtualPods:
         try:
             for companion in self.companions:
                 await companion.precede(pod, binding)
-            self.asked.add(uid_of(pod))
             await self.site.physical.create(PODS, wanted)
         except NotYet as wait:
             await self.tell(pod, keys.MAPPED, wait.reason, str(wait))

@@ -120,7 +120,7 @@ def copied(source: Object, binding: Binding) -> Object:
 def source_key(copy: Object) -> list[str]:
     """The key of the virtual object that something below says it stands for."""
     namespace, name = labels_of(copy).get(keys.VIRTUAL_NAMESPACE), annotations_of(copy).get(keys.VIRTUAL_NAME)
-    return [f"{namespace}/{name}"] if namespace and name else []
+    return [f"{namespace}/{name}"] if namespace and name and "/" not in namespace + name else []
 
 
 def virtual_uid(twin: Object) -> str:
@@ -132,4 +132,4 @@ def virtual_key(twin: Object) -> list[str]:
     """The key of the virtual pod that a pod below says it was made for; one that says so falsely finds no match."""
     annotations = annotations_of(twin)
     namespace, name = annotations.get(keys.VIRTUAL_POD_NAMESPACE), annotations.get(keys.VIRTUAL_POD_NAME)
-    return [f"{namespace}/{name}"] if namespace and name else []
+    return [f"{namespace}/{name}"] if namespace and name and "/" not in namespace + name else []

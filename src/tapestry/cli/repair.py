@@ -1,0 +1,37 @@
+"""`tapestry repair`: what is not as it should be between both sides."""
+
+from datetime import UTC, datetime
+
+import click
+from click.exceptions import Exit
+
+from tapestry.cli.clusters import finished, opened, virtual_access, with_virtual_cluster
+from tapestry.cli.output import FORMATS, printed, with_output
+from tapestry.client.connection import HttpTransport
+from tapestry.inspect.questions import Questions
+from tapestry.inspect.tables import repairs_table
+
+
+@click.command()
+@click.argument("binding", required=False)
+@click.option("--dry-run", is_flag=True, help="Only tell.")
+@with_output(*FORMATS)
+@with_virtual_cluster
+def repair(binding: str | None, dry_run: bool, output: str, kubeconfig: str | None, context: str | None) -> None:
+    """Check that both sides of a BINDING, or of all, are as they should be, and remove what is garbage.
+
+    Everything is read live and looked at twice, some seconds apart.  What is left is for the syncer to mend.  Ends with
+    1 if something is wrong and not mended, or a cluster could not be looked into.
+    """
+
+    async def work() -> None:
+        async with opened(virtual_access(kubeconfig, context)) as client:
+            questions = Questions(client, HttpTransport, datetime.now(UTC))
+            found, unseen = await questions.repair(binding, dry_run=dry_run)
+        for sentence in unseen:
+            click.echo(sentence, err=True)
+        printed(found, output, lambda wide: repairs_table(found, wide=wide))
+        if unseen or not all(each.mended for each in found):
+            raise Exit(1)
+
+    finished(work())

@@ -1,0 +1,279 @@
+"""Pods of the virtual cluster, as far as they are to run on leased nodes: where they are, why they wait or ended."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from msgspec import structs
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.inspect.placement import Obstacle, obstacles
+from tapestry.inspect.status import Value, created
+from tapestry.kube.conditions import find
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.times import parse_time
+from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.translate.pod_status import CONTAINER_LISTS, DISRUPTED, SCHEDULED, is_over, mapped_uid
+from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES, is_left_alone, twin_name
+
+DEFAULTS = SyncerConfig()
+PATIENCE = {
+    "RefusedBelow": timedelta(seconds=DEFAULTS.refusal_seconds),
+    "UnschedulableBelow": timedelta(seconds=DEFAULTS.unschedulable_seconds),
+}
+"""How long a pod may wait for such a reason, unless its syncer was told otherwise."""
+
+ADVICE = {
+    "Unscheduled": "see what bars the nodes",
+    "NoNodes": "`tapestry status` says why no node is lent",
+    "NotLeased": "nothing that Tapestry could tell: see `kubectl describe pod`",
+    "NodeGone": "nothing: the virtual cluster removes pods of nodes that are gone, and their controllers make others",
+    "NotSeen": "see whether its syncer is at work: `tapestry status`, and the syncer's log",
+    "SystemNamespace": "nothing: pods of system namespaces are for nodes of the virtual cluster itself",
+    "DaemonSet": (
+        f"annotate its template with {keys.RUNNING_DAEMONSET}=true, "
+        "or set runningDaemonsetByDefault in the ClusterBinding"
+    ),
+    "PodSecurity": "change the fields that are named, or have the operator choose another podSecurity for the binding",
+    "ConfigMapMissing": "create it; the pod then runs by itself",
+    "SecretMissing": "create it; the pod then runs by itself",
+    "SecretRefused": "use a Secret of another type",
+    "ServiceAccountMissing": "create it; the pod then runs by itself",
+    "TokenRefused": "see the message: the virtual API server gives the account no such token",
+    "ServiceNotMapped": "nothing, unless it lasts: then the syncer's log says what the Service lacks",
+    "ClaimMissing": "create the claim; the pod then runs by itself",
+    "ClaimNotBound": "see the claim: it needs a volume before it can cross",
+    "VolumeNotAllowed": "have the operator name the driver and class in the binding's allowedVolumes, or use another",
+    "VolumeGoing": "nothing, unless it lasts: then somebody below holds what has to go",
+    "NameTaken": "have the owner of the physical cluster delete what has the name",
+    "NotPermitted": "`tapestry join` again gives the syncer what it lacks below",
+    "RefusedBelow": "see the message: a quota, a limit or a webhook of the physical cluster does not want the pod",
+    "UnschedulableBelow": "nothing: its node has no room after all; the pod fails in the end and another may be tried",
+    "TwinLost": "nothing: its syncer ends the pod as soon as it sees that",
+    "Reclaimed": "nothing: its controller makes another; without one, create it again",
+    "PhysicalPodLost": "ask the owner of the physical cluster who deleted it; the pod is never run twice",
+    "Evicted": "nothing: its controller makes another; without one, create it again",
+    "Preempted": "nothing: owners' pods go first; its controller makes another",
+}
+"""What to do about a reason."""
+
+
+class PodStatus(Value, frozen=True):
+    namespace: str
+    name: str
+    phase: str
+    """Of the pod or, while it is being deleted, `Terminating`."""
+    node: str
+    physical_node: str
+    binding: str
+    twin: str
+    """`namespace/name` of the pod below; empty where there is none yet."""
+    state: str
+    """`Waiting`, `Running`, `Leaving`, `Succeeded` or `Failed`."""
+    reason: str
+    why: str
+    created: datetime
+
+
+class PodAnswer(Value, frozen=True):
+    """One answer: where the pod is, why it waits or ended, and what to do."""
+
+    pod: PodStatus
+    todo: str
+    twin_phase: str
+    twin_node: str
+    """Where the twin runs, as the physical cluster says."""
+    deadline: datetime | None
+    """When a pod that waits fails, if its syncer has the usual patience."""
+    nodes: int
+    """How many virtual nodes there are, for a pod that has none."""
+    free_nodes: int
+    """How many of these nothing bars."""
+    obstacles: tuple[Obstacle, ...]
+    unseen: str
+    """Why the physical cluster could not be looked into."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    state: str
+    reason: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A pod, and what the virtual cluster knows of where it is."""
+
+    pod: Object
+    node: Object | None = None
+    """The virtual node that it is bound to, if that exists."""
+    binding: Binding | None = None
+    is_elsewhere: bool = False
+    """Whether its node is one of the virtual cluster itself."""
+
+    @property
+    def twin(self) -> str:
+        if self.binding is None or mapped_uid(self.pod) is None:
+            return ""
+        return f"{self.binding.spec.mount_namespace}/{twin_name(self.pod, self.binding)}"
+
+
+@dataclass(frozen=True)
+class TwinSeen:
+    """What a look into the physical cluster found."""
+
+    twin: Object | None = None
+    unseen: str = ""
+    """Why there was none."""
+    looked: bool = False
+
+
+def pod_status(placed: Placed) -> PodStatus:
+    pod, said = placed.pod, verdict(placed)
+    return PodStatus(
+        namespace=namespace_of(pod) or "",
+        name=name_of(pod),
+        phase="Terminating" if is_deleting(pod) else value_at(pod, "status", "phase", default="Pending"),
+        node=value_at(pod, "spec", "nodeName", default=""),
+        physical_node=annotations_of(placed.node).get(keys.PHYSICAL_NODE_NAME, "") if placed.node else "",
+        binding=placed.binding.name if placed.binding else "",
+        twin=placed.twin,
+        state=said.state,
+        reason=said.reason,
+        why=said.why,
+        created=created(pod),
+    )
+
+
+def verdict(placed: Placed) -> Verdict:
+    """How a pod is, as the virtual cluster tells it."""
+    pod = placed.pod
+    if is_over(pod):
+        return ended(pod)
+    if is_deleting(pod):
+        return leaving(pod)
+    if placed.is_elsewhere:
+        why = f"its node, {pod['spec']['nodeName']}, is one of the virtual cluster itself, and not lent"
+        return Verdict("Running" if pod["status"]["phase"] == "Running" else "Waiting", "NotLeased", why)
+    if not value_at(pod, "spec", "nodeName"):
+        said = condition(pod, SCHEDULED)
+        return Verdict("Waiting", "Unscheduled", said.get("message") or "no scheduler has looked at it yet")
+    if placed.node is None or placed.binding is None:
+        return Verdict("Waiting", "NodeGone", f"there is no node {pod['spec']['nodeName']} any more")
+    return bound(pod, placed.binding)
+
+
+def bound(pod: Object, binding: Binding) -> Verdict:
+    """How a pod is that has a virtual node."""
+    mapped, accepted = condition(pod, keys.MAPPED), condition(pod, keys.ACCEPTED)
+    if mapped.get("status") == "True":
+        return mapped_verdict(pod)
+    if is_left_alone(pod, binding):
+        if namespace_of(pod) in SYSTEM_NAMESPACES:
+            return Verdict("Waiting", "SystemNamespace", "pods of system namespaces are not run below")
+        return Verdict("Waiting", "DaemonSet", "pods of DaemonSets are not run below unless that is asked for")
+    for said in (accepted, mapped):
+        if said.get("status") == "False":
+            return Verdict("Waiting", said.get("reason", ""), said.get("message", ""))
+    return Verdict("Waiting", "NotSeen", "the syncer of its node has yet to look at it")
+
+
+def mapped_verdict(pod: Object) -> Verdict:
+    """How a pod is that has a twin."""
+    if value_at(pod, "status", "phase") == "Running":
+        refused = condition(pod, keys.ACCEPTED)
+        return Verdict("Running", refused.get("reason", ""), refused.get("message", ""))
+    unplaced = condition(pod, SCHEDULED)
+    if unplaced.get("status") == "False":
+        return Verdict("Waiting", "UnschedulableBelow", unplaced.get("message") or "it was not scheduled below")
+    for field in CONTAINER_LISTS:
+        for each in value_at(pod, "status", field, default=[]):
+            if stuck := value_at(each, "state", "waiting"):
+                why = stuck.get("message") or f"container {each.get('name')} waits"
+                return Verdict("Waiting", stuck.get("reason") or "ContainerWaiting", why)
+    return Verdict("Waiting", "Starting", "its twin has yet to start")
+
+
+def ended(pod: Object) -> Verdict:
+    status = pod["status"]
+    if status["phase"] == "Succeeded":
+        return Verdict("Succeeded")
+    disrupted = condition(pod, DISRUPTED)
+    why = "; ".join(filter(None, (status.get("message"), disrupted.get("message"))))
+    return Verdict("Failed", status.get("reason") or disrupted.get("reason") or "Error", why or exits(pod))
+
+
+def exits(pod: Object) -> str:
+    """How containers ended that did not end well."""
+    found = []
+    for field in CONTAINER_LISTS:
+        for each in value_at(pod, "status", field, default=[]):
+            done = value_at(each, "state", "terminated", default={})
+            if done.get("exitCode"):
+                reason = f" ({done['reason']})" if done.get("reason") else ""
+                found.append(f"container {each.get('name')} ended with {done['exitCode']}{reason}")
+    return "; ".join(found)
+
+
+def leaving(pod: Object) -> Verdict:
+    disrupted = condition(pod, DISRUPTED)
+    if disrupted.get("status") == "True":
+        return Verdict("Leaving", disrupted.get("reason", ""), disrupted.get("message", ""))
+    return Verdict("Leaving", "Deleted", "it was deleted, and goes when its twin has ended")
+
+
+def condition(pod: Object, type: str) -> Object:
+    return find(value_at(pod, "status", "conditions"), type) or {}
+
+
+def explained_pod(
+    placed: Placed,
+    below: TwinSeen,
+    nodes: Sequence[Object],
+    pods: Mapping[str, Iterable[Object]],
+    opens: datetime | None,
+) -> PodAnswer:
+    """Where a pod is and why; `nodes` are all virtual nodes with the `pods` on them, for one that has none."""
+    status = pod_status(placed)
+    if is_lost(placed, below):
+        why = f"its twin {status.twin} is gone, or another one is there now"
+        status = with_verdict(status, Verdict("Waiting", "TwinLost", why))
+    unplaced = status.reason == "Unscheduled"
+    if unplaced and not nodes:
+        status = with_verdict(status, Verdict("Waiting", "NoNodes", "there is no virtual node"))
+    barring, free = obstacles(placed.pod, nodes, pods, opens) if unplaced else ((), 0)
+    return PodAnswer(
+        pod=status,
+        todo=ADVICE.get(status.reason, ""),
+        twin_phase=value_at(below.twin, "status", "phase", default=""),
+        twin_node=value_at(below.twin, "spec", "nodeName", default=""),
+        deadline=deadline(placed.pod, status),
+        nodes=len(nodes) if unplaced else 0,
+        free_nodes=free,
+        obstacles=barring,
+        unseen=below.unseen,
+    )
+
+
+def is_lost(placed: Placed, below: TwinSeen) -> bool:
+    """Whether the pod should have a twin and has not, as a look below showed."""
+    had = mapped_uid(placed.pod)
+    if not below.looked or had is None or is_over(placed.pod) or is_deleting(placed.pod):
+        return False
+    return below.twin is None or uid_of(below.twin) != had
+
+
+def with_verdict(status: PodStatus, said: Verdict) -> PodStatus:
+    return structs.replace(status, state=said.state, reason=said.reason, why=said.why)
+
+
+def deadline(pod: Object, status: PodStatus) -> datetime | None:
+    """When a pod fails that waits for want of room."""
+    patience = PATIENCE.get(status.reason)
+    if patience is None or status.state != "Waiting":
+        return None
+    conditions = (keys.MAPPED, SCHEDULED) if status.reason == "UnschedulableBelow" else (keys.MAPPED,)
+    since = [condition(pod, each).get("lastTransitionTime") for each in conditions]
+    return max(parse_time(each) for each in since if each) + patience if any(since) else None

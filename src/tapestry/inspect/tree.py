@@ -1,0 +1,65 @@
+"""The whole of it at a glance: a virtual cluster, the clusters that lend to it, their nodes, and the pods on these."""
+
+from collections.abc import Iterable
+
+from tapestry.apis.clusterbindings import Binding
+from tapestry.inspect.facts import Above
+from tapestry.inspect.pods import Placed, pod_status
+from tapestry.inspect.status import Value, binding_status, node_status
+from tapestry.kube.objects import Object, key_of, name_of
+
+
+class PodLeaf(Value, frozen=True):
+    pod: str
+    phase: str
+    twin: str
+    reason: str
+
+
+class NodeBranch(Value, frozen=True):
+    node: str
+    physical_node: str
+    state: str
+    pods: list[PodLeaf]
+
+
+class BindingBranch(Value, frozen=True):
+    binding: str
+    cluster_id: str
+    phase: str
+    leasing: str
+    nodes: list[NodeBranch]
+
+
+class Tree(Value, frozen=True):
+    virtual_cluster: str
+    """The UID of its kube-system namespace."""
+    bindings: list[BindingBranch]
+
+
+def branch(facts: Above, obj: Object, binding: Binding, nodes: Iterable[Object]) -> BindingBranch:
+    """A binding with its virtual `nodes`."""
+    shown = binding_status(obj)
+    return BindingBranch(
+        binding=shown.name,
+        cluster_id=shown.cluster_id,
+        phase=shown.phase,
+        leasing=shown.leasing,
+        nodes=[node_branch(facts, node, binding) for node in sorted(nodes, key=name_of)],
+    )
+
+
+def node_branch(facts: Above, node: Object, binding: Binding) -> NodeBranch:
+    pods = sorted(facts.pods[name_of(node)], key=key_of)
+    shown = node_status(node, pods)
+    return NodeBranch(
+        node=shown.name,
+        physical_node=shown.physical_node,
+        state=shown.state,
+        pods=[leaf(pod, node, binding) for pod in pods],
+    )
+
+
+def leaf(pod: Object, node: Object, binding: Binding) -> PodLeaf:
+    shown = pod_status(Placed(pod, node, binding))
+    return PodLeaf(pod=key_of(pod), phase=shown.phase, twin=shown.twin, reason=shown.reason)

@@ -1,0 +1,102 @@
+"""What bars a pod from virtual nodes."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.inspect.placement import Obstacle, obstacles, tolerates
+from tapestry.kube.objects import Object
+
+OPENS = datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
+VNODE = {"key": keys.VNODE_TAINT, "effect": "NoSchedule"}
+CLOSED = {"key": keys.OUT_OF_TIME_WINDOWS, "effect": "NoSchedule"}
+
+
+def a_node(name: str = "vnode-e1-n1", *taints: Object, labels: Object | None = None, **spec: Any) -> Object:
+    status = {"allocatable": {"cpu": "2", "pods": "10"}}
+    return {
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": {"taints": list(taints), **spec},
+        "status": status,
+    }
+
+
+def a_pod(*tolerations: Object, cpu: str = "1", **spec: Any) -> Object:
+    container = {"name": "c", "resources": {"requests": {"cpu": cpu}}}
+    return {"metadata": {"name": "web"}, "spec": {"tolerations": list(tolerations), "containers": [container], **spec}}
+
+
+def barring(pod: Object, *nodes: Object) -> tuple[list[tuple[str, int]], int]:
+    found, free = obstacles(pod, nodes, {}, OPENS)
+    return [(each.what, each.nodes) for each in found], free
+
+
+def test_a_taint_that_is_not_tolerated_is_named_with_what_to_add() -> None:
+    found, free = obstacles(a_pod(), [a_node("a", VNODE), a_node("b", VNODE)], {}, None)
+    advice = "add to the pod's spec.tolerations: {key: tapestry.io/vnode, operator: Exists}"
+    assert found == (Obstacle(what="taint tapestry.io/vnode:NoSchedule", nodes=2, todo=advice),)
+    assert free == 0
+    assert barring(a_pod({"key": keys.VNODE_TAINT, "operator": "Exists"}), a_node("a", VNODE)) == ([], 1)
+
+
+def test_a_closed_window_says_when_the_next_change_is() -> None:
+    (found,), _ = obstacles(a_pod(), [a_node("a", CLOSED)], {}, OPENS)
+    assert "2026-03-02T22:00:00Z" in found.todo
+
+
+def test_obstacles_are_counted_over_nodes_the_most_frequent_first() -> None:
+    nodes = [a_node("a", VNODE), a_node("b", VNODE, CLOSED), a_node("c")]
+    assert barring(a_pod(), *nodes) == (
+        [("taint tapestry.io/vnode:NoSchedule", 2), ("taint tapestry.io/out-of-time-windows:NoSchedule", 1)],
+        1,
+    )
+
+
+def test_a_cordon_bars_even_before_it_is_a_taint() -> None:
+    assert barring(a_pod(), a_node(unschedulable=True))[0] == [("taint node.kubernetes.io/unschedulable:NoSchedule", 1)]
+
+
+def test_a_preference_bars_nothing() -> None:
+    assert barring(a_pod(), a_node("a", {"key": "x", "effect": "PreferNoSchedule"})) == ([], 1)
+
+
+def test_room_is_what_is_lent_less_what_pods_use() -> None:
+    node, used = a_node(), {"vnode-e1-n1": [a_pod(cpu="1500m", nodeName="vnode-e1-n1")]}
+    (found,), free = obstacles(a_pod(), [node], used, None)
+    assert (found.what, free) == ("too little cpu", 0)
+    ended = {"vnode-e1-n1": [{**a_pod(cpu="1500m", nodeName="vnode-e1-n1"), "status": {"phase": "Succeeded"}}]}
+    assert obstacles(a_pod(), [node], ended, None) == ((), 1)
+
+
+def test_selectors_of_the_pod_count_and_one_that_cannot_be_read_selects_nothing() -> None:
+    assert barring(a_pod(nodeSelector={"zone": "a"}), a_node(labels={"zone": "a"})) == ([], 1)
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    wanted = a_pod(affinity={"nodeAffinity": required})
+    assert barring(wanted, a_node(labels={"zone": "a"})) == ([], 1)
+    for labels, pod in (({"zone": "b"}, wanted), ({"zone": "b"}, a_pod(nodeSelector={"zone": "a"}))):
+        assert barring(pod, a_node(labels=labels))[0] == [("nodeSelector or nodeAffinity of the pod", 1)]
+    broken = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{}]}]}}
+    assert barring(a_pod(affinity={"nodeAffinity": broken}), a_node())[1] == 0
+
+
+@given(
+    st.sampled_from([None, "", "NoSchedule", "NoExecute"]),
+    st.sampled_from([None, "", "a", "b"]),
+    st.sampled_from([None, "Equal", "Exists"]),
+    st.sampled_from([None, "", "v", "w"]),
+)
+def test_tolerations_mean_what_kubernetes_says_they_mean(
+    effect: str | None, key: str | None, operator: str | None, value: str | None
+) -> None:
+    given = {"effect": effect, "key": key, "operator": operator, "value": value}
+    toleration = {field: each for field, each in given.items() if each is not None}
+    right_effect = effect in (None, "", "NoSchedule")
+    if not key:
+        expected = right_effect and operator == "Exists"
+    else:
+        expected = right_effect and key == "a" and (operator == "Exists" or value == "v")
+    assert tolerates(toleration, {"key": "a", "value": "v", "effect": "NoSchedule"}) is expected

@@ -1,0 +1,79 @@
+"""Answers about pods, and repairs, as text."""
+
+from datetime import UTC, datetime, timedelta
+
+from tapestry.inspect.placement import Obstacle
+from tapestry.inspect.pods import PodAnswer, PodStatus
+from tapestry.inspect.repair import Repaired
+from tapestry.inspect.tables import LONGEST_WHY, pod_text, pods_table, repairs_table
+
+NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+
+
+def a_pod(**fields: object) -> PodStatus:
+    given = {"namespace": "shop", "name": "web", "phase": "Running", "node": "vnode-e1-n1", "physical_node": "n1"}
+    given |= {"binding": "east", "twin": "leased/web-1", "state": "Running", "reason": "", "why": ""}
+    return PodStatus(**{**given, "created": NOW - timedelta(hours=1), **fields})  # type: ignore[arg-type]
+
+
+def an_answer(pod: PodStatus, **fields: object) -> PodAnswer:
+    given = {"todo": "", "twin_phase": "", "twin_node": "", "deadline": None, "nodes": 0, "free_nodes": 0}
+    return PodAnswer(**{"pod": pod, **given, "obstacles": (), "unseen": "", **fields})  # type: ignore[arg-type]
+
+
+def test_a_line_for_each_pod_ends_with_why_it_waits() -> None:
+    waits = a_pod(name="db", phase="Pending", twin="", reason="SecretMissing", why="secrets shop/p does not exist")
+    header, running, waiting = pods_table([a_pod(), waits], NOW).splitlines()
+    assert header.split() == ["NAMESPACE", "POD", "PHASE", "NODE", "BINDING", "TWIN", "WHY"]
+    assert running.split() == ["shop", "web", "Running", "vnode-e1-n1", "east", "leased/web-1", "-"]
+    assert waiting.split()[5:] == ["-", "SecretMissing:", "secrets", "shop/p", "does", "not", "exist"]
+
+
+def test_a_long_reason_is_cut_unless_the_table_is_wide() -> None:
+    waits = a_pod(reason="RefusedBelow", why="because\n" * 50)
+    assert pods_table([waits], NOW).endswith("...")
+    assert "RefusedBelow" in pods_table([waits], NOW)
+    assert len(pods_table([waits], NOW).splitlines()[1].split("leased/web-1")[1].strip()) == LONGEST_WHY
+    assert pods_table([waits], NOW, wide=True).endswith("because")
+    assert "no pod" in pods_table([], NOW)
+
+
+def test_an_explanation_says_where_why_and_what_to_do() -> None:
+    pod = a_pod(state="Waiting", reason="UnschedulableBelow", why="Insufficient cpu")
+    text = pod_text(
+        an_answer(pod, todo="wait", twin_phase="Pending", deadline=NOW + timedelta(minutes=4), unseen="no answer"), NOW
+    )
+    assert text.splitlines() == [
+        "Pod shop/web: Waiting (UnschedulableBelow)",
+        "  Insufficient cpu",
+        "  if that lasts it fails at 2026-03-02T12:04:00Z (in 4m0s), unless its syncer was told otherwise",
+        "  node vnode-e1-n1, which is n1 of ClusterBinding east",
+        "  twin leased/web-1: Pending",
+        "  what to do: wait",
+        "  the physical cluster was not looked into: no answer",
+    ]
+
+
+def test_what_bars_a_pod_is_a_table_with_what_to_do_about_each() -> None:
+    pod = a_pod(state="Waiting", reason="Unscheduled", why="0/2", binding="", twin="")
+    obstacles = (Obstacle("taint tapestry.io/vnode:NoSchedule", 2, "add it"),)
+    lines = pod_text(an_answer(pod, obstacles=obstacles, nodes=2, todo="see"), NOW).splitlines()
+    assert lines[-1].split("   ") == ["taint tapestry.io/vnode:NoSchedule", "2 of 2", "add it"]
+    assert "what to do" not in "".join(lines)
+    free = pod_text(an_answer(pod, nodes=2, free_nodes=1), NOW)
+    assert "nothing bars it from 1 of 2 virtual nodes" in free
+
+
+def a_finding(**fields: object) -> Repaired:
+    given = {"binding": "east", "invariant": "Orphans", "side": "physical", "resource": "pods", "key": "leased/web-1"}
+    return Repaired(**{**given, "message": "it is nobody's", "mended": True, "remedy": "", **fields})  # type: ignore[arg-type]
+
+
+def test_findings_are_shown_with_what_became_of_them_and_each_remedy_once() -> None:
+    left = a_finding(mended=False, remedy="the syncer of the binding, which is at work as me")
+    _, mended, _, _, _, remedy = repairs_table([a_finding(), left, left]).splitlines()
+    cells = [cell.strip() for cell in mended.split("   ") if cell.strip()]
+    assert cells == ["east", "Orphans", "physical", "pods leased/web-1", "yes", "it is nobody's"]
+    assert remedy == "east: mended by the syncer of the binding, which is at work as me"
+    assert repairs_table([left], wide=True).endswith("as me")
+    assert repairs_table([]) == "everything is as it should be"

@@ -1,0 +1,165 @@
+"""Where a pod is, why it waits, why it ended: one answer from what the clusters say."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
+from tapestry.inspect.pods import ADVICE, Placed, PodAnswer, TwinSeen, explained_pod, pod_status, verdict
+from tapestry.kube.objects import Object, of_resource
+from tapestry.syncer.translate.pod_status import DISRUPTIONS
+
+CREATED = "2026-03-02T12:00:00Z"
+LATER = "2026-03-02T12:01:00Z"
+NODE: Object = {
+    "metadata": {"name": "vnode-e1-n1", "annotations": {keys.PHYSICAL_NODE_NAME: "n1"}},
+    "status": {"allocatable": {"cpu": "2", "pods": "10"}},
+}
+
+
+def a_binding() -> Binding:
+    reference = {"name": "east", "namespace": "s"}
+    spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
+    return binding_of(of_resource(CLUSTER_BINDINGS, {"metadata": {"name": "east", "uid": "u"}, "spec": spec}), "v")
+
+
+def a_pod(*conditions: Object, phase: str = "Pending", node: str = "vnode-e1-n1", **status: Any) -> Object:
+    metadata = {"name": "web", "namespace": "shop", "uid": "uid-web", "creationTimestamp": CREATED}
+    spec = {"containers": [{"name": "c"}], **({"nodeName": node} if node else {})}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase, "conditions": list(conditions), **status}}
+
+
+def said(type: str, status: str, reason: str = "", message: str = "", at: str = CREATED) -> Object:
+    return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
+
+
+MAPPED = said(keys.MAPPED, "True", "Mapped", "uid-twin")
+
+
+def judged(pod: Object) -> tuple[str, str, str]:
+    found = verdict(Placed(pod, NODE, a_binding()))
+    return found.state, found.reason, found.why
+
+
+def with_metadata(pod: Object, **metadata: Any) -> Object:
+    return {**pod, "metadata": {**pod["metadata"], **metadata}}
+
+
+def test_a_pod_that_runs_tells_its_node_and_its_twin() -> None:
+    shown = pod_status(Placed(a_pod(MAPPED, phase="Running"), NODE, a_binding()))
+    assert (shown.state, shown.phase, shown.reason) == ("Running", "Running", "")
+    assert (shown.node, shown.physical_node, shown.binding) == ("vnode-e1-n1", "n1", "east")
+    namespace, name = shown.twin.split("/")
+    assert namespace == "leased"
+    assert name.startswith("web-")
+
+
+def test_a_pod_that_was_not_mapped_has_no_twin_whatever_its_annotations_say() -> None:
+    forged = with_metadata(a_pod(), annotations={keys.PHYSICAL_POD_NAME: "somebody-elses"})
+    assert pod_status(Placed(forged, NODE, a_binding())).twin == ""
+
+
+def test_the_reason_why_a_pod_waits_is_the_condition_that_says_so() -> None:
+    refused = said(keys.ACCEPTED, "False", "PodSecurity", "spec.hostNetwork: not allowed")
+    missing = said(keys.MAPPED, "False", "ConfigMapMissing", "configmaps shop/settings does not exist")
+    assert judged(a_pod(refused)) == ("Waiting", "PodSecurity", "spec.hostNetwork: not allowed")
+    assert judged(a_pod(missing)) == ("Waiting", "ConfigMapMissing", "configmaps shop/settings does not exist")
+    assert judged(a_pod())[:2] == ("Waiting", "NotSeen")
+
+
+def test_a_pod_without_a_node_tells_what_its_scheduler_said() -> None:
+    unplaced = said("PodScheduled", "False", "Unschedulable", "0/1 nodes are available")
+    assert judged(a_pod(unplaced, node="")) == ("Waiting", "Unscheduled", "0/1 nodes are available")
+    assert "no scheduler" in judged(a_pod(node=""))[2]
+
+
+def test_pods_that_are_not_run_below_say_so() -> None:
+    owner = {"kind": "DaemonSet", "name": "d", "controller": True}
+    assert judged(with_metadata(a_pod(), ownerReferences=[owner]))[1] == "DaemonSet"
+    assert judged(with_metadata(a_pod(), namespace="kube-system"))[1] == "SystemNamespace"
+
+
+def test_a_pod_of_a_node_that_is_gone_or_of_no_virtual_one_says_so() -> None:
+    assert verdict(Placed(a_pod())).reason == "NodeGone"
+    assert verdict(Placed(a_pod(phase="Running", node="n7"), is_elsewhere=True)).reason == "NotLeased"
+
+
+def test_a_twin_that_cannot_start_tells_why() -> None:
+    unplaced = said("PodScheduled", "False", "Unschedulable", "Insufficient cpu")
+    assert judged(a_pod(MAPPED, unplaced)) == ("Waiting", "UnschedulableBelow", "Insufficient cpu")
+    waiting = {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    assert judged(a_pod(MAPPED, containerStatuses=[waiting])) == ("Waiting", "ImagePullBackOff", "no such image")
+    assert judged(a_pod(MAPPED))[1] == "Starting"
+
+
+def test_a_running_pod_whose_change_was_refused_says_so() -> None:
+    refused = said(keys.ACCEPTED, "False", "PodSecurity", "spec.ephemeralContainers[0]: not allowed")
+    assert judged(a_pod(MAPPED, refused, phase="Running"))[:2] == ("Running", "PodSecurity")
+
+
+def test_the_end_of_a_pod_is_told_with_who_decided_it() -> None:
+    disrupted = said("DisruptionTarget", "True", "Reclaimed", "OutOfTimeWindows: reclaimed by owner/nights")
+    lost = a_pod(MAPPED, disrupted, phase="Failed", reason="Reclaimed", message="the pod below is gone")
+    assert judged(lost)[:2] == ("Failed", "Reclaimed")
+    assert judged(lost)[2].endswith("reclaimed by owner/nights")
+    assert judged(a_pod(MAPPED, phase="Succeeded")) == ("Succeeded", "", "")
+    done = {"name": "c", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}
+    failed = a_pod(MAPPED, phase="Failed", containerStatuses=[done])
+    assert judged(failed) == ("Failed", "Error", "container c ended with 3 (Error)")
+
+
+def test_a_pod_on_its_way_out_says_whether_it_was_taken_back() -> None:
+    going = with_metadata(a_pod(MAPPED, phase="Running"), deletionTimestamp=LATER)
+    assert judged(going)[:2] == ("Leaving", "Deleted")
+    assert pod_status(Placed(going, NODE, a_binding())).phase == "Terminating"
+    disrupted = said("DisruptionTarget", "True", "Reclaimed", "Unbound: reclaimed by unbinding")
+    taken = with_metadata(a_pod(MAPPED, disrupted, phase="Running"), deletionTimestamp=LATER)
+    assert judged(taken) == ("Leaving", "Reclaimed", "Unbound: reclaimed by unbinding")
+
+
+# -- explanations
+
+
+def explained(pod: Object, below: TwinSeen = TwinSeen(), nodes: list[Object] | None = None) -> PodAnswer:  # noqa: B008
+    place = Placed(pod, NODE, a_binding()) if pod["spec"].get("nodeName") else Placed(pod)
+    return explained_pod(place, below, [NODE] if nodes is None else nodes, {}, None)
+
+
+def test_an_explanation_says_where_the_twin_is_and_how() -> None:
+    twin = {"metadata": {"uid": "uid-twin"}, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
+    answer = explained(a_pod(MAPPED, phase="Running"), TwinSeen(twin, looked=True))
+    assert (answer.twin_phase, answer.twin_node, answer.todo) == ("Running", "n1", "")
+
+
+@pytest.mark.parametrize("uid", [None, "another"])
+def test_a_twin_that_is_not_there_any_more_is_told_before_the_pod_knows(uid: str | None) -> None:
+    twin = {"metadata": {"uid": uid}, "spec": {}} if uid else None
+    answer = explained(a_pod(MAPPED, phase="Running"), TwinSeen(twin, looked=True))
+    assert (answer.pod.state, answer.pod.reason) == ("Waiting", "TwinLost")
+    unseen = explained(a_pod(MAPPED, phase="Running"), TwinSeen(unseen="no answer"))
+    assert (unseen.pod.state, unseen.unseen) == ("Running", "no answer")
+
+
+def test_a_pod_that_waits_for_room_tells_when_it_fails() -> None:
+    refused = a_pod(said(keys.MAPPED, "False", "RefusedBelow", "exceeded quota", LATER))
+    assert explained(refused).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
+    unplaced = a_pod(MAPPED, said("PodScheduled", "False", "Unschedulable", "Insufficient cpu", LATER))
+    assert explained(unplaced).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
+    missing = a_pod(said(keys.MAPPED, "False", "SecretMissing", "secrets shop/p does not exist", LATER))
+    assert explained(missing).deadline is None
+
+
+def test_a_pod_without_a_node_is_told_what_bars_it() -> None:
+    tainted = {**NODE, "spec": {"taints": [{"key": keys.VNODE_TAINT, "effect": "NoSchedule"}]}}
+    answer = explained(a_pod(node=""), nodes=[tainted, NODE])
+    assert [each.what for each in answer.obstacles] == ["taint tapestry.io/vnode:NoSchedule"]
+    assert (answer.nodes, answer.free_nodes) == (2, 1)
+    assert explained(a_pod(node=""), nodes=[]).pod.reason == "NoNodes"
+
+
+@pytest.mark.parametrize("reason", sorted({*DISRUPTIONS.values(), "PhysicalPodLost", "RefusedBelow"}))
+def test_every_way_to_end_has_advice(reason: str) -> None:
+    answer = explained(a_pod(MAPPED, phase="Failed", reason=reason))
+    assert (answer.pod.state, answer.todo) == ("Failed", ADVICE[reason])

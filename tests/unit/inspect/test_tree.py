@@ -1,0 +1,23 @@
+"""The tree of a virtual cluster, and how it is drawn."""
+
+from tapestry.inspect.tables import tree_text
+from tapestry.inspect.tree import BindingBranch, NodeBranch, PodLeaf, Tree
+
+
+def test_a_tree_is_drawn_with_its_branches_joined() -> None:
+    pods = [PodLeaf("shop/a", "Running", "leased/a-1", ""), PodLeaf("shop/b", "Pending", "", "SecretMissing")]
+    nodes = [NodeBranch("vnode-e1-n1", "n1", "Open", pods), NodeBranch("vnode-e1-n2", "n2", "Closed", [])]
+    tree = Tree("v", [BindingBranch("east", "e1", "Ready", "Leasing", nodes), BindingBranch("west", "w1", "", "", [])])
+    assert tree_text(tree).splitlines() == [
+        "virtual cluster v",
+        "├─ east (e1): Ready, Leasing; 2 nodes, 2 pods",
+        "│  ├─ vnode-e1-n1 -> n1: Open",
+        "│  │  ├─ shop/a -> leased/a-1: Running",
+        "│  │  └─ shop/b: Pending, SecretMissing",
+        "│  └─ vnode-e1-n2 -> n2: Closed",
+        "└─ west (w1): -; 0 nodes, 0 pods",
+    ]
+
+
+def test_a_cluster_that_nobody_has_joined_says_how() -> None:
+    assert "tapestry join" in tree_text(Tree("v", []))
