@@ -13,19 +13,19 @@ def group_version(group: str, version: str) -> str:
 
 
 def api_versions(server: str) -> Object:
-    """/api"""
+    """What is under /api."""
     address = {"clientCIDR": "0.0.0.0/0", "serverAddress": server}
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": [address]}
 
 
 def api_groups(rows: Rows) -> Object:
-    """/apis"""
+    """What is under /apis."""
     groups = [api_group(name, list(versions)) for name, versions in rows.groups().items() if name]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
 def api_group(name: str, versions: Sequence[str]) -> Object:
-    """/apis/<group>"""
+    """What is under /apis/<group>: its versions, the preferred one first."""
     listed = [{"groupVersion": group_version(name, each), "version": each} for each in versions]
     return {"kind": "APIGroup", "apiVersion": "v1", "name": name, "versions": listed, "preferredVersion": listed[0]}
 

@@ -122,6 +122,19 @@ class Client:
         """What the server says of itself under /version."""
         return await self._object("get", "version", Request("GET", "/version"))
 
+    async def serves(self, resource: Resource) -> bool:
+        """Whether the server has the resource, as its own account of groups and resources says.
+
+        Raises where there is no such account: what answers is no API server, and its 404 says nothing.
+        """
+        if resource.group:
+            groups = await self._discovered("/apis", "APIGroupList")
+            versions = {each["groupVersion"] for group in groups["groups"] for each in group["versions"]}
+            if resource.api_version not in versions:
+                return False
+        found = await self._discovered(resource.root, "APIResourceList")
+        return any(each["name"] == resource.plural for each in found["resources"])
+
     # -- writing
 
     async def create(
@@ -346,6 +359,12 @@ class Client:
                 who = (self.identity, verb, resource.name, name, namespace, subresource)
                 self._audit.record(Write(*who, seconds=seconds, **outcome))
         return decoded(OBJECTS, answer.body, str(request))
+
+    async def _discovered(self, path: str, kind: str) -> Object:
+        answer = await self._object("get", "discovery", Request("GET", path))
+        if answer.get("kind") != kind:
+            raise TransportError(f"GET {path}: the answer is not Kubernetes' own: no {kind}", maybe_sent=True)
+        return answer
 
     async def _object(self, verb: str, what: str, request: Request) -> Object:
         return decoded(OBJECTS, (await self._send(verb, what, request)).body, str(request))

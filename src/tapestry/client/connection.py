@@ -42,6 +42,7 @@ class HttpTransport:
         self._max_body = max_body
         self._slots = asyncio.Semaphore(in_flight)
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._bodies: set[aiohttp.StreamReader] = set()
         self._session: aiohttp.ClientSession | None = None
         self._cut_sessions: list[aiohttp.ClientSession] = []
         self._cuts = 0
@@ -104,7 +105,11 @@ class HttpTransport:
                 proxy=access.proxy_url,
                 allow_redirects=False,
             ) as response:
-                yield HttpStream(response)
+                self._bodies.add(response.content)
+                try:
+                    yield HttpStream(response)
+                finally:
+                    self._bodies.discard(response.content)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # aiohttp's own words have the address of an object in memory, which is new each time.
             why = getattr(error, "strerror", None) or error
@@ -169,6 +174,8 @@ class HttpTransport:
             except OSError:  # gone already
                 continue
         self._sockets.clear()
+        for body in self._bodies:  # a session that is closed before it notices would leave their readers waiting
+            body.set_exception(aiohttp.ClientConnectionError("cut"))
 
     async def close(self) -> None:
         sockets = list(self._sockets)

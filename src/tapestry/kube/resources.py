@@ -23,12 +23,17 @@ class Resource:
         """`pods`, `deployments.apps`: how people, metrics and rights name it."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+    @property
+    def root(self) -> str:
+        """The URL path of its group and version."""
+        return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
+
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """The URL path of the collection or of one object.
 
         Without a namespace the collection spans all of them.  A name that could change the path raises ValueError.
         """
-        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        root = self.root
         if namespace is not None:
             if not self.namespaced:
                 raise ValueError(f"{self.name} is cluster-scoped; namespace {namespace!r} has no place in its path")
@@ -56,6 +61,9 @@ NAMESPACES = Resource("", "v1", "Namespace", "namespaces", namespaced=False)
 CONFIGMAPS = Resource("", "v1", "ConfigMap", "configmaps")
 SECRETS = Resource("", "v1", "Secret", "secrets")
 SERVICES = Resource("", "v1", "Service", "services")
+ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+PERSISTENT_VOLUMES = Resource("", "v1", "PersistentVolume", "persistentvolumes", namespaced=False)
 SERVICE_ACCOUNTS = Resource("", "v1", "ServiceAccount", "serviceaccounts")
 EVENTS = Resource("", "v1", "Event", "events")
 DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments")

@@ -1,6 +1,6 @@
 """The manager: which change is whose business, and a process that sees to it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,19 @@ from tapestry.client.transport import Transport
 from tapestry.controller import App, Informer, Manager, generation_changed
 from tapestry.controller.app import manager_of
 from tapestry.controller.store import Indexer, Store
-from tapestry.kube.objects import Object, value_at
+from tapestry.kube.objects import Object, annotations_of, labels_of, value_at
 from tapestry.kube.resources import SECRETS, Resource
-from tapestry.manager.bindings import INDEXERS, Bindings, concerns_us
+from tapestry.manager.bindings import INDEXERS, Bindings, concerns_us, secret_keys_of
 from tapestry.manager.config import BindingsConfig
 from tapestry.manager.connectivity import KEY, Connect, Examiner
+from tapestry.manager.leftovers import Leftovers, leftovers_in
 from tapestry.manager.manifests import Scope
 from tapestry.manager.syncers import BY_BINDING, Syncers, binding_uid_of, packaged, scopes, templates_in
 
 MANAGED = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
 PHASES = ("Pending", "Ready", "Failed", "Deleting")
 BINDINGS = Gauge("tapestry_bindings", "ClusterBindings by phase.", ["phase"])
+LEFTOVERS = Gauge("tapestry_leftovers", "Bindings that were left by force, and are still to be removed below.")
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,18 @@ def install(
         controller.watch(informer, reconciler.reading)
     for informer in syncers.caches.values():
         controller.watch(informer, reconciler.served_by)
+    install_leftovers(manager, bindings, secrets, connect)
     for phase in PHASES:
         BINDINGS.labels(phase).set_function(partial(count, bindings.store, phase))
+
+
+def install_leftovers(manager: Manager, bindings: Informer, secrets: Sequence[Informer], connect: Connect) -> None:
+    """What there is to do for clusters that were left by force, beside all else: they may be silent for long."""
+    controller = manager.controller("leftovers", Leftovers(manager, secrets, connect).reconcile, workers=2)
+    for informer in secrets:
+        controller.watch(informer)
+    controller.watch(bindings, secret_keys_of, when=lambda _old, new: new is None)
+    LEFTOVERS.set_function(lambda: sum(len(leftovers_in(each)) for some in secrets for each in some.store.list()))
 
 
 def syncers_of(config: BindingsConfig, manager: Manager, elsewhere: Elsewhere | None) -> Syncers:
@@ -98,10 +110,14 @@ def led_by(manager: Manager, transport: Transport) -> Client:
 
 
 def kubeconfig_only(secret: Object) -> Object:
-    """A Secret as we need it; whatever else is in it never stays in our memory."""
+    """A Secret as we need it; whatever else is in it, in annotations too, never stays in our memory."""
     metadata = {key: secret["metadata"].get(key) for key in ("name", "namespace", "uid", "resourceVersion")}
+    marks = {key: value for key, value in annotations_of(secret).items() if key == keys.LEFT_BEHIND}
     kubeconfig = value_at(secret, "data", KEY)
-    return {"metadata": metadata, "data": {} if kubeconfig is None else {KEY: kubeconfig}}
+    return {
+        "metadata": {**metadata, "labels": labels_of(secret), "annotations": marks},
+        "data": {} if kubeconfig is None else {KEY: kubeconfig},
+    }
 
 
 def count(bindings: Store, phase: str) -> float:

@@ -32,8 +32,9 @@ from tapestry.kube.objects import (
 from tapestry.kube.times import timestamp
 from tapestry.manager.cleanup import left_behind, nodes_are_gone, syncer_is_gone
 from tapestry.manager.config import BindingsConfig
-from tapestry.manager.connectivity import Examiner, Finding
+from tapestry.manager.connectivity import Examiner, Finding, secret_at
 from tapestry.manager.faults import Fault, Patience
+from tapestry.manager.leftovers import remember
 from tapestry.manager.status import PERMITTED, conditions_of, news, status_with
 from tapestry.manager.syncers import Syncers, binding_uid_of
 from tapestry.manager.validation import check_identity, checked_spec
@@ -99,8 +100,7 @@ class Bindings:
     async def found(self, binding: Object) -> Finding:
         """What the cluster behind the binding answers; the Fault of whatever is in the way."""
         spec = checked_spec(binding, self.others(binding), self.config.secret_namespaces)
-        key = f"{spec.secret_ref.namespace}/{spec.secret_ref.name}"
-        secret = next((found for each in self.secrets if (found := each.store.get(key)) is not None), None)
+        secret = secret_at(self.secrets, secret_key_of(binding))
         return await self.examiner.finding(name_of(binding), secret, spec)
 
     async def running(self, binding: Object) -> Object:
@@ -159,12 +159,15 @@ class Bindings:
         return Result(requeue_after=RECHECK_SECONDS)
 
     async def forsaken(self, binding: Object) -> bool:
-        """Whether nothing in the virtual cluster stands for the cluster any more."""
+        """Whether nothing in the virtual cluster stands for the cluster any more; what it may have is remembered."""
 
         def tell(pods: Sequence[Object]) -> None:
             self.manager.events.warning(binding, "LeftBehind", left_behind(binding, pods))
 
-        return await nodes_are_gone(self.manager.client, binding, tell)
+        if not await nodes_are_gone(self.manager.client, binding, tell):
+            return False
+        await remember(self.manager.client, secret_at(self.secrets, secret_key_of(binding)), binding)
+        return True
 
     async def tell(
         self, binding: Object, phase: str, conditions: Iterable[Object], facts: Object | None = None
@@ -262,9 +265,13 @@ def identity_of(binding: Object) -> list[str]:
     return [found] if isinstance(found, str) else []
 
 
-def secret_key_of(binding: Object) -> list[str]:
+def secret_key_of(binding: Object) -> str:
     reference = value_at(binding, "spec", "secretRef", default={})
-    return [f"{reference.get('namespace')}/{reference.get('name')}"]
+    return f"{reference.get('namespace')}/{reference.get('name')}"
+
+
+def secret_keys_of(binding: Object) -> list[str]:
+    return [secret_key_of(binding)]
 
 
 def reason_of(binding: Object) -> list[str]:
@@ -281,6 +288,6 @@ INDEXERS: dict[str, Indexer] = {
     "uid": own_uid,
     "clusterID": cluster_id_of,
     "identity": identity_of,
-    "secret": secret_key_of,
+    "secret": secret_keys_of,
     "reason": reason_of,
 }

@@ -13,13 +13,14 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from tapestry.apis.clusterbindings import ClusterBindingSpec, SecretReference
-from tapestry.apis.rights import IDENTITY_NAMESPACE, SYNCER_BELOW, Place, Right, attributes, placed, single
+from tapestry.apis.clusterbindings import AllowedVolumes, ClusterBindingSpec, SecretReference
+from tapestry.apis.rights import IDENTITY_NAMESPACE, Place, Right, attributes, placed, single, syncer_below
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
 from tapestry.client.transport import Transport
+from tapestry.controller import Informer
 from tapestry.kube.errors import Forbidden, KubeError, Unauthorized
 from tapestry.kube.objects import Object, uid_of, value_at, version_of
 from tapestry.kube.resources import NAMESPACES, SELF_ACCESS_REVIEWS
@@ -62,6 +63,11 @@ def access_in(secret: Object | None, reference: SecretReference) -> Access:
         raise unusable(f"{place}: {KEY}: {error}") from error
 
 
+def secret_at(caches: Iterable[Informer], key: str) -> Object | None:
+    """The Secret of that key, in whichever namespace's cache it is."""
+    return next((found for each in caches if (found := each.store.get(key)) is not None), None)
+
+
 def unusable(message: str) -> Fault:
     return Fault("ConnectivityFailed", message, condition="Connected")
 
@@ -76,13 +82,14 @@ class Examiner:
     async def finding(self, binding: str, secret: Object | None, spec: ClusterBindingSpec) -> Finding:
         """What the cluster behind the kubeconfig in `secret` answers; raises a Fault where it cannot be asked."""
         mount_namespace = spec.mount_namespace or ""
-        about = (uid_of(secret), version_of(secret), mount_namespace) if secret is not None else None
+        asked = mount_namespace, spec.allowed_volumes
+        about = (uid_of(secret), version_of(secret), *asked) if secret is not None else None
         now = asyncio.get_running_loop().time()
         known = self._known.get(binding)
         if known is not None and known[0] == about and now - known[1] < FRESH_SECONDS:
             return known[2]
         self.forget(binding)
-        found = await examined(access_in(secret, spec.secret_ref), mount_namespace, self.connect)
+        found = await examined(access_in(secret, spec.secret_ref), *asked, self.connect)
         if not found.missing:
             self._known[binding] = (about, now, found)
         return found
@@ -91,14 +98,14 @@ class Examiner:
         self._known.pop(binding, None)
 
 
-async def examined(access: Access, mount_namespace: str, connect: Connect) -> Finding:
+async def examined(access: Access, mount_namespace: str, allowed: AllowedVolumes, connect: Connect) -> Finding:
     """Ask everything, once; a Fault that is tried again says that the cluster did not answer."""
     try:
         claims = claims_of(await access.credentials.headers())
         transport = connect(access)
         try:
             async with asyncio.timeout(SECONDS):
-                return await answers(Client(transport), claims, mount_namespace)
+                return await answers(Client(transport), claims, mount_namespace, allowed)
         finally:
             await transport.close()
     except Unauthorized as error:
@@ -110,13 +117,13 @@ async def examined(access: Access, mount_namespace: str, connect: Connect) -> Fi
     raise Fault("ConnectivityFailed", message, condition="Connected", patience=Patience.BACKOFF)
 
 
-async def answers(client: Client, claims: Object, mount_namespace: str) -> Finding:
+async def answers(client: Client, claims: Object, mount_namespace: str, allowed: AllowedVolumes) -> Finding:
     version = str((await client.version()).get("gitVersion", "of no version"))
     try:
         identity = uid_of(await client.get(NAMESPACES, IDENTITY_NAMESPACE))
     except Forbidden:
         identity = None
-    needed = single(placed(SYNCER_BELOW, {Place.MOUNT: mount_namespace, **account_in(claims)}))
+    needed = single(placed(syncer_below(allowed), {Place.MOUNT: mount_namespace, **account_in(claims)}))
     missing = await refused(client, needed)
     if identity is None and not missing:
         raise KubeError(f"the server refuses to show namespace {IDENTITY_NAMESPACE}, and says that we may see it")

@@ -5,9 +5,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING
 from tapestry.apis.policies import POLICY
-from tapestry.apis.rights import MANAGER, SYNCER_ABOVE, SYNCER_ROLE, Place, Right, placed, rules
+from tapestry.apis.rights import (
+    MANAGER,
+    SYNCER_ABOVE,
+    SYNCER_HOST_PORTS,
+    SYNCER_ROLE,
+    Place,
+    Right,
+    placed,
+    rules,
+)
 from tapestry.kube.crds import crd
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import Object, labels_of, with_value
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -31,21 +40,23 @@ def installation(
     namespace: str = keys.SYSTEM_NAMESPACE,
     kubeconfig_namespaces: Sequence[str] = (),
 ) -> Iterator[Object]:
-    """The namespace, our kinds, the rights of manager and syncers, and the manager, in the order to apply them in.
+    """The namespaces, our kinds, the rights of manager and syncers, and the manager, in the order to apply them in.
 
     Namespaces of kubeconfigs other than ours are expected to exist.
     """
-    yield plain(NAMESPACES, namespace)
+    yield from (plain(NAMESPACES, namespace), host_ports_namespace())
     yield from (crd(CLUSTER_BINDING), crd(POLICY))
     yield plain(SERVICE_ACCOUNTS, NAME, namespace)
     yield {**plain(CLUSTER_ROLES, SYNCER_ROLE), "rules": rules(SYNCER_ABOVE)}
-    yield from granted(
-        CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, [each for each in MANAGER if not each.namespace], namespace
-    )
+    manager = {"kind": SERVICE_ACCOUNTS.kind, "name": NAME, "namespace": namespace}
+    everywhere = [each for each in MANAGER if not each.namespace]
+    yield from granted(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, NAME, everywhere, manager)
     for place in dict.fromkeys((namespace, *kubeconfig_namespaces)):
         places = {Place.KUBECONFIGS: place, **({Place.HOME: place} if place == namespace else {})}
         rights = [each for each in placed(MANAGER, places) if each.namespace]
-        yield from granted(ROLES, ROLE_BINDINGS, rights, namespace, place)
+        yield from granted(ROLES, ROLE_BINDINGS, NAME, rights, manager, place)
+    syncers = {"kind": "Group", "apiGroup": ROLES.group, "name": f"system:serviceaccounts:{namespace}"}
+    yield from granted(ROLES, ROLE_BINDINGS, SYNCER_ROLE, SYNCER_HOST_PORTS, syncers, keys.HOST_PORTS_NAMESPACE)
     values = {
         "name": NAME,
         "namespace": namespace,
@@ -57,15 +68,22 @@ def installation(
         yield from objects(file, text, values)
 
 
+def host_ports_namespace() -> Object:
+    """Where pods stand for host ports; those run nowhere, so whoever forbids host ports does not mean them."""
+    namespace = plain(NAMESPACES, keys.HOST_PORTS_NAMESPACE)
+    labels = {**labels_of(namespace), "pod-security.kubernetes.io/enforce": "privileged"}
+    return with_value(namespace, ("metadata", "labels"), labels)
+
+
 def granted(
-    role: Resource, binding: Resource, rights: Iterable[Right], account_namespace: str, place: str | None = None
+    role: Resource, binding: Resource, name: str, rights: Iterable[Right], subject: Object, place: str | None = None
 ) -> Iterator[Object]:
-    """A role of the manager's name and its binding to the manager, in a namespace or for the whole cluster."""
-    yield {**plain(role, NAME, place), "rules": rules(rights)}
+    """A role and its binding to the subject, in a namespace or for the whole cluster."""
+    yield {**plain(role, name, place), "rules": rules(rights)}
     yield {
-        **plain(binding, NAME, place),
-        "roleRef": {"apiGroup": role.group, "kind": role.kind, "name": NAME},
-        "subjects": [{"kind": SERVICE_ACCOUNTS.kind, "name": NAME, "namespace": account_namespace}],
+        **plain(binding, name, place),
+        "roleRef": {"apiGroup": role.group, "kind": role.kind, "name": name},
+        "subjects": [subject],
     }
 
 

@@ -1,7 +1,7 @@
 """Joining: what makes a physical cluster one that lends, and the binding of it.
 
     below   the mount namespace, the priority class, the kind of policies and the owner's first one, and an account for
-            the syncer with the rights of `SYNCER_BELOW` and no others
+            the syncer with the rights of `syncer_below` and no others
     above   a Secret with a kubeconfig of that account, and the ClusterBinding
 
 Whoever joins is an administrator of both clusters; what is made here needs neither afterwards.  Every step looks first
@@ -21,10 +21,10 @@ from datetime import datetime, timedelta
 import yaml
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, SecretReference
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, AllowedVolumes, SecretReference
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.policies import POLICIES, POLICY
-from tapestry.apis.rights import SYNCER_BELOW, Place, Right, placed, rules, single
+from tapestry.apis.rights import Place, Right, placed, rules, single, syncer_below
 from tapestry.client.access import Access
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
@@ -47,6 +47,7 @@ from tapestry.kube.resources import (
 )
 from tapestry.manager.connectivity import KEY, Connect, access_in, claims_of, examined, expiry_in
 from tapestry.manager.faults import Fault
+from tapestry.manager.installation import host_ports_namespace
 from tapestry.manager.offers import FIRST, Offer, check, policy_spec
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step
 
@@ -73,6 +74,8 @@ class Plan:
     """Whether virtual nodes bar pods that do not tolerate them."""
     offer: Offer = field(default_factory=Offer)
     """What the owner lends; what it says nothing about stays as it is."""
+    volumes: AllowedVolumes = AllowedVolumes()
+    """Which volumes may cross, as the binding says if there is one: more rights go with them."""
 
 
 async def join(
@@ -82,6 +85,7 @@ async def join(
     check(plan.offer)
     uid = await virtual.identity()
     await check_fit(plan, uid, virtual, physical)
+    plan = replace(plan, volumes=await allowed_volumes(plan, virtual))
     kubeconfig(access, "any")
     account = await prepare(plan, uid, physical)
     secret = await hand_over(plan, uid, virtual, physical, account, access, now)
@@ -113,6 +117,12 @@ async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -
     for binding in bindings:
         if complaint := complaint_about(binding, plan, identity, joined):
             raise JoinError(complaint)
+
+
+async def allowed_volumes(plan: Plan, virtual: Cluster) -> AllowedVolumes:
+    """What the binding says of volumes; nothing, where it has yet to be made."""
+    binding = await virtual.find(CLUSTER_BINDINGS, named(plan.name))
+    return decode(CLUSTER_BINDING, binding).allowed_volumes if binding is not None else plan.volumes
 
 
 def complaint_about(binding: Object, plan: Plan, identity: str, joined: set[str]) -> str:
@@ -166,7 +176,7 @@ async def prepare(plan: Plan, uid: str, physical: Cluster) -> Object:
     await physical.have(CRDS, {**definition, "metadata": labelled}, shared=True)
     await have_policy(plan, uid, physical)
     name, account = account_name(uid, plan.name), None
-    for resource, wanted in account_objects(name, plan.mount_namespace, marks(uid, plan.name)):
+    for resource, wanted in account_objects(name, plan, marks(uid, plan.name)):
         made = await physical.have(resource, wanted)
         account = account or made
     assert account is not None
@@ -215,15 +225,18 @@ def is_for(plan: Plan, policy: Object) -> bool:
     return not is_deleting(policy) and value_at(policy, "spec", "cluster") in (plan.name, plan.cluster_id)
 
 
-def rights_below(mount: str, account: str) -> list[Right]:
+def rights_below(plan: Plan, account: str) -> list[Right]:
     """What the syncer may do in the physical cluster; its account is in the mount namespace."""
-    return placed(SYNCER_BELOW, {Place.MOUNT: mount, Place.ACCOUNT: account, Place.ACCOUNT_NAMESPACE: mount})
+    mount = plan.mount_namespace
+    places = {Place.MOUNT: mount, Place.ACCOUNT: account, Place.ACCOUNT_NAMESPACE: mount}
+    return placed(syncer_below(plan.volumes), places)
 
 
-def account_objects(name: str, mount: str, labels: dict[str, str]) -> Iterator[tuple[Resource, Object]]:
+def account_objects(name: str, plan: Plan, labels: dict[str, str]) -> Iterator[tuple[Resource, Object]]:
     """The syncer's account, first, and the roles that give it its rights."""
+    mount = plan.mount_namespace
     yield SERVICE_ACCOUNTS, {**labelled(name, labels, mount), "automountServiceAccountToken": False}
-    rights = rights_below(mount, name)
+    rights = rights_below(plan, name)
     everywhere = [right for right in rights if not right.namespace]
     inside = [right for right in rights if right.namespace]
     yield from granted(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, everywhere, labelled(name, labels), mount)
@@ -271,7 +284,8 @@ async def hand_over(
     plan: Plan, uid: str, virtual: Cluster, physical: Cluster, account: Object, access: Access, now: datetime
 ) -> Object:
     """The Secret with a kubeconfig of the account; its token stays as long as it is the account's and young enough."""
-    await virtual.have(NAMESPACES, named(keys.SYSTEM_NAMESPACE), shared=True)
+    for namespace in (named(keys.SYSTEM_NAMESPACE), host_ports_namespace()):
+        await virtual.have(NAMESPACES, namespace, shared=True)
     wanted = labelled(plan.name, marks(uid, plan.name), keys.SYSTEM_NAMESPACE)
     token = await kept_token(await virtual.find(SECRETS, wanted), account, now)
     if not token:
@@ -333,20 +347,20 @@ def kubeconfig(access: Access, token: str) -> bytes:
 async def check_rights(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
     """Ask, as the syncer, for every right, and tell of each; JoinError where some are missing."""
     access = access_in(secret, SecretReference(plan.name, keys.SYSTEM_NAMESPACE))
-    missing = await missing_rights(access, plan.mount_namespace, connect)
-    for right in single(rights_below(plan.mount_namespace, name_of(account))):
+    missing = await missing_rights(plan, access, connect)
+    for right in single(rights_below(plan, name_of(account))):
         physical.tell(Step(Mark.MISSING if right in missing else Mark.GRANTED, physical.word, str(right)))
     if missing:
         raise JoinError(f"{len(missing)} rights are missing though roles grant them; see what denies them there")
 
 
-async def missing_rights(access: Access, mount: str, connect: Connect) -> tuple[Right, ...]:
+async def missing_rights(plan: Plan, access: Access, connect: Connect) -> tuple[Right, ...]:
     """What the syncer may not do.  A server takes a moment to know new roles, so what is missing is asked for again."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE
     while True:
         try:
-            missing = (await examined(access, mount, connect)).missing
+            missing = (await examined(access, plan.mount_namespace, plan.volumes, connect)).missing
             if not missing or loop.time() >= deadline:
                 return missing
         except Fault as fault:

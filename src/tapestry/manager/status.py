@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from tapestry.apis import keys
 from tapestry.kube.conditions import condition, find, with_condition
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.times import timestamp
@@ -38,8 +39,14 @@ def status_with(binding: Object, phase: str, conditions: Iterable[Object], now: 
     generation = binding["metadata"].get("generation", 0)
     found: list[Object] = value_at(binding, "status", "conditions", default=[])
     for each in conditions:
-        found = with_condition(found, {**each, "observedGeneration": generation}, now)
+        if not is_the_syncers(find(found, each["type"])):
+            found = with_condition(found, {**each, "observedGeneration": generation}, now)
     return {"phase": phase, "observedGeneration": generation, "conditions": found}
+
+
+def is_the_syncers(said: Object | None) -> bool:
+    """Whether it is for the syncer to say otherwise."""
+    return said is not None and (said["type"], said["reason"]) == (PERMITTED, keys.PRIORITY_CLASS_MISSING)
 
 
 def conditions_of(

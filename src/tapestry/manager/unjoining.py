@@ -2,7 +2,8 @@
 
 The manager and the syncer see to the binding itself, and this only watches them.  By force it also ends where neither
 is at work any more.  Below, what is for this binding alone goes by its marks; what bindings share goes with the last of
-them, and the mount namespace only when nothing is left in it.
+them, and the mount namespace only when nothing is left in it.  What a binding left there that was ended by force goes
+first; as long as that is not done, the Secret with the kubeconfig stays, for the manager to do it by.
 """
 
 import asyncio
@@ -10,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from tapestry.apis import keys
+from tapestry.apis.belongings import LONGEST_GRACE
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.waiting import wait_for
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import Conflict, NotFound, TransportError
-from tapestry.kube.objects import Object, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, key_of, name_of, named, uid_of, value_at
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -23,6 +25,7 @@ from tapestry.kube.resources import (
     CRDS,
     NAMESPACES,
     NODES,
+    PERSISTENT_VOLUME_CLAIMS,
     PODS,
     ROLE_BINDINGS,
     ROLES,
@@ -33,11 +36,11 @@ from tapestry.kube.resources import (
 )
 from tapestry.manager.cleanup import left_behind, nodes_are_gone
 from tapestry.manager.joining import PRIORITY_CLASSES, account_name, marks, policy_name
+from tapestry.manager.leftovers import Leftover, leftovers_in, remember, swept
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step, is_marked
 
-CLAIMS = Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 OF_ONE_BINDING = (CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, POLICIES)
-CONTENTS = (PODS, SERVICES, SECRETS, CONFIGMAPS, CLAIMS)
+CONTENTS = (PODS, SERVICES, SECRETS, CONFIGMAPS, PERSISTENT_VOLUME_CLAIMS)
 """What keeps a namespace from being empty."""
 ROOT_CERTIFICATES = "kube-root-ca.crt"
 """The ConfigMap that Kubernetes puts into every namespace."""
@@ -46,6 +49,8 @@ FORCE_SECONDS = 30.0
 """How long a binding that is left by force is given to the manager, before we end it ourselves."""
 ATTEMPTS, PAUSE = 10, 1.0
 """How often we try that, and the seconds between."""
+ENDING_SECONDS = 2 * LONGEST_GRACE
+"""How long pods that were left behind may take to end."""
 
 
 async def unjoin(
@@ -61,22 +66,35 @@ async def unjoin(
     if binding is not None:
         await part(binding, virtual, force=force, timeout=timeout)
     secret = await virtual.find(SECRETS, named(name, keys.SYSTEM_NAMESPACE))
-    if secret is not None and is_marked(secret, {"metadata": {"labels": marks(uid, name)}}):
-        await virtual.remove(SECRETS, secret)
-    elif binding is None and physical is None:
+    if secret is not None and not is_marked(secret, {"metadata": {"labels": marks(uid, name)}}):
+        secret = None  # not ours
+    if binding is None and secret is None and physical is None:
         raise JoinError(f"there is no ClusterBinding {name}; `tapestry status` lists those there are")
+    leftovers = leftovers_in(secret)
     if physical is None:
         tell_left(virtual, uid, name, binding, "run it again with --cluster-kubeconfig to remove it")
-        return
-    try:
-        await sweep(physical, uid, name, value_at(binding, "spec", "mountNamespace"))
-    except TransportError as error:
-        tell_left(virtual, uid, name, binding, "the cluster does not answer; run it again when it does")
-        if not force:
-            raise JoinError(f"the physical cluster does not answer: {error}") from error
+    else:
+        try:
+            leftovers = await clear(physical, leftovers)
+            await sweep(physical, uid, name, value_at(binding, "spec", "mountNamespace"))
+        except TransportError as error:
+            tell_left(virtual, uid, name, binding, "the cluster does not answer; run it again when it does")
+            if not force:
+                raise JoinError(f"the physical cluster does not answer: {error}") from error
+    if secret is not None:
+        await let_go(virtual, secret, leftovers)
 
 
 # -- above
+
+
+async def let_go(virtual: Cluster, secret: Object, leftovers: list[Leftover]) -> None:
+    """Remove the Secret, unless the manager needs it to remove what is left below."""
+    if not leftovers:
+        await virtual.remove(SECRETS, secret)
+        return
+    note = "; ".join(f"kept until {each} is gone" for each in leftovers)
+    virtual.tell(Step(Mark.LEFT, virtual.word, f"{SECRETS.kind} {key_of(secret)}", note))
 
 
 async def part(binding: Object, virtual: Cluster, *, force: bool, timeout: float) -> None:
@@ -143,6 +161,7 @@ async def end(binding: Object, virtual: Cluster) -> None:
                 current = await virtual.client.get(CLUSTER_BINDINGS, name_of(binding))
                 kept = [each for each in current["metadata"].get("finalizers", []) if each not in ours]
                 if uid_of(current) == uid_of(binding):
+                    await remember(virtual.client, await secret_of(binding, virtual), current)
                     await virtual.client.patch(CLUSTER_BINDINGS, current, {"metadata": {"finalizers": kept}})
                 return
         except NotFound:
@@ -152,7 +171,27 @@ async def end(binding: Object, virtual: Cluster) -> None:
         await asyncio.sleep(PAUSE)
 
 
+async def secret_of(binding: Object, virtual: Cluster) -> Object | None:
+    reference = value_at(binding, "spec", "secretRef", default={})
+    return await virtual.find(SECRETS, named(reference["name"], reference["namespace"]))
+
+
 # -- below
+
+
+async def clear(physical: Cluster, leftovers: list[Leftover]) -> list[Leftover]:
+    """Remove what bindings left here that were ended by force; returns those that left it elsewhere.
+
+    JoinError where it does not go: whoever removes it then needs the account that is still there.
+    """
+    for attempt in range(ENDING_SECONDS):
+        leftovers, objects = await swept(physical.client, leftovers) if leftovers else ([], [])
+        if not objects:
+            return leftovers
+        if attempt == 0:
+            physical.tell(Step(Mark.WAITING, physical.word, f"{len(objects)} objects that were left behind"))
+        await asyncio.sleep(PAUSE)
+    raise JoinError(f"still being deleted in the physical cluster: {', '.join(objects[:5])}; see what holds it")
 
 
 async def sweep(physical: Cluster, uid: str, name: str, mount: str | None) -> None:

@@ -472,6 +472,60 @@ def test_of_two_policies_that_take_back_the_first_deadline_counts() -> None:
     assert lease(DAY, NIGHT, strict, now=at("08:00"), used="8", foreign=[a_hold(cpu="4")]).trimming is not None
 
 
+# -- policies that are gone
+
+
+def gone(policy: Policy, clock: str) -> Policy:
+    """The policy as it is remembered from then on."""
+    return replace(policy, schedule=NEVER_OPEN, gone=at(clock))
+
+
+def test_what_a_gentle_policy_lent_that_is_gone_is_not_taken_back_by_one_that_closed_long_before() -> None:
+    gentle = a_policy("gentle", cpu="75%")
+    assert lease(NIGHT, gentle, now=at("12:00"), used="6").state is State.OPEN
+    found = lease(NIGHT, gone=[gone(gentle, "12:00")], now=at("12:01"), used="6")
+    assert (found.state, found.terms, found.trimming) == (State.CLOSED, Terms(by="operator/gentle"), None)
+    assert str(found.amounts["cpu"]) == "6"
+    assert [str(policy) for policy in found.policies] == ["operator/night"]
+
+
+def test_what_a_forceful_policy_lent_that_is_gone_is_taken_back_on_its_terms_from_then_on() -> None:
+    forceful = a_policy("strict", force=True, grace=60)
+    found = lease(a_policy("old", "00:00-06:00"), gone=[gone(forceful, "12:00")], now=at("12:00"), used="6")
+    assert (found.state, found.terms) == (State.CLOSED, Terms(at("12:01"), by="operator/strict"))
+
+
+def test_a_policy_that_is_gone_spares_only_what_it_lent_itself() -> None:
+    small = gone(a_policy("small", cpu="1"), "08:04")
+    found = lease(NIGHT, gone=[small], now=at("08:05"), used="6")
+    assert (found.state, found.terms) == (State.CLOSED, Terms(by="operator/small"))
+    assert found.trimming == (Amounts.parse({"cpu": "1"}), Terms(at("08:10"), True, by="operator/night"))
+
+
+def test_beside_a_policy_that_lends_on_what_one_lent_that_is_gone_finishes_too() -> None:
+    more = a_policy("more", cpu="75%")
+    assert lease(DAY, NIGHT, now=at("12:00"), used="6").trimming is not None
+    found = lease(DAY, NIGHT, gone=[gone(more, "12:00")], now=at("12:01"), used="6")
+    assert (found.state, str(found.amounts["cpu"]), found.trimming) == (State.OPEN, "4", None)
+
+
+def test_a_policy_that_is_gone_is_remembered_while_that_makes_a_difference() -> None:
+    past = gone(a_policy("gentle", cpu="75%"), "12:00")
+    assert lease(NIGHT, gone=[past], now=at("12:01"), used="6").gone == (past,)
+    assert lease(NIGHT, gone=[past], now=at("21:00"), used="6").gone == ()
+    assert lease(DAY, gone=[past], now=at("12:01"), used="4").gone == ()
+
+
+def test_an_edit_after_a_policy_is_gone_has_the_last_word() -> None:
+    past = gone(a_policy("gentle"), "12:00")
+    edited = replace(NIGHT, changed_at=at("13:00"))
+    assert lease(edited, gone=[past], now=at("13:05"), used="6").terms.deadline == at("13:10")
+
+
+def test_without_any_policy_those_that_are_gone_lend_nothing() -> None:
+    assert lease(gone=[gone(DAY, "12:00")]).state is State.WITHDRAWN
+
+
 # -- policies that cannot be read
 
 
@@ -570,6 +624,7 @@ class Case:
     now: datetime
     owner_required: bool = False
     reclaim: bool = False
+    gone: Sequence[Policy] = ()
 
     @property
     def node(self) -> Object:
@@ -577,7 +632,7 @@ class Case:
 
     def lease(self, **changes: Any) -> Lease:
         case = replace(self, **changes)
-        rules = Rules(case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim)
+        rules = Rules(case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim, gone=case.gone)
         return lease_of(case.node, case.foreign, case.used, rules, case.now)
 
 
@@ -677,6 +732,18 @@ def test_a_node_is_open_as_its_policies_say(generated: Generated) -> None:
         assert case.lease().state is wanted
 
     generated(1500, open_as_its_policies_say)
+
+
+def test_policies_that_are_gone_neither_open_a_node_nor_widen_it(generated: Generated) -> None:
+    def gone_policies_lend_nothing(case: Case) -> None:
+        moments = (case.now, case.now - timedelta(hours=3))
+        past = [replace(each, gone=moment) for moment in moments for each in (*case.owner, *case.operator)]
+        alone, found = case.lease(), case.lease(gone=past)
+        assert (found.state, found.policies) == (alone.state, alone.policies)
+        if found.state is State.OPEN:
+            assert found.amounts == alone.amounts
+
+    generated(1000, gone_policies_lend_nothing)
 
 
 def a_pod(case: Case) -> Object:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.quantity import Amounts
 from tapestry.syncer.leasing import FINISH, Lease, State, Terms
-from tapestry.syncer.reclaim import EVICTION_PAUSE, Reclaim, beyond, grace_of, reclaim_of
+from tapestry.syncer.reclaim import EVICTION_PAUSE, Reclaim, beyond, reclaim_of
 from tapestry.syncer.requests import effective_requests
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
@@ -172,12 +172,3 @@ def test_who_stays_fits_and_nobody_goes_in_vain(found: list[Object], cpu: int) -
     held = sum(map(effective_requests, stay), Amounts())["cpu"]
     assert held <= left["cpu"]
     assert all(held + effective_requests(pod)["cpu"] > left["cpu"] for pod in out)
-
-
-# -- how long
-
-
-@pytest.mark.parametrize(("asked", "grace"), [(None, 30), (0, 0), (10, 10), (30, 30), (3600, 30)])
-def test_a_reclaimed_pod_gets_its_own_grace_but_no_more_than_thirty_seconds(asked: int | None, grace: int) -> None:
-    pod = a_pod()
-    assert grace_of({**pod, "spec": {**pod["spec"], "terminationGracePeriodSeconds": asked}}) == grace

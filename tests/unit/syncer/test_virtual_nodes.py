@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
 from tapestry.apis.names import virtual_node_name
-from tapestry.apis.policies import ResourceLeasingPolicySpec
+from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.kube.conditions import find
 from tapestry.kube.names import label_value_complaint
 from tapestry.kube.objects import Object, annotations_of, labels_of, with_value
 from tapestry.kube.patches import merged, owned_patch
 from tapestry.kube.quantity import Amounts
-from tapestry.kube.selectors import EVERY_NODE
-from tapestry.syncer.leasing import FINISH, Grant, Lease, Policy, Side, State, Terms
-from tapestry.syncer.virtual_nodes import last_terms, taint_named, virtual_node, withdrawn
+from tapestry.kube.selectors import EVERY_NODE, node_selector
+from tapestry.syncer.leasing import FINISH, Grant, Lease, Policy, Rules, Side, State, Terms
+from tapestry.syncer.virtual_nodes import last_terms, remembering, taint_named, virtual_node, withdrawn
 from tapestry.syncer.windows import Schedule
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
@@ -41,7 +41,8 @@ def a_lease(state: State = State.OPEN, *policies: Policy, ends: datetime | None 
     nothing = Amounts()["cpu"]
     found = Amounts.parse(amounts or {"cpu": "4", "memory": "8Gi", "pods": "100"})
     grants = {resource: Grant(amount, "idle", nothing) for resource, amount in found.items()}
-    return Lease(state, "", found, grants, policies=policies, ends=ends, ends_soon=ends is not None)
+    told = {"ends": ends, "ends_soon": ends is not None}
+    return Lease(state, "", found, grants, policies=policies, deciders=policies, **told)
 
 
 READY = {
@@ -92,7 +93,7 @@ def converged(existing: Object | None, node: Object) -> Object:
 
 
 def pairs(node: Object) -> list[tuple[str, str]]:
-    return [(taint["key"], taint["effect"]) for taint in node["spec"]["taints"]]
+    return [(taint["key"], taint["effect"]) for taint in node["spec"]["taints"] or ()]
 
 
 # -- labels and annotations
@@ -164,6 +165,11 @@ def test_the_end_of_a_lease_is_told_when_it_is_near_and_then_no_more() -> None:
 def test_the_default_taint_is_there_unless_the_binding_says_otherwise() -> None:
     assert pairs(wanted()) == [(keys.VNODE_TAINT, "NoSchedule")]
     assert pairs(wanted(binding=a_binding(disable_node_default_taint=True))) == []
+
+
+def test_a_node_without_taints_is_not_written_again_because_the_server_keeps_no_empty_list() -> None:
+    bare = wanted(binding=a_binding(disable_node_default_taint=True))
+    assert owned_patch({**bare, "spec": {}}, bare) == {}
 
 
 def test_the_owners_taints_come_along_in_order_and_before_ours() -> None:
@@ -410,11 +416,21 @@ def test_where_no_policy_had_force_pods_finish() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nonsense", "[]", '{"force": 1}', '{"grace": -1}', '{"force": true, "grace": 1e30}']
+    "text",
+    [
+        *("", "nonsense", "[]", '{"force": true}', '[{"force": true}]'),
+        *(
+            f'[{{"policy": "owner/p", "force": true, {rest}}}]'
+            for rest in ('"grace": -1', '"grace": 1e30', '"gone": "2026-01-01T00:00:00"', '"lent": {"cpu": "lots"}')
+        ),
+        *(f'[{{"policy": "{policy}", "force": true}}]' for policy in ("p", "nobody/p", "owner/")),
+    ],
 )
 def test_terms_that_cannot_be_read_evict_nobody(text: str) -> None:
     node = edited(converged(None, wanted()), annotations={keys.LAST_TERMS: text})
     assert last_terms(node, NOW) == FINISH
+    rules = Rules([], [a_policy("other")], EVERY_NODE)
+    assert remembering(rules, a_node(), node, NOW) is rules
 
 
 def test_the_last_terms_outlive_policies_that_cannot_be_read() -> None:
@@ -424,3 +440,39 @@ def test_the_last_terms_outlive_policies_that_cannot_be_read() -> None:
     assert last_terms(held, NOW).deadline == NOW
     fresh = converged(None, wanted(lease=a_lease(State.CLOSED, typo)))
     assert last_terms(fresh, NOW).deadline is None
+
+
+# -- policies that are gone
+
+
+def rules_with(*policies: Policy) -> Rules:
+    return Rules([], list(policies), EVERY_NODE)
+
+
+def test_a_policy_that_is_gone_is_remembered_with_its_terms_and_what_the_node_lent() -> None:
+    given = a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60, evict_during_grace=True)
+    node = converged(None, wanted(lease=a_lease(State.OPEN, given, cpu="3")))
+    assert remembering(rules_with(given), a_node(), node, LATER).gone == ()
+    (gone,) = remembering(rules_with(a_policy("b")), a_node(), node, LATER).gone
+    assert (str(gone), gone.gone, gone.is_open(NOW), gone.is_open(LATER)) == ("owner/a", LATER, True, False)
+    assert (gone.spec.force_reclaim, gone.spec.graceful_reclaim_period_seconds) == (True, 60)
+    assert gone.spec.evict_during_grace
+    assert gone.limit_of("cpu") == ResourceLimit("cpu", quantity="3")
+
+
+def test_a_policy_that_no_longer_selects_the_node_is_gone_for_it() -> None:
+    node = converged(None, wanted(lease=a_lease(State.OPEN, a_policy("a"))))
+    elsewhere = replace(a_policy("a"), selector=node_selector({"nodeSelectorTerms": []}))
+    assert [str(each) for each in remembering(rules_with(elsewhere), a_node(), node, LATER).gone] == ["owner/a"]
+
+
+def test_since_when_a_policy_is_gone_and_what_it_lent_is_kept_as_long_as_it_makes_a_difference() -> None:
+    node = converged(None, wanted(lease=a_lease(State.OPEN, a_policy("a"), cpu="3")))
+    rules = remembering(rules_with(a_policy("b")), a_node(), node, LATER)
+    closed = replace(a_lease(State.CLOSED, a_policy("b"), cpu="1"), gone=tuple(rules.gone), deciders=tuple(rules.gone))
+    held = converged(node, wanted(lease=closed, existing=node, now=LATER))
+    again = remembering(rules_with(a_policy("b")), a_node(), held, LATER + timedelta(hours=1))
+    assert list(again.gone) == list(rules.gone)
+    assert owned_patch(held, wanted(lease=closed, existing=held, now=LATER)) == {}
+    opened = converged(held, wanted(lease=a_lease(State.OPEN, a_policy("b")), existing=held))
+    assert remembering(rules_with(a_policy("b")), a_node(), opened, LATER).gone == ()

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from tapestry.apis import keys
 from tapestry.client.client import PatchType
 from tapestry.kube.conditions import find
@@ -75,6 +77,36 @@ async def test_rule_2_a_virtual_cache_that_is_behind_runs_no_pod_that_is_gone() 
         world.up.api.thaw()
         await asyncio.sleep(60)
         assert await world.twins() == []
+
+
+@pytest.mark.parametrize("truth", ["mapped", "finished", "going", "replaced"])
+@in_virtual_time
+async def test_rule_2_a_pod_that_has_been_there_for_a_while_is_read_again_before_it_is_run(truth: str) -> None:
+    """A process that has just begun to lead may know of less than the one before it did."""
+    world = await a_world()
+    async with world.syncer() as site:
+        await world.add_pod()
+        await world.wait_for_pod(MAPPED)
+        waiting = {"phase": "Pending", "conditions": [], "types": [], "shown": ""}
+        then = {**site.virtual_pods.store.get("default/work"), "status": waiting}
+        await asyncio.sleep(FRESH.total_seconds())
+        if truth == "finished":
+            await world.end("Succeeded")
+            await world.wait_for_pod(phase("Succeeded"))
+        if truth == "replaced":
+            await world.delete_pod(grace=0)
+            await asyncio.sleep(1)
+    if truth != "replaced":
+        await world.stop()
+    else:
+        await world.add_pod(hostNetwork=True)
+    async with world.syncer() as site:
+        world.up.api.freeze()
+        if truth == "going":
+            await world.delete_pod(grace=300)
+        site.virtual_pods.store.put(then)
+        await look_again(site)
+        assert creations(world) == 1
 
 
 @in_virtual_time

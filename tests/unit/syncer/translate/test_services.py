@@ -151,9 +151,16 @@ def test_rule_9_an_address_that_means_something_else_to_whoever_calls_it_stays_a
 def test_whatever_a_slice_says_all_that_crosses_leads_somewhere(addresses: list[str]) -> None:
     twin = twin_slice(a_slice(*addresses), a_service(), EAST)
     assert twin is not None
-    found = [address for endpoint in twin["endpoints"] for address in endpoint["addresses"]]
+    found = [address for endpoint in twin["endpoints"] or () for address in endpoint["addresses"]]
     assert found == [address for address in addresses if leads_somewhere(address)]
-    assert all(endpoint["addresses"] for endpoint in twin["endpoints"])
+    assert all(endpoint["addresses"] for endpoint in twin["endpoints"] or ())
+
+
+def test_an_empty_list_is_none_as_a_server_shows_it() -> None:
+    twin = twin_slice({**a_slice(), "endpoints": None, "ports": None}, a_service(), EAST)
+    assert twin is not None
+    assert (twin["endpoints"], twin["ports"]) == (None, None)
+    assert twin_service(a_service(ports=[]), EAST)["spec"]["ports"] is None
 
 
 def test_a_slice_of_host_names_does_not_cross() -> None:

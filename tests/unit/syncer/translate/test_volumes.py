@@ -198,6 +198,14 @@ def test_rule_7_no_volume_below_names_a_secret_that_is_not_our_copy_of_one_of_th
     assert all(csi[field]["namespace"] == "m" and csi[field]["name"] in copies for field in named)
 
 
+def test_attributes_that_only_told_of_the_virtual_claim_leave_none_behind() -> None:
+    source = {"volumeAttributes": {"csi.storage.k8s.io/pv/name": "pv-1"}, "readOnly": False}
+    assert twin_volume(a_claim(), a_volume(source), EAST)["spec"]["csi"] == {
+        "driver": "disk.example",
+        "volumeHandle": "vol-1",
+    }
+
+
 def test_each_secret_is_needed_once() -> None:
     secret = {"name": "key", "namespace": "team-a"}
     assert secrets_of(a_volume({"nodeStageSecretRef": secret, "nodePublishSecretRef": secret})) == ["key"]

@@ -1,0 +1,156 @@
+"""Services of the virtual cluster below, between real API servers; the physical one has Kubernetes' own controllers."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
+from tapestry.kube.objects import Object, labels_of, name_of, named, uid_of, value_at
+from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, PODS, SERVICES
+from tapestry.local.kubernetes import ControlPlane
+from tapestry.syncer.translate.services import SERVICE_NAME, SLICE_MANAGER, twin_name
+
+from .lending import Lending, a_pod, an_object, give, install_kinds, wait_for_all, wait_until, wait_until_gone
+
+PORT = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
+
+
+@pytest.fixture(scope="module")
+def physical_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The physical cluster, with its own controllers."""
+    folder = tmp_path_factory.mktemp("physical")
+    with ControlPlane(folder, kube_assets, controller_manager=True, fsync=False) as plane:
+        asyncio.run(install_kinds(plane))
+        yield plane
+
+
+async def binding_at(site: Lending) -> Binding:
+    system = await site.virtual.get(NAMESPACES, "kube-system")
+    return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
+
+
+async def add_namespace(site: Lending, name: str = "team") -> str:
+    namespace = f"{site.name}-{name}"
+    await give(site.virtual, NAMESPACES, an_object("Namespace", {"name": namespace}))
+    return namespace
+
+
+async def add_service(site: Lending, namespace: str, name: str = "shop", **spec: Any) -> Object:
+    given = {"selector": {"app": name}, "ports": [PORT], **spec}
+    return await site.virtual.create(SERVICES, {**named(name, namespace), "spec": given})
+
+
+async def add_slice(site: Lending, namespace: str, *addresses: str, name: str = "shop") -> Object:
+    metadata = {"name": f"{name}-1", "namespace": namespace, "labels": {SERVICE_NAME: name}}
+    content = {"addressType": "IPv4", "endpoints": endpoints(*addresses), "ports": [{"name": "http", "port": 8080}]}
+    return await site.virtual.create(
+        ENDPOINT_SLICES, an_object("EndpointSlice", metadata, ENDPOINT_SLICES.api_version, **content)
+    )
+
+
+def endpoints(*addresses: str) -> list[Object]:
+    reference = {"kind": "Pod", "name": "shop-1", "namespace": "team"}
+    return [
+        {"addresses": [each], "conditions": {"ready": True}, "nodeName": "vnode", "zone": "a", "targetRef": reference}
+        for each in addresses
+    ]
+
+
+async def wait_for_slices(site: Lending, *addresses: str) -> list[Object]:
+    """The slices of ours below, once they have just these addresses."""
+
+    def have(slices: list[Object]) -> bool:
+        found = [each for slice in slices for endpoint in slice["endpoints"] or () for each in endpoint["addresses"]]
+        return sorted(found) == sorted(addresses)
+
+    return await wait_for_all(site.physical, ENDPOINT_SLICES, site.mount, have, labels=f"{SLICE_MANAGER}=tapestry")
+
+
+async def test_a_service_is_known_below_without_a_way_in_from_outside_and_follows(site: Lending) -> None:
+    namespace = await add_namespace(site)
+    await site.set_binding(serviceNamespaces=[namespace])
+    service = await add_service(site, namespace, type="LoadBalancer", externalIPs=["192.0.2.1"])
+    assert service["spec"]["ports"][0]["nodePort"]
+    await add_slice(site, namespace, "10.1.0.1", "10.1.0.2")
+    name = twin_name(service, await binding_at(site))
+    with site.syncer():
+        twin = await wait_until(site.physical, SERVICES, name, bool, site.mount)
+        assert twin["spec"]["type"] == "ClusterIP"
+        assert twin["spec"]["ports"] == [PORT]
+        assert not {"externalIPs", "selector", "loadBalancerClass", "healthCheckNodePort"} & twin["spec"].keys()
+        [slice] = await wait_for_slices(site, "10.1.0.1", "10.1.0.2")
+        assert labels_of(slice)[SERVICE_NAME] == name
+        assert [sorted(each) for each in slice["endpoints"]] == [["addresses", "conditions"]] * 2
+
+        await site.virtual.patch(ENDPOINT_SLICES, named("shop-1", namespace), {"endpoints": endpoints("10.1.0.3")})
+        await wait_for_slices(site, "10.1.0.3")
+        await site.virtual.patch(ENDPOINT_SLICES, named("shop-1", namespace), {"endpoints": []})
+        await wait_for_slices(site)
+        other = {**PORT, "port": 81}
+        await site.virtual.patch(SERVICES, named("shop", namespace), {"spec": {"ports": [other]}})
+        await wait_until(site.physical, SERVICES, name, lambda found: found["spec"]["ports"] == [other], site.mount)
+        await site.virtual.delete(SERVICES, named("shop", namespace))
+        await wait_until_gone(site.physical, SERVICES, name, site.mount)
+        await wait_for_slices(site)
+    # What a server adds to an object is no reason for another write; one that a lagging cache leads to is refused.
+    done = [each for each in site.writes() if each.get("namespace") == site.mount and each["code"] < 300]
+    made = [(each["verb"], each["resource"]) for each in done]
+    slices = ENDPOINT_SLICES.name
+    assert sorted(made) == sorted(
+        [
+            *(("create", "services"), ("patch", "services"), ("delete", "services")),
+            *(("create", slices), ("patch", slices), ("patch", slices), ("delete", slices)),
+        ]
+    )
+
+
+async def test_pods_find_the_services_of_their_namespace_at_the_addresses_that_these_have_below(site: Lending) -> None:
+    namespace = await add_namespace(site)
+    await site.set_binding(serviceNamespaces=[namespace])
+    service = await add_service(site, namespace)
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        pod = a_pod("work", site.above(node))
+        await site.virtual.create(PODS, {**pod, "metadata": {"name": "work", "namespace": namespace}})
+        ours = f"{keys.VIRTUAL_NAMESPACE}={namespace}"
+        [twin] = await wait_for_all(site.physical, PODS, site.mount, bool, labels=ours)
+        below = await site.physical.get(SERVICES, twin_name(service, await binding_at(site)), site.mount)
+        names = [f"shop{domain}" for domain in ("", f".{namespace}", f".{namespace}.svc")]
+        assert below["spec"]["clusterIP"] != service["spec"]["clusterIP"]
+        assert twin["spec"]["hostAliases"] == [
+            {"ip": below["spec"]["clusterIP"], "hostnames": [*names, f"{names[-1]}.cluster.local"]}
+        ]
+
+
+async def test_namespaces_come_and_go_and_a_headless_service_is_so_below(site: Lending) -> None:
+    first, second = [await add_namespace(site, name) for name in ("first", "second")]
+    for namespace in (first, second):
+        await add_service(site, namespace, clusterIP="None")
+    selector = f"{keys.CLUSTER_BINDING}={site.name}"
+
+    async def wait_for_namespaces(*namespaces: str) -> list[Object]:
+        def have(found: list[Object]) -> bool:
+            return sorted(labels_of(each)[keys.VIRTUAL_NAMESPACE] for each in found) == sorted(namespaces)
+
+        return await wait_for_all(site.physical, SERVICES, site.mount, have, labels=selector)
+
+    with site.syncer():
+        await site.set_binding(serviceNamespaces=[first])
+        [headless] = await wait_for_namespaces(first)
+        assert headless["spec"]["clusterIP"] == "None"
+        await site.set_binding(serviceNamespaces=[first, second])
+        await wait_for_namespaces(first, second)
+        await site.virtual.delete(SERVICES, named("shop", first))
+        made = await add_service(site, first)
+        name = twin_name(made, await binding_at(site))
+        another = lambda found: value_at(found, "spec", "clusterIP") != "None"  # noqa: E731
+        assert name_of(await wait_until(site.physical, SERVICES, name, another, site.mount)) == name_of(headless)
+        await site.set_binding(serviceNamespaces=[])
+        await wait_for_namespaces()

@@ -1,0 +1,179 @@
+"""Claims and volumes of the virtual cluster below, between real API servers.
+
+In the physical one Kubernetes' own controllers bind and protect them.  What a provisioner does above, and a kubelet
+below, is done by hand.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
+from tapestry.kube.conditions import find, is_true
+from tapestry.kube.objects import Object, name_of, named, uid_of, value_at
+from tapestry.kube.resources import (
+    NAMESPACES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    SECRETS,
+)
+from tapestry.local.kubernetes import ControlPlane
+from tapestry.syncer.translate.volumes import name_below
+
+from .lending import Lending, install_kinds, wait_until, wait_until_gone
+
+DRIVER = "disk.example"
+
+
+@pytest.fixture(scope="module")
+def physical_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The physical cluster, with its own controllers."""
+    folder = tmp_path_factory.mktemp("physical")
+    with ControlPlane(folder, kube_assets, controller_manager=True, fsync=False) as plane:
+        asyncio.run(install_kinds(plane))
+        yield plane
+
+
+async def binding_at(site: Lending) -> Binding:
+    system = await site.virtual.get(NAMESPACES, "kube-system")
+    return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
+
+
+async def add_claim(site: Lending, source: Object, *, storage_class: str = "fast") -> str:
+    """A claim that is bound to a volume of its own, which has its name."""
+    name = f"{site.name}-data"
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+        "storageClassName": storage_class,
+        "volumeName": name,
+    }
+    made = await site.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**named(name, "default"), "spec": claim})
+    reference = {"kind": "PersistentVolumeClaim", "namespace": "default", "name": name, "uid": uid_of(made)}
+    volume = {
+        "accessModes": ["ReadWriteOnce"],
+        "capacity": {"storage": "1Gi"},
+        "claimRef": reference,
+        "persistentVolumeReclaimPolicy": "Delete",
+        "storageClassName": storage_class,
+        **source,
+    }
+    await site.virtual.create(PERSISTENT_VOLUMES, {**named(name), "spec": volume})
+    status = {"phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
+    await site.virtual.patch(PERSISTENT_VOLUME_CLAIMS, named(name, "default"), {"status": status}, subresource="status")
+    return name
+
+
+def csi(**more: Any) -> Object:
+    return {"csi": {"driver": DRIVER, "volumeHandle": "vol-1", "fsType": "ext4", **more}}
+
+
+async def lend(site: Lending) -> str:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    return node
+
+
+async def bind_pod(site: Lending, node: str, claim: str) -> None:
+    await site.wait_for_virtual_node(node)
+    await site.bind_pod("work", node, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": claim}}])
+
+
+async def wait_for_claim(site: Lending, name: str, until: Any) -> Object:
+    return await wait_until(site.physical, PERSISTENT_VOLUME_CLAIMS, name, until, site.mount)
+
+
+def phase(wanted: str) -> Any:
+    return lambda obj: value_at(obj, "status", "phase") == wanted
+
+
+@pytest.mark.parametrize("storage_class", ["fast", ""])
+async def test_a_claim_and_its_volume_are_bound_below_grow_and_go_with_the_last_pod(
+    site: Lending, storage_class: str
+) -> None:
+    await site.set_binding(allowedVolumes={"drivers": [DRIVER]})
+    secret = {"name": f"{site.name}-key", "namespace": "default"}
+    await site.virtual.create(SECRETS, {"metadata": secret, "stringData": {"k": "v"}})
+    claim = await add_claim(site, csi(nodeStageSecretRef=secret), storage_class=storage_class)
+    node, binding = await lend(site), await binding_at(site)
+    volume_below, claim_below = name_below(binding, "", claim), name_below(binding, "default", claim)
+    with site.syncer():
+        await bind_pod(site, node, claim)
+        twin = await site.wait_for_twin("work")
+        mounted = next(each for each in twin["spec"]["volumes"] if each["name"] == "data")
+        assert mounted["persistentVolumeClaim"]["claimName"] == claim_below
+        await wait_for_claim(site, claim_below, phase("Bound"))
+        volume = await wait_until(site.physical, PERSISTENT_VOLUMES, volume_below, phase("Bound"))
+        assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+        reference = volume["spec"]["csi"]["nodeStageSecretRef"]
+        copy = await site.physical.get(SECRETS, reference["name"], reference["namespace"])
+        assert reference["namespace"] == site.mount
+        assert copy["data"] == {"k": "dg=="}
+
+        await grow(site, claim)
+        grown = lambda found: value_at(found, "spec", "capacity", "storage") == "2Gi"  # noqa: E731
+        await wait_until(site.physical, PERSISTENT_VOLUMES, volume_below, grown)
+        status = {"status": {"capacity": {"storage": "2Gi"}}}
+        below = named(claim_below, site.mount)
+        await site.physical.patch(PERSISTENT_VOLUME_CLAIMS, below, status, subresource="status")
+        has_grown = lambda found: value_at(found, "status", "capacity", "storage") == "2Gi"  # noqa: E731
+        told = await wait_until(site.virtual, PERSISTENT_VOLUME_CLAIMS, claim, has_grown, "default")
+        assert not is_true(told, "FileSystemResizePending")
+
+        await site.virtual.delete(PODS, named(f"{site.name}-work", "default"))
+        await wait_until_gone(site.physical, PERSISTENT_VOLUME_CLAIMS, claim_below, site.mount)
+        await wait_until_gone(site.physical, PERSISTENT_VOLUMES, volume_below)
+        await wait_until_gone(site.physical, SECRETS, name_of(copy), site.mount)
+        await site.virtual.get(PERSISTENT_VOLUMES, claim)
+    done = [each for each in site.writes() if "persistentvolume" in each["resource"] and each["code"] < 300]
+    made = [(each["verb"], each["resource"]) for each in done]
+    assert made == [
+        ("create", "persistentvolumes"),
+        ("create", "persistentvolumeclaims"),
+        ("patch", "persistentvolumes"),
+        ("patch", "persistentvolumeclaims"),  # the status of the virtual one
+        ("delete", "persistentvolumeclaims"),
+        ("delete", "persistentvolumes"),
+    ]
+
+
+async def grow(site: Lending, claim: str) -> None:
+    """What a resizer does above."""
+    await site.virtual.patch(PERSISTENT_VOLUMES, named(claim), {"spec": {"capacity": {"storage": "2Gi"}}})
+    pending = {"type": "FileSystemResizePending", "status": "True"}
+    status = {"status": {"conditions": [pending], "allocatedResourceStatuses": {"storage": "NodeResizePending"}}}
+    await site.virtual.patch(PERSISTENT_VOLUME_CLAIMS, named(claim, "default"), status, subresource="status")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ({"hostPath": {"path": "/etc"}}, "spec: the volume is of no CSI driver"),
+        ({"nfs": {"server": "192.0.2.1", "path": "/"}}, "spec: the volume is of no CSI driver"),
+        ({"csi": {"driver": "other.example", "volumeHandle": "v"}}, "spec.csi.driver: other.example is not"),
+        (csi(nodePublishSecretRef={"name": "x", "namespace": "kube-system"}), "spec.csi.nodePublishSecretRef: kube-"),
+    ],
+    ids=["hostPath", "nfs", "driver", "secret"],
+)
+async def test_whatever_is_not_allowed_stays_above_with_a_reason(site: Lending, source: Object, why: str) -> None:
+    await site.set_binding(allowedVolumes={"drivers": [DRIVER]}, podSecurity="privileged")
+    claim = await add_claim(site, source)
+    node = await lend(site)
+    with site.syncer():
+        await bind_pod(site, node, claim)
+
+        def is_told(pod: Object) -> bool:
+            return find(value_at(pod, "status", "conditions"), keys.MAPPED) is not None
+
+        said = find((await site.wait_for_pod("work", is_told))["status"]["conditions"], keys.MAPPED) or {}
+        assert (said["status"], said["reason"]) == ("False", "VolumeNotAllowed")
+        assert said["message"].startswith(why)
+        assert await site.physical.list(PERSISTENT_VOLUME_CLAIMS, site.mount) == []
+        assert await site.physical.list(PERSISTENT_VOLUMES, labels=f"{keys.CLUSTER_BINDING}={site.name}") == []
+        assert await site.physical.list(PODS, site.mount) == []

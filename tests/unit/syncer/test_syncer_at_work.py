@@ -1,0 +1,130 @@
+"""A whole syncer between two clusters of this process: what the parts do together when something is in the way."""
+
+import asyncio
+from typing import Any
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.transport import Request
+from tapestry.client.waiting import wait_for
+from tapestry.controller.testing import run
+from tapestry.kube.errors import ApiError, Forbidden, NotFound
+from tapestry.kube.objects import Object, name_of, named
+from tapestry.kube.resources import LEASES, NODES, PODS
+from tapestry.syncer.bottomup.leases import NAMESPACE as NODE_LEASES
+from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.virtual_nodes import taint_named
+
+from .world import World, a_world, nothing
+
+WEB = [{"containerPort": 80, "hostPort": 80}]
+
+
+async def placeholders(world: World) -> list[Object]:
+    return await world.virtual.list(PODS, keys.HOST_PORTS_NAMESPACE)
+
+
+def no_host_ports_namespace(request: Request) -> ApiError | None:
+    if request.method == "POST" and f"/namespaces/{keys.HOST_PORTS_NAMESPACE}/pods" in request.path:
+        return NotFound(404, "NotFound", f'namespaces "{keys.HOST_PORTS_NAMESPACE}" not found')
+    return None
+
+
+def test_where_the_namespace_for_host_ports_is_missing_they_are_not_shown_and_all_else_goes_on(caplog: Any) -> None:
+    async def story() -> None:
+        world = await a_world("east")
+        world.up.refusal = no_host_ports_namespace
+        await world.add_foreign_pod("web", "n1", ports=WEB)
+        async with world.syncer("east"):
+            await asyncio.sleep(60)
+            assert await placeholders(world) == []
+            assert any("`tapestry manifests` has it" in str(record.__dict__) for record in caplog.records)
+            await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": True}})
+            cordoned = lambda node: taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE) is not None  # noqa: E731
+            await wait_for(world.virtual, NODES, "vnode-east-n1", until=cordoned, timeout=5)
+            world.up.refusal = nothing  # somebody makes it
+            await asyncio.sleep(600)
+            assert len(await placeholders(world)) == 1
+
+    run(story())
+
+
+def test_an_unbinding_does_not_wait_for_the_host_ports_of_another_binding() -> None:
+    async def story() -> None:
+        world = await a_world("east", "west")
+        await world.add_foreign_pod("web", "n1", ports=WEB)
+        async with world.syncer("east"), world.syncer("west"):
+            await asyncio.sleep(5)
+            assert len(await placeholders(world)) == 2
+            await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+            await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
+            assert [pod["spec"]["nodeName"] for pod in await placeholders(world)] == ["vnode-west-n1"]
+
+    run(story())
+
+
+def test_one_pod_whose_going_is_refused_keeps_no_other_and_is_tried_again() -> None:
+    async def story() -> None:
+        world = await a_world("east")
+        async with world.syncer("east"):
+            for name in ("a", "b", "c"):
+                await world.add_pod(name)
+            await asyncio.sleep(5)
+            assert len(await world.twins()) == 3
+            world.up.refusal = lambda request: (
+                Forbidden(403, "Forbidden", "a webhook says no")
+                if (request.method, request.path) == ("DELETE", "/api/v1/namespaces/default/pods/a")
+                else None
+            )
+            await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+            await asyncio.sleep(2)
+            assert await world.staying() == ["a"]
+            world.up.refusal = nothing
+            await asyncio.sleep(300)
+            assert await world.staying() == []
+
+    run(story())
+
+
+def test_a_node_lease_without_its_node_is_swept_when_it_is_seen_so_twice() -> None:
+    async def story() -> None:
+        world = await a_world("east")
+        await world.virtual.create(NODES, {"metadata": {"name": "vnode-east-2-n1"}})  # of the binding east-2
+        async with world.syncer("east"):
+            for name in ("vnode-east-gone", "vnode-east-2-n1", "vnode-west-gone"):
+                owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": f"uid of {name}"}
+                await world.virtual.create(
+                    LEASES, {"metadata": {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]}}
+                )
+            between = SyncerConfig().check_seconds
+            await asyncio.sleep(1.5 * between)
+            assert "vnode-east-gone" in [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASES)]
+            await asyncio.sleep(between)
+            found = [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASES)]
+            assert found == ["vnode-east-2-n1", "vnode-east-n1", "vnode-west-gone"]
+
+    run(story())
+
+
+def test_pods_under_a_gentle_policy_outlive_it_beside_a_forceful_one_that_closed_long_before() -> None:
+    async def story() -> None:
+        world = await a_world("east")
+        window = {"start": "03:00", "end": "03:01"}
+        spec = {"cluster": "east", "timeWindows": [window], "forceReclaim": True}
+        await world.virtual.create(POLICIES, {**named("night"), "spec": spec})
+        async with world.syncer("east"):
+            await world.add_pod("work")
+            await world.wait_for_twin()
+            await world.place()
+            await world.start()
+            await asyncio.sleep(3600)
+            await world.virtual.delete(POLICIES, named("east-all"))
+            await asyncio.sleep(3600)
+            node = await world.virtual.get(NODES, "vnode-east-n1")
+            assert taint_named(node, keys.OUT_OF_TIME_WINDOWS) is not None
+            assert await world.staying() == ["work"]
+            await asyncio.sleep(2 * 3600)  # the window opens, and closes with force
+            assert await world.staying() == []
+
+    run(story())
