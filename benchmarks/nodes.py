@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.integration.lending import Lending, install_kinds, lending, ready, wait_for_all
+from tests.integration.crowds import wait_until_lent
+from tests.integration.lending import Lending, install_kinds, lending, ready
+from tests.integration.processes import cpu_seconds, rss_megabytes
 
 from benchmarks.table import Row, say, table
-from tapestry.apis import keys
 from tapestry.kube.objects import Object, named, value_at
 from tapestry.kube.resources import LEASES, NODES
 from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
@@ -27,7 +28,6 @@ BARS = {100: 3, 1_000: 15}
 REST = 30
 REPORT_SECONDS = 300
 AT_ONCE = 16
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,7 @@ async def leased(virtual: ControlPlane, physical: ControlPlane, folder: Path, co
         await site.add_policy("all")
         started = time.monotonic()
         with site.syncer() as process:
-            await wait_for_all(
-                site.virtual,
-                NODES,
-                None,
-                lambda found: sum(bool(value_at(node, "status", "allocatable")) for node in found) == count,
-                labels=f"{keys.CLUSTER_BINDING}={site.name}",
-                timeout=120,
-            )
+            await wait_until_lent(site, count)
             seconds = time.monotonic() - started
             say(f"nodes: {count:,} leased after {seconds:.1f} s; at rest for {REST} s")
             await site.wait_for_binding(lambda found: value_at(found, "status", "nodes") == count)
@@ -130,16 +123,6 @@ async def in_parallel(names: list[str], do: Callable[[str], Awaitable[None]]) ->
     async with asyncio.TaskGroup() as group:
         for first in range(AT_ONCE):
             group.create_task(some(names[first::AT_ONCE]))
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def rss_megabytes(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1000
 
 
 if __name__ == "__main__":

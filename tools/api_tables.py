@@ -4,8 +4,8 @@
 
 Needs Go for its module cache; the file is committed, so nothing else does.  Of the discovery documents it takes which
 resources there are, of the OpenAPI documents what their fields are; descriptions, and defaults that only say that a
-field is empty when it is empty, are left behind.  Versions that a server does not serve unless told so (alpha, beta)
-are left out.
+field is empty when it is empty, are left behind, except of structs, which are there even when nobody set them.
+Versions that a server does not serve unless told so (alpha, beta) are left out.
 """
 
 import gzip
@@ -122,7 +122,7 @@ def reduced(schema: Json) -> Json:
         found["$ref"] = schema["$ref"].rpartition("/")[2]
     if "oneOf" in schema:
         found["x-kubernetes-int-or-string"] = True
-    if schema.get("default") not in (None, "", 0, False, {}):
+    if schema.get("default") not in (None, "", 0, False, {}) or (schema.get("default") == {} and "$ref" in schema):
         found["default"] = schema["default"]
     if "properties" in schema:
         found["properties"] = {name: reduced(each) for name, each in schema["properties"].items()}

@@ -9,7 +9,7 @@ from tapestry.apis.rights import Place, Right, placed, single
 from tapestry.kube.objects import value_at
 from tapestry.local.kubernetes import ControlPlane
 
-BINDINGS = ("rolebindings", "clusterrolebindings")
+GRANTS = ("roles", "rolebindings", "clusterroles", "clusterrolebindings")
 
 
 class Request(NamedTuple):
@@ -42,11 +42,11 @@ class Ledger:
 
     def requests(self, *, refused: bool) -> set[Request]:
         """What the account asked for, as long as it had its rights: whoever takes them away does not wait for it."""
-        user, found, is_bound = f"system:serviceaccount:{self.namespace}:{self.account}", set(), True
+        user, found, has_them = f"system:serviceaccount:{self.namespace}:{self.account}", set(), True
         for request, by, code in audited(self.plane):
-            if request.kind in BINDINGS and request.name == self.account and code < 300:
-                is_bound = request.verb != "delete"
-            if by == user and is_bound and (code == 403) == refused:
+            if request.kind in GRANTS and request.name.startswith(self.account) and code < 300:
+                has_them = request.verb != "delete"
+            if by == user and has_them and (code == 403) == refused:
                 found.add(request)
         return found
 
@@ -55,8 +55,8 @@ class Ledger:
         granted, needed = self.granted(), set()
         for request in self.requests(refused=False):
             covering = [right for right in granted if covers(right, request)]
-            narrowest = max((width(right) for right in covering), default=0)
-            needed |= {right for right in covering if width(right) == narrowest}
+            narrowest = max(map(narrowness, covering), default=0)
+            needed |= {right for right in covering if narrowness(right) == narrowest}
         return [right for right in granted if right not in needed]
 
 
@@ -81,8 +81,7 @@ def covers(right: Right, request: Request) -> bool:
     )
 
 
-def width(right: Right) -> int:
-    """The narrower, the more."""
+def narrowness(right: Right) -> int:
     return bool(right.namespace) + 2 * bool(right.names)
 
 

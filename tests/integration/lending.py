@@ -92,6 +92,19 @@ class Lending:
         """A pod in the virtual cluster, bound to the virtual node of `node`."""
         return await self.virtual.create(PODS, a_pod(f"{self.name}-{name}", self.above(node), **spec))
 
+    async def run_pod(self, name: str, node: str, **spec: Any) -> Object:
+        """A pod whose twin has its place below: from here on it is for a kubelet, that is `end_twin`, to end it."""
+        pod = await self.bind_pod(name, node, **spec)
+        twin = await self.wait_for_twin(name)
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        where = {"name": name_of(twin), "namespace": self.mount}
+        await self.physical.create(PODS, an_object("Binding", where, target=target), subresource="binding")
+        return pod
+
+    async def end_twin(self, name: str) -> None:
+        """What a kubelet does last with a pod that is to go: the twin is gone."""
+        await self.physical.delete(PODS, named(await self.twin_name(name), self.mount), grace_seconds=0)
+
     async def end_pod(self, name: str) -> None:
         """What a kubelet does last: the pod is gone."""
         await self.virtual.delete(PODS, named(f"{self.name}-{name}", "default"), grace_seconds=0)

@@ -14,7 +14,7 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.policies import POLICIES
+from tapestry.apis.rights import SYNCER_BELOW
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import load
@@ -176,10 +176,7 @@ async def test_the_kubeconfig_that_join_makes_is_the_syncers_and_nobody_elses(
     assert who.startswith(f"system:serviceaccount:{owner.name}:tapestry-syncer-{owner.name}-")
     listed = kubectl("auth", "can-i", "--list", "--namespace", owner.name, kubeconfig=file).splitlines()[1:]
     allowed = {line.split()[0] for line in listed if not line.startswith((" ", "selfsubject"))}
-    assert allowed == {
-        *("nodes", "pods", "csinodes.storage.k8s.io", "namespaces", "serviceaccounts/token"),
-        *(POLICIES.name, f"{POLICIES.name}/status"),
-    }
+    assert allowed == {"/".join(filter(None, (right.resource.name, right.subresource))) for right in SYNCER_BELOW}
 
 
 async def test_a_token_of_an_account_that_was_made_anew_is_replaced(owner: Owner) -> None:

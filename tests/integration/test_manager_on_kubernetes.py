@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
 from tapestry.apis.rights import SYNCER_BELOW, Place, placed, rules
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
@@ -28,10 +28,11 @@ from tapestry.client.kubeconfig import load
 from tapestry.client.waiting import wait_for
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import Conflict, Invalid
-from tapestry.kube.objects import Object, named, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of, value_at
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
+    CONFIGMAPS,
     DEPLOYMENTS,
     NAMESPACES,
     NODES,
@@ -350,6 +351,36 @@ async def test_a_cluster_that_is_gone_can_be_left_by_force(world: World, kubectl
         assert await world.virtual.list(PODS, fields="spec.nodeName=vnode-gone-a") == []
     told = kubectl("get", "events", "-n", "default", "--field-selector=reason=LeftBehind", "-o", "yaml")
     assert "twins of the pods default/web" in told
+
+
+async def test_safety_rule_8_what_was_left_by_force_goes_when_the_cluster_returns(world: World) -> None:
+    await world.add_secret("back", {"kubeconfig": await world.account()})
+    system = await world.virtual.get(NAMESPACES, "kube-system")
+    with world.manager():
+        await world.add_binding("back")
+        binding = await world.reaches("back", "Ready")
+        ours = binding_of(binding, uid_of(system)).owner_labels()
+        theirs = {**ours, keys.CLUSTER_BINDING_UID: "another"}
+        spec = {"containers": [{"name": "web", "image": "web"}]}
+        for name, labels in (("ours", ours), ("theirs", theirs)):
+            metadata = {"name": name, "namespace": MOUNT, "labels": labels}
+            await world.physical.create(PODS, {"metadata": metadata, "spec": spec})
+            for resource in (CONFIGMAPS, SECRETS):
+                await world.physical.create(resource, {"metadata": metadata})
+        world.plane.pause("kube-apiserver")
+        try:
+            by_force = {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}}
+            await world.virtual.patch(CLUSTER_BINDINGS, named("back"), by_force)
+            await world.unbind("back")
+            marked = await world.virtual.get(SECRETS, "back", SYSTEM)
+            assert uid_of(binding) in annotations_of(marked)[keys.LEFT_BEHIND]
+        finally:
+            world.plane.resume("kube-apiserver")
+        swept = lambda secret: keys.LEFT_BEHIND not in annotations_of(secret)  # noqa: E731
+        await wait_for(world.virtual, SECRETS, "back", SYSTEM, until=swept, timeout=60)
+    for resource in (PODS, CONFIGMAPS, SECRETS):
+        left = await world.physical.list(resource, MOUNT, labels=keys.CLUSTER_BINDING_UID)
+        assert [name_of(each) for each in left] == ["theirs"]
 
 
 async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:

@@ -19,6 +19,7 @@ from tapestry.local.kubernetes import ControlPlane
 from .lending import (
     Lending,
     client_of,
+    ends,
     going,
     install_kinds,
     lending,
@@ -152,23 +153,29 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
                     )
                     assert patience_of(pod) == {NOT_READY: seconds, UNREACHABLE: seconds}
                     assert not going(pod)
+                    assert not going(await held.wait_for_twin(name))
                 await evicted.wait_for_virtual_node(f"{evicted.name}-n1", lambda found: readiness(found) == "True")
 
 
-async def test_safety_rule_8_a_cluster_that_does_not_answer_can_be_left(
+async def test_safety_rule_8_a_silent_cluster_keeps_nothing_above_and_is_let_go_once_nothing_is_left_there(
     watchful_plane: ControlPlane, frail_plane: ControlPlane, tmp_path: Path
 ) -> None:
+    """To let go of one that never answers again takes force: that is for the manager's tests."""
     await install_kinds(frail_plane)
     async with lending(watchful_plane, frail_plane, tmp_path, unbindGraceSeconds=0) as site:
         await site.add_node(f"{site.name}-n1")
         await site.add_policy("all")
         await site.add_policy("owners", below=True)
-        with site.syncer(silence_seconds="4"):
+        with site.syncer(silence_seconds="4") as process:
             await bind_pods(site, await trusted_node(site), {"one": 3600})
+            await site.wait_for_twin("one")
             await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
             frail_plane.pause("kube-apiserver")
             await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
             await wait_until_gone(site.virtual, PODS, f"{site.name}-one", "default")
             await site.wait_until_virtual_node_is_gone(f"{site.name}-n1")
-            await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
-            frail_plane.resume("kube-apiserver")  # or our own client of it could not be closed
+            assert going(await site.wait_for_binding(bool))
+            frail_plane.resume("kube-apiserver")
+            await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name, timeout=60)
+            assert await ends(process) == 0
+        assert await site.physical.list(PODS, site.mount) == []

@@ -4,82 +4,429 @@ What each test shows is named as in the list of scenarios that Kubeocean is test
 differ on purpose where docs/reference/compatibility.md says so.
 """
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from tapestry.apis import keys
-from tapestry.kube.conditions import is_true
-from tapestry.kube.objects import annotations_of, labels_of, name_of, named, uid_of, value_at
-from tapestry.kube.resources import PODS
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.client.client import PatchType
+from tapestry.kube.conditions import find, is_true
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    is_deleting,
+    labels_of,
+    name_of,
+    named,
+    uid_of,
+    value_at,
+    version_of,
+)
+from tapestry.kube.resources import NAMESPACES, NODES, PODS, Resource
+from tapestry.local.kubernetes import ControlPlane
+from tapestry.manager.joining import PRIORITY_CLASSES
 
-from .lending import Lending
+from .lending import Lending, Until, a_pod, an_object, ends, give, lending, lends, wait_until, wait_until_gone
 
+QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
+LONG_AGO = "2026-01-01T00:00:00Z"
 RUNNING = {
     "phase": "Running",
+    "startTime": LONG_AGO,
     "hostIP": "10.9.0.1",
     "podIP": "10.9.1.1",
     "podIPs": [{"ip": "10.9.1.1"}],
-    "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+    "conditions": [
+        {"type": "Ready", "status": "True", "lastTransitionTime": LONG_AGO, "lastProbeTime": None},
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": LONG_AGO},
+    ],
+    "containerStatuses": [
+        {
+            "name": "c",
+            "image": "none",
+            "imageID": "sha256:1",
+            "containerID": "containerd://1",
+            "ready": True,
+            "started": True,
+            "restartCount": 1,
+            "state": {"running": {"startedAt": LONG_AGO}},
+            "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": LONG_AGO}},
+        }
+    ],
 }
+
+
+def mapped(pod: Object) -> bool:
+    return is_true(pod, keys.MAPPED)
+
+
+def phase(wanted: str) -> Until:
+    return lambda pod: bool(value_at(pod, "status", "phase") == wanted)
+
+
+def told(type: str, reason: str) -> Until:
+    return lambda obj: (find(value_at(obj, "status", "conditions"), type) or {}).get("reason") == reason
+
+
+async def a_node(site: Lending) -> str:
+    """A node that is lent; its virtual one comes with the syncer."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    return node
+
+
+async def twins(site: Lending) -> list[Object]:
+    return await site.physical.list(PODS, site.mount)
+
+
+# -- mapped
 
 
 async def test_a_bound_pod_has_one_twin_that_is_pinned_and_least_important(site: Lending) -> None:
     """P1."""
-    await site.add_node(f"{site.name}-n1")
-    await site.add_policy("all")
+    node = await a_node(site)
     with site.syncer():
-        await site.wait_for_virtual_node(f"{site.name}-n1")
-        pod = await site.bind_pod("work", f"{site.name}-n1")
+        await site.wait_for_virtual_node(node)
+        pod = await site.bind_pod("work", node)
         twin = await site.wait_for_twin("work")
-        [term] = twin["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-            "nodeSelectorTerms"
-        ]
-        assert term == {
-            "matchFields": [{"key": "metadata.name", "operator": "In", "values": [f"{site.name}-n1"]}]
-        }
+        affinity = twin["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        [term] = affinity["nodeSelectorTerms"]
+        assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
         assert twin["spec"]["priorityClassName"] == keys.PRIORITY_CLASS
-        assert twin["spec"]["priority"] == -10000
+        assert (twin["spec"]["priority"], twin["spec"]["preemptionPolicy"]) == (-10000, "Never")
         assert labels_of(twin)[keys.MANAGED_BY] == keys.TAPESTRY
         assert annotations_of(twin)[keys.VIRTUAL_POD_UID] == uid_of(pod)
-        shown = await site.wait_for_pod("work", lambda pod: is_true(pod, keys.MAPPED))
+        shown = await site.wait_for_pod("work", mapped)
         assert annotations_of(shown)[keys.PHYSICAL_POD_NAME] == name_of(twin)
         assert annotations_of(shown)[keys.PHYSICAL_POD_UID] == uid_of(twin)
+        assert len(await twins(site)) == 1
 
 
-async def test_what_a_twin_says_of_itself_is_the_pods_status(site: Lending) -> None:
-    """P6."""
-    await site.add_node(f"{site.name}-n1")
-    await site.add_policy("all")
+async def test_the_bindings_own_priority_class_is_used(
+    virtual_plane: ControlPlane, physical_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """P16; and until there is one nothing is mapped, and the binding says why."""
+    async with lending(virtual_plane, physical_plane, tmp_path, podPriorityClassName="owners-choice") as site:
+        node = await a_node(site)
+        with site.syncer():
+            await site.wait_for_virtual_node(node)
+            await site.bind_pod("work", node)
+            await site.wait_for_binding(told("Permitted", "PriorityClassMissing"))
+            assert await twins(site) == []
+            chosen = an_object("PriorityClass", {"name": "owners-choice"}, "scheduling.k8s.io/v1", value=-77)
+            await give(site.physical, PRIORITY_CLASSES, chosen)
+            twin = await site.wait_for_twin("work", timeout=60)
+            assert (twin["spec"]["priorityClassName"], twin["spec"]["priority"]) == ("owners-choice", -77)
+            await site.wait_for_binding(lambda found: is_true(found, "Permitted"))
+
+
+async def test_a_pod_that_is_not_on_a_virtual_node_stays_where_it_is(site: Lending) -> None:
+    """P3 and P4; whoever sees the twin of a later pod has seen the earlier ones."""
+    node, plain = await a_node(site), f"{site.name}-plain"
+    await site.virtual.create(NODES, an_object("Node", {"name": plain}))
+    await site.virtual.create(PODS, a_pod(f"{site.name}-elsewhere", plain))
+    unbound = a_pod(f"{site.name}-unbound", "")
+    await site.virtual.create(PODS, {**unbound, "spec": {"containers": unbound["spec"]["containers"]}})
     with site.syncer():
-        await site.wait_for_virtual_node(f"{site.name}-n1")
-        await site.bind_pod("work", f"{site.name}-n1")
-        await site.wait_for_twin("work")
+        await site.wait_for_virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.wait_for_pod("work", mapped)
+        assert [annotations_of(twin)[keys.VIRTUAL_POD_NAME] for twin in await twins(site)] == [f"{site.name}-work"]
+
+
+async def test_namesakes_in_two_namespaces_have_two_twins(site: Lending) -> None:
+    """P10."""
+    node, other = await a_node(site), f"{site.name}-other"
+    await site.virtual.create(NAMESPACES, an_object("Namespace", {"name": other}))
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        await site.bind_pod("work", node)
+        second = a_pod(f"{site.name}-work", site.above(node))
+        await site.virtual.create(PODS, {**second, "metadata": {"name": f"{site.name}-work", "namespace": other}})
+        await site.wait_for_pod("work", mapped)
+        await wait_until(site.virtual, PODS, f"{site.name}-work", mapped, other)
+        names = {name_of(twin) for twin in await twins(site)}
+        assert len(names) == 2
+        assert all(name.startswith(f"{site.name}-work-") for name in names)
+
+
+async def test_what_a_twin_says_of_itself_is_the_pods_status_and_costs_two_writes_in_all(site: Lending) -> None:
+    """P6."""
+    node = await a_node(site)
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.wait_for_pod("work", mapped)
         await site.set_twin_status("work", **RUNNING)
-        pod = await site.wait_for_pod("work", lambda pod: value_at(pod, "status", "phase") == "Running")
-        assert pod["status"]["podIP"] == "10.9.1.1"
+        pod = await site.wait_for_pod("work", phase("Running"))
+        assert (pod["status"]["podIP"], pod["status"]["hostIP"]) == ("10.9.1.1", "10.9.0.1")
         assert is_true(pod, "Ready")
         assert is_true(pod, keys.MAPPED)
+        twin = await site.wait_for_twin("work")
+        assert pod["status"]["containerStatuses"] == twin["status"]["containerStatuses"]
+    writes = [(write["verb"], write.get("namespace")) for write in site.writes() if write["resource"] == "pods"]
+    assert writes.count(("create", site.mount)) == len(writes) - writes.count(("patch", "default")) == 1
+    assert writes.count(("patch", "default")) <= 2
 
 
-async def test_a_deleted_pod_goes_after_its_twin(site: Lending) -> None:
-    """P2."""
-    await site.add_node(f"{site.name}-n1")
-    await site.add_policy("all")
+async def test_a_restart_touches_no_pod(site: Lending) -> None:
+    node = await a_node(site)
     with site.syncer():
-        await site.wait_for_virtual_node(f"{site.name}-n1")
-        await site.bind_pod("work", f"{site.name}-n1")
-        await site.wait_for_pod("work", lambda pod: is_true(pod, keys.MAPPED))
-        await site.virtual.delete(PODS, named(f"{site.name}-work", "default"))
+        await site.wait_for_virtual_node(node)
+        for name in ("runs", "finished", "finished-and-gone", "waits"):
+            await site.bind_pod(name, node)
+            await site.wait_for_pod(name, mapped)
+        await site.bind_pod("refused", node, hostNetwork=True)
+        await site.wait_for_pod("refused", told(keys.ACCEPTED, "PodSecurity"))
+        await site.set_twin_status("runs", **RUNNING)
+        for name in ("finished", "finished-and-gone"):
+            await site.set_twin_status(name, phase="Succeeded")
+            await site.wait_for_pod(name, phase("Succeeded"))
+        await site.end_twin("finished-and-gone")
+        await site.wait_for_pod("runs", phase("Running"))
+    before = len(site.writes())
+    with site.syncer():
+        await site.bind_pod("later", node)
+        await site.wait_for_pod("later", mapped)
+    after = [write["name"] for write in site.writes()[before:] if write["resource"] == "pods"]
+    assert set(after) == {f"{site.name}-later", await site.twin_name("later")}
+
+
+# -- changed
+
+
+async def test_labels_a_debugger_and_a_resize_follow_and_what_was_added_below_stays(site: Lending) -> None:
+    node = await a_node(site)
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        await site.run_pod("work", node, requests={"cpu": "1"})
+        pod, below = named(f"{site.name}-work", "default"), named(await site.twin_name("work"), site.mount)
+        await site.physical.patch(PODS, below, {"metadata": {"labels": {"owner": "yes"}}})
+        await site.virtual.patch(PODS, pod, {"metadata": {"labels": {"app": "web", "tier": "one"}}})
+        await site.wait_for_twin("work", lambda twin: labels_of(twin).get("app") == "web")
+        await site.virtual.patch(PODS, pod, {"metadata": {"labels": {"app": None}}})
+        debugger = {"name": "debugger", "image": "none", "terminationMessagePolicy": "File"}
+        await change(site, pod, {"ephemeralContainers": [debugger]}, "ephemeralcontainers")
+        await change(site, pod, {"containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]}, "resize")
+        await change(site, pod, {"containers": [{"name": "c", "image": "other"}]})
+        twin = await site.wait_for_twin(
+            "work",
+            lambda twin: (
+                bool(twin["spec"].get("ephemeralContainers"))
+                and twin["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "2"}
+                and twin["spec"]["containers"][0]["image"] == "other"
+                and "app" not in labels_of(twin)
+            ),
+        )
+        assert (labels_of(twin)["owner"], labels_of(twin)["tier"]) == ("yes", "one")
+
+
+async def change(site: Lending, pod: Object, spec: Object, subresource: str | None = None) -> None:
+    await site.virtual.patch(PODS, pod, {"spec": spec}, type=PatchType.STRATEGIC, subresource=subresource)
+
+
+# -- ended
+
+
+async def test_a_deleted_pod_goes_after_its_twin_with_the_same_time_to_stop(site: Lending) -> None:
+    """P2."""
+    node = await a_node(site)
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        pod = await site.run_pod("work", node, terminationGracePeriodSeconds=600)
+        await site.wait_for_pod("work", mapped)
+        await site.virtual.delete(PODS, named(name_of(pod), "default"))
+        await site.wait_for_twin("work", lambda twin: twin["metadata"].get("deletionGracePeriodSeconds") == 600)
+        await site.virtual.delete(PODS, named(name_of(pod), "default"), grace_seconds=60)
+        await site.wait_for_twin("work", lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] == 60)
+        assert is_deleting(await site.wait_for_pod("work", bool))
+        await site.end_twin("work")
         await site.wait_until_pod_is_gone("work")
-        assert await site.physical.list(PODS, site.mount) == []
+        assert await twins(site) == []
+
+
+async def test_a_namesake_runs_after_the_twin_of_the_first_is_gone(site: Lending) -> None:
+    node = await a_node(site)
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        await site.run_pod("work", node)
+        await site.wait_for_pod("work", mapped)
+        await site.end_pod("work")  # by force
+        second = await site.bind_pod("work", node)
+        await site.wait_for_twin("work", is_deleting)
+        assert not mapped(await site.wait_for_pod("work", bool))
+        await site.end_twin("work")
+        await site.wait_for_twin("work", lambda twin: annotations_of(twin)[keys.VIRTUAL_POD_UID] == uid_of(second))
+        await site.wait_for_pod("work", mapped)
 
 
 async def test_a_pod_whose_twin_was_deleted_below_has_failed(site: Lending) -> None:
     """P12."""
-    await site.add_node(f"{site.name}-n1")
-    await site.add_policy("all")
+    node = await a_node(site)
     with site.syncer():
-        await site.wait_for_virtual_node(f"{site.name}-n1")
-        await site.bind_pod("work", f"{site.name}-n1")
-        await site.wait_for_pod("work", lambda pod: is_true(pod, keys.MAPPED))
-        await site.physical.delete(PODS, named(await site.twin_name("work"), site.mount), grace_seconds=0)
-        pod = await site.wait_for_pod("work", lambda pod: value_at(pod, "status", "phase") == "Failed")
+        await site.wait_for_virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.wait_for_pod("work", mapped)
+        await site.end_twin("work")
+        pod = await site.wait_for_pod("work", phase("Failed"))
         assert pod["status"]["reason"] == "PhysicalPodLost"
-        assert await site.physical.list(PODS, site.mount) == []
+        assert await twins(site) == []
+
+
+async def test_a_pod_whose_twin_was_evicted_below_says_so(site: Lending) -> None:
+    node = await a_node(site)
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        await site.run_pod("work", node)
+        await site.set_twin_status("work", **RUNNING)
+        await site.wait_for_pod("work", phase("Running"))
+        await site.physical.evict(named(await site.twin_name("work"), site.mount))
+        await site.wait_for_twin("work", is_deleting)
+        await site.end_twin("work")
+        pod = await site.wait_for_pod("work", phase("Failed"))
+        assert pod["status"]["reason"] == "Evicted"
+        assert find(pod["status"]["conditions"], "DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
+
+
+async def test_a_pod_that_a_quota_below_refuses_fails_in_the_end_and_the_lease_shrinks(site: Lending) -> None:
+    node = await a_node(site)
+    none = {"pods": "0"}
+    quota = an_object("ResourceQuota", {"name": "none", "namespace": site.mount}, spec={"hard": none})
+    made = await site.physical.create(QUOTAS, quota)
+    status = {"status": {"hard": none, "used": {"pods": "0"}}}  # as a controller manager would say
+    await site.physical.patch(QUOTAS, made, status, subresource="status")
+    with site.syncer(refusal_seconds="3"):
+        await site.wait_for_virtual_node(node, lends(cpu="4"))
+        await site.bind_pod("work", node, requests={"cpu": "1"})
+        await site.wait_for_pod("work", told(keys.MAPPED, "RefusedBelow"))
+        pod = await site.wait_for_pod("work", phase("Failed"))
+        assert pod["status"]["reason"] == "RefusedBelow"
+        assert "exceeded quota" in pod["status"]["message"]
+        await site.wait_for_virtual_node(node, lends(cpu="3"))
+        assert await twins(site) == []
+
+
+async def test_a_pod_without_a_place_below_fails_in_the_end_and_leaves_no_twin(site: Lending) -> None:
+    node = await a_node(site)
+    with site.syncer(unschedulable_seconds="2"):
+        await site.wait_for_virtual_node(node)
+        await site.bind_pod("work", node, requests={"cpu": "1"})
+        await site.wait_for_pod("work", mapped)
+        no_room = "0/1 nodes are available: 1 Insufficient cpu."
+        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": no_room}
+        await site.set_twin_status("work", conditions=[{**said, "lastTransitionTime": LONG_AGO}])
+        pod = await site.wait_for_pod("work", phase("Failed"))
+        assert (pod["status"]["reason"], pod["status"]["message"]) == ("UnschedulableBelow", no_room)
+        await site.wait_until_twin_is_gone("work")
+        await site.wait_for_virtual_node(node, lends(cpu="3"))
+
+
+async def test_safety_rule_2_a_twin_without_a_pod_goes_and_one_that_only_looks_like_it_stays(site: Lending) -> None:
+    """P8."""
+    node = await a_node(site)
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.wait_for_pod("work", mapped)
+        twin = await site.wait_for_twin("work")
+    await site.end_pod("work")
+    strangers = [
+        await site.physical.create(PODS, pretender(twin, "without-labels", {keys.MANAGED_BY: keys.TAPESTRY})),
+        await site.physical.create(
+            PODS, pretender(twin, "of-another-binding", {**labels_of(twin), keys.CLUSTER_BINDING_UID: "another"})
+        ),
+    ]
+    with site.syncer():
+        await site.wait_until_twin_is_gone("work", timeout=40)
+        assert sorted(map(version_of, await twins(site))) == sorted(map(version_of, strangers))
+
+
+def pretender(twin: Object, name: str, labels: Any) -> Object:
+    """A pod below that says it is somebody's twin."""
+    metadata = {"name": name, "namespace": twin["metadata"]["namespace"], "labels": dict(labels)}
+    metadata["annotations"] = dict(annotations_of(twin))
+    return an_object("Pod", metadata, spec={"containers": [{"name": "c", "image": "none"}]})
+
+
+# -- whose
+
+
+async def test_safety_rule_1_a_stranger_with_the_twins_name_is_left_alone(site: Lending) -> None:
+    node = await a_node(site)
+    place = {"name": await site.twin_name("work"), "namespace": site.mount}
+    stranger = an_object("Pod", place, spec={"containers": [{"name": "c", "image": "none"}]})
+    stranger = await site.physical.create(PODS, stranger)
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.wait_for_pod("work", told(keys.MAPPED, "NameTaken"))
+        await site.virtual.delete(PODS, named(f"{site.name}-work", "default"))
+        await site.wait_until_pod_is_gone("work")
+        assert [version_of(twin) for twin in await twins(site)] == [version_of(stranger)]
+
+
+async def test_safety_rule_1_two_virtual_clusters_with_everything_named_alike_never_touch_each_other(
+    virtual_plane: ControlPlane,
+    third_plane: ControlPlane,
+    physical_plane: ControlPlane,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The same binding, mount namespace, node and pod names on one physical cluster."""
+    name = "alike"
+    folders = [tmp_path_factory.mktemp(each) for each in ("one", "two")]
+    async with (
+        lending(virtual_plane, physical_plane, folders[0], name=name, unbindGraceSeconds=0) as one,
+        lending(third_plane, physical_plane, folders[1], name=name, unbindGraceSeconds=0) as two,
+    ):
+        node = await a_node(one)
+        await two.add_policy("all")
+        with one.syncer() as process, two.syncer():
+            for site in (one, two):
+                await site.wait_for_virtual_node(node)
+                await site.bind_pod("work", node)
+                await site.bind_pod("stays", node)
+                await site.wait_for_pod("work", mapped)
+                await site.wait_for_pod("stays", mapped)
+            assert len(await twins(one)) == 4
+            others = [await two.wait_for_twin(each) for each in ("work", "stays")]
+            await one.virtual.delete(PODS, named(f"{name}-work", "default"))
+            await one.wait_until_pod_is_gone("work")
+            await one.virtual.delete(CLUSTER_BINDINGS, named(name))
+            await wait_until_gone(one.virtual, CLUSTER_BINDINGS, name)
+            assert await ends(process) == 0
+            left = await twins(two)
+            assert sorted(map(version_of, left)) == sorted(map(version_of, others))
+            for each in ("work", "stays"):
+                assert mapped(await two.wait_for_pod(each, bool))
+
+
+async def test_safety_rule_9_what_comes_from_below_is_shown_only_as_far_as_it_can_be_true(site: Lending) -> None:
+    node = await a_node(site)
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        await site.bind_pod("work", node)
+        await site.wait_for_pod("work", mapped)
+        below = named(await site.twin_name("work"), site.mount)
+        forged = {"labels": {"app": "somebody-elses"}, "annotations": {"note": "from below"}}
+        await site.physical.patch(PODS, below, {"metadata": forged})
+        strange = {"type": "tapestry.io/Accepted", "status": "True", "lastTransitionTime": LONG_AGO}
+        await site.set_twin_status(
+            "work",
+            phase="Running",
+            podIP="127.0.0.1",
+            podIPs=[{"ip": "127.0.0.1"}],
+            message="x" * 9000,
+            conditions=[strange],
+        )
+        pod = await site.wait_for_pod("work", phase("Running"))
+        assert "podIP" not in pod["status"]
+        assert len(pod["status"]["message"]) == 4096
+        assert find(pod["status"]["conditions"], "tapestry.io/Accepted") is None
+        assert "app" not in labels_of(pod)
+        assert "note" not in annotations_of(pod)
+        await site.set_twin_status("work", phase="Pending", reason="Backwards")
+        shown = await site.wait_for_pod("work", lambda pod: pod["status"].get("reason") == "Backwards")
+        assert shown["status"]["phase"] == "Running"

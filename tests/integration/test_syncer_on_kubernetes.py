@@ -120,7 +120,7 @@ async def test_without_a_policy_nothing_is_leased_and_the_binding_says_why(site:
 async def test_unbinding_takes_everything_back_and_ends_the_process(
     virtual_plane: ControlPlane, physical_plane: ControlPlane, tmp_path: Path
 ) -> None:
-    """S5, as far as nothing is sent down yet."""
+    """S5."""
     async with lending(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
         node = f"{site.name}-n1"
         await site.add_node(node)
@@ -129,7 +129,11 @@ async def test_unbinding_takes_everything_back_and_ends_the_process(
         await site.add_policy("owners", below=True)
         with site.syncer() as process:
             await site.wait_for_virtual_node(node)
-            await site.bind_pod("work", node)
+            await site.run_pod("work", node)
+            await site.bind_pod("done", node)
+            await site.wait_for_twin("done")
+            await site.set_twin_status("done", phase="Succeeded")
+            await site.wait_for_pod("done", lambda found: value_at(found, "status", "phase") == "Succeeded")
             await becomes_placeholder(site, node, {8080})
             await wait_until(site.virtual, LEASES, site.above(node), bool, NODE_LEASES)
             await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
@@ -137,12 +141,14 @@ async def test_unbinding_takes_everything_back_and_ends_the_process(
             reclaimed = await site.wait_for_pod("work", going)
             assert is_true(reclaimed, "DisruptionTarget")
             await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))  # it goes after its last pod
-            await site.end_pod("work")
+            await site.wait_for_twin("work", going)
+            await site.end_twin("work")
             await site.wait_until_virtual_node_is_gone(node)
             await wait_until_gone(site.virtual, LEASES, site.above(node), NODE_LEASES)
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
             assert await ends(process) == 0
         assert await placeholders(site, node) == []
+        assert await site.physical.list(PODS, site.mount) == []
         owners = await site.wait_for_policy("owners", bool, below=True)
         assert value_at(owners, "status", "leases", default=[]) == []
         assert await site.physical.get(NODES, node), "nothing of the owner's is touched"
@@ -407,7 +413,7 @@ async def test_pods_of_a_withdrawn_node_finish_where_nothing_forces_them(site: L
     await site.add_policy("all")
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        await site.bind_pod("work", node)
+        await site.run_pod("work", node)
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
         shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))
@@ -417,7 +423,8 @@ async def test_pods_of_a_withdrawn_node_finish_where_nothing_forces_them(site: L
             lambda found: find(found["status"]["conditions"], "Leasing")["reason"] == "NoPolicy"
         )
         assert not going(await site.wait_for_pod("work", bool))
-        await site.end_pod("work")
+        assert not going(await site.wait_for_twin("work"))
+        await site.set_twin_status("work", phase="Succeeded")
         await site.wait_until_virtual_node_is_gone(node)
 
 
@@ -428,7 +435,7 @@ async def test_pods_of_a_withdrawn_node_leave_on_the_terms_they_were_leased_on(s
     await site.add_policy("all", forceReclaim=True, gracefulReclaimPeriodSeconds=2)
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        await site.bind_pod("work", node)
+        await site.run_pod("work", node)
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
         shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))
@@ -436,7 +443,8 @@ async def test_pods_of_a_withdrawn_node_leave_on_the_terms_they_were_leased_on(s
         since = parse_time(taint_named(shown, keys.WITHDRAWING)["timeAdded"])
         mark = find(reclaimed["status"]["conditions"], "DisruptionTarget")
         assert 2 <= (parse_time(mark["lastTransitionTime"]) - since).total_seconds() <= 4
-        await site.end_pod("work")
+        await site.wait_for_twin("work", going)
+        await site.end_twin("work")
         await site.wait_until_virtual_node_is_gone(node)
 
 
@@ -461,12 +469,13 @@ async def test_a_node_that_is_gone_takes_its_pods_along_and_a_namesake_is_anothe
     await site.add_policy("all")
     with site.syncer():
         first = await site.wait_for_virtual_node(node)
-        await site.bind_pod("work", node)
+        await site.run_pod("work", node)
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.physical.delete(NODES, named(node))
         second = await site.add_node(node, cpu="2")
         await site.wait_for_pod("work", going)
-        await site.end_pod("work")
+        await site.wait_for_twin("work", going)
+        await site.end_twin("work")
         shown = await site.wait_for_virtual_node(node, lambda found: uid_of(found) != uid_of(first))
         assert annotations_of(shown)[keys.PHYSICAL_NODE_UID] == uid_of(second)
         await site.wait_for_virtual_node(node, lends(cpu="2"))
@@ -497,13 +506,17 @@ async def test_the_kill_switch_empties_nodes_within_two_seconds_until_it_is_take
     with site.syncer():
         await site.wait_for_virtual_node(node)
         for name in ("one", "two"):
-            await site.bind_pod(name, node, tolerations=[{"operator": "Exists"}])
+            await site.run_pod(name, node, tolerations=[{"operator": "Exists"}])
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 2)
         began = time.monotonic()
         await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
         for name in ("one", "two"):
             assert is_true(await site.wait_for_pod(name, going), "DisruptionTarget")
+            await site.wait_for_twin(name, going)
         assert time.monotonic() - began < 2
+        for name in ("one", "two"):
+            await site.end_twin(name)
+            await site.wait_until_pod_is_gone(name)
         await site.wait_for_virtual_node(node, tainted(keys.OUT_OF_TIME_WINDOWS))
         await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: None}}})
         await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS))
@@ -679,13 +692,13 @@ async def becomes_placeholder(site: Lending, node: str, ports: set[int]) -> Obje
         return len(pods) == bool(ports) and {port["hostPort"] for pod in pods for port in ports_of(pod)} == ports
 
     where = {"labels": keys.HOST_PORTS, "fields": f"spec.nodeName={site.above(node)}"}
-    found = await wait_for_all(site.virtual, PODS, keys.SYSTEM_NAMESPACE, holds, **where)
+    found = await wait_for_all(site.virtual, PODS, keys.HOST_PORTS_NAMESPACE, holds, **where)
     return found[0] if found else {}
 
 
 async def placeholders(site: Lending, node: str) -> list[Object]:
     fields = f"spec.nodeName={site.above(node)}"
-    return await site.virtual.list(PODS, keys.SYSTEM_NAMESPACE, labels=keys.HOST_PORTS, fields=fields)
+    return await site.virtual.list(PODS, keys.HOST_PORTS_NAMESPACE, labels=keys.HOST_PORTS, fields=fields)
 
 
 async def renewed(site: Lending, node: str, lease: Object) -> Object:

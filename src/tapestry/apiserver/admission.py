@@ -4,7 +4,9 @@ They are those of a kube-apiserver that its clients notice when they are missing
 priority class has a value, a pod has an account, and tolerates a node that is away for a moment.
 """
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver import refusals
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.storage.store import Store, Version
 from tapestry.apiserver.verbs import SUFFIX_LETTERS, Request
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at, with_value
@@ -22,6 +24,8 @@ IMMORTAL = ("default", "kube-system", "kube-public")
 SYSTEM_PRIORITIES = {"system-cluster-critical": 2000000000, "system-node-critical": 2000001000}
 PATIENCE = {"node.kubernetes.io/not-ready": 300, "node.kubernetes.io/unreachable": 300}
 MIRROR = "kubernetes.io/config.mirror"
+ACCOUNT_SECONDS = 1.0
+"""How long a pod waits for the account that every namespace gets."""
 TOKENS_AT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
@@ -124,7 +128,7 @@ class PodAccounts:
             return new
         spec = new["spec"]
         name = spec.get("serviceAccountName") or "default"
-        version = self.store.get("serviceaccounts", request.target.namespace, name)
+        version = await self.account(request.target.namespace, name)
         if version is None:
             why = (
                 f'error looking up service account {request.target.namespace}/{name}: serviceaccount "{name}" not found'
@@ -136,6 +140,20 @@ class PodAccounts:
             spec["imagePullSecrets"] = account["imagePullSecrets"]
         wanted = spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True))
         return {**new, "spec": self.with_token(spec) if wanted else spec}
+
+    async def account(self, namespace: str, name: str) -> Version | None:
+        """The account; where the namespace has just come, its default one may still be on its way."""
+        found = self.store.get("serviceaccounts", namespace, name)
+        if found is not None or name != "default":
+            return found
+        coming = self.store.watch("serviceaccounts", namespace, name)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ACCOUNT_SECONDS):
+                    await coming.take()
+        finally:
+            self.store.unwatch("serviceaccounts", coming)
+        return self.store.get("serviceaccounts", namespace, name)
 
     def with_token(self, spec: Object) -> Object:
         fields = ("initContainers", "containers")

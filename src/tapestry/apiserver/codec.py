@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from tapestry.apiserver import refusals
+from tapestry.apiserver import protobuf, refusals
 
 JSON, YAML, PROTOBUF = "application/json", "application/yaml", "application/vnd.kubernetes.protobuf"
 LONGEST_BODY = 3 << 20
@@ -31,6 +31,8 @@ def decoded(body: bytes, content_type: str) -> Any:
             return from_json(body)
         case "application/strategic-merge-patch+json" | "*/*":
             return from_json(body)
+        case "application/vnd.kubernetes.protobuf":
+            return from_protobuf(body)
         case other:
             raise refusals.unknown_format(other)
 
@@ -72,6 +74,17 @@ def from_yaml(body: bytes) -> Any:
         found = yaml.load(body, Loader=PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise refusals.bad_request(f"error decoding YAML: {error}") from error
+    check_size(found)
+    return found
+
+
+def from_protobuf(body: bytes) -> Any:
+    try:
+        found = protobuf.decoded(body)
+    except RecursionError as error:
+        raise refusals.bad_request("the body is nested too deeply") from error
+    except protobuf.Malformed as error:
+        raise refusals.bad_request(f"the object provided is unrecognized: {error}") from error
     check_size(found)
     return found
 

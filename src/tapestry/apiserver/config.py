@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from tapestry.process.config import Section
 from tapestry.process.logs import Format, Level
@@ -44,6 +44,9 @@ class ApiServerConfig(Section, frozen=True):
     """Seconds that a request may take; watches are exempt."""
     service_account_issuer: str = "https://kubernetes.default.svc.cluster.local"
     """Who signs the tokens of service accounts."""
+    controllers: list[str] = field(default_factory=lambda: ["*"])
+    """Names and globs of the controllers that run beside the server; one that begins with `-` takes away again.
+    `none` leaves them to a kube-controller-manager."""
     history_seconds: Annotated[float, Meta(gt=0)] = 300.0
     """For how long watches and pages can go back."""
     tls: Tls = Tls()

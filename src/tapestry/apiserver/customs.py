@@ -16,12 +16,12 @@ from tapestry.apiserver.types import Types
 from tapestry.apiserver.verbs import Request
 from tapestry.kube.conditions import condition, with_condition
 from tapestry.kube.errors import Invalid
-from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.objects import Object, is_deleting, name_of, value_at
 from tapestry.kube.resources import Resource
 
 STORAGE = "customresourcedefinitions.apiextensions.k8s.io"
-CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
 VERBS = ("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch")
+TERMINATING_VERBS = ("delete", "deletecollection", "get", "list", "watch")
 AGE = Column("Age", ".metadata.creationTimestamp", "date")
 OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
@@ -73,6 +73,8 @@ class Definitions:
         row = request.target.row
         if new is None or not row.is_custom:
             return new or old or {}
+        if request.verb == "create" and "create" not in row.verbs:
+            raise refusals.terminating()
         unknown: list[str] = []
         found = self.node(row).read({key: each for key, each in new.items() if key != "metadata"}, "", unknown)
         metadata, reading = self.types.read(OBJECT_META, new["metadata"], row.resource.kind)
@@ -184,7 +186,7 @@ def rows_of(definition: Object) -> list[Row]:
         row = Row(
             resource,
             names.get("singular") or names["kind"].lower(),
-            VERBS,
+            TERMINATING_VERBS if is_deleting(definition) else VERBS,
             tuple(names.get("shortNames") or ()),
             tuple(names.get("categories") or ()),
             subresources_of(version, resource),

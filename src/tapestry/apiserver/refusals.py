@@ -59,6 +59,11 @@ def not_allowed() -> MethodNotAllowed:
     return MethodNotAllowed(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
 
+def terminating() -> MethodNotAllowed:
+    why = "create not allowed while custom resource definition is terminating"
+    return MethodNotAllowed(405, "MethodNotAllowed", why)
+
+
 def already_exists(resource: Resource, name: str) -> AlreadyExists:
     message = f'{resource.name} "{name}" already exists'
     return AlreadyExists(409, "AlreadyExists", message, details=details(resource, name))

@@ -235,6 +235,12 @@ MADE_BY_PUT = frozenset(
 )
 """Resources that a PUT creates where there is none."""
 
+ORPHANING = frozenset({"jobs.batch", "replicationcontrollers"})
+"""Resources whose deletion leaves what they own behind, unless it says otherwise."""
+
+FINALIZED = {"customresourcedefinitions.apiextensions.k8s.io": "customresourcecleanup.apiextensions.k8s.io"}
+"""The finalizer that objects get when they are deleted, so that a controller can clean up after them."""
+
 FIELDS = {
     "pods": (
         *("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.hostNetwork"),

@@ -5,7 +5,7 @@ its client comes back at the revision it has reached.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -48,7 +48,7 @@ class Watching:
     bookmarks: bool
     seconds: float
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.seconds
         bookmark_at = loop.time() + BOOKMARK_SECONDS if self.bookmarks else deadline

@@ -14,9 +14,9 @@ from typing import Any
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.requests import Target
-from tapestry.apiserver.rows import ONLY_CONDITIONALLY, Row
+from tapestry.apiserver.rows import FINALIZED, ONLY_CONDITIONALLY, ORPHANING, Row
 from tapestry.kube.errors import ServerError
-from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, without
+from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, with_value, without
 from tapestry.kube.times import timestamp
 
 SERVER_OWNED = (
@@ -79,12 +79,16 @@ def updated(row: Row, current: Object, wanted: Object, subresource: str = "", *,
     check_identity(row, current, wanted)
     owned = {key: value for key, value in current["metadata"].items() if key in SERVER_OWNED}
     metadata = {**theirs(wanted), **owned}
-    if free or not row.has_status:
+    if subresource == "finalize":
+        found = {**current, "spec": wanted.get("spec") or {}}
+    elif free or not row.has_status:
         found = {**wanted, "metadata": metadata}
     elif subresource == "status":
         found = with_status_of(wanted, {**current, "metadata": status_metadata(row, current, metadata)})
     else:
         found = with_status_of(current, {**wanted, "metadata": metadata})
+    if row.resource.name == "namespaces" and subresource != "finalize":
+        found = {**found, "spec": current.get("spec", {})}  # which is its finalizers, and nothing else
     if found == current:
         return current
     check_finalizers(row, current, found)
@@ -105,7 +109,7 @@ def deleted(row: Row, current: Object, options: Mapping[str, Any], now: datetime
     """`current` itself when it is deleting already and nothing is hastened."""
     check_preconditions(row, current, options.get("preconditions") or {})
     metadata = current["metadata"]
-    finalizers = deletion_finalizers(metadata, options)
+    finalizers = deletion_finalizers(row, metadata, options)
     grace = grace_seconds(row, current, options.get("gracePeriodSeconds"))
     if (
         not grace
@@ -120,16 +124,22 @@ def deleted(row: Row, current: Object, options: Mapping[str, Any], now: datetime
     else:
         metadata = next_generation(metadata)
     marked = {**metadata, "deletionTimestamp": until, "deletionGracePeriodSeconds": grace}
-    return {**current, "metadata": tidy({**marked, "finalizers": finalizers}, keep=("deletionGracePeriodSeconds",))}
+    left = {**current, "metadata": tidy({**marked, "finalizers": finalizers}, keep=("deletionGracePeriodSeconds",))}
+    return with_value(left, ("status", "phase"), "Terminating") if row.resource.name == "namespaces" else left
 
 
-def deletion_finalizers(metadata: Object, options: Mapping[str, Any]) -> list[str]:
-    """The object's finalizers, with the one for what becomes of its dependents."""
+def deletion_finalizers(row: Row, metadata: Object, options: Mapping[str, Any]) -> list[str]:
+    """The object's finalizers, with its kind's own and the one for what becomes of its dependents."""
     had: list[str] = metadata.get("finalizers", [])
+    own = FINALIZED.get(row.resource.name)
+    if own is not None and own not in had:
+        had = [*had, own]
     policy = options.get("propagationPolicy")
-    if options.get("orphanDependents") is True:
-        policy = "Orphan"
+    if options.get("orphanDependents") is not None:
+        policy = "Orphan" if options["orphanDependents"] else "Background"
     others = [each for each in had if each not in FINALIZERS.values()]
+    if policy is None and others == had and row.resource.name in ORPHANING:
+        policy = "Orphan"
     if policy is None:
         return had
     return [*others, FINALIZERS[policy]] if policy in FINALIZERS else others

@@ -10,9 +10,11 @@ from typing import Any
 import click
 import uvloop
 
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import Running, running
+from tapestry.apiserver.certificates import Authority
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.storage.log import LogError
+from tapestry.controlplane.app import manager_beside
 from tapestry.process import logs
 from tapestry.process.config import load
 
@@ -23,6 +25,7 @@ FLAGS: dict[str, tuple[str, str]] = {
     "--local-address": ("localAddress", "Where to serve this machine over HTTP. [default: 127.0.0.1:6080]"),
     "--token-auth-file": ("tokenAuthFile", 'A CSV file: token,user,uid,"group,group".'),
     "--request-timeout": ("requestTimeout", "Seconds that a request may take. [default: 60]"),
+    "--controllers": ("controllers", "Which run beside it: `*`, `*,-garbage`, or none. [default: *]"),
     "--log-level": ("logLevel", "debug, info, warning or error."),
 }
 SWITCHES: dict[str, tuple[str, str]] = {
@@ -47,6 +50,7 @@ def apiserver(config: Path | None, **flags: Any) -> None:
     given = {
         path: flags[option.removeprefix("--").replace("-", "_")] for option, (path, _) in (FLAGS | SWITCHES).items()
     }
+    given["controllers"] = given["controllers"].split(",") if given["controllers"] else None
     try:
         settings = load(ApiServerConfig, file=config, environ=os.environ, flags=given)
         logs.configure(settings.log_level, settings.log_format)
@@ -62,5 +66,17 @@ async def serve(settings: ApiServerConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    async with running(settings):
+    async with running(settings) as served, asyncio.TaskGroup() as group:
+        manager = manager_beside(served.server, authority_of(settings, served), settings.controllers)
+        group.create_task(manager.run(), name="controllers")
         await stopping.wait()
+        manager.stop()
+
+
+def authority_of(settings: ApiServerConfig, served: Running) -> str:
+    """The certificates that pods can know the server by; none where it serves no TLS."""
+    if "secure" not in served.addresses:
+        return ""
+    if settings.tls.certificate:
+        return Path(settings.tls.certificate).read_text()
+    return Authority(served.folder / "pki").certificate()

@@ -43,6 +43,8 @@ SLICE = 20
 """Objects decoded at a time: few enough to be still in the processor's cache when the reader works on them, and to
 leave no holes in the heap when it keeps little of them."""
 
+OF_EVERY_KIND = frozenset({"apiVersion", "kind", "metadata"})
+
 ANSWERS = msgspec.json.Decoder(Answer)
 FIELDS = msgspec.json.Decoder(Fields)
 VALUES = msgspec.json.Decoder()
@@ -76,10 +78,15 @@ def understood(doing: str) -> Iterator[None]:
         raise TransportError(f"{doing}: the answer is not Kubernetes' own: {error}", maybe_sent=True) from error
 
 
-def complete(fields: Fields, *, lean: bool) -> Object:
-    """An object with all its fields, or with all but the managed ones; raises what the decoder raises."""
+def complete(fields: Fields, *, lean: bool, only_metadata: bool = False) -> Object:
+    """An object with all its fields, or with all but the managed ones, or with what is beside spec, status and data.
+
+    Raises what the decoder raises.
+    """
     return {
-        name: metadata_of(raw) if lean and name == "metadata" else VALUES.decode(raw) for name, raw in fields.items()
+        name: metadata_of(raw) if lean and name == "metadata" else VALUES.decode(raw)
+        for name, raw in fields.items()
+        if not only_metadata or name in OF_EVERY_KIND
     }
 
 

@@ -93,10 +93,12 @@ class Client:
         fields: str = "",
         page: int = PAGE,
         lean: bool = False,
+        only_metadata: bool = False,
     ) -> AsyncIterator[Page]:
         """The parts of one consistent list, each decoded only when it is asked for; the server is asked for `page`.
 
-        `lean` leaves out metadata.managedFields: a third of a list, and caches do not read them.
+        `lean` leaves out metadata.managedFields: a third of a list, and caches do not read them; `only_metadata` all
+        that differs from kind to kind.
         """
         query, doing = selection(labels, fields) | {"limit": str(page)}, f"list {resource.name}"
         identity = {"apiVersion": resource.api_version, "kind": resource.kind}
@@ -106,7 +108,8 @@ class Client:
             raws = found.items or []
             for begin in range(0, len(raws) or 1, SLICE):
                 with gc_paused(), understood(doing):
-                    items = [complete(raw, lean=lean) | identity for raw in raws[begin : begin + SLICE]]
+                    some = raws[begin : begin + SLICE]
+                    items = [complete(raw, lean=lean, only_metadata=only_metadata) | identity for raw in some]
                 yield Page(found.metadata, items)
             if not found.metadata.continue_:
                 return
@@ -134,6 +137,19 @@ class Client:
                 return False
         found = await self._discovered(resource.root, "APIResourceList")
         return any(each["name"] == resource.plural for each in found["resources"])
+
+    async def resources(self) -> dict[Resource, frozenset[str]]:
+        """What the server has, each resource in the version that it prefers, and the verbs that it can be used with."""
+        groups = (await self._discovered("/apis", "APIGroupList"))["groups"]
+        versions = [each["groupVersion"] for group in groups for each in group["versions"]]
+        found: dict[tuple[str, str], tuple[Resource, frozenset[str]]] = {}
+        for path, prefix in [("/api/v1", "v1"), *((f"/apis/{each}", each) for each in versions)]:
+            group, _, version = prefix.rpartition("/")
+            for each in (await self._discovered(path, "APIResourceList"))["resources"]:
+                resource = Resource(group, version, each["kind"], each["name"], each["namespaced"])
+                if "/" not in resource.plural:
+                    found.setdefault((group, resource.plural), (resource, frozenset(each["verbs"])))
+        return dict(found.values())
 
     # -- writing
 

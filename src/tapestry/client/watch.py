@@ -90,6 +90,8 @@ class Watch:
     silence: float = SILENCE
     lean: bool = False
     """Leave out metadata.managedFields, undecoded: a third of what comes."""
+    only_metadata: bool = False
+    """Leave out spec, status and data, undecoded."""
     on_restart: Callable[[KubeError, float], None] = lambda _error, _pause: None
     """Told of each error that broke the watch, and of the seconds until it begins again."""
     _version: str = field(default="", init=False)
@@ -121,7 +123,13 @@ class Watch:
         yield Listing()
         version = ""
         async for part in self.client.pages(
-            self.resource, self.namespace, labels=self.labels, fields=self.fields, page=self.page, lean=self.lean
+            self.resource,
+            self.namespace,
+            labels=self.labels,
+            fields=self.fields,
+            page=self.page,
+            lean=self.lean,
+            only_metadata=self.only_metadata,
         ):
             version = part.metadata.resource_version
             yield Page(part.items)
@@ -149,7 +157,7 @@ class Watch:
             async with aclosing(lines_of(stream, self.silence)) as arrivals:
                 async for lines in arrivals:
                     heard = True
-                    news = news_in(lines, lean=self.lean)
+                    news = news_in(lines, lean=self.lean, only_metadata=self.only_metadata)
                     for event in told(news, listing=listing):
                         yield event
                     listing = listing and news.initial is None
@@ -179,11 +187,14 @@ class News(NamedTuple):
     error: Object | None
 
 
-def news_in(lines: list[bytes], *, lean: bool) -> News:
+def news_in(lines: list[bytes], *, lean: bool, only_metadata: bool = False) -> News:
     try:
         with gc_paused():
             envelopes = [ENVELOPES.decode(line) for line in lines]
-            events = [(envelope.type, complete(envelope.object, lean=lean)) for envelope in envelopes]
+            events = [
+                (each.type, complete(each.object, lean=lean, only_metadata=only_metadata and each.type != "ERROR"))
+                for each in envelopes
+            ]
     except (ValueError, RecursionError) as error:
         raise BrokenStream(f"the stream carried what is no event: {error}") from error
     changes: list[Change] = []

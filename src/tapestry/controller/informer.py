@@ -57,6 +57,11 @@ class Informer:
         self._watch.lean = False
         return self
 
+    def reading_only_metadata(self) -> Self:
+        """Keep nothing of objects but what every kind has; nothing else is decoded."""
+        self._watch.only_metadata = True
+        return self
+
     def where_it_exists(self) -> Self:
         """Take a server that says it does not know the resource for one that has none of it."""
         self._may_be_absent = True

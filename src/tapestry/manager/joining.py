@@ -74,7 +74,7 @@ class Plan:
     """Whether virtual nodes bar pods that do not tolerate them."""
     offer: Offer = field(default_factory=Offer)
     """What the owner lends; what it says nothing about stays as it is."""
-    volumes: AllowedVolumes = AllowedVolumes()
+    volumes: AllowedVolumes = field(default_factory=AllowedVolumes)
     """Which volumes may cross, as the binding says if there is one: more rights go with them."""
 
 

@@ -412,7 +412,7 @@ def hold_changed(old: Object | None, new: Object | None) -> bool:
     """Whether a virtual pod came, went, ended, or asks for something else."""
     if old is None or new is None or is_deleting(old) != is_deleting(new):
         return True
-    return bool(old["spec"] != new["spec"] or old["status"]["phase"] != new["status"]["phase"])
+    return bool(old["spec"] != new["spec"] or is_over(old) != is_over(new))
 
 
 def more_than_shown(old: Object | None, new: Object | None) -> bool:

@@ -1,19 +1,22 @@
+from tapestry.apis.clusterbindings import AllowedVolumes
 from tapestry.apis.rights import (
     MANAGER,
     SYNCER_ABOVE,
     SYNCER_BELOW,
     SYNCER_HOME,
     SYNCER_KUBECONFIG,
+    SYNCER_VOLUMES,
     Place,
     Right,
     attributes,
     placed,
     rules,
     single,
+    syncer_below,
 )
 from tapestry.kube.resources import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS
 
-TABLES = (MANAGER, SYNCER_ABOVE, SYNCER_BELOW, SYNCER_HOME, SYNCER_KUBECONFIG)
+TABLES = (MANAGER, SYNCER_ABOVE, (*SYNCER_BELOW, *SYNCER_VOLUMES), SYNCER_HOME, SYNCER_KUBECONFIG)
 READS = {"get", "list", "watch"}
 
 
@@ -69,10 +72,15 @@ def test_nothing_is_granted_by_a_star_and_nothing_twice() -> None:
         assert len(found) == len(set(found))
 
 
-def test_below_a_syncer_only_reads_but_for_its_policies_status_and_its_own_token() -> None:
-    writes = [str(right) for right in SYNCER_BELOW if not set(right.verbs) <= READS]
+def test_below_a_syncer_only_reads_outside_the_mount_namespace_but_for_policies_status_and_its_own_token() -> None:
+    writes = [str(right) for right in SYNCER_BELOW if not set(right.verbs) <= READS and right.namespace != Place.MOUNT]
     own = f"{Place.ACCOUNT} in {Place.ACCOUNT_NAMESPACE}"
     assert writes == ["patch resourceleasingpolicies/status", f"create serviceaccounts/token {own}"]
+
+
+def test_a_syncer_has_a_say_over_volumes_only_where_its_binding_names_a_driver() -> None:
+    assert syncer_below(AllowedVolumes()) == syncer_below(AllowedVolumes(storage_classes=("fast",))) == SYNCER_BELOW
+    assert syncer_below(AllowedVolumes(drivers=("disk.example",))) == (*SYNCER_BELOW, *SYNCER_VOLUMES)
 
 
 def test_the_manager_holds_whatever_it_hands_on() -> None:

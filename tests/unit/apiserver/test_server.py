@@ -417,11 +417,43 @@ async def test_a_definition_is_served_at_once_and_judges_its_objects(call: Hand)
     assert "spec.color: Required value" in found["message"]
 
 
-async def test_without_its_definition_a_resource_is_not_served(call: Hand) -> None:
+async def test_a_deleted_definition_is_served_until_it_is_finalized_but_takes_no_new_objects(
+    call: Hand,
+) -> None:
     await call.made(DEFINITIONS, a_definition())
     assert (await call("GET", WIDGETS))[0] == 200
-    await call("DELETE", f"{DEFINITIONS}/widgets.example.com")
+    _, going = await call("DELETE", f"{DEFINITIONS}/widgets.example.com")
+    assert going["metadata"]["finalizers"] == ["customresourcecleanup.apiextensions.k8s.io"]
+    assert (await call("GET", WIDGETS))[0] == 200
+    status, found = await call("POST", WIDGETS, {"metadata": {"name": "w"}, "spec": {"color": "red"}})
+    assert (status, "terminating" in found["message"]) == (405, True)
+    done = {"metadata": {"finalizers": None}}
+    await call("PATCH", f"{DEFINITIONS}/widgets.example.com", done, kind=MERGE)
     assert (await call("GET", WIDGETS))[0] == 404
+
+
+async def test_a_namespace_goes_when_its_finalizers_do_and_only_finalize_takes_them(call: Hand) -> None:
+    await call.made("/api/v1/namespaces", {"metadata": {"name": "going"}})
+    _, going = await call("DELETE", "/api/v1/namespaces/going")
+    assert going["status"]["phase"] == "Terminating"
+    emptied = {**going, "spec": {"finalizers": []}, "metadata": {**going["metadata"], "labels": {"a": "b"}}}
+    _, kept = await call("PUT", "/api/v1/namespaces/going", emptied)
+    assert (kept["spec"], kept["metadata"]["labels"]["a"]) == (going["spec"], "b")
+    assert kept["status"]["phase"] == "Terminating"
+    released = {**kept, "spec": {}, "metadata": {**kept["metadata"], "labels": {"c": "d"}}}
+    status, gone = await call("PUT", "/api/v1/namespaces/going/finalize", released)
+    assert (status, gone["metadata"]["labels"]["a"]) == (200, "b")
+    assert (await call("GET", "/api/v1/namespaces/going"))[0] == 404
+
+
+async def test_a_job_leaves_its_pods_behind_unless_its_deletion_says_otherwise(call: Hand) -> None:
+    jobs = "/apis/batch/v1/namespaces/default/jobs"
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+    for name, policy, left in (("a", {}, ["orphan"]), ("b", {"propagationPolicy": "Background"}, None)):
+        await call.made(jobs, {"metadata": {"name": name}, "spec": {"template": template}})
+        await call("DELETE", f"{jobs}/{name}", policy)
+        status, found = await call("GET", f"{jobs}/{name}")
+        assert (found["metadata"]["finalizers"] if status == 200 else None) == left
 
 
 async def test_a_definition_that_names_itself_wrongly_is_refused(call: Hand) -> None:

@@ -490,15 +490,16 @@ def test_safety_rule_4_abort_cuts_a_request_and_it_is_not_sent_again(
     on(new_loop, story())
 
 
+async def endless(request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    await answer.write(b"begun")
+    await asyncio.Event().wait()
+    return answer
+
+
 @LOOPS
 def test_abort_cuts_a_stream(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def endless(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        await answer.write(b"begun")
-        await asyncio.Event().wait()
-        return answer
-
     async def read_on(transport: HttpTransport) -> None:
         async with transport.stream(READ) as stream:
             async for _ in stream.chunks():
@@ -507,6 +508,26 @@ def test_abort_cuts_a_stream(new_loop: Callable[[], asyncio.AbstractEventLoop]) 
     async def story() -> None:
         async with serving(endless) as url, connected_to(url) as transport:
             assert (await failure_of(read_on(transport))).maybe_sent
+
+    on(new_loop, story())
+
+
+@LOOPS
+def test_to_close_a_transport_ends_its_streams(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def read_on(transport: HttpTransport, begun: asyncio.Event) -> None:
+        async with transport.stream(READ) as stream:
+            async for _ in stream.chunks():
+                begun.set()
+
+    async def story() -> None:
+        begun = asyncio.Event()
+        async with serving(endless) as url, connected_to(url) as transport:
+            async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+                cut = group.create_task(failure_of(read_on(transport, begun)))
+                await begun.wait()
+                await asyncio.sleep(0)  # the reader waits
+                await transport.close()
+            assert cut.result().maybe_sent
 
     on(new_loop, story())
 

@@ -1,13 +1,20 @@
 """What a manager runs beside its controllers: duties, and informers of other clusters."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
+from tapestry.client.answers import ENCODER
+from tapestry.client.transport import Request, Response
 from tapestry.controller import Informer, Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import InProcessApi
 from tapestry.kube.errors import Unavailable
-from tapestry.kube.resources import CONFIGMAPS, PODS
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, PODS, Resource
 
 
 async def nothing(_: str) -> None:
@@ -43,6 +50,57 @@ async def test_a_resource_that_need_not_exist_counts_as_empty_where_it_does_not(
     task.cancel()
     assert told == ["synced"]
     assert len(informer.store) == 0
+
+
+class Elsewhere:
+    """Something that is no API server, and finds nothing."""
+
+    def __init__(self, answers: dict[str, Object]) -> None:
+        self.answers = answers
+
+    async def send(self, request: Request) -> Response:
+        found = self.answers.get(request.path)
+        return Response(200, {}, ENCODER.encode(found)) if found else Response(404, {}, b"404 page not found")
+
+    @asynccontextmanager
+    async def stream(self, _: Request) -> AsyncIterator[Any]:
+        yield NotThere()
+
+
+class NotThere:
+    status = 404
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield b"404 page not found"
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_absent"),
+    [
+        ({}, False),
+        ({"/apis": {"kind": "Pancakes"}}, False),
+        ({"/apis": {"kind": "APIGroupList", "groups": []}}, True),
+        ({"/apis": {"kind": "APIGroupList", "groups": [{"versions": [{"groupVersion": "apps/v1"}]}]}}, False),
+    ],
+)
+async def test_only_a_server_that_says_what_it_has_can_be_without_a_resource(
+    world: Any, answers: dict[str, Object], is_absent: bool
+) -> None:
+    informer = Informer(type(world.client)(Elsewhere(answers)), DEPLOYMENTS).where_it_exists()
+    task = asyncio.create_task(informer.run())
+    await asyncio.sleep(600)
+    task.cancel()
+    assert informer.synced.is_set() == is_absent
+
+
+async def test_a_resource_that_is_missing_among_others_of_its_group_counts_as_empty(world: Any) -> None:
+    elsewhere = InProcessApi([PODS, DEPLOYMENTS], now=world.clock.now)
+    sets = Resource("apps", "v1", "StatefulSet", "statefulsets")
+    informer = Informer(type(world.client)(elsewhere.connect()), sets).where_it_exists()
+    task = asyncio.create_task(informer.run())
+    await asyncio.sleep(10)
+    task.cancel()
+    assert informer.synced.is_set()
 
 
 async def test_a_duty_runs_while_the_manager_works_and_begins_again_after_an_error_of_a_server(world: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 from msgspec import structs
 
 from tapestry.apis import keys
+from tapestry.apis.belongings import RESOURCES as BELONGINGS
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.access import Access
@@ -46,7 +47,8 @@ from tapestry.manager.config import BindingsConfig
 
 SYSTEM = keys.SYSTEM_NAMESPACE
 OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
-VIRTUAL = (CLUSTER_BINDINGS, POLICIES, SECRETS, NODES, PODS, EVENTS, LEASES, *OF_SYNCERS)
+VIRTUAL = (CLUSTER_BINDINGS, POLICIES, NAMESPACES, SECRETS, NODES, PODS, EVENTS, LEASES, *OF_SYNCERS)
+PHYSICAL = (NAMESPACES, *BELONGINGS)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -104,7 +106,7 @@ class World:
             attributes = value_at(asked, "spec", "resourceAttributes", default={})
             return {"allowed": f"{attributes['verb']} {attributes['resource']}" not in denied}
 
-        api = InProcessApi([NAMESPACES], now=self.clock.now, review=review if denied else everything_allowed)
+        api = InProcessApi(PHYSICAL, now=self.clock.now, review=review if denied else everything_allowed)
         self.clusters[server] = api
         created = await Client(api.connect()).create(NAMESPACES, {**named("kube-system")})
         return str(created["metadata"]["uid"])
@@ -229,6 +231,7 @@ async def world() -> AsyncIterator[World]:
     clock = running_clock()
     api = InProcessApi(VIRTUAL, now=clock.now)
     client = Client(api.connect())
+    await client.create(NAMESPACES, named("kube-system"))
     yield World(clock, api, client)
     await client.close()
 

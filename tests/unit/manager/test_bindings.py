@@ -197,7 +197,7 @@ async def test_a_secret_elsewhere_is_not_even_looked_at(world: World) -> None:
         await world.reaches("east", "Ready")
         roles = {obj["metadata"]["namespace"]: obj["rules"] for obj in await world.client.list(ROLES)}
         assert [rule["resources"] for rule in roles["tenant"]] == [["secrets"]]
-        assert [rule["resources"] for rule in roles[SYSTEM]] == [["leases"], ["leases"], ["pods"]]
+        assert [rule["resources"] for rule in roles[SYSTEM]] == [["leases"], ["leases"]]
 
 
 @pytest.mark.parametrize(

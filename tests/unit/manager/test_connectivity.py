@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apis.clusterbindings import ClusterBindingSpec, SecretReference
+from tapestry.apis.clusterbindings import AllowedVolumes, ClusterBindingSpec, SecretReference
 from tapestry.apis.rights import Place
 from tapestry.client.client import Client
 from tapestry.client.strict_kubeconfig import from_secret
@@ -53,7 +53,7 @@ class Answers:
 
 def fault_of(transport: Any, kubeconfig: bytes) -> Fault:
     with pytest.raises(Fault) as caught:
-        run(examined(from_secret(kubeconfig), "leased", lambda _: transport))
+        run(examined(from_secret(kubeconfig), "leased", AllowedVolumes(), lambda _: transport))
     assert caught.value.reason == "ConnectivityFailed"
     assert caught.value.condition == "Connected"
     assert caught.value.patience is Patience.BACKOFF
@@ -65,7 +65,7 @@ def test_a_cluster_that_says_nothing_for_half_a_minute_is_given_up(a_kubeconfig:
 
     async def examination() -> float:
         with pytest.raises(Fault, match=f"{EAST} did not answer within 30 s"):
-            await examined(from_secret(a_kubeconfig(EAST)), "leased", lambda _: transport)
+            await examined(from_secret(a_kubeconfig(EAST)), "leased", AllowedVolumes(), lambda _: transport)
         return running_clock().monotonic()
 
     assert run(examination()) == SECONDS
@@ -113,7 +113,7 @@ class Watchful:
 
 
 def finding_of(cluster: Any, kubeconfig: bytes) -> Finding:
-    return run(examined(from_secret(kubeconfig), "leased", lambda _: cluster))
+    return run(examined(from_secret(kubeconfig), "leased", AllowedVolumes(), lambda _: cluster))
 
 
 def test_every_right_is_asked_about_a_few_at_a_time(a_kubeconfig: AKubeconfig) -> None:

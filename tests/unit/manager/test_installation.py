@@ -23,6 +23,7 @@ def test_the_command_prints_everything_in_the_order_to_apply_it_in() -> None:
     found = by_name(list(yaml.safe_load_all(done.output)))
     assert list(found) == [
         "Namespace tapestry-system",
+        "Namespace tapestry-host-ports",
         "CustomResourceDefinition clusterbindings.cloud.tencent.com",
         "CustomResourceDefinition resourceleasingpolicies.cloud.tencent.com",
         "ServiceAccount tapestry-system/tapestry-manager",
@@ -31,6 +32,8 @@ def test_the_command_prints_everything_in_the_order_to_apply_it_in() -> None:
         "ClusterRoleBinding tapestry-manager",
         "Role tapestry-system/tapestry-manager",
         "RoleBinding tapestry-system/tapestry-manager",
+        "Role tapestry-host-ports/tapestry-syncer",
+        "RoleBinding tapestry-host-ports/tapestry-syncer",
         "Deployment tapestry-system/tapestry-manager",
     ]
     container = found["Deployment tapestry-system/tapestry-manager"]["spec"]["template"]["spec"]["containers"][0]
@@ -49,15 +52,30 @@ def test_no_role_has_a_star_and_the_manager_binds_one_name_only() -> None:
     ]
 
 
-def test_secrets_are_read_at_home_and_where_kubeconfigs_are_and_nowhere_else() -> None:
-    found = by_name(list(installation(namespace="home", kubeconfig_namespaces=["tenant"])))
-    allowed = {
-        name
+def test_pods_are_created_for_host_ports_only_by_whoever_lives_with_the_manager() -> None:
+    found = by_name(list(installation(namespace="home")))
+    creators = {
+        name: obj
         for name, obj in found.items()
         for rule in obj.get("rules", [])
-        if "secrets" in rule["resources"] and obj["kind"].endswith("Role")
+        if rule["resources"] == ["pods"] and "create" in rule["verbs"]
     }
-    assert allowed == {"Role home/tapestry-manager", "Role tenant/tapestry-manager"}
+    assert list(creators) == ["Role tapestry-host-ports/tapestry-syncer"]
+    assert [each["name"] for each in found["RoleBinding tapestry-host-ports/tapestry-syncer"]["subjects"]] == [
+        "system:serviceaccounts:home"
+    ]
+
+
+def test_the_manager_has_secrets_at_home_and_where_kubeconfigs_are_and_a_syncer_only_reads_them() -> None:
+    found = by_name(list(installation(namespace="home", kubeconfig_namespaces=["tenant"])))
+    allowed = {
+        name: set(rule["verbs"])
+        for name, obj in found.items()
+        for rule in obj.get("rules", [])
+        if "secrets" in rule["resources"]
+    }
+    assert allowed.pop("ClusterRole tapestry-syncer") == {"get", "list", "watch"}
+    assert set(allowed) == {"Role home/tapestry-manager", "Role tenant/tapestry-manager"}
     kinds = {resource for rule in found["Role tenant/tapestry-manager"]["rules"] for resource in rule["resources"]}
     assert kinds == {"secrets", "roles", "rolebindings"}
     subject = {"kind": "ServiceAccount", "name": "tapestry-manager", "namespace": "home"}

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
 from tapestry.apis.policies import POLICIES
-from tapestry.apis.rights import SYNCER_BELOW, Place, placed, rules
+from tapestry.apis.rights import SYNCER_BELOW, SYNCER_VOLUMES, Place, placed, rules
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.credentials import Credentials, Fixed, bearer
@@ -30,6 +30,7 @@ from tapestry.kube.resources import (
     CRDS,
     NAMESPACES,
     NODES,
+    PERSISTENT_VOLUME_CLAIMS,
     PODS,
     ROLE_BINDINGS,
     ROLES,
@@ -39,13 +40,15 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager.joining import PRIORITY_CLASSES, Plan, account_name, is_young, join, kubeconfig, policy_name
+from tapestry.manager.leftovers import leftovers_in
 from tapestry.manager.offers import Offer, check, percent, window, windows
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step
-from tapestry.manager.unjoining import CLAIMS, unjoin
+from tapestry.manager.unjoining import unjoin
 
 VIRTUAL = (CLUSTER_BINDINGS, NAMESPACES, NODES, PODS, SECRETS)
 PHYSICAL = (
-    *(NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIGMAPS, CLAIMS, POLICIES, CRDS, PRIORITY_CLASSES),
+    *(NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIGMAPS, PERSISTENT_VOLUME_CLAIMS),
+    *(POLICIES, CRDS, PRIORITY_CLASSES),
     *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
 )
 MADE_BELOW = (NAMESPACES, PRIORITY_CLASSES, CRDS, POLICIES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES)
@@ -133,7 +136,8 @@ def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
         made = by_mark(first, Mark.CREATED)
         assert made == [
             *("Namespace", "PriorityClass", "CustomResourceDefinition", "ResourceLeasingPolicy", "ServiceAccount"),
-            *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Namespace", "Secret", "ClusterBinding"),
+            *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+            *("Namespace", "Namespace", "Secret", "ClusterBinding"),
         ]
         mount = await world.physical.client.get(NAMESPACES, MOUNT)
         assert labels_of(mount) == {keys.MANAGED_BY: keys.TAPESTRY, keys.OWNER_POLICY: keys.REQUIRED}
@@ -157,6 +161,26 @@ def test_the_account_below_has_the_rights_of_the_table_and_no_others() -> None:
         )
         bound = await client.get(CLUSTER_ROLE_BINDINGS, name)
         assert bound["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": MOUNT}]
+
+    in_a_world(scenario)
+
+
+def test_rights_over_volumes_come_and_go_with_the_drivers_that_the_binding_allows() -> None:
+    async def scenario(world: World) -> None:
+        async def granted() -> list[Object]:
+            name = account_name(await world.uid(), "east")
+            found = await client.get(CLUSTER_ROLES, name), await client.get(ROLES, name, MOUNT)
+            return [rule for role in found for rule in role["rules"]]
+
+        client = world.physical.client
+        over_volumes = rules(placed(SYNCER_VOLUMES, {Place.MOUNT: MOUNT}))
+        await world.join()
+        assert not [rule for rule in over_volumes if rule in await granted()]
+        for drivers, wanted in ((["disk.example"], over_volumes), ([], [])):
+            allowed = {"spec": {"allowedVolumes": {"drivers": drivers}}}
+            await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), allowed)
+            await world.join()
+            assert [rule for rule in over_volumes if rule in await granted()] == wanted
 
     in_a_world(scenario)
 
@@ -527,6 +551,74 @@ def test_a_cluster_that_does_not_answer_is_left_by_force_with_a_list_of_what_is_
         assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
         await world.unjoin()  # it is back
         assert await world.below() == []
+
+    in_a_world(scenario)
+
+
+async def forsaken(world: World, *below: Object) -> Object:
+    """A binding that nobody was at work for, and that left something in a cluster that did not answer; as it was."""
+    await world.join()
+    client, identity = world.virtual.client, await world.physical.identity()
+    binding = await client.patch(
+        CLUSTER_BINDINGS, named("east"), {"status": {"identity": identity}}, subresource="status"
+    )
+    finalizers = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER]}}
+    await client.patch(CLUSTER_BINDINGS, named("east"), finalizers)
+    labels = binding_of(binding, await world.uid()).owner_labels()
+    for obj in below:
+        await world.physical.client.create(PODS, {"metadata": {**obj["metadata"], "labels": labels}})
+    nobody = Cluster("physical", Client(Silent()), world.steps.append)  # type: ignore[arg-type]
+    world.steps.clear()
+    await unjoin("east", world.virtual, nobody, force=True)
+    return binding
+
+
+def test_safety_rule_8_the_kubeconfig_stays_until_what_was_left_by_force_is_gone() -> None:
+    async def scenario(world: World) -> None:
+        binding = await forsaken(world, named("twin", MOUNT))
+        (kept,) = (step for step in world.steps if step.what == f"Secret {keys.SYSTEM_NAMESPACE}/east")
+        assert kept.mark is Mark.LEFT
+        assert f"ClusterBinding east ({binding['metadata']['uid']}) left in namespace {MOUNT}" in kept.note
+        secret = await world.virtual.client.get(SECRETS, "east", keys.SYSTEM_NAMESPACE)
+        assert [each.uid for each in leftovers_in(secret)] == [binding["metadata"]["uid"]]
+        await world.unjoin()  # the cluster is back
+        assert await world.physical.client.list(PODS) == []
+        assert await world.below() == []
+        assert await world.virtual.client.list(SECRETS) == []
+
+    in_a_world(scenario)
+
+
+def test_safety_rule_8_without_the_cluster_at_hand_the_rest_is_for_the_manager() -> None:
+    async def scenario(world: World) -> None:
+        await forsaken(world, named("twin", MOUNT))
+        await unjoin("east", world.virtual, None)
+        assert len(await world.virtual.client.list(SECRETS)) == 1
+        assert len(await world.physical.client.list(PODS)) == 1
+
+    in_a_world(scenario)
+
+
+def test_what_was_left_by_force_and_does_not_go_is_an_error_and_keeps_the_account() -> None:
+    async def scenario(world: World) -> None:
+        held = {"metadata": {**named("twin", MOUNT)["metadata"], "finalizers": ["example.com/theirs"]}}
+        await forsaken(world, held)
+        before = await world.below()
+        with pytest.raises(JoinError, match=f"still being deleted in the physical cluster: Pod {MOUNT}/twin"):
+            await world.unjoin()
+        assert await world.below() == before
+        assert len(await world.virtual.client.list(SECRETS)) == 1
+
+    in_a_world(scenario)
+
+
+def test_what_was_left_by_force_in_another_cluster_is_not_looked_for_in_this_one() -> None:
+    async def scenario(world: World) -> None:
+        await forsaken(world, named("twin", MOUNT))
+        other = await a_world(world.virtual_api, InProcessApi(PHYSICAL, now=running_clock().now))
+        await other.unjoin()
+        assert len(await world.physical.client.list(PODS)) == 1
+        assert len(await world.virtual.client.list(SECRETS)) == 1
 
     in_a_world(scenario)
 

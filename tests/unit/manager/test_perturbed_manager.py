@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.belongings import RESOURCES as BELONGINGS
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
@@ -22,7 +23,7 @@ from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb
 from tapestry.kube.conditions import is_true
 from tapestry.kube.errors import Conflict
-from tapestry.kube.objects import Object, named, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of, value_at
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     DEPLOYMENTS,
@@ -38,7 +39,7 @@ from tapestry.manager.app import install
 from tapestry.manager.config import BindingsConfig
 
 VIRTUAL = [
-    *(CLUSTER_BINDINGS, POLICIES, SECRETS, NODES, PODS),
+    *(CLUSTER_BINDINGS, POLICIES, NAMESPACES, SECRETS, NODES, PODS),
     *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS),
 ]
 CONFIG = BindingsConfig(leader_election=LeaderElection(enabled=False))
@@ -79,7 +80,8 @@ async def reaches(client: Client, phase: str) -> Object:
 
 async def bound(virtual: Client, physical: Client) -> Object:
     """Bind a cluster, and play the controller of Deployments."""
-    await physical.create(NAMESPACES, named("kube-system"))
+    for client in (virtual, physical):
+        await client.create(NAMESPACES, named("kube-system"))
     data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
     await virtual.create(SECRETS, {**named("east", SYSTEM), "data": data})
     reference = {"name": "east", "namespace": SYSTEM}
@@ -114,8 +116,15 @@ async def a_binding_stays(virtual: Client, physical: Client) -> None:
     await bound(virtual, physical)
 
 
-async def a_cluster_is_left_by_force(virtual: Client, physical: Client) -> None:
+async def a_cluster_is_left_by_force_and_swept(virtual: Client, physical: Client) -> None:
+    """Rule 8: all that it held of the binding goes, and nothing else."""
     binding = await bound(virtual, physical)
+    system = await virtual.get(NAMESPACES, "kube-system")
+    ours = binding_of(binding, uid_of(system)).owner_labels()
+    for resource in BELONGINGS:
+        for name, labels in (("ours", ours), ("foreign", {**ours, keys.VIRTUAL_CLUSTER: "another"})):
+            metadata = named(name, "leased" if resource.namespaced else None)["metadata"]
+            await physical.create(resource, {"metadata": {**metadata, "labels": labels}})
     node = {"name": "vnode-east-a", "labels": {keys.CLUSTER_BINDING_UID: uid_of(binding)}}
     await virtual.create(NODES, {"metadata": node})
     await virtual.create(PODS, {**named("web", "shop"), "spec": {"nodeName": "vnode-east-a"}})
@@ -123,6 +132,9 @@ async def a_cluster_is_left_by_force(virtual: Client, physical: Client) -> None:
     await virtual.patch(CLUSTER_BINDINGS, named("east"), {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}})
     await virtual.delete(CLUSTER_BINDINGS, named("east"))
     await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
+    swept = lambda secret: keys.LEFT_BEHIND not in annotations_of(secret)  # noqa: E731
+    await wait_for(virtual, SECRETS, "east", SYSTEM, until=swept, timeout=A_DAY)
+    assert {name_of(obj) for resource in BELONGINGS for obj in await physical.list(resource)} == {"foreign"}
 
 
 async def finalizers(client: Client, change: Callable[[list[str]], list[str]]) -> None:
@@ -147,11 +159,11 @@ def removes_something(call: str) -> bool:
 
 
 SCENARIOS = [
-    Scenario(name, VIRTUAL, setup, world, CONFIG, others=[[NAMESPACES]], counts=counts)
+    Scenario(name, VIRTUAL, setup, world, CONFIG, others=[[NAMESPACES, *BELONGINGS]], counts=counts)
     for name, world, counts in (
         ("a binding comes and goes", a_binding_comes_and_goes, lambda _: True),
         ("a binding stays", a_binding_stays, makes_something),
-        ("a cluster is left by force", a_cluster_is_left_by_force, removes_something),
+        ("a cluster is left by force and swept", a_cluster_is_left_by_force_and_swept, removes_something),
     )
 ]
 

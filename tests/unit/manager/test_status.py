@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from tapestry.apis import keys
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import Object
 from tapestry.manager.connectivity import Finding
@@ -46,6 +47,17 @@ def test_what_comes_before_the_fault_was_well_and_what_comes_after_is_not_spoken
     }
     for condition, conditions in expected.items():
         assert told(Fault("Word", "words", condition=condition)) == conditions
+
+
+def test_a_priority_class_that_is_missing_is_for_the_syncer_to_tell_and_to_take_back() -> None:
+    theirs = a_condition("Permitted", "False", keys.PRIORITY_CLASS_MISSING)
+    for fault in (None, Fault("PermissionsMissing", "words", condition="Permitted")):
+        found = status_with(a_binding(theirs), "Ready", conditions_of(fault, FINDING, None, NOW), NOW)
+        assert find(found["conditions"], "Permitted") is theirs
+        assert find(found["conditions"], "Connected") is not None
+    ours = a_condition("Permitted", "False", "PermissionsMissing")
+    found = status_with(a_binding(ours), "Ready", conditions_of(None, FINDING, None, NOW), NOW)
+    assert (find(found["conditions"], "Permitted") or {})["status"] == "True"
 
 
 def test_conditions_speak_of_the_generation_that_was_seen_and_those_of_others_stay() -> None:

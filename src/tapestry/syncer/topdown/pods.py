@@ -1,7 +1,7 @@
 """Virtual pods get twins, and follow them to their end.
 
     only virtual     Not mapped yet: a twin is made, unless the pod may not or need not run below.
-                     Mapped: its twin is lost, as a live read confirms, and the pod has failed with it.
+                     Mapped: its twin is lost, as a live read confirms, and the pod has ended with it.
                      Deleting: there is nothing below to wait for, as a live read confirms.
     both             The twin follows what may change of the pod, and its deletion.
     only physical    The pod is gone, as a live read confirms: so goes its twin.
@@ -9,10 +9,10 @@
 A pod that has ended never runs again, whatever becomes of its twin.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import cached_property
 from typing import Protocol
 
 import msgspec
@@ -37,7 +37,6 @@ from tapestry.kube.errors import (
 )
 from tapestry.kube.objects import (
     Object,
-    controller_of,
     is_deleting,
     key_of,
     name_of,
@@ -51,11 +50,12 @@ from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.projections import physical_node_of
 from tapestry.syncer.site import Site
+from tapestry.syncer.topdown.orphans import Orphans
+from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about, told_since
 from tapestry.syncer.translate import pod_status, pods
 from tapestry.syncer.translate.meta import is_as_applied, virtual_key, virtual_uid
 from tapestry.syncer.translate.pod_status import is_over, mapped_uid
-from tapestry.syncer.translate.pods import HostAlias, is_left_alone, untranslatable
-from tapestry.syncer.translate.security import refusals
+from tapestry.syncer.translate.pods import HostAlias, is_left_alone
 
 log = logger(__name__)
 
@@ -63,10 +63,6 @@ FRESH = timedelta(seconds=10)
 """A pod younger than this is what the cache says it is; an older one is read again before it is run."""
 LAG = 1.0
 """Seconds that a cache gets to see what a live read has seen."""
-SECOND_SIGHTING = timedelta(seconds=10)
-"""After how long an orphan that nobody saw becoming one counts as one."""
-SWEEP, SWEEP_LASTS = 100, timedelta(minutes=1)
-"""How many of those are removed within that time, whatever seems to have become of their pods."""
 LATER = (Unauthorized, Conflict, TooManyRequests, ServerError)
 """Answers of an API server that say nothing about the pod."""
 
@@ -94,12 +90,13 @@ class VirtualPods:
     companions: Sequence[Companion] = ()
     aliases: Callable[[str], Sequence[HostAlias]] = lambda _: ()
     """The names that pods of a namespace know, beside those of DNS."""
-    orphans: dict[str, datetime | None] = field(default_factory=dict)
-    """When a twin without a pod was first seen, by its UID; None where its pod was seen going."""
-    swept: deque[datetime] = field(default_factory=deque)
-    """When the last orphans were removed that nobody saw becoming ones."""
+    orphans: Orphans = field(default_factory=Orphans)
     last_seen: dict[str, Object] = field(default_factory=dict)
     """Twins that went before their pods had ended, by the pods' UIDs: how it came to that may be told by them alone."""
+
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        return Verdicts(self.site)
 
     def saw(self, old: Object | None, new: Object | None) -> None:
         """A handler of the virtual pods' changes: to see a pod go is a first sighting of its twin as an orphan."""
@@ -108,13 +105,13 @@ class VirtualPods:
         if new is None or is_over(pod):
             self.last_seen.pop(uid_of(pod), None)
         if new is None and (twin := self.site.twin_of(key_of(pod))) and virtual_uid(twin) == uid_of(pod):
-            self.orphans[uid_of(twin)] = None
+            self.orphans.bereaved(uid_of(twin))
 
     def saw_below(self, old: Object | None, new: Object | None) -> None:
         """A handler of the physical pods' changes: what is gone is no orphan any more, but may be missed."""
         if old is None or new is not None or "twin" not in old:
             return
-        self.orphans.pop(uid_of(old), None)
+        self.orphans.forget(uid_of(old))
         for pod in map(self.site.virtual_pods.store.get, virtual_key(old)):
             if pod is not None and uid_of(pod) == virtual_uid(old) and not is_over(pod):
                 self.last_seen[uid_of(pod)] = old
@@ -145,10 +142,10 @@ class VirtualPods:
             return await self.lost(pod, binding)
         if is_left_alone(pod, binding) or self.site.is_unbinding:
             return None
-        if complaints := self.complaints(pod, binding):
-            await self.refuse(pod, complaints)
+        if complaints := complaints_about(pod, binding):
+            await self.verdicts.refuse(pod, complaints)
             return None
-        await self.accept(pod)
+        await self.verdicts.accept(pod)
         if not await self.is_still_waiting(pod):
             return Result(requeue_after=LAG)
         return await self.create(pod, binding, node)
@@ -174,7 +171,7 @@ class VirtualPods:
                 await companion.precede(pod, binding)
             await self.site.physical.create(PODS, wanted)
         except NotYet as wait:
-            await self.tell(pod, keys.MAPPED, wait.reason, str(wait))
+            await self.verdicts.wait(pod, wait.reason, str(wait))
             return None
         except AlreadyExists:
             return await self.adopt(pod, wanted, binding)
@@ -192,23 +189,23 @@ class VirtualPods:
             await self.remove_stale(pod, held)
             return Result(requeue_after=LAG)
         message = f"{namespace_of(held)}/{name_of(held)} below is not ours; delete it there and the pod can run"
-        await self.tell(pod, keys.MAPPED, "NameTaken", message)
+        await self.verdicts.wait(pod, "NameTaken", message)
         return Result(requeue_after=60)
 
     async def refused_below(self, pod: Object, error: ApiError, node: str) -> Result | None:
         """The physical API server does not want it: perhaps later, as long as our patience lasts."""
         if is_about_us(error):
             self.site.note_trouble(error)
-            await self.tell(pod, keys.MAPPED, "NotPermitted", error.message)
+            await self.verdicts.wait(pod, "NotPermitted", error.message)
             raise error
         if isinstance(error, LATER):
             raise error
         now, patience = self.site.now(), timedelta(seconds=self.site.config.refusal_seconds)
-        since = self.told_since(pod, "RefusedBelow") or now
+        since = told_since(pod, keys.MAPPED, "RefusedBelow") or now
         if now - since >= patience:
             await self.end_for_want_of_room(pod, node, "RefusedBelow", error.message)
             return None
-        await self.tell(pod, keys.MAPPED, "RefusedBelow", error.message)
+        await self.verdicts.wait(pod, "RefusedBelow", error.message)
         waited = now - since
         return Result(requeue_after=min(max(waited, timedelta(seconds=1)), patience - waited).total_seconds())
 
@@ -226,7 +223,7 @@ class VirtualPods:
         conditions = [*self.last_status(pod)["conditions"], *pod["status"]["conditions"]]
         reason = pod_status.reason_of_loss({"status": {"conditions": conditions}})
         what = "is gone" if held is None else "is another one now" if uid_of(held) != uid else "is no longer ours"
-        await self.end(pod, reason, f"the pod {key_of(self.site.below(key_of(pod)))} below {what}")
+        await self.verdicts.end(pod, reason, f"the pod {key_of(self.site.below(key_of(pod)))} below {what}")
         return None
 
     async def reclaim(self, pod: Object, uid: str, mark: Object) -> None:
@@ -245,7 +242,7 @@ class VirtualPods:
             return False
         patch = pod_status.to_virtual(pod, self.last_seen[uid_of(pod)], status, self.site.now())
         if patch is not None:
-            await self.patch_status(pod, patch)
+            await self.verdicts.patch(pod, patch)
         return True
 
     def last_status(self, pod: Object) -> Object:
@@ -265,7 +262,7 @@ class VirtualPods:
         if pod["metadata"].get("finalizers") and not is_over(pod):  # whoever holds it waits to hear that it has ended
             if not await self.show_end(pod):
                 ended = pod_status.ended("Deleted", "it was deleted, and nothing of it runs below")
-                await self.patch_status(pod, ended)
+                await self.verdicts.patch(pod, ended)
             return None
         try:
             await self.site.virtual.delete(PODS, pod, grace_seconds=0)
@@ -294,12 +291,12 @@ class VirtualPods:
         wanted = pods.twin(pod, binding, node, self.aliases(namespace_of(pod) or ""))
         added = pods.ephemeral_patch(twin, pod, binding)
         if is_as_applied(twin, wanted) and added is None:
-            await self.accept(pod)
+            await self.verdicts.accept(pod)
             return
-        if complaints := self.complaints(pod, binding):
-            await self.object_to(pod, complaints)
+        if complaints := complaints_about(pod, binding):
+            await self.verdicts.object_to(pod, complaints)
             return
-        await self.accept(pod)
+        await self.verdicts.accept(pod)
         try:
             await self.change_all(twin, wanted, added)
         except NotFound:  # its going wakes us
@@ -327,7 +324,7 @@ class VirtualPods:
         if said is None:
             return None
         # A clock below that goes wrong must not use up the time: none passed before we knew of the twin.
-        known = self.told_since(pod, "Mapped") or self.site.now()
+        known = told_since(pod, keys.MAPPED, "Mapped") or self.site.now()
         since = max(known, parse_time(said.get("lastTransitionTime") or twin["metadata"]["creationTimestamp"]))
         due = since + timedelta(seconds=self.site.config.unschedulable_seconds)
         if self.site.now() < due:
@@ -346,7 +343,7 @@ class VirtualPods:
         """
         if any(sign in message for sign in ("Insufficient", "exceeded quota", "Too many pods")):
             self.site.note_shortage(node, pod)
-        await self.end(pod, reason, message)
+        await self.verdicts.end(pod, reason, message)
 
     async def delete_with(self, pod: Object, twin: Object) -> None:
         """The pod's grace is its twin's; a second deletion that is more urgent is passed on, too.
@@ -380,75 +377,11 @@ class VirtualPods:
         live = await self.live_pod(key)
         if live is not None and uid_of(live) == virtual_uid(twin):
             return Result(requeue_after=LAG)
-        now = self.site.now()
-        first = self.orphans.setdefault(uid_of(twin), now)
-        if first is not None:
-            if now < first + SECOND_SIGHTING:
-                return Result(requeue_at=first + SECOND_SIGHTING)
-            if (again := self.sweep(now)) is not None:
-                return Result(requeue_at=again)
+        if (wait := self.orphans.sighted(uid_of(twin), self.site.now())) is not None:
+            return Result(requeue_at=wait)
         log.info("the pod of a twin is gone", pod=key, twin=name_of(twin))
         await self.delete_twin(twin)
         return None
-
-    def sweep(self, now: datetime) -> datetime | None:
-        """Count one more orphan that nobody saw becoming one; when to come again where that would be too many."""
-        while self.swept and self.swept[0] + SWEEP_LASTS <= now:
-            self.swept.popleft()
-        if len(self.swept) >= SWEEP:
-            return self.swept[0] + SWEEP_LASTS
-        self.swept.append(now)
-        return None
-
-    # -- saying
-
-    def complaints(self, pod: Object, binding: Binding) -> list[str]:
-        """Why the pod may not run below."""
-        return [*map(str, refusals(pod, binding.spec.pod_security)), *untranslatable(pod)]
-
-    async def refuse(self, pod: Object, complaints: Sequence[str]) -> None:
-        """Say why the pod is not run.  A Job's is failed, which its limit of failures bounds; others may be mended."""
-        owner = controller_of(pod)
-        if owner is not None and owner["kind"] == "Job":
-            await self.end(pod, "PodSecurity", "; ".join(complaints[:5]))
-        else:
-            await self.object_to(pod, complaints)
-
-    async def object_to(self, pod: Object, complaints: Sequence[str]) -> None:
-        """Say what of the pod, or of its change, does not go down."""
-        message = "; ".join(complaints[:5])
-        if await self.tell(pod, keys.ACCEPTED, "PodSecurity", message):
-            self.site.manager.events.warning(pod, "PodSecurity", message)
-
-    async def accept(self, pod: Object) -> None:
-        """Take back what was said against the pod."""
-        if find(pod["status"]["conditions"], keys.ACCEPTED) is not None:
-            gone = {"type": keys.ACCEPTED, "$patch": "delete"}
-            await self.patch_status(pod, {"status": {"conditions": [gone]}})
-
-    async def tell(self, pod: Object, type: str, reason: str, message: str) -> bool:
-        """Say it by a condition that is False; whether that was news."""
-        patch = pod_status.told(type, reason, message, self.told_since(pod, reason, type) or self.site.now())
-        [said] = patch["status"]["conditions"]
-        if find(pod["status"]["conditions"], type) == said:
-            return False
-        await self.patch_status(pod, patch)
-        return True
-
-    def told_since(self, pod: Object, reason: str, type: str = keys.MAPPED) -> datetime | None:
-        said = find(pod["status"]["conditions"], type)
-        return parse_time(said["lastTransitionTime"]) if said is not None and said["reason"] == reason else None
-
-    async def end(self, pod: Object, reason: str, message: str) -> None:
-        """The pod has failed, for good."""
-        await self.patch_status(pod, pod_status.ended(reason, message))
-        self.site.manager.events.warning(pod, reason, message)
-
-    async def patch_status(self, pod: Object, patch: Object) -> None:
-        try:
-            await self.site.virtual.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
-        except NotFound:
-            return
 
     # -- reading and deleting
 

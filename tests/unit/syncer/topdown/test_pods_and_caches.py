@@ -11,7 +11,8 @@ from tapestry.kube.conditions import find
 from tapestry.kube.objects import is_deleting, named, uid_of, value_at
 from tapestry.kube.resources import PODS
 from tapestry.syncer.site import Site
-from tapestry.syncer.topdown.pods import FRESH, SECOND_SIGHTING
+from tapestry.syncer.topdown.orphans import SECOND_SIGHTING
+from tapestry.syncer.topdown.pods import FRESH
 
 from ..world import NO_ROOM, World, a_world, in_virtual_time, phase, said
 
@@ -101,6 +102,7 @@ async def test_rule_2_a_pod_that_has_been_there_for_a_while_is_read_again_before
     else:
         await world.add_pod(hostNetwork=True)
     async with world.syncer() as site:
+        await asyncio.sleep(1)
         world.up.api.freeze()
         if truth == "going":
             await world.delete_pod(grace=300)
@@ -162,6 +164,7 @@ async def test_rule_2_a_namesakes_twin_goes_only_when_its_own_pod_is_gone() -> N
     world = await a_world()
     async with world.syncer() as site:
         await a_running_pod(world)
+        await asyncio.sleep(1)
         world.up.api.freeze()
         first = site.virtual_pods.store.get("default/work")
         assert first is not None

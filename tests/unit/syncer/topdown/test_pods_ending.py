@@ -10,7 +10,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.waiting import wait_for
 from tapestry.kube.objects import is_deleting, named, value_at
 from tapestry.kube.resources import NODES, PODS
-from tapestry.syncer.topdown.pods import SECOND_SIGHTING, SWEEP, SWEEP_LASTS
+from tapestry.syncer.topdown.orphans import SECOND_SIGHTING, SWEEP, SWEEP_LASTS
 
 from ..world import MOUNT, World, a_world, forbidden, in_virtual_time, phase, refusing, said
 

@@ -1,0 +1,304 @@
+"""What does a pod cost on its way down, and its status on the way up?  The syncer against the least there can be.
+
+Two real control planes, a hundred nodes, a simulated kubelet.  The same pods go through `tapestry syncer` and through
+`benchmarks.relay`, which makes one write below and one above for each and does nothing else.  They take turns in one
+run, because only the ratio of the two says something about us: most of the time is the API servers'.
+
+Times are those of watches from outside.  Calls are what the API servers counted, less what this process and the kubelet
+asked for, which is known: one create and one status for each pod.  Etcd does not sync to disk: that would hide the
+syncer behind the disk.
+"""
+
+import asyncio
+import os
+import re
+import ssl
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import uvloop
+from tests.integration.crowds import CROWD, Crowd, crowd, lend, wait_until_lent
+from tests.integration.lending import TAPESTRY, Lending, install_kinds, lending, wait_for_all, wait_until
+from tests.integration.processes import cpu_seconds, rss_megabytes, running
+
+from benchmarks.table import Row, alone, say
+from tapestry.apis import keys
+from tapestry.client.client import Client
+from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS, SERVICE_ACCOUNTS, Resource
+from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
+
+PHYSICAL_NODES = 100
+BURST = 1_000
+STEADY, PER_SECOND = 300, 20
+WITH_TOKEN = 200
+ROUNDS = 3
+WHAT = f"burst of {BURST:,} pods"
+
+Call = tuple[str, str, str]
+"""The side (`above` or `below`), the verb and the resource: `("above", "PATCH", "pods/status")`."""
+Calls = Counter[Call]
+WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Many pods at once.  Seconds are from the first create; CPU is the carrier's, for all of them."""
+
+    pods: int
+    seconds: float
+    cpu: float
+    megabytes: float
+    calls: Calls
+    gone_seconds: float
+    gone_cpu: float
+    left: int
+    """Pods, and copies below of what they refer to, that outlived them."""
+
+    def per_pod(self, wanted: Callable[[Call], bool]) -> float:
+        return sum(count for call, count in self.calls.items() if wanted(call)) / self.pods
+
+
+@dataclass
+class Turns:
+    """What the turns of one carrier came to."""
+
+    name: str
+    carrier: Callable[[], AbstractContextManager[int]]
+    bursts: list[Burst] = field(default_factory=list)
+    delays: list[list[float]] = field(default_factory=list)
+    """Seconds from a pod's binding to its twin, at a steady rate; of each turn in order."""
+
+    def in_a_burst(self, value: Callable[[Burst], float]) -> float:
+        return median(map(value, self.bursts))
+
+    def delay(self, share: float) -> float:
+        return median(delays[int(len(delays) * share)] for delays in self.delays)
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where carriers take their turns."""
+
+    site: Lending
+    virtual: ControlPlane
+    physical: ControlPlane
+    nodes: Sequence[str]
+    """The virtual ones."""
+
+    def ours(self) -> AbstractContextManager[int]:
+        command = [TAPESTRY, "syncer", "--binding", self.site.name, "--kubeconfig", self.virtual.kubeconfig]
+        command += ["--leader-elect=false", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
+        return running(command, self.site.log)
+
+    def limit(self) -> AbstractContextManager[int]:
+        command = [sys.executable, "-m", "benchmarks.relay", self.virtual.kubeconfig, self.physical.kubeconfig]
+        return running([*command, self.site.above(""), self.site.mount], self.site.folder / "relay.log")
+
+    async def take_turns(self, sides: Sequence[Turns]) -> None:
+        """Short ones: nobody renews node leases while the relay has its turn, and in 40 s the nodes would be lost."""
+        for number in range(ROUNDS):
+            for side in sides:
+                name = f"{side.name}-burst-{number}"
+                with side.carrier() as pid:
+                    await self.warmed_up(name)
+                    burst = await self.burst(pid, name, BURST)
+                side.bursts.append(burst)
+                say(f"sync: {name}: {burst.seconds:.1f} s, {burst.cpu / BURST * 1000:.2f} ms of CPU for each pod")
+            for side in sides:
+                name = f"{side.name}-steady-{number}"
+                with side.carrier():
+                    await self.warmed_up(name)
+                    delays = await self.steady(name)
+                side.delays.append(delays)
+                say(f"sync: {name}: {median(delays) * 1000:.1f} ms from binding to twin")
+
+    async def warmed_up(self, name: str) -> None:
+        """A carrier that has taken one pod from its beginning to its end has started."""
+        async with crowd(self.site, f"{name}-first") as first:
+            await first.bind(1, self.nodes)
+            await first.wait_until_running(1)
+            await self.gone(first)
+
+    async def burst(self, pid: int, name: str, count: int, *, token: bool = False) -> Burst:
+        async with crowd(self.site, name) as pods:
+            before, cpu, began = await self.calls(), cpu_seconds(pid), time.monotonic()
+            await pods.bind(count, self.nodes, automountServiceAccountToken=token)
+            await pods.wait_until_running(count)
+            spent, megabytes = cpu_seconds(pid) - cpu, rss_megabytes(pid)
+            calls = await self.calls()
+            calls.subtract(before)
+            calls.subtract({("above", "POST", "pods"): count, ("below", "PATCH", "pods/status"): count})
+            cpu, ending = cpu_seconds(pid), time.monotonic()
+            left = await self.gone(pods)
+            gone = time.monotonic() - ending
+        return Burst(
+            pods=count,
+            seconds=max(pods.running.values()) - began,
+            cpu=spent,
+            megabytes=megabytes,
+            calls=calls,
+            gone_seconds=gone,
+            gone_cpu=cpu_seconds(pid) - cpu,
+            left=left,
+        )
+
+    async def steady(self, name: str) -> list[float]:
+        async with crowd(self.site, name) as pods:
+            await pods.bind(STEADY, self.nodes, per_second=PER_SECOND)
+            await pods.wait_until_running(STEADY)
+            await self.gone(pods)
+        return sorted(pods.mapped[pod] - bound for pod, bound in pods.bound.items())
+
+    async def gone(self, pods: Crowd) -> int:
+        """Delete a crowd, and count what is left of it."""
+        await pods.delete()
+        await pods.is_gone()
+        ours = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
+        return (
+            await remaining(self.site.virtual, PODS, "default", CROWD)
+            + await remaining(self.site.physical, PODS, self.site.mount)
+            + await remaining(self.site.physical, SECRETS, self.site.mount, ours)
+            + await remaining(self.site.physical, CONFIGMAPS, self.site.mount, ours)
+        )
+
+    async def calls(self) -> Calls:
+        """What both API servers have been asked so far."""
+        sides = {"above": self.virtual, "below": self.physical}
+        return Counter(
+            {
+                (side, verb, resource): count
+                for side, plane in sides.items()
+                for (verb, resource), count in (await asyncio.to_thread(requests_of, plane)).items()
+            }
+        )
+
+
+def rows() -> Iterator[Row]:
+    try:
+        assets = find_assets(os.environ)
+    except AssetsMissing as error:
+        yield Row(WHAT, None, "x", at_most=1.3, detail=str(error))
+        return
+    say("sync: starting two control planes")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            ControlPlane(folder / "virtual", assets, controller_manager=True, fsync=False) as virtual,
+            ControlPlane(folder / "physical", assets, fsync=False) as physical,
+        ):
+            ours, limit, with_token = uvloop.run(measured(virtual, physical, folder))
+    yield from compared(ours, limit)
+    yield from counted(ours.bursts[-1], limit.bursts[-1], with_token)
+    yield from ended(ours, limit, with_token)
+
+
+async def measured(virtual: ControlPlane, physical: ControlPlane, folder: Path) -> tuple[Turns, Turns, Burst]:
+    for plane in (virtual, physical):
+        await install_kinds(plane)
+    kubelet = [sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig]
+    async with lending(virtual, physical, folder, directScheduling=True, disableNodeDefaultTaint=True) as site:
+        course = await prepared(site, virtual, physical)
+        with running(kubelet, folder / "kubelet.log"):
+            sides = Turns("ours", course.ours), Turns("limit", course.limit)
+            await course.take_turns(sides)
+            with course.ours() as pid:
+                await course.warmed_up("token")
+                return *sides, await course.burst(pid, "token-burst", WITH_TOKEN, token=True)
+
+
+async def prepared(site: Lending, virtual: ControlPlane, physical: ControlPlane) -> Course:
+    """Everything lent, and pods admitted."""
+    course = Course(site, virtual, physical, await lend(site, PHYSICAL_NODES))
+    with course.ours():
+        await wait_until_lent(site, PHYSICAL_NODES)
+        await wait_until(site.virtual, SERVICE_ACCOUNTS, "default", bool, "default")
+    return course
+
+
+async def remaining(client: Client, kind: Resource, namespace: str, labels: str = "") -> int:
+    """How many are still there after they have had time to go."""
+    with suppress(TimeoutError):
+        await wait_for_all(client, kind, namespace, lambda found: not found, labels=labels)
+    return len(await client.list(kind, namespace, labels=labels))
+
+
+# -- rows
+
+
+def compared(ours: Turns, limit: Turns) -> Iterator[Row]:
+    """Ours and the limit: medians of all turns."""
+
+    def row(what: str, at_most: float, unit: str, value: Callable[[Turns], float]) -> Row:
+        mine, least = value(ours), value(limit)
+        detail = f"{mine:.3g} {unit}, limit {least:.3g} {unit}"
+        return Row(f"{what}, ours / limit", mine / least, "x", at_most=at_most, detail=detail)
+
+    steady = f"{PER_SECOND} pods a second: from binding to twin"
+    yield row(f"{WHAT}: all Running", 1.3, "s", lambda side: side.in_a_burst(lambda burst: burst.seconds))
+    yield row(f"{steady}, p50", 1.8, "ms", lambda side: side.delay(0.5) * 1000)
+    yield row(f"{steady}, p99", 2, "ms", lambda side: side.delay(0.99) * 1000)
+    cpu, least = (side.in_a_burst(lambda burst: burst.cpu) / BURST * 1000 for side in (ours, limit))
+    yield Row(f"{WHAT}: CPU for each", cpu, "ms", at_most=2, detail=f"limit {least:.2g} ms")
+    size, least = (max(burst.megabytes for burst in side.bursts) for side in (ours, limit))
+    what = f"{PHYSICAL_NODES} nodes and {BURST:,} pods: RSS"
+    yield Row(what, size, "MB", at_most=100, detail=f"limit {least:.0f} MB")
+
+
+def counted(ours: Burst, limit: Burst, with_token: Burst) -> Iterator[Row]:
+    """Writes by kind, and every call that comes with the number of pods."""
+    for side, bar in (("above", 2), ("below", 1)):
+        least = f"limit {limit.per_pod(writes(side, 'pods')):.3g}"
+        what = f"writes to pods {side}, for each until it runs"
+        yield Row(what, ours.per_pod(writes(side, "pods")), "", at_most=bar, detail=least)
+    for side, bar, kind in (("above", 3, "serviceaccounts"), ("below", 2, "secrets")):
+        what = f"with a token: writes to pods and {kind} {side}"
+        yield Row(what, with_token.per_pod(writes(side, "pods", kind)), "", at_most=bar)
+    for call, count in sorted(ours.calls.items()):
+        if count >= ours.pods / 100:
+            yield Row(f"calls for each pod {call[0]}: {call[1]} {call[2]}", count / ours.pods, "")
+
+
+def ended(ours: Turns, limit: Turns, with_token: Burst) -> Iterator[Row]:
+    seconds, least = (side.in_a_burst(lambda burst: burst.gone_seconds) for side in (ours, limit))
+    yield Row(f"{WHAT} deleted: all gone", seconds, "s", detail=f"limit {least:.3g} s")
+    cpu, least = (side.in_a_burst(lambda burst: burst.gone_cpu) / BURST * 1000 for side in (ours, limit))
+    yield Row(f"{WHAT} deleted: CPU for each", cpu, "ms", detail=f"limit {least:.2g} ms")
+    left = sum(burst.left for burst in (*ours.bursts, with_token))
+    yield Row("left of any burst on either side", left, "", at_most=0, detail="pods, Secrets and ConfigMaps")
+
+
+def writes(side: str, *kinds: str) -> Callable[[Call], bool]:
+    """Whether a call writes to such a resource or to a subresource of it."""
+    return lambda call: call[0] == side and call[1] in WRITES and call[2].partition("/")[0] in kinds
+
+
+# -- what the API servers say
+
+REQUEST = re.compile(r"^apiserver_request_total{(?P<labels>[^}]*)} (?P<count>\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+def requests_of(plane: ControlPlane) -> Counter[tuple[str, str]]:
+    """How often each verb was asked of each resource, whatever came of it."""
+    request = urllib.request.Request(f"{plane.url}/metrics", headers={"Authorization": f"Bearer {plane.token}"})
+    with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=plane.ca)) as answer:
+        text = answer.read().decode()
+    found: Counter[tuple[str, str]] = Counter()
+    for match in REQUEST.finditer(text):
+        labels = dict(LABEL.findall(match["labels"]))
+        resource = "/".join(filter(None, (labels["resource"], labels["subresource"])))
+        if resource:
+            found[labels["verb"], resource] += int(float(match["count"]))
+    return found
+
+
+if __name__ == "__main__":
+    alone(rows)

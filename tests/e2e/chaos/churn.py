@@ -1,0 +1,178 @@
+"""Pods that come and go all the time, under names that are used again, as those of a StatefulSet are.
+
+Some mount a ConfigMap or a Secret that others mount too, some a token, some a ConfigMap that comes only after them;
+some finish by themselves.  Some are deleted by force: they are gone at once, and the next of that name may be there
+before their twin has noticed.  Now and then labels and ConfigMaps change, and a window closes over some nodes and
+takes back what is there.  Everything goes straight to the virtual API server: only syncers have to live with faults.
+"""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from tapestry.client.client import Client
+from tapestry.kube.errors import Conflict, NotFound
+from tapestry.kube.objects import Object, is_deleting, name_of, named, uid_of
+from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS, SERVICE_ACCOUNTS
+
+from ...integration.lending import Lending, an_object, give
+
+KIND = "kind-of-pod"
+"""The label of all pods here; twins have it too."""
+COLOUR = "colour"
+"""A label that changes."""
+PREFIX = "pod-"
+FINISHING, PLAIN, SETTINGS, PASSWORD, TOKEN, LATE = "finishing", "plain", "settings", "password", "token", "late"
+WEIGHTS = {PLAIN: 50, FINISHING: 15, SETTINGS: 12, PASSWORD: 12, TOKEN: 5, LATE: 6}
+NIGHT = "night"
+"""The policy, and the label of its nodes, whose window closes now and then."""
+DAY = "day"
+SHARED = 20
+"""ConfigMaps, and as many Secrets, that pods share."""
+FORCED = 0.2
+WORKERS = 4
+
+
+@dataclass
+class Churn:
+    """Keeps about `target` pods, of which so many are replaced `per_second`."""
+
+    client: Client
+    rng: random.Random
+    sites: Sequence[Lending]
+    nodes: Sequence[str]
+    """The virtual ones."""
+    target: int
+    per_second: float
+    pods: dict[str, Object] = field(default_factory=dict)
+    """Those that nobody has deleted, by name, as they were last seen."""
+    free: deque[str] = field(default_factory=deque)
+    """Names that nobody has."""
+    created: int = 0
+    deleted: int = 0
+
+    def __post_init__(self) -> None:
+        self.free.extend(f"{PREFIX}{number}" for number in range(2 * self.target))
+
+    def see(self, old: Object | None, new: Object | None) -> None:
+        """A handler of the virtual pods' changes."""
+        pod = new or old
+        assert pod is not None
+        name = name_of(pod)
+        if not name.startswith(PREFIX):
+            return
+        if new is None:
+            self.free.appendleft(name)  # the next pod has it
+        if new is None or is_deleting(new):
+            self.pods.pop(name, None)
+        else:
+            self.pods[name] = new
+
+    async def prepare(self) -> None:
+        """What pods refer to, and as many pods as there should be."""
+        account = {"name": "default", "namespace": "default"}
+        await self.client.create(SERVICE_ACCOUNTS, an_object("ServiceAccount", account))
+        for number in range(SHARED):
+            await self.client.create(CONFIGMAPS, settings(f"settings-{number}", "0"))
+            place = {"name": f"password-{number}", "namespace": "default"}
+            await self.client.create(SECRETS, an_object("Secret", place, stringData={"key": f"secret {number}"}))
+        for _ in range(self.target):
+            await self.create()
+
+    async def run(self) -> None:
+        """Replace pods until cancelled."""
+        began, numbers = time.monotonic(), iter(range(1 << 30))
+
+        async def some() -> None:
+            for number in numbers:
+                await asyncio.sleep(max(0.0, began + number / self.per_second - time.monotonic()))
+                await self.create()
+                if len(self.pods) > self.target:
+                    await self.delete()
+                await self.change(number)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(some())
+
+    async def create(self) -> None:
+        if not self.free:  # all of them wait to go
+            return
+        name, kind = self.free.popleft(), self.rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
+        pod = a_pod(name, self.rng.choice(self.nodes), kind, self.rng.randrange(SHARED))
+        self.pods[name] = await self.client.create(PODS, pod)
+        self.created += 1
+        if kind == LATE:
+            await give(self.client, CONFIGMAPS, settings(name, "0"))
+
+    async def delete(self) -> None:
+        pod = self.pods.pop(self.rng.choice([*self.pods]))
+        this = {"metadata": {"name": name_of(pod), "namespace": "default", "uid": uid_of(pod)}}
+        grace = 0 if self.rng.random() < FORCED else None
+        try:
+            await self.client.delete(PODS, this, grace_seconds=grace)
+        except (NotFound, Conflict):  # its node was faster, and another may have its name
+            return
+        self.deleted += 1
+
+    async def change(self, number: int) -> None:
+        """What else happens beside the pod of that number: a label or a ConfigMap every second time."""
+        if number % 4 == 1 and self.pods:
+            name = self.rng.choice([*self.pods])
+            try:
+                await self.client.patch(PODS, named(name, "default"), {"metadata": {"labels": {COLOUR: str(number)}}})
+            except NotFound:
+                return
+        elif number % 4 == 3:
+            name = f"settings-{self.rng.randrange(SHARED)}"
+            await self.client.patch(CONFIGMAPS, named(name, "default"), {"data": {"key": str(number)}})
+
+    async def turn_windows(self, seconds: float) -> None:
+        """Close the window of the night's nodes, and open it again, for as long each time; it ends open."""
+        while True:
+            for closed in (True, False):
+                await asyncio.sleep(seconds)
+                await self.close(closed)
+
+    async def close(self, closed: bool) -> None:
+        for site in self.sites:
+            await site.set_policy(NIGHT, timeWindows=[elsewhen()] if closed else None)
+
+
+def elsewhen() -> Object:
+    """A window that is closed now, and stays so."""
+    start = datetime.now(UTC) + timedelta(hours=6)
+    return {"start": f"{start:%H:%M}", "end": f"{start + timedelta(hours=1):%H:%M}"}
+
+
+def settings(name: str, value: str) -> Object:
+    return an_object("ConfigMap", {"name": name, "namespace": "default"}, data={"key": value})
+
+
+def a_pod(name: str, node: str, kind: str, number: int) -> Object:
+    container: Object = {"name": "c", "image": "images.example/busybox:1"}
+    spec: Object = {
+        "nodeName": node,
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "tolerations": [{"operator": "Exists"}],
+    }
+    match kind:
+        case "settings":
+            spec["volumes"] = [{"name": "v", "configMap": {"name": f"settings-{number}"}}]
+        case "late":
+            spec["volumes"] = [{"name": "v", "configMap": {"name": name}}]
+        case "password":
+            source = {"secretKeyRef": {"name": f"password-{number}", "key": "key"}}
+            container = {**container, "env": [{"name": "PASSWORD", "valueFrom": source}]}
+        case "token":
+            spec["serviceAccountName"] = "default"
+            spec["volumes"] = [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}]
+    labels = {KIND: kind, COLOUR: "0"}
+    return an_object(
+        "Pod", {"name": name, "namespace": "default", "labels": labels}, spec={**spec, "containers": [container]}
+    )

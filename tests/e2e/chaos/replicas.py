@@ -1,0 +1,84 @@
+"""Processes of the syncer that are started again whenever they end, as a Deployment does."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...integration.lending import TAPESTRY
+from .gates import Gate
+
+ELECTION = {"LEASE_SECONDS": "10", "DEADLINE_SECONDS": "7", "RETRY_SECONDS": "2"}
+"""A process that was killed says nothing: for so long everybody waits for it."""
+CRASH_PAUSE = 1.0
+"""Seconds until one that ended by itself is started again."""
+GOODBYE = 20.0
+
+
+@dataclass
+class Replica:
+    """One `tapestry syncer`, which reaches the virtual cluster through a gate of its own."""
+
+    binding: str
+    gate: Gate
+    kubeconfig: Path
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    crashes: list[int] = field(default_factory=list)
+    """Codes of those that ended and were not told to."""
+    told: bool = False
+
+    async def run(self) -> None:
+        """Have one process after the other run until the last is told to end for good, which has to go well."""
+        self.kubeconfig.write_text(self.gate.kubeconfig)
+        command = [str(TAPESTRY), "syncer", "--binding", self.binding, "--kubeconfig", str(self.kubeconfig)]
+        command += ["--metrics-bind-address", "", "--health-probe-bind-address", ""]
+        election = {f"TAPESTRY_LEADER_ELECTION_{name}": value for name, value in ELECTION.items()}
+        with self.log.open("ab") as log:
+            while True:
+                self.process = await asyncio.create_subprocess_exec(*command, env=os.environ | election, stderr=log)
+                try:
+                    code = await self.process.wait()
+                except asyncio.CancelledError:
+                    await self.end(self.process)
+                    raise
+                if not self.told:
+                    self.crashes.append(code)
+                    await asyncio.sleep(CRASH_PAUSE)
+                self.told = False
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it to the process; one that is about to be started again has nobody to hear it."""
+        if self.process is not None and self.process.returncode is None:
+            self.told = self.told or number in (signal.SIGKILL, signal.SIGTERM)
+            self.process.send_signal(number)
+
+    async def end(self, process: asyncio.subprocess.Process) -> None:
+        """Ask the process to end; one that does not is killed, and that is a crash."""
+        try:
+            process.terminate()
+            async with asyncio.timeout(GOODBYE):
+                code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            code = await process.wait()
+        if code != 0:
+            self.crashes.append(code)
+
+    def tracebacks(self) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if "Traceback" in line]
+
+
+@asynccontextmanager
+async def at_work(replicas: list[Replica]) -> AsyncIterator[None]:
+    """All of them run, until they are asked to end."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(each.run()) for each in replicas]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()

@@ -1,0 +1,224 @@
+"""A witness of both sides: what ever happened there, and whether they agree now.
+
+It reads from the API servers themselves, past all gates.  Watches resume where they broke off, so that no twin comes
+and goes unseen; if one ever had to begin anew, the witness says so, and what it says counts for nothing.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
+from tapestry.client.client import Client
+from tapestry.client.metrics import WATCH_RESTARTS
+from tapestry.controller import Informer
+from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, labels_of, uid_of, value_at
+from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, PODS, SECRETS
+
+from ...integration.lending import Lending
+from .churn import COLOUR, FINISHING, KIND, LATE, PASSWORD, SETTINGS, TOKEN
+
+ENDS = ("Succeeded", "Failed")
+SHOWN = ("phase", "startTime", "hostIP", "podIP", "podIPs", "containerStatuses")
+CONDITIONS = ("Initialized", "ContainersReady", "Ready")
+
+
+@dataclass
+class Below:
+    """What of ours is in the mount namespace of one site."""
+
+    pods: Informer
+    configmaps: Informer
+    secrets: Informer
+
+    @property
+    def informers(self) -> tuple[Informer, Informer, Informer]:
+        return self.pods, self.configmaps, self.secrets
+
+
+@dataclass
+class Witness:
+    above: Informer
+    sources: Mapping[str, Informer]
+    """ConfigMaps and Secrets above, by the name of their kind."""
+    below: Mapping[str, Below]
+    """By the name of the binding."""
+    twins: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """The UIDs of all the twins that a pod ever had, by the pod's UID."""
+    ended: dict[str, str] = field(default_factory=dict)
+    """The phase in which each pod ended, by its UID."""
+    revived: list[str] = field(default_factory=list)
+    """Pods that were in another phase after their end."""
+    failed: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """On which node pods failed and what was said of them, by their UIDs."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    to_finish: asyncio.Queue[tuple[str, Object]] = field(default_factory=asyncio.Queue)
+    """Twins that run and are of the kind that finishes, each with its binding's name."""
+
+    def see_pod(self, _: Object | None, pod: Object | None) -> None:
+        if pod is not None:
+            uid, phase = uid_of(pod), pod["status"]["phase"]
+            if self.ended.get(uid, phase) != phase:
+                self.revived.append(f"{key_of(pod)}: {self.ended[uid]}, then {phase}")
+            if phase in ENDS:
+                self.ended[uid] = phase
+            if phase == "Failed":
+                node, said = pod["spec"]["nodeName"], (pod["status"].get("reason"), pod["status"].get("message"))
+                self.failed[uid] = node, f"{key_of(pod)} on {node} failed: {said}"
+        self.news.set()
+
+    def see_twin(self, site: str, old: Object | None, twin: Object | None) -> None:
+        if twin is not None:
+            self.twins[annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")].add(uid_of(twin))
+            began = phase_of(twin) == "Running" and (old is None or phase_of(old) != "Running")
+            if began and labels_of(twin).get(KIND) == FINISHING:
+                self.to_finish.put_nowait((site, twin))
+        self.news.set()
+
+    def ran_twice(self) -> list[str]:
+        return [f"pod {pod} had the twins {sorted(twins)}" for pod, twins in self.twins.items() if len(twins) > 1]
+
+    async def wait_until(self, claim: Callable[[], bool], timeout: float) -> bool:
+        """Whether it came true in time; asked at each change."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not claim():
+                    self.news.clear()
+                    await self.news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- agreement
+
+    def complaints(self) -> list[str]:
+        """What would have to change for both sides to agree and everything to be done."""
+        found = [
+            complaint
+            for site, below in self.below.items()
+            for part in (self.about_twins, self.about_copies)
+            for complaint in part(site, below)
+        ]
+        strays = [f"{key_of(pod)} is on no node of ours" for pod in self.above.store.list() if not self.site_of(pod)]
+        return found + strays
+
+    def site_of(self, pod: Object) -> str:
+        node = pod["spec"]["nodeName"]
+        return next((site for site in self.below if node.startswith(f"vnode-{site}-")), "")
+
+    def pods_of(self, site: str) -> list[Object]:
+        return [pod for pod in self.above.store.list() if self.site_of(pod) == site]
+
+    def about_twins(self, site: str, below: Below) -> Iterator[str]:
+        made: dict[str, list[Object]] = defaultdict(list)
+        for twin in below.pods.store.list():
+            made[annotations_of(twin).get(keys.VIRTUAL_POD_UID, "")].append(twin)
+        for pod in self.pods_of(site):
+            twins = made.pop(uid_of(pod), [])
+            if len(twins) == 1:
+                yield from (f"{key_of(pod)}: {each}" for each in differences(pod, twins[0]))
+            elif phase_of(pod) not in ENDS or twins:
+                yield f"{key_of(pod)} ({phase_of(pod)}) has {len(twins)} twins"
+        yield from (f"{site}: {key_of(twin)} has no pod" for twins in made.values() for twin in twins)
+
+    def about_copies(self, site: str, below: Below) -> Iterator[str]:
+        wanted = {need for pod in self.pods_of(site) if phase_of(pod) not in ENDS for need in needs_of(pod)}
+        found: dict[tuple[str, str], Object] = {}
+        for kind, informer in (("ConfigMap", below.configmaps), ("Secret", below.secrets)):
+            for copy in informer.store.list():
+                said = annotations_of(copy)
+                name = said.get(keys.VIRTUAL_NAME)
+                found[(kind, name) if name else (TOKEN, said[keys.VIRTUAL_POD_UID])] = copy
+        yield from (f"{site}: there is no copy of {need}" for need in wanted - found.keys())
+        yield from (f"{site}: nobody needs the copy of {need}" for need in found.keys() - wanted)
+        for kind, name in wanted & found.keys():
+            if kind in self.sources:
+                source = self.sources[kind].store.get(f"default/{name}")
+                if source is None or source.get("data") != found[kind, name].get("data"):
+                    yield f"{site}: the copy of {kind} {name} has other data"
+
+
+def phase_of(pod: Object) -> str:
+    return str(value_at(pod, "status", "phase"))
+
+
+def needs_of(pod: Object) -> Iterator[tuple[str, str]]:
+    """The copies that a pod needs below."""
+    match labels_of(pod)[KIND]:
+        case kind if kind in (SETTINGS, LATE):
+            yield "ConfigMap", pod["spec"]["volumes"][0]["configMap"]["name"]
+        case kind if kind == PASSWORD:
+            yield "Secret", pod["spec"]["containers"][0]["env"][0]["valueFrom"]["secretKeyRef"]["name"]
+        case kind if kind == TOKEN:
+            yield TOKEN, uid_of(pod)
+
+
+def differences(pod: Object, twin: Object) -> Iterator[str]:
+    """How the two are not what they should be to each other."""
+    if is_deleting(pod) or is_deleting(twin):
+        yield "it, or its twin, is on the way out"
+    if phase_of(pod) not in ("Running", "Succeeded"):
+        yield f"it is {phase_of(pod)}"
+    if labels_of(pod)[KIND] == FINISHING and phase_of(pod) == "Running":
+        yield "it has yet to finish"
+    if phase_of(pod) == "Running" and labels_of(pod)[COLOUR] != labels_of(twin).get(COLOUR):
+        yield f"it is {labels_of(pod)[COLOUR]}, its twin {labels_of(twin).get(COLOUR)}"
+    mapped = condition_of(pod, keys.MAPPED)
+    if (mapped.get("status"), mapped.get("message")) != ("True", uid_of(twin)):
+        yield f"its twin is {uid_of(twin)}, and it says {mapped}"
+    for field_ in SHOWN:
+        if value_at(pod, "status", field_) != value_at(twin, "status", field_):
+            yield f"{field_} is {value_at(pod, 'status', field_)}, below {value_at(twin, 'status', field_)}"
+    for type in CONDITIONS:
+        if condition_of(pod, type).get("status") != condition_of(twin, type).get("status"):
+            yield f"{type} is {condition_of(pod, type)}, below {condition_of(twin, type)}"
+
+
+def condition_of(pod: Object, type: str) -> Object:
+    return next((each for each in value_at(pod, "status", "conditions", default=[]) if each["type"] == type), {})
+
+
+def began_anew() -> int:
+    """How many watches of this process had to list again."""
+    samples = (sample for metric in WATCH_RESTARTS.collect() for sample in metric.samples)
+    return sum(int(sample.value) for sample in samples if "Gone" in sample.labels.values())
+
+
+async def binding_of_site(site: Lending) -> Binding:
+    system = await site.virtual.get(NAMESPACES, "kube-system")
+    return binding_of(await site.virtual.get(CLUSTER_BINDINGS, site.name), uid_of(system))
+
+
+async def seen_below(site: Lending) -> Below:
+    ours = (await binding_of_site(site)).owner_labels()
+    labels = ",".join(f"{key}={value}" for key, value in ours.items())
+    kinds = (PODS, CONFIGMAPS, SECRETS)
+    return Below(*(Informer(site.physical, kind, namespace=site.mount, labels=labels) for kind in kinds))
+
+
+@asynccontextmanager
+async def witness(virtual: Client, sites: Iterable[Lending]) -> AsyncIterator[Witness]:
+    """One who has seen everything that is there."""
+    below = {site.name: await seen_below(site) for site in sites}
+    sources = {kind.kind: Informer(virtual, kind, namespace="default") for kind in (CONFIGMAPS, SECRETS)}
+    made = Witness(Informer(virtual, PODS, namespace="default", labels=KIND), sources, below)
+    made.above.on_change(made.see_pod)
+    for name, each in below.items():
+        each.pods.on_change(partial(made.see_twin, name))
+    copies = [informer for each in below.values() for informer in (each.configmaps, each.secrets)]
+    for informer in (*sources.values(), *copies):
+        informer.on_change(lambda _old, _new: made.news.set())
+    informers = [made.above, *sources.values(), *(informer for each in below.values() for informer in each.informers)]
+    async with asyncio.TaskGroup() as group:
+        following = [group.create_task(informer.run()) for informer in informers]
+        for informer in informers:
+            await informer.synced.wait()
+        try:
+            yield made
+        finally:
+            for task in following:
+                task.cancel()

@@ -1,0 +1,268 @@
+"""Two physical clusters, pods that come and go, and a fault every five seconds: nothing is lost and nothing is left.
+
+A fault may be a process killed or stopped, silence, broken connections, refusals, or watches that end; `chaos.gates`
+and `chaos.faults` have them.  When all is over and quiet, each pod has the one twin that it ever had, both say the
+same, nothing else of ours is below, and nothing that is not ours has changed.
+
+The faults follow from a seed, which is told with the result; TAPESTRY_CHAOS_SEED has those of an earlier run again.
+"""
+
+import asyncio
+import json
+import os
+import random
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tapestry.apis import keys
+from tapestry.kube.errors import Conflict, NotFound
+from tapestry.kube.objects import Object, key_of, name_of, named, namespace_of, uid_of, version_of
+from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, SERVICES
+from tapestry.local.kubernetes import ControlPlane
+
+from ..integration.crowds import wait_until_lent
+from ..integration.lending import TAPESTRY, Lending, an_object, install_kinds, lending, wait_until
+from ..integration.processes import running
+from .chaos.churn import DAY, NIGHT, Churn
+from .chaos.faults import EVERY, Storm, Target
+from .chaos.gates import gate
+from .chaos.replicas import Replica, at_work
+from .chaos.witness import Witness, began_anew, binding_of_site, phase_of, witness
+
+CLUSTERS = {"east": 2, "west": 1}
+"""Physical clusters, and how many replicas their syncers have."""
+NODES_EACH, CLOSING = 10, 2
+"""Physical nodes of each cluster, and how many of them have a window."""
+WINDOW_SECONDS = 12.0
+OWNERS = "owners"
+"""A namespace below in which there is nothing of ours."""
+FOREIGN = (PODS, CONFIGMAPS, SECRETS, SERVICES)
+
+
+@dataclass(frozen=True)
+class Scale:
+    pods: int
+    per_second: float
+    faults: int
+    heals_in: float
+    """Seconds, for 99 of 100."""
+    rests_in: float
+    """Seconds after the last fault has healed."""
+
+
+IN_CI = Scale(pods=60, per_second=4, faults=15, heals_in=45, rests_in=90)
+"""On a machine that others use too, and with few faults: it is the rest that counts."""
+WHOLE = Scale(pods=500, per_second=20, faults=120, heals_in=15, rests_in=60)
+
+
+@pytest.mark.timeout(420)
+def test_nothing_is_lost_or_left_by_a_storm_of_faults(
+    kube_assets: Path, tmp_path: Path, record_property: Callable[[str, str], None]
+) -> None:
+    wrong = endured(IN_CI, kube_assets, tmp_path, record_property)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_nothing_is_lost_or_left_by_ten_minutes_of_faults(
+    kube_assets: Path, tmp_path: Path, record_property: Callable[[str, str], None]
+) -> None:
+    wrong = endured(WHOLE, kube_assets, tmp_path, record_property)
+    assert not wrong, "\n".join(wrong)
+
+
+def endured(scale: Scale, assets: Path, folder: Path, record_property: Callable[[str, str], None]) -> list[str]:
+    """What is wrong after a storm; the figures are recorded."""
+    seed = os.environ.get("TAPESTRY_CHAOS_SEED") or secrets.token_hex(4)
+    with ExitStack() as stack:
+        planes = [ControlPlane(folder / name, assets, fsync=False) for name in ("virtual", *CLUSTERS)]
+        for plane in planes:
+            stack.enter_context(plane)
+        try:
+            figures, wrong = uvloop.run(storm(scale, planes[0], planes[1:], folder, seed))
+        except BaseException as error:
+            error.add_note(f"TAPESTRY_CHAOS_SEED={seed}")
+            raise
+    record_property("figure", f"chaos, seed {seed}: {figures}")
+    return [*wrong, f"TAPESTRY_CHAOS_SEED={seed}: {figures}"] if wrong else []
+
+
+async def storm(
+    scale: Scale, virtual: ControlPlane, physical: Sequence[ControlPlane], folder: Path, seed: str
+) -> tuple[str, list[str]]:
+    """The figures, and what is wrong."""
+    for plane in (virtual, *physical):
+        await install_kinds(plane)
+    async with AsyncExitStack() as stack:
+        targets = [
+            await opened(stack, virtual, plane, folder / name, count, seed)
+            for plane, (name, count) in zip(physical, CLUSTERS.items(), strict=True)
+        ]
+        sites = [target.site for target in targets]
+        above = sites[0].virtual
+        before = [await foreign(site) for site in sites]
+        replicas = [replica for target in targets for replica in target.replicas]
+        async with at_work(replicas), witness(above, sites) as seen:
+            for site in sites:
+                await wait_until_lent(site, NODES_EACH)
+            nodes = [site.above(f"{site.name}-{number}") for site in sites for number in range(NODES_EACH)]
+            churn = Churn(above, random.Random(f"churn {seed}"), sites, nodes, scale.pods, scale.per_second)
+            raging = Storm(targets, seen, random.Random(f"faults {seed}"))
+            seconds, unrest = await weathered(scale, churn, raging)
+            (folder / "story.log").write_text("\n".join(raging.story))
+            garbage = [line for site in sites for line in await asyncio.to_thread(repairs, site)]
+        changed = [line for site, was in zip(sites, before, strict=True) for line in changes(was, await foreign(site))]
+    crashes = [f"a syncer of {each.binding} ended by itself with {code}" for each in replicas for code in each.crashes]
+    tracebacks = [line for each in replicas for line in each.tracebacks()]
+    wrong = [*unrest, *verdict(seen), *garbage, *changed, *crashes, *tracebacks]
+    if raging.healed_within(0.99) > scale.heals_in:
+        wrong.append(f"99 of 100 should heal in {scale.heals_in:g} s: {sorted(raging.healed)[-5:]}")
+    return figures_of(scale, churn, raging, seconds, sum(map(len, before))), wrong
+
+
+async def opened(
+    stack: AsyncExitStack, virtual: ControlPlane, physical: ControlPlane, folder: Path, replicas: int, seed: str
+) -> Target:
+    """A binding with a physical cluster of its own, with things of its owner's in it, and nobody at work yet."""
+    rng = random.Random(f"gates {seed}")
+    site = await stack.enter_async_context(
+        lending(virtual, physical, folder, name=folder.name, directScheduling=True, disableNodeDefaultTaint=True)
+    )
+    stack.enter_context(
+        running([sys.executable, "-m", "tests.integration.kubelet", physical.kubeconfig], folder / "kubelet.log")
+    )
+    below = await stack.enter_async_context(gate(physical, rng))
+    await site.set_kubeconfig(below.kubeconfig)
+    for number in range(NODES_EACH):
+        policy = DAY if number < NODES_EACH - CLOSING else NIGHT
+        await site.add_node(f"{site.name}-{number}", labels={"policy": policy}, cpu="32", memory="256Gi")
+    reclaim: Object = {"forceReclaim": True, "gracefulReclaimPeriodSeconds": 1}
+    for policy, terms in {DAY: {}, NIGHT: reclaim}.items():
+        only = {"matchExpressions": [{"key": "policy", "operator": "In", "values": [policy]}]}
+        await site.add_policy(policy, nodeSelector={"nodeSelectorTerms": [only]}, **terms)
+    await add_foreign(site)
+    made = []
+    for number in range(replicas):
+        way = await stack.enter_async_context(gate(virtual, rng))
+        name = f"syncer-{number}"
+        made.append(Replica(site.name, way, folder / f"{name}.kubeconfig", folder / f"{name}.log"))
+    days = [site.above(f"{site.name}-{number}") for number in range(NODES_EACH - CLOSING)]
+    return Target(site, below, made, days)
+
+
+async def weathered(scale: Scale, churn: Churn, raging: Storm) -> tuple[float, list[str]]:
+    """Seconds from the end of it all until both sides agreed, and what they still disagreed about after some time."""
+    seen = raging.witness
+    seen.above.on_change(churn.see)
+    async with asyncio.TaskGroup() as group:
+        finishing = group.create_task(finish_twins(seen, churn.sites))
+        await churn.prepare()
+        assert await seen.wait_until(lambda: not seen.complaints(), scale.rests_in), seen.complaints()[:20]
+        working = [group.create_task(churn.run()), group.create_task(churn.turn_windows(WINDOW_SECONDS))]
+        await raging.rage(scale.faults)
+        for task in working:
+            task.cancel()
+        await asyncio.wait(working)
+        await churn.close(False)
+        began = time.monotonic()
+        await seen.wait_until(lambda: not seen.complaints(), scale.rests_in)
+        finishing.cancel()
+    return time.monotonic() - began, seen.complaints()
+
+
+async def finish_twins(seen: Witness, sites: Sequence[Lending]) -> None:
+    """What a kubelet does with pods that finish by themselves."""
+    clients = {site.name: site.physical for site in sites}
+    while True:
+        site, twin = await seen.to_finish.get()
+        done = [{**each, "ready": False, "state": {"terminated": {"exitCode": 0}}} for each in statuses(twin)]
+        patch = {"metadata": {"uid": uid_of(twin)}, "status": {"phase": "Succeeded", "containerStatuses": done}}
+        try:
+            await clients[site].patch(PODS, named(name_of(twin), namespace_of(twin)), patch, subresource="status")
+        except (NotFound, Conflict):  # it is gone, or another has taken its name
+            continue
+
+
+def statuses(pod: Object) -> list[Object]:
+    found: list[Object] = pod["status"]["containerStatuses"]
+    return found
+
+
+def verdict(seen: Witness) -> list[str]:
+    """What should never have happened.  Only where windows close may a pod fail: it was taken back in a bad moment."""
+    nights = tuple(str(number) for number in range(NODES_EACH - CLOSING, NODES_EACH))
+    failed = [said for node, said in seen.failed.values() if not node.endswith(nights)]
+    unseen = [f"{began_anew()} watches of the witness began anew"] if began_anew() else []
+    return [*seen.ran_twice(), *seen.revived, *failed, *unseen]
+
+
+def figures_of(scale: Scale, churn: Churn, raging: Storm, seconds: float, foreign: int) -> str:
+    heals = [f"{name} {raging.healed_within(share):.1f} s" for name, share in (("p50", 0.5), ("p99", 0.99))]
+    worst, after = max(raging.healed)
+    return (
+        f"{scale.faults} faults in {scale.faults * EVERY:g} s on {scale.pods} pods, {churn.created} came and "
+        f"{churn.deleted} went; healed {', '.join(heals)}, at worst {worst:.1f} s ({after}), of {len(raging.healed)}; "
+        f"at rest {seconds:.1f} s after; of {foreign} foreign objects none changed"
+    )
+
+
+# -- what is not ours
+
+
+async def add_foreign(site: Lending) -> None:
+    """Things of the owner's, here and there; some look as if they were ours."""
+    await site.physical.create(NAMESPACES, an_object("Namespace", {"name": OWNERS}))
+    ours = (await binding_of_site(site)).owner_labels()
+    disguises: list[dict[str, str]] = [{}, {keys.MANAGED_BY: keys.TAPESTRY}, {**ours, keys.VIRTUAL_CLUSTER: "another"}]
+    for namespace in (site.mount, OWNERS):
+        for number, labels in enumerate(disguises):
+            said = {keys.VIRTUAL_POD_NAMESPACE: "default", keys.VIRTUAL_POD_NAME: f"pod-{number}"}
+            metadata: Object = {
+                "name": f"owners-{number}",
+                "namespace": namespace,
+                "labels": labels,
+                "annotations": said,
+            }
+            await site.physical.create(CONFIGMAPS, an_object("ConfigMap", metadata, data={"key": "owner's"}))
+            await site.physical.create(SECRETS, an_object("Secret", metadata, stringData={"key": "owner's"}))
+            service = {"ports": [{"port": 80}], "selector": {"app": "owners"}}
+            await site.physical.create(SERVICES, an_object("Service", metadata, spec=service))
+            container = {"name": "c", "image": "images.example/busybox:1"}
+            spec = {"nodeName": f"{site.name}-{number}", "containers": [container]}
+            await site.physical.create(PODS, an_object("Pod", metadata, spec=spec))
+            await wait_until(site.physical, PODS, metadata["name"], lambda pod: phase_of(pod) == "Running", namespace)
+
+
+async def foreign(site: Lending) -> dict[str, tuple[str, str]]:
+    """The UID and the version of everything that is not ours."""
+    binding = await binding_of_site(site)
+    found = {}
+    for kind in (*FOREIGN, NODES, NAMESPACES):
+        for namespace in (site.mount, OWNERS) if kind in FOREIGN else (None,):
+            for obj in await site.physical.list(kind, namespace):
+                if not binding.owns(obj):
+                    found[f"{site.name}: {kind.plural} {key_of(obj)}"] = uid_of(obj), version_of(obj)
+    return found
+
+
+def changes(before: dict[str, tuple[str, str]], after: dict[str, tuple[str, str]]) -> list[str]:
+    names = sorted(before.keys() | after.keys())
+    return [f"{name} is not ours, and changed" for name in names if before.get(name) != after.get(name)]
+
+
+def repairs(site: Lending) -> list[str]:
+    """What `tapestry repair` would do."""
+    environ = {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)}
+    command = [str(TAPESTRY), "repair", site.name, "--dry-run", "-o", "json"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    return [done.stderr] if done.stderr else [f"repair: {each}" for each in json.loads(done.stdout)]

@@ -1,0 +1,171 @@
+"""Crowds: many pods bound to virtual nodes at once, and a look from outside at what becomes of them.
+
+Whoever makes twins of the pods and brings their status up is not asked.  All times are those at which a watch of ours
+showed it, on the clock of this process.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tapestry.apis import keys
+from tapestry.client.client import Client
+from tapestry.controller import Informer
+from tapestry.kube.objects import Object, labels_of, name_of, value_at
+from tapestry.kube.resources import NODES, PODS
+from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
+
+from .lending import Lending, an_object, give, wait_for_all
+
+AT_ONCE = 32
+CROWD, MEMBER = "crowd", "member"
+"""Labels of the pods, which their twins have too."""
+
+
+@dataclass
+class Crowd:
+    """Pods of one namespace; each has the name of the crowd and a number."""
+
+    client: Client
+    name: str
+    bound: dict[str, float] = field(default_factory=dict)
+    """When each pod was first seen, which is when it was bound: they are born that way."""
+    mapped: dict[str, float] = field(default_factory=dict)
+    """When the twin of each pod was first seen."""
+    running: dict[str, float] = field(default_factory=dict)
+    """When each pod was first seen Running, above."""
+    above: set[str] = field(default_factory=set)
+    below: set[str] = field(default_factory=set)
+    """Which are there now."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def bind(self, count: int, nodes: Sequence[str], *, per_second: float = math.inf, **spec: Any) -> None:
+        """Create that many pods, on one virtual node after the other; returns when they are created."""
+        began = time.monotonic()
+
+        async def some(first: int) -> None:
+            for number in range(first, count, AT_ONCE):
+                await asyncio.sleep(max(0, began + number / per_second - time.monotonic()))
+                await self.client.create(PODS, member(self.name, number, nodes[number % len(nodes)], **spec))
+
+        async with asyncio.TaskGroup() as group:
+            for first in range(AT_ONCE):
+                group.create_task(some(first))
+
+    async def delete(self) -> None:
+        """Have every pod of the crowd deleted, with the grace that it has."""
+        await self.client.delete_collection(PODS, "default", labels=f"{CROWD}={self.name}")
+
+    async def wait_until_running(self, count: int, *, timeout: float = 180) -> None:
+        if not await self.comes_true(lambda: len(self.running) == count, timeout):
+            seen = f"{len(self.bound)} were bound, {len(self.mapped)} mapped, {len(self.running)} run"
+            raise TimeoutError(f"crowd {self.name} of {count}: after {timeout:g} s {seen}")
+
+    async def is_gone(self, *, timeout: float = 60) -> bool:
+        """Whether nothing was left on either side in time."""
+        return await self.comes_true(lambda: not (self.above or self.below), timeout)
+
+    async def comes_true(self, claim: Callable[[], bool], timeout: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                while not claim():
+                    self.news.clear()
+                    await self.news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def see_pod(self, old: Object | None, new: Object | None) -> None:
+        now, name = time.monotonic(), name_of(new or old or {})
+        if new is None:
+            self.above.discard(name)
+        else:
+            self.above.add(name)
+            self.bound.setdefault(name, now)
+            if new["phase"] == "Running":
+                self.running.setdefault(name, now)
+        self.news.set()
+
+    def see_twin(self, old: Object | None, new: Object | None) -> None:
+        now, name = time.monotonic(), labels_of(new or old or {})[MEMBER]
+        if new is None:
+            self.below.discard(name)
+        else:
+            self.below.add(name)
+            self.mapped.setdefault(name, now)
+        self.news.set()
+
+
+@asynccontextmanager
+async def crowd(site: Lending, name: str) -> AsyncIterator[Crowd]:
+    """A crowd without pods yet, which are seen from the first to the last."""
+    made = Crowd(site.virtual, name)
+    above = Informer(site.virtual, PODS, namespace="default", labels=f"{CROWD}={name}", transform=glimpse)
+    above.on_change(made.see_pod)
+    below = Informer(site.physical, PODS, namespace=site.mount, labels=f"{CROWD}={name}", transform=glimpse)
+    below.on_change(made.see_twin)
+    async with asyncio.TaskGroup() as group:
+        following = [group.create_task(informer.run()) for informer in (above, below)]
+        await above.synced.wait()
+        await below.synced.wait()
+        yield made
+        for task in following:
+            task.cancel()
+
+
+def glimpse(pod: Object) -> Object:
+    """A transform: no more of a pod than is looked at."""
+    metadata = pod["metadata"]
+    kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion", "labels")}
+    return {"metadata": kept, "phase": value_at(pod, "status", "phase")}
+
+
+def member(crowd: str, number: int, node: str, **spec: Any) -> Object:
+    """A pod of about a kilobyte, as the server keeps it."""
+    name = f"{crowd}-{number}"
+    requests = {"cpu": "10m", "memory": "10Mi"}
+    container = {"name": "c", "image": "images.example/busybox:1", "resources": {"requests": requests}}
+    return an_object(
+        "Pod",
+        {"name": name, "namespace": "default", "labels": {CROWD: crowd, MEMBER: name}},
+        spec={
+            "nodeName": node,
+            "automountServiceAccountToken": False,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [container],
+            **spec,
+        },
+    )
+
+
+async def lend(site: Lending, count: int) -> list[str]:
+    """That many large physical nodes, lent whole and always; what their virtual nodes will be called."""
+    names = [f"node-{number:04d}" for number in range(count)]
+    waiting = iter(names)
+
+    async def some() -> None:
+        for name in waiting:
+            await site.add_node(name, cpu="32", memory="256Gi")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(some())
+    await give(site.physical, PRIORITY_CLASSES, priority_class())
+    await site.add_policy("all")
+    return [site.above(name) for name in names]
+
+
+async def wait_until_lent(site: Lending, count: int) -> None:
+    """Until a syncer has made all the virtual nodes."""
+    await wait_for_all(
+        site.virtual,
+        NODES,
+        None,
+        lambda found: sum(bool(value_at(node, "status", "allocatable")) for node in found) == count,
+        labels=f"{keys.CLUSTER_BINDING}={site.name}",
+        timeout=120,
+    )

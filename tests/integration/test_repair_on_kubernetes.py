@@ -1,0 +1,197 @@
+"""What slips through is found and mended, by a syncer process and by hand, between two real API servers."""
+
+import json
+import os
+import subprocess
+from typing import Any
+
+from tapestry.apis import keys
+from tapestry.kube.conditions import is_true
+from tapestry.kube.objects import Object, name_of, named, uid_of
+from tapestry.kube.resources import (
+    CONFIGMAPS,
+    ENDPOINT_SLICES,
+    LEASES,
+    NAMESPACES,
+    PODS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+)
+
+from .lending import TAPESTRY, Lending, an_object, annotated, give, wait_for_all, wait_until_gone
+
+NODE_LEASES = "kube-node-lease"
+TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+
+
+def tapestry(site: Lending, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "KUBECONFIG": str(site.virtual_plane.kubeconfig)}
+    return subprocess.run([TAPESTRY, *arguments], env=environ, capture_output=True, text=True, check=False)
+
+
+def repaired(site: Lending, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    """How `tapestry repair` ended, and what it found."""
+    done = tapestry(site, "repair", site.name, "-o", "json", *options)
+    assert done.stderr == "", done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+async def lend(site: Lending) -> str:
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    await site.add_policy("all")
+    return node
+
+
+async def map_pod(site: Lending, node: str) -> Object:
+    """A pod that mounts a ConfigMap and a token and has a twin; returns the twin."""
+    await site.wait_for_virtual_node(node)
+    await give(site.virtual, SERVICE_ACCOUNTS, an_object("ServiceAccount", {"name": "default", "namespace": "default"}))
+    settings = {"name": f"{site.name}-settings", "namespace": "default"}
+    await site.virtual.create(CONFIGMAPS, an_object("ConfigMap", settings, data={"k": "v"}))
+    config = {"name": "s", "configMap": {"name": settings["name"]}}
+    await site.bind_pod("work", node, volumes=[config, TOKEN], serviceAccountName="default")
+    await site.wait_for_pod("work", lambda pod: is_true(pod, keys.MAPPED))
+    return await site.wait_for_twin("work")
+
+
+async def offer_service(site: Lending) -> None:
+    """A Service in a namespace whose Services are known below, with an address behind it."""
+    await site.virtual.create(NAMESPACES, an_object("Namespace", {"name": site.name}))
+    place = {"name": "front", "namespace": site.name}
+    ports = [{"name": "http", "port": 80, "targetPort": "web"}]
+    await site.virtual.create(SERVICES, an_object("Service", place, spec={"selector": {"app": "x"}, "ports": ports}))
+    labels = {"kubernetes.io/service-name": "front"}
+    slice = {
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.7.0.1"]}],
+        "ports": [{"name": "http", "port": 8080}],
+    }
+    await site.virtual.create(
+        ENDPOINT_SLICES,
+        an_object("EndpointSlice", {**place, "labels": labels}, ENDPOINT_SLICES.api_version, **slice),
+    )
+    await site.set_binding(serviceNamespaces=[site.name])
+    for kind in (SERVICES, ENDPOINT_SLICES):
+        await wait_for_all(site.physical, kind, site.mount, lambda found: len(found) == 1)
+
+
+async def add_double(site: Lending, twin: Object) -> None:
+    """What somebody below makes of a twin: our labels and annotations, under a name that we never gave."""
+    metadata = {field: twin["metadata"][field] for field in ("labels", "annotations")}
+    place = {**metadata, "name": "double", "namespace": site.mount}
+    spec = {"containers": [{"name": "c", "image": "none"}], "terminationGracePeriodSeconds": 0}
+    await site.physical.create(PODS, an_object("Pod", place, spec=spec))
+
+
+async def left_below(site: Lending) -> list[str]:
+    kinds = (PODS, CONFIGMAPS, SECRETS, SERVICES, ENDPOINT_SLICES)
+    return [f"{kind.plural} {name_of(obj)}" for kind in kinds for obj in await site.physical.list(kind, site.mount)]
+
+
+async def test_where_a_syncer_works_both_sides_are_as_they_should_be(site: Lending) -> None:
+    node = await lend(site)
+    with site.syncer():
+        await map_pod(site, node)
+        await offer_service(site)
+        assert repaired(site) == (0, [])
+        assert tapestry(site, "repair", site.name).stdout == "everything is as it should be\n"
+
+
+async def test_what_a_syncer_left_behind_is_removed_by_hand_and_nothing_foreign_is(site: Lending) -> None:
+    node = await lend(site)
+    with site.syncer():
+        await map_pod(site, node)
+        await offer_service(site)
+    await site.physical.create(CONFIGMAPS, an_object("ConfigMap", {"name": "foreign", "namespace": site.mount}))
+    await site.end_pod("work")
+    await site.virtual.delete(SERVICES, named("front", site.name))
+    code, found = repaired(site, "--dry-run")
+    assert (code, sorted(each["resource"] for each in found)) == (
+        1,
+        ["configmaps", "endpointslices", "pods", "secrets", "services"],
+    )
+    assert len(await left_below(site)) == 6
+    code, found = repaired(site)
+    assert (code, [each["mended"] for each in found]) == (0, [True] * 5)
+    await site.wait_until_twin_is_gone("work")
+    assert await left_below(site) == ["configmaps foreign"]
+    assert repaired(site) == (0, [])
+
+
+async def test_what_only_a_syncer_can_mend_is_told(site: Lending) -> None:
+    node = await lend(site)
+    with site.syncer():
+        twin = await map_pod(site, node)
+    await site.physical.delete(PODS, twin, grace_seconds=0)
+    done = tapestry(site, "repair", site.name)
+    assert done.returncode == 1
+    assert "its twin is gone" in done.stdout
+    assert f"{site.name}: mended by the syncer of the binding, which seems to be at work" in done.stdout
+    assert tapestry(site, "repair", "nobody").stderr.startswith("Error: there is no ClusterBinding nobody; known are: ")
+
+
+async def test_a_syncer_finds_what_slipped_through(site: Lending) -> None:
+    """A double of a twin goes, a twin without its marks gets them back, a Lease without a node goes."""
+    node = await lend(site)
+    gone = site.above(f"{node}-gone")
+    owner = {"apiVersion": "v1", "kind": "Node", "name": gone, "uid": "00000000-0000-0000-0000-000000000000"}
+    lease = {"name": gone, "namespace": NODE_LEASES, "ownerReferences": [owner]}
+    await give(site.virtual, NAMESPACES, an_object("Namespace", {"name": NODE_LEASES}))
+    await site.virtual.create(LEASES, an_object("Lease", lease, LEASES.api_version))
+    with site.syncer(check_seconds="0.5"):
+        twin = await map_pod(site, node)
+        await add_double(site, twin)
+        await site.physical.patch(PODS, named(name_of(twin), site.mount), {
+            "metadata": {"annotations": {keys.VIRTUAL_POD_NAME: "somebody-elses"}},
+        })  # fmt: skip
+        await wait_until_gone(site.physical, PODS, "double", site.mount)
+        await site.wait_for_twin("work", annotated(keys.VIRTUAL_POD_NAME, f"{site.name}-work"))
+        await wait_until_gone(site.virtual, LEASES, gone, NODE_LEASES)
+        assert uid_of(await site.wait_for_twin("work")) == uid_of(twin)
+    assert len([each for each in site.writes() if each["verb"] == "delete" and "double" in str(each)]) == 1
+
+
+async def test_pods_are_listed_drawn_and_explained(site: Lending) -> None:
+    node = await lend(site)
+    with site.syncer():
+        twin = await map_pod(site, node)
+        missing = {"name": "p", "secret": {"secretName": "nobody-made-it"}}
+        await site.bind_pod("poor", node, volumes=[missing])
+        await site.wait_for_pod("poor", lambda pod: "SecretMissing" in str(pod["status"]))
+        shown = {
+            each["name"]: each for each in json.loads(says(site, "pods", "-A", "--binding", site.name, "-o", "json"))
+        }
+        work, poor = shown[f"{site.name}-work"], shown[f"{site.name}-poor"]
+        assert (work["node"], work["binding"], work["physicalNode"]) == (site.above(node), site.name, node)
+        assert work["twin"] == f"{site.mount}/{name_of(twin)}"
+        assert (poor["state"], poor["reason"], poor["twin"]) == ("Waiting", "SecretMissing", "")
+        tree = json.loads(says(site, "tree", "--binding", site.name, "-o", "json"))
+        (branch,) = tree["bindings"][0]["nodes"]
+        assert [leaf["pod"] for leaf in branch["pods"]] == [f"default/{site.name}-poor", f"default/{site.name}-work"]
+        assert f"└─ default/{site.name}-work -> {work['twin']}: Pending" in says(site, "tree", "--binding", site.name)
+        text = says(site, "explain", "pod", f"default/{site.name}-poor")
+        assert text.startswith(f"Pod default/{site.name}-poor: Waiting (SecretMissing)")
+        assert "secrets default/nobody-made-it does not exist" in text
+        assert f"twin {work['twin']}: Pending" in says(site, "explain", "pod", f"{site.name}-work")
+
+
+async def test_a_pod_that_no_node_takes_is_told_which_taint_bars_it(site: Lending) -> None:
+    node = await lend(site)
+    with site.syncer():
+        await site.wait_for_virtual_node(node)
+        pod = an_object("Pod", {"name": f"{site.name}-new", "namespace": "default"}, spec={
+            "containers": [{"name": "c", "image": "none"}],
+            "nodeSelector": {"lent-to": site.name},
+        })  # fmt: skip
+        await site.virtual.create(PODS, pod)
+        text = says(site, "explain", "pod", f"{site.name}-new")
+        assert "taint tapestry.io/vnode:NoSchedule" in text
+        assert "add to the pod's spec.tolerations: {key: tapestry.io/vnode, operator: Exists}" in text
+
+
+def says(site: Lending, *arguments: str) -> str:
+    done = tapestry(site, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

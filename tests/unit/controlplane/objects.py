@@ -1,0 +1,45 @@
+"""Objects for a control plane to care for."""
+
+from typing import Any
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.kube.objects import Object, owner_reference
+from tapestry.kube.resources import CRDS, Resource
+
+WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
+HELD = "example.com/held"
+
+
+def a_namespace(name: str) -> Object:
+    return {"metadata": {"name": name}}
+
+
+def a_map(name: str, *owners: Object, namespace: str = "default", blocking: bool = True, **metadata: Any) -> Object:
+    references = [owner_reference(each, controller=False, block_deletion=blocking) for each in owners]
+    return {"metadata": {"name": name, "namespace": namespace, "ownerReferences": references, **metadata}}
+
+
+def a_pod(name: str, namespace: str = "default", **spec: Any) -> Object:
+    containers = [{"name": "c", "image": "nginx"}]
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"containers": containers, **spec}}
+
+
+def a_widget(name: str, namespace: str = "default", **metadata: Any) -> Object:
+    identity = {"apiVersion": WIDGETS.api_version, "kind": WIDGETS.kind}
+    return {**identity, "metadata": {"name": name, "namespace": namespace, **metadata}}
+
+
+def the_definition() -> Object:
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+    names = {"plural": "widgets", "kind": "Widget"}
+    spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [version]}
+    return {"metadata": {"name": "widgets.example.com"}, "spec": spec}
+
+
+async def define(client: Client) -> Object:
+    return await client.create(CRDS, the_definition())
+
+
+async def wait_until_gone(client: Client, resource: Resource, name: str, namespace: str | None = None) -> None:
+    await wait_for(client, resource, name, namespace, until=lambda obj: obj is None, timeout=10)

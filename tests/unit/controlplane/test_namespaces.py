@@ -1,0 +1,69 @@
+"""Namespaces: deleted ones are emptied, pods first, and go when they are empty."""
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.kube.conditions import find, is_true
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, PODS
+
+from .conftest import Beside
+from .objects import HELD, WIDGETS, a_map, a_namespace, a_pod, a_widget, define, wait_until_gone
+
+
+async def test_a_deleted_namespace_goes_with_all_that_is_in_it(client: Client, beside: Beside) -> None:
+    async with beside():
+        namespace = await client.create(NAMESPACES, a_namespace("x"))
+        await define(client)
+        await client.create(PODS, a_pod("p", "x"))
+        await client.create(CONFIGMAPS, a_map("a", namespace="x"))
+        await client.create(WIDGETS, a_widget("w", "x"))
+        await client.create(EVENTS, {"metadata": {"name": "e", "namespace": "x"}, "involvedObject": {"namespace": "x"}})
+        deleted = await client.delete(NAMESPACES, {"metadata": {"name": "x"}})
+        assert value_at(deleted, "status", "phase") == "Terminating"
+        await wait_until_gone(client, NAMESPACES, "x")
+        for resource in (PODS, CONFIGMAPS, WIDGETS, EVENTS):
+            assert await client.list(resource, "x") == []
+        again = await client.create(NAMESPACES, a_namespace("x"))
+        assert again["metadata"]["uid"] != namespace["metadata"]["uid"]
+
+
+async def test_pods_go_first_and_the_status_says_what_is_awaited(client: Client, beside: Beside) -> None:
+    async with beside():
+        await client.create(NAMESPACES, a_namespace("x"))
+        pod = await client.create(PODS, a_pod("p", "x", nodeName="n"))
+        await client.create(CONFIGMAPS, a_map("a", namespace="x", finalizers=[HELD]))
+        await client.delete(NAMESPACES, {"metadata": {"name": "x"}})
+
+        namespace = await wait_for(client, NAMESPACES, "x", until=lambda obj: remaining(obj, "pods"), timeout=10)
+        assert namespace is not None
+        assert not is_true(namespace, "NamespaceFinalizersRemaining")
+        held = await client.get(CONFIGMAPS, "a", "x")
+        assert "deletionTimestamp" not in held["metadata"]  # a pod may still need it
+
+        await client.delete(PODS, pod | {"metadata": {"name": "p", "namespace": "x"}}, grace_seconds=0)
+        namespace = await wait_for(client, NAMESPACES, "x", until=lambda obj: remaining(obj, "configmaps"), timeout=10)
+        assert namespace is not None
+        condition = find(namespace["status"]["conditions"], "NamespaceFinalizersRemaining")
+        assert condition is not None
+        assert condition["message"].endswith(f"finalizers remaining: {HELD} in 1 resource instances")
+
+        await client.patch(CONFIGMAPS, await client.get(CONFIGMAPS, "a", "x"), {"metadata": {"finalizers": None}})
+        await wait_until_gone(client, NAMESPACES, "x")
+
+
+def remaining(namespace: Object | None, what: str) -> bool:
+    found = find(value_at(namespace, "status", "conditions"), "NamespaceContentRemaining")
+    return found is not None and found["status"] == "True" and f"{what}. has 1 resource instances" in found["message"]
+
+
+async def test_finalizers_of_others_hold_a_namespace_when_it_is_empty(client: Client, beside: Beside) -> None:
+    async with beside():
+        await client.create(NAMESPACES, {**a_namespace("x"), "spec": {"finalizers": [HELD]}})
+        await client.delete(NAMESPACES, {"metadata": {"name": "x"}})
+        namespace = await wait_for(
+            client, NAMESPACES, "x", until=lambda obj: value_at(obj, "spec", "finalizers") == [HELD], timeout=10
+        )
+        assert namespace is not None
+        await client.replace(NAMESPACES, {**namespace, "spec": {}}, subresource="finalize")
+        await wait_until_gone(client, NAMESPACES, "x")
+        assert "x" not in [each["metadata"]["name"] for each in await client.list(NAMESPACES)]
