@@ -117,9 +117,8 @@ async def storm(
                 await wait_until_lent(site, NODES_EACH)
             nodes = [site.above(f"{site.name}-{number}") for site in sites for number in range(NODES_EACH)]
             churn = Churn(above, random.Random(f"churn {seed}"), sites, nodes, scale.pods, scale.per_second)
-            raging = Storm(targets, seen, random.Random(f"faults {seed}"))
+            raging = Storm(targets, seen, random.Random(f"faults {seed}"), folder / "story.log")
             seconds, unrest = await weathered(scale, churn, raging)
-            (folder / "story.log").write_text("\n".join(raging.story))
             garbage = [line for site in sites for line in await asyncio.to_thread(repairs, site)]
         changed = [line for site, was in zip(sites, before, strict=True) for line in changes(was, await foreign(site))]
     crashes = [f"a syncer of {each.binding} ended by itself with {code}" for each in replicas for code in each.crashes]
@@ -167,7 +166,7 @@ async def weathered(scale: Scale, churn: Churn, raging: Storm) -> tuple[float, l
     async with asyncio.TaskGroup() as group:
         finishing = group.create_task(finish_twins(seen, churn.sites))
         await churn.prepare()
-        assert await seen.wait_until(lambda: not seen.complaints(), scale.rests_in), seen.complaints()[:20]
+        assert await seen.wait_for_agreement(scale.rests_in), seen.complaints()[:20]
         working = [group.create_task(churn.run()), group.create_task(churn.turn_windows(WINDOW_SECONDS))]
         await raging.rage(scale.faults)
         for task in working:
@@ -175,7 +174,7 @@ async def weathered(scale: Scale, churn: Churn, raging: Storm) -> tuple[float, l
         await asyncio.wait(working)
         await churn.close(False)
         began = time.monotonic()
-        await seen.wait_until(lambda: not seen.complaints(), scale.rests_in)
+        await seen.wait_for_agreement(scale.rests_in)
         finishing.cancel()
     return time.monotonic() - began, seen.complaints()
 

@@ -50,6 +50,12 @@ spec:
     metadata: {labels: {app: web}}
     spec: {containers: [{name: c, image: nginx}]}
 """
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec: {containers: [{name: c, image: nginx}]}
+"""
 
 
 @contextmanager
@@ -57,9 +63,7 @@ def served(folder: Path, *flags: str) -> Iterator[dict[str, Any]]:
     """A server, once it answers; the line in which it says where."""
     command = [TAPESTRY, "apiserver", "--file-rootpath", folder, "--bind-address", "127.0.0.1:0"]
     command += ["--authn-allow-localhost", "--local-address", "127.0.0.1:0", *flags]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TAPESTRY_POD_ACCOUNTS": "false"}
-    )
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         yield next(line for line in map(json.loads, process.stderr) if line["message"] == "serving")
@@ -129,6 +133,56 @@ def test_custom_resources_are_served_as_soon_as_they_are_defined(kubectl: Kubect
 def test_what_there_is_can_be_explained(kubectl: Kubectl) -> None:
     assert "containerPort" in kubectl("explain", "pods.spec.containers.ports")
     assert "deployments" in kubectl("api-resources", "--api-group=apps")
+
+
+def test_what_kubectl_sends_as_protobuf_is_understood(kubectl: Kubectl) -> None:
+    assert kubectl("create", "namespace", "x") == "namespace/x created\n"
+    made = kubectl("create", "deployment", "web", "--image=nginx", "--replicas=2", "--port=80", "-n", "x")
+    assert made == "deployment.apps/web created\n"
+    assert "0/2" in kubectl("get", "deployment", "web", "-n", "x")
+    kubectl("create", "secret", "generic", "s", "--from-literal=key=value", "-n", "x")
+    assert kubectl("get", "secret", "s", "-n", "x", "-o", "jsonpath={.data.key}") == "dmFsdWU="
+    kubectl("create", "service", "nodeport", "web", "--tcp=80:8080", "-n", "x")
+    assert kubectl("get", "service", "web", "-n", "x", "-o", "jsonpath={.spec.ports[0].targetPort}") == "8080"
+    kubectl("create", "serviceaccount", "robot", "-n", "x")
+    assert kubectl("create", "token", "robot", "-n", "x", "--duration=1h").count(".") == 2
+    assert kubectl("auth", "can-i", "create", "pods") == "yes\n"
+    assert kubectl("delete", "deployment/web", "secret/s", "-n", "x").count(" deleted") == 2
+    assert kubectl("get", "deployments,secrets", "-n", "x", "-o", "name") == ""
+
+
+def test_a_deleted_namespace_goes_with_all_that_is_in_it(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", "-", input=WIDGETS)
+    kubectl("apply", "-f", "-", input="{apiVersion: v1, kind: Namespace, metadata: {name: x}}")
+    kubectl("-n", "x", "apply", "-f", "-", input=POD)  # at once: its account may still be on its way
+    kubectl("-n", "x", "apply", "-f", "-", input=yaml.safe_dump(WIDGET))
+    kubectl("-n", "x", "apply", "-f", "-", input=DEPLOYMENT)
+    pod = json.loads(kubectl("-n", "x", "get", "pod", "p", "-o", "json"))
+    assert pod["spec"]["serviceAccountName"] == "default"
+    assert "BEGIN CERTIFICATE" in kubectl("-n", "x", "get", "configmap", "kube-root-ca.crt", "-o", "yaml")
+    kubectl("delete", "namespace", "x", "--timeout=30s")
+    assert kubectl("get", "namespace", "x", "--ignore-not-found") == ""
+    kubectl("delete", "crd", "widgets.example.com", "--timeout=30s")
+    assert kubectl("get", "pods,deployments", "-A", "-o", "name") == ""
+
+
+def test_what_a_deployment_owned_is_collected_after_it(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", "-", input=DEPLOYMENT)
+    owner = json.loads(kubectl("get", "deployment", "web", "-o", "json"))
+    replica_set = yaml.safe_load(DEPLOYMENT.replace("kind: Deployment", "kind: ReplicaSet"))
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": owner["metadata"]["uid"]}
+    replica_set["metadata"]["ownerReferences"] = [{**reference, "controller": True, "blockOwnerDeletion": True}]
+    kubectl("apply", "-f", "-", input=yaml.safe_dump(replica_set))
+    kubectl("delete", "deployment", "web", "--cascade=foreground", "--timeout=30s")
+    assert kubectl("get", "replicasets", "-o", "name") == ""
+
+
+def test_without_controllers_a_namespace_waits_for_somebody_elses(kube_assets: Path, tmp_path: Path) -> None:
+    with served(tmp_path / "data", "--controllers=none") as said:
+        run = at(kube_assets, tmp_path, f"http://{said['local']}")
+        run("apply", "-f", "-", input="{apiVersion: v1, kind: Namespace, metadata: {name: x}}")
+        run("delete", "namespace", "x", "--wait=false")
+        assert run("get", "namespace", "x", "-o", "jsonpath={.status.phase}") == "Terminating"
 
 
 def test_everything_is_there_again_after_the_server_was(kube_assets: Path, tmp_path: Path) -> None:

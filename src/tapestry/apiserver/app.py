@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from tapestry.apiserver import admission, bootstrap, defaults
+from tapestry.apiserver.apply import Ownership
 from tapestry.apiserver.authentication import Authenticator, Way, by_certificate, by_place, token_file
 from tapestry.apiserver.certificates import Authority, server_context
 from tapestry.apiserver.config import ApiServerConfig
@@ -27,6 +28,7 @@ from tapestry.apiserver.reviews import Reviews
 from tapestry.apiserver.rows import Rows, built_in
 from tapestry.apiserver.server import Authorize, Server, everybody_may
 from tapestry.apiserver.service_accounts import Accounts, key_in
+from tapestry.apiserver.shapes import Shapes
 from tapestry.apiserver.storage.file import FileLog
 from tapestry.apiserver.storage.log import Log
 from tapestry.apiserver.storage.memory import MemoryLog
@@ -97,16 +99,18 @@ def server_of(
     authorize: Authorize = Authorizer(Roles(store)) if config.authorization == "RBAC" else everybody_may
     definitions, rules = Definitions(store, rows, types), DefinitionRules(rows, now)
     definitions.load()
+    ownership = Ownership(Shapes(table.types), now, from_the_start=config.managed_fields == "Always")
     chance = random.SystemRandom()
     prepare = Pipeline(
         [
             *(TypedReading(types), definitions.read, admission.plain_secrets, defaults.step, rules.default),
+            ownership.track,
             *(admission.Namespaces(store), admission.Priorities(store), admission.default_tolerations),
             *((admission.PodAccounts(store, chance),) if config.pod_accounts else ()),
         ]
     )
-    settle = Pipeline([admission.immortal, admission.kinds, definitions.check, rules.settle])
-    verbs = Verbs(store, now, prepare, settle, chance, config.unrestricted_update)
+    settle = Pipeline([admission.immortal, admission.kinds, definitions.check, rules.settle, ownership.steady])
+    verbs = Verbs(store, now, prepare, settle, ownership.apply, chance, config.unrestricted_update)
     special = {
         **Reviews(rows, authorize, accounts, Authenticator(ways).by_token).handlers(),
         **Subresources(verbs, rows, accounts).handlers(),

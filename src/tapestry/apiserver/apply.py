@@ -14,7 +14,6 @@ import msgspec
 from tapestry.apiserver import managed_fields, refusals
 from tapestry.apiserver.fieldsets import LEAF, Fields, difference
 from tapestry.apiserver.managed_fields import BEFORE_APPLY, Conflicts, Entry, Managed, Manager, is_reset
-from tapestry.apiserver.rows import Row
 from tapestry.apiserver.shapes import Shape, Shapes
 from tapestry.apiserver.verbs import APPLY_PATCH, Request
 from tapestry.kube.errors import Conflict, ServerError
@@ -51,9 +50,11 @@ class Ownership:
             return bare
         row = request.target.row
         shape = self.shapes.of(row)
-        before = without(old, "metadata", "managedFields") if old is not None else nothing(row, shape)
+        nothing = self.shapes.nothing(row)
+        before = nothing if old is None else {**nothing, **without(old, "metadata", "managedFields")}
         entry = self.entry(request, "Update")
-        return owned(bare, managed_fields.updated(shape, before, bare, managed, entry, beyond(request)))
+        after = {**nothing, **bare}
+        return owned(bare, managed_fields.updated(shape, before, after, managed, entry, beyond(request)))
 
     async def steady(self, _: Request, old: Object | None, new: Object | None) -> Object:
         """A step, the last one: to have written again what was there is no change."""
@@ -79,8 +80,8 @@ class Ownership:
             if uid_of(config):
                 why = f"uid mismatch: the provided object specified uid {uid_of(config)}, and no existing object was found"
                 raise refusals.conflict(row.resource, request.target.name, why)
-            start = nothing(row, shape)
-            _, managed = managed_fields.applied(shape, start, config, {}, entry, beyond(request), force=True)
+            nothing = self.shapes.nothing(row)
+            _, managed = managed_fields.applied(shape, nothing, config, {}, entry, beyond(request), force=True)
             return owned(config, managed)
         current = without(live, "metadata", "managedFields")
         managed = known_to(request, live, None) or self.before(request, shape, current)
@@ -95,7 +96,8 @@ class Ownership:
     def before(self, request: Request, shape: Shape, current: Object) -> Managed:
         """What is owned of an object that no account was kept of: everything, by nobody in particular."""
         entry = self.entry(request, "Update", BEFORE_APPLY)
-        return managed_fields.updated(shape, nothing(request.target.row, shape), current, {}, entry, beyond(request))
+        nothing = self.shapes.nothing(request.target.row)
+        return managed_fields.updated(shape, nothing, current, {}, entry, beyond(request))
 
     def merged(
         self, request: Request, shape: Shape, live: Object, config: Object, managed: Managed, entry: Entry
@@ -115,8 +117,8 @@ def known_to(request: Request, old: Object | None, entries: Any) -> Managed:
     Writes to subresources have no say in it, and what is no account of anything counts as none.
     """
     live = old["metadata"].get("managedFields", ()) if old is not None else ()
-    if request.target.subresource or not entries:
-        entries = live if entries is None or request.target.subresource else ()
+    if request.target.subresource or entries is None:
+        entries = live
     elif is_reset(entries):
         return {}
     for each in (entries, live):
@@ -126,12 +128,6 @@ def known_to(request: Request, old: Object | None, entries: Any) -> Managed:
         except ValueError:
             continue
     return {}
-
-
-def nothing(row: Row, shape: Shape) -> Object:
-    """An object before anything is written into it."""
-    kind = {"apiVersion": row.resource.api_version, "kind": row.resource.kind}
-    return kind if row.is_custom else {**(shape.empty() or {}), **kind}
 
 
 def owned(obj: Object, managed: Managed) -> Object:

@@ -38,6 +38,8 @@ class ApiServerConfig(Section, frozen=True):
     """Whether pods get a service account and its token; for that, namespaces must have accounts."""
     unrestricted_update: bool = False
     """Whether a write to an object may change its status, too."""
+    managed_fields: Literal["Always", "AfterApply"] = "Always"
+    """Whether account is kept of who owns which fields of every object, or only of those that were applied once."""
     kubectl_disabled: bool = False
     """Whether requests of kubectl are refused."""
     request_timeout: Annotated[float, Meta(gt=0)] = 60.0

@@ -39,7 +39,15 @@ def each(change: Default) -> Callable[[list[Object]], list[Object]]:
 
 
 def pod(obj: Object) -> Object:
-    return within(obj, "spec", pod_spec)
+    return within(obj, "spec", own_spec)
+
+
+def own_spec(spec: Object) -> Object:
+    """Of a pod itself: a template leaves some of it to the pods that are made by it."""
+    found = {"enableServiceLinks": True, **pod_spec(spec)}
+    for field in ("containers", "initContainers"):
+        found = within(found, field, each(lambda one: within(one, "resources", resources)))
+    return found
 
 
 def template(obj: Object) -> Object:
@@ -53,7 +61,6 @@ def pod_spec(spec: Object) -> Object:
         "dnsPolicy": "ClusterFirst",
         "securityContext": {},
         "schedulerName": "default-scheduler",
-        "enableServiceLinks": True,
         **spec,
     }
     for field in ("containers", "initContainers", "ephemeralContainers"):
@@ -74,7 +81,6 @@ def container(obj: Object) -> Object:
         "resources": {},
         **obj,
     }
-    found = within(found, "resources", resources)
     found = within(found, "ports", each(lambda port: {"protocol": "TCP", **port}))
     found = within(found, "env", each(variable))
     for field in PROBES:
@@ -257,12 +263,12 @@ def service(obj: Object) -> Object:
 
 
 def service_port(obj: Object) -> Object:
-    return {"protocol": "TCP", "targetPort": obj.get("port"), **obj}
+    return {"protocol": "TCP", **obj, "targetPort": obj.get("targetPort") or obj.get("port")}  # Go says 0 for nothing
 
 
 def claim(obj: Object) -> Object:
     found = within(obj, "spec", lambda spec: {"volumeMode": "Filesystem", **spec})
-    return {"status": {"phase": "Pending"}, **found}
+    return {**found, "status": {"phase": "Pending", **(found.get("status") or {})}}
 
 
 def persistent_volume(obj: Object) -> Object:

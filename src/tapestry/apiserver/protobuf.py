@@ -312,10 +312,11 @@ def base64(data: bytes, at: int, end: int) -> str:
 
 
 def double(data: bytes, at: int, _: int) -> float:
+    """A whole number is one, as in the JSON that Go writes."""
     found: float = struct.unpack_from("<d", data, at)[0]
     if not math.isfinite(found):
         raise Malformed(f"{found} is no number that JSON has")
-    return found
+    return int(found) if found.is_integer() and abs(found) < 1 << 53 else found
 
 
 def json(data: bytes, at: int, end: int) -> Any:

@@ -173,8 +173,11 @@ class Server:
             case "PUT":
                 return warned(request, 200, await self.verbs.replace(request, body))
             case "PATCH" if request.content_type == APPLY_PATCH:
-                raise refusals.unknown_format(request.content_type)
+                return warned(request, *await self.verbs.apply(request, body))
             case "PATCH":
+                if "force" in call.query:
+                    why = "Forbidden: may not be specified for non-apply patch"
+                    raise refusals.invalid(refusals.PATCH_OPTIONS, "", "force", why)
                 return warned(request, 200, await self.verbs.patch(request, body))
             case "DELETE" if not target.subresource:
                 status, raw = await self.verbs.delete(request, deletion(body, call))
@@ -184,7 +187,9 @@ class Server:
     def read(self, call: Call, target: Target) -> tuple[Request, Any]:
         content_type = media_type(call.headers.get("content-type", "")) or JSON
         body = decoded(call.body, content_type)
-        return Request(WRITES[call.method], target, call.user, call.query, content_type, call.body, body), body
+        agent = call.headers.get("user-agent", "")
+        request = Request(WRITES[call.method], target, call.user, call.query, content_type, call.body, body, agent)
+        return request, body
 
 
 VIEWS = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})

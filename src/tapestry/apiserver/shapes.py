@@ -312,6 +312,7 @@ class Shapes:
         self._types = types
         self._named: dict[str, Shape] = {}
         self._custom: dict[str, tuple[Object, Shape]] = {}
+        self._nothing: dict[str, Object] = {}
 
     def of(self, row: Row) -> Shape:
         if not row.is_custom:
@@ -322,6 +323,15 @@ class Shapes:
             shape = self.custom(row.schema)
             self._custom[where] = row.schema, shape
         return shape
+
+    def nothing(self, row: Row) -> Object:
+        """An object before anything is written into it: structs that Go always has are there."""
+        where = f"{row.resource.name}/{row.resource.version}"
+        found = self._nothing.get(where)
+        if found is None:
+            kind = {"apiVersion": row.resource.api_version, "kind": row.resource.kind}
+            found = self._nothing[where] = kind if row.is_custom else {**(self.of(row).empty() or {}), **kind}
+        return found
 
     def custom(self, schema: Object) -> Shape:
         found = self.made(schema)

@@ -117,7 +117,7 @@ class Subresources:
         patch = self.body(call)
         wanted = patch if call.method == "PUT" else merged(scale_of(current), patch)
         replicas = value_at(wanted, "spec", "replicas", default=0)
-        request = Request("update", main, call.user, call.query)
+        request = Request("update", target, call.user, call.query, agent=call.headers.get("user-agent", ""))
         raw = await self.verbs.update(request, lambda obj: with_value(obj, ("spec", "replicas"), replicas))
         return answered(200, scale_of(msgspec.json.decode(raw)))
 

@@ -6,7 +6,7 @@ in the place of just that version; where another write came first it begins agai
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import Random
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from tapestry.apiserver.rows import MADE_BY_PUT, SHOWN_WHEN_GONE, Row
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import Compacted, Make, Stale, Store, Version
 from tapestry.apiserver.watches import AS_IS, Flavour, Watching
-from tapestry.kube.errors import ApiError
+from tapestry.kube.errors import AlreadyExists, ApiError
 from tapestry.kube.objects import Object, labels_of, name_of, uid_of, with_value
 from tapestry.kube.patches import PatchError, json_patched, merged
 from tapestry.kube.strategic import strategic_merged
@@ -37,7 +37,7 @@ STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "applic
 ENCODER = msgspec.json.Encoder()
 DECODER = msgspec.json.Decoder()
 
-Verb = Literal["create", "update", "patch", "apply", "delete"]
+Verb = Literal["create", "update", "patch", "delete"]
 
 
 @dataclass(slots=True)
@@ -52,6 +52,8 @@ class Request:
     body: bytes = b""
     sent: Any = None
     """The body, read."""
+    agent: str = ""
+    """The program that asks."""
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -71,6 +73,15 @@ Step = Callable[[Request, Object | None, Object | None], Awaitable[Object]]
 """Something that has a say in a write: (old, new) to what new becomes; new is None for a deletion, and stays so."""
 
 
+Apply = Callable[[Request, Object | None, Any], Object]
+"""Server-side apply: what there is, and what is applied to it, to what is wanted."""
+
+
+def as_stated(_: Request, old: Object | None, body: Any) -> Object:
+    found: Object = body
+    return found
+
+
 async def as_it_is(_: Request, old: Object | None, new: Object | None) -> Object:
     found = new if new is not None else old
     assert found is not None
@@ -84,9 +95,10 @@ class Verbs:
     store: Store
     now: Callable[[], datetime]
     prepare: Step = as_it_is
-    """What a writer wants, before the server adds its own: types, defaults, mutating admission."""
+    """What a writer wants, before the server adds its own: types, defaults, managed fields, mutating admission."""
     settle: Step = as_it_is
-    """What would be stored: validation, managed fields, validating admission."""
+    """What would be stored: validation, validating admission."""
+    applied: Apply = as_stated
     random: Random = field(default_factory=Random)
     unrestricted: bool = False
     """Whether a write to an object may change its status, too."""
@@ -236,6 +248,20 @@ class Verbs:
             return found
 
         return await self.update(request, patched)
+
+    async def apply(self, request: Request, body: Any) -> tuple[int, bytes]:
+        """Have what is stated, whatever else there is; 201 where there was nothing."""
+        target = request.target
+        for _ in range(TRIES):
+            if target.subresource or self.store.head(*target.key) is not None:
+                return 200, await self.update(
+                    request, lambda current: writes.placed(target, self.applied(request, current, body))
+                )
+            try:
+                return 201, await self.create(replace(request, verb="create"), self.applied(request, None, body))
+            except AlreadyExists:
+                continue
+        raise refusals.conflict(target.row.resource, target.name, refusals.MODIFIED)
 
     async def update(self, request: Request, wanted: Callable[[Object], Object], *, free: bool = False) -> bytes:
         """Have the object as `wanted` makes it of what is there; its status, too, if it is `free` to."""

@@ -56,7 +56,8 @@ def placed(target: Target, body: Any) -> Object:
             f"the name of the object ({metadata['name']}) does not match the name on the URL ({target.name})"
         )
     place = {"namespace": target.namespace or None, "name": target.name or metadata.get("name")}
-    return {**kind, **body, **kind, "metadata": tidy({**metadata, **place})}
+    # an empty list of managed fields says something: that those there are be forgotten
+    return {**kind, **body, **kind, "metadata": tidy({**metadata, **place}, keep=("managedFields",))}
 
 
 def created(row: Row, wanted: Object, *, uid: str, now: datetime) -> Object:

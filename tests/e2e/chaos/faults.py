@@ -12,6 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 from tapestry.kube.objects import name_of, named
 from tapestry.kube.resources import PODS
@@ -103,19 +106,22 @@ class Fault:
 
 def faults(rng: random.Random) -> Iterator[Fault]:
     """Without end; each kind comes once before any comes again."""
+    kinds = [*PROCESSES, *WAYS]
     while True:
-        kinds = [*PROCESSES, *(f"{way} {side}" for way in WAYS for side in ("above", "below"))]
         rng.shuffle(kinds)
         for kind in kinds:
-            way, _, side = kind.rpartition(" ")
-            lasting = 0.0 if {kind, way} & MOMENTARY else rng.uniform(*LASTING)
-            if kind == "stopped":
-                lasting *= 3  # now and then others have to take over
-            yield Fault(kind, lasting, PROCESSES.get(kind) or on_the_way(WAYS[way], side))
+            seconds = 0.0 if kind in MOMENTARY else rng.uniform(*LASTING)
+            if kind in PROCESSES:
+                # Some are stopped for long enough that others have to take over.
+                yield Fault(kind, 3 * seconds, PROCESSES[kind])
+            else:
+                side = rng.choice(("above", "below"))
+                yield Fault(f"{kind} {side}", seconds, partial(on_the_way, WAYS[kind], side))
 
 
-def on_the_way(way: Way, side: str) -> Callable[[Target, random.Random], AbstractContextManager[None]]:
-    return lambda target, rng: way(target.below if side == "below" else rng.choice(target.replicas).gate)
+def on_the_way(way: Way, side: str, target: Target, rng: random.Random) -> AbstractContextManager[None]:
+    """A fault on the way to the physical cluster, or on that of one replica to the virtual one."""
+    return way(target.below if side == "below" else rng.choice(target.replicas).gate)
 
 
 @dataclass
@@ -125,11 +131,10 @@ class Storm:
     targets: Sequence[Target]
     witness: Witness
     rng: random.Random
+    story: Path
+    """A file that gets what was done when, for whoever looks for the cause of something."""
     healed: list[tuple[float, str]] = field(default_factory=list)
     """Seconds, and after what."""
-    story: list[str] = field(default_factory=list)
-    """What was done when, for whoever looks for the cause of something."""
-    began: float = field(default_factory=time.monotonic)
 
     async def rage(self, count: int) -> None:
         """That many faults, one after the other, though some last until the next; returns when all have healed."""
@@ -167,7 +172,8 @@ class Storm:
         return pod is not None and phase_of(pod) == "Running"
 
     def tell(self, what: str) -> None:
-        self.story.append(f"{time.monotonic() - self.began:6.1f} {what}")
+        with self.story.open("a") as story:
+            story.write(f"{datetime.now(UTC):%H:%M:%S.%f} {what}\n")
 
     def healed_within(self, share: float) -> float:
         """The seconds within which so large a share of all was healed."""

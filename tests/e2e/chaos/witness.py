@@ -24,6 +24,8 @@ from .churn import COLOUR, FINISHING, KIND, LATE, PASSWORD, SETTINGS, TOKEN
 
 ENDS = ("Succeeded", "Failed")
 SHOWN = ("phase", "startTime", "hostIP", "podIP", "podIPs", "containerStatuses")
+PAUSE = 0.5
+"""Seconds between two looks at everything."""
 CONDITIONS = ("Initialized", "ContainersReady", "Ready")
 
 
@@ -82,16 +84,20 @@ class Witness:
     def ran_twice(self) -> list[str]:
         return [f"pod {pod} had the twins {sorted(twins)}" for pod, twins in self.twins.items() if len(twins) > 1]
 
-    async def wait_until(self, claim: Callable[[], bool], timeout: float) -> bool:
-        """Whether it came true in time; asked at each change."""
+    async def wait_until(self, claim: Callable[[], bool], timeout: float, *, pause: float = 0.0) -> bool:
+        """Whether it came true in time; asked at each change, or no sooner than `pause` seconds after the last time."""
         try:
             async with asyncio.timeout(timeout):
                 while not claim():
                     self.news.clear()
+                    await asyncio.sleep(pause)
                     await self.news.wait()
         except TimeoutError:
             return False
         return True
+
+    async def wait_for_agreement(self, timeout: float) -> bool:
+        return await self.wait_until(lambda: not self.complaints(), timeout, pause=PAUSE)
 
     # -- agreement
 

@@ -591,6 +591,18 @@ async def test_a_collection_is_deleted_as_far_as_it_is_selected() -> None:
 # -- other subresources and reviews
 
 
+@pytest.mark.parametrize("subresource", ["resize", "ephemeralcontainers"])
+async def test_a_pods_spec_is_patched_through_its_subresources_and_no_other_kinds_is(subresource: str) -> None:
+    api = an_api()
+    await created(api, a_pod())
+    await created(api, {"metadata": {"name": "p"}}, CONFIGMAPS)
+    patched = await done(api, "PATCH", f"{POD}/{subresource}", {"spec": {"x": 1}}, MERGE)
+    assert patched["spec"] == {"containers": [], "x": 1}
+    assert patched["metadata"]["generation"] == 2
+    path = CONFIGMAPS.path("default", "p", subresource)
+    assert (await refused(api, "PATCH", path, {"data": {"a": "b"}}, MERGE))["code"] == 404
+
+
 async def test_an_eviction_deletes_the_pod() -> None:
     api = an_api()
     await created(api, a_pod())

@@ -5,6 +5,8 @@ from collections.abc import Collection
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 
+VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+
 
 def discovered(path: str, resources: Collection[Resource]) -> Object | None:
     """The answer to a question about what there is; None where `path` asks for something else."""
@@ -32,7 +34,7 @@ def groups_of(resources: Collection[Resource]) -> list[Object]:
 def listed(group_version: str, resources: Collection[Resource]) -> Object | None:
     """The resources of one version of a group; None where there are none."""
     found = [
-        {"name": each.plural, "kind": each.kind, "namespaced": each.namespaced}
+        {"name": each.plural, "kind": each.kind, "namespaced": each.namespaced, "verbs": list(VERBS)}
         for each in resources
         if each.api_version == group_version
     ]

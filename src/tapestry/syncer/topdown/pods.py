@@ -61,6 +61,8 @@ log = logger(__name__)
 
 FRESH = timedelta(seconds=10)
 """A pod younger than this is what the cache says it is; an older one is read again before it is run."""
+TAKEN = 60.0
+"""Seconds after which a name that somebody else has below is tried again: nobody tells us when it is free."""
 LAG = 1.0
 """Seconds that a cache gets to see what a live read has seen."""
 LATER = (Unauthorized, Conflict, TooManyRequests, ServerError)
@@ -172,7 +174,7 @@ class VirtualPods:
             await self.site.physical.create(PODS, wanted)
         except NotYet as wait:
             await self.verdicts.wait(pod, wait.reason, str(wait))
-            return None
+            return Result(requeue_after=TAKEN) if wait.reason == "NameTaken" else None
         except AlreadyExists:
             return await self.adopt(pod, wanted, binding)
         except ApiError as error:
@@ -190,7 +192,7 @@ class VirtualPods:
             return Result(requeue_after=LAG)
         message = f"{namespace_of(held)}/{name_of(held)} below is not ours; delete it there and the pod can run"
         await self.verdicts.wait(pod, "NameTaken", message)
-        return Result(requeue_after=60)
+        return Result(requeue_after=TAKEN)
 
     async def refused_below(self, pod: Object, error: ApiError, node: str) -> Result | None:
         """The physical API server does not want it: perhaps later, as long as our patience lasts."""
