@@ -68,10 +68,11 @@ STRUCT = re.compile(r"^type (\w+) struct ?\{(?:\}|\n(.*?)^\})", re.MULTILINE | r
 NAMED = re.compile(r"^type (\w+) (?:= )?([\w.\[\]]+)$", re.MULTILINE)
 FIELD = re.compile(r"^\t(?:\w+\s+)?([\w.*\[\]]+)\s+`([^`]*)`", re.MULTILINE)
 IMPORT = re.compile(r'^(?:import|\t)\s*(?:(\w+) )?"([\w./-]+)"', re.MULTILINE)
-NULLABLE = re.compile(r"^// \+protobuf\.nullable=true\n(?://.*\n)*(?:\n//.*)*\n*type (\w+) \[\]", re.MULTILINE)
+NULLABLE = re.compile(r"^// \+protobuf\.nullable=true\n(?://.*\n|\n)*type (\w+) \[\]", re.MULTILINE)
 MAP = re.compile(r"map\[([^\]]+)\](.+)")
 
 Json = dict[str, Any]
+Row = tuple[int, str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ class Source:
             self._packages[path] = package_in(self.folders[module] / path.removeprefix(module + "/"), path)
         return self._packages[path]
 
-    def table(self, roots: list[str]) -> dict[str, list[Json]]:
+    def table(self, roots: list[str]) -> dict[str, list[Row]]:
         """The messages that `roots` are made of, themselves included."""
-        found: dict[str, Any] = {}
+        found: dict[str, list[Row]] = {}
         waiting = list(roots)
         while waiting:
             name = waiting.pop()
@@ -110,7 +111,7 @@ class Source:
                 waiting += [row[2].lstrip("[]{}*|") for row in found[name]]
         return dict(sorted(found.items()))
 
-    def message(self, name: str) -> list[list[Any]]:
+    def message(self, name: str) -> list[Row]:
         path, _, plain = name.rpartition(".")
         rows = []
         for type_, tag in self.package(path).structs[plain]:
@@ -119,7 +120,7 @@ class Source:
                 json_name, *options = said(tag, "json").split(",")
                 kind = self.type_of(type_.lstrip("*"))
                 drops = "omitempty" in options and not type_.startswith("*") and kind in SCALARS.values()
-                rows.append([int(wire[1]), wire[1] if name in UNIONS else json_name, kind, drops])
+                rows.append((int(wire[1]), wire[1] if name in UNIONS else json_name, kind, drops))
         return sorted(rows)
 
     def type_of(self, type_: str) -> str:

@@ -473,7 +473,6 @@ async def test_every_sequence_of_writes_has_the_same_outcome(ours: Ours, theirs:
             if answers[0] != answers[1]:
                 differing[f"{kind}: {name}, step {index}"] = answers
                 break
-    import pprint; pprint.pprint(differing, stream=open('/tmp/ssa/diff.txt','w'), width=180)
     assert not differing
 
 

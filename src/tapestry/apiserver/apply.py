@@ -153,10 +153,10 @@ def stated_by(request: Request, body: Any) -> Object:
     if (body.get("apiVersion"), body.get("kind")) != (resource.api_version, resource.kind):
         group, _, version = f"/{body.get('apiVersion', '')}".rpartition("/")
         raise refusals.bad_request(f"invalid object type: {group.lstrip('/')}/{version}, Kind={body.get('kind', '')}")
-    config: Object = without_nulls(body)
-    if not isinstance(config.get("metadata", {}), dict):
+    config: Object = {"metadata": {}, **without_nulls(body)}
+    if not isinstance(config["metadata"], dict):
         raise refusals.bad_request(f"the metadata of the {resource.kind} are not an object")
-    if "managedFields" in config.get("metadata", ()):
+    if "managedFields" in config["metadata"]:
         raise refusals.bad_request("metadata.managedFields must be nil")
     return config
 

@@ -87,8 +87,10 @@ def without_trees(left: Fields, right: Fields) -> Fields:
         other = right.get(key)
         if other is None:
             found[key] = node
-        elif not is_member(other) and (rest := without_trees(node, other)):
-            found[key] = rest
+        elif not is_member(other):
+            below = without_trees(below_of(node), other)
+            if below or is_member(node):
+                found[key] = as_member(below) if is_member(node) else below
     return found
 
 

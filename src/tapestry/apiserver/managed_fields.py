@@ -124,10 +124,10 @@ def written(managed: Managed) -> list[Object]:
 
 def entry_of(entry: Entry) -> Object:
     name, operation, api_version, subresource = entry.manager
-    found = {"manager": name, "operation": operation, "apiVersion": api_version}
+    found: Object = {"manager": name, "operation": operation, "apiVersion": api_version}
     if entry.time:
         found["time"] = entry.time
-    found |= {"fieldsType": "FieldsV1", "fieldsV1": entry.fields}  # type: ignore[dict-item]
+    found |= {"fieldsType": "FieldsV1", "fieldsV1": entry.fields}
     return {**found, "subresource": subresource} if subresource else found
 
 
@@ -220,12 +220,11 @@ def applied(
     if not force and any(contested.values()):
         raise Conflicts({manager: fields for manager, fields in contested.items() if fields})
     found = left_to_others(others, changed, gone)
-    owned = difference(stated, UNOWNED)
-    if owned:
-        is_same = new == live
+    is_same = new == live
+    if owned := difference(stated, UNOWNED):
         last = managed[key].time if key in managed else ""
         found[key] = replace(entry, fields=owned, time=last if is_same else entry.time)
-    return live if new == live else new, found
+    return live if is_same else new, found
 
 
 def pruned(shape: Shape, merged: Object, before: Fields, owned: Iterable[Fields]) -> Object:

@@ -14,7 +14,7 @@ from tapestry.apiserver.app import Running, running
 from tapestry.apiserver.certificates import Authority
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.storage.log import LogError
-from tapestry.controlplane.app import manager_beside
+from tapestry.controlplane.app import check_patterns, manager_beside
 from tapestry.process import logs
 from tapestry.process.config import load
 
@@ -53,6 +53,7 @@ def apiserver(config: Path | None, **flags: Any) -> None:
     given["controllers"] = given["controllers"].split(",") if given["controllers"] else None
     try:
         settings = load(ApiServerConfig, file=config, environ=os.environ, flags=given)
+        check_patterns(settings.controllers)
         logs.configure(settings.log_level, settings.log_format)
         gc.set_threshold(50_000, 20, 50)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

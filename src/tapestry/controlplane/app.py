@@ -1,5 +1,7 @@
 """The control plane beside an API server: which controllers there are, and a manager for a server in this process."""
 
+import fnmatch
+from collections.abc import Iterable
 from functools import cache, partial
 
 from tapestry.apiserver.bootstrap import SYSTEM
@@ -11,6 +13,8 @@ from tapestry.controlplane import accounts, definitions, garbage, namespaces
 from tapestry.controlplane.direct import Direct
 from tapestry.controlplane.everything import Everything
 
+NAMES = ("namespaces", "garbage", "accounts")
+NONE = "none"
 ALWAYS = "definitions"
 """Kubernetes has this one in its API server: where a kube-controller-manager does all the rest, it must run still."""
 
@@ -22,6 +26,13 @@ def controllers(manager: Manager, authority: str) -> None:
     manager.with_("namespaces", lambda each: namespaces.install(each, everything()))
     manager.with_("garbage", lambda each: garbage.install(each, everything()))
     manager.with_("accounts", lambda each: accounts.install(each, authority))
+
+
+def check_patterns(patterns: Iterable[str]) -> None:
+    """Raise ValueError for a pattern that chooses nothing: it is a slip of the pen."""
+    for each in patterns:
+        if each != NONE and not fnmatch.filter(NAMES, each.removeprefix("-")):
+            raise ValueError(f"controllers: {each!r} matches none; there are {', '.join(NAMES)}, or {NONE} of them")
 
 
 def manager_beside(server: Server, authority: str, patterns: list[str]) -> Manager:

@@ -1,0 +1,29 @@
+"""Which controllers run is for the patterns to say."""
+
+import pytest
+
+from tapestry.apiserver.server import Server
+from tapestry.controlplane.app import ALWAYS, NAMES, check_patterns, manager_beside
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["*"], {*NAMES, ALWAYS}),
+        (["*", "-garbage"], {"namespaces", "accounts", ALWAYS}),
+        (["-*"], {ALWAYS}),
+        (["none"], {ALWAYS}),
+    ],
+)
+async def test_patterns_choose_what_runs_beside_what_no_controller_manager_does(
+    server: Server, patterns: list[str], expected: set[str]
+) -> None:
+    check_patterns(patterns)
+    manager = manager_beside(server, "", patterns)
+    manager.setup()
+    assert {each.name for each in manager.controllers} == expected
+
+
+def test_a_pattern_that_chooses_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="controllers: '-garbadge' matches none; there are namespaces"):
+        check_patterns(["*", "-garbadge"])
