@@ -219,3 +219,28 @@ def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 1
     assert "others may read it; `chmod 600" in done.stderr
+
+
+def test_what_is_applied_on_the_server_is_shared_between_managers(kubectl: Kubectl) -> None:
+    def apply(manager: str, text: str, *flags: str, fails: bool = False) -> str:
+        return kubectl(
+            "apply", "--server-side", f"--field-manager={manager}", *flags, "-f", "-", input=text, fails=fails
+        )
+
+    scaled = DEPLOYMENT.replace("spec:\n  selector", "spec:\n  replicas: 2\n  selector")
+    changed = scaled.replace("replicas: 2", "replicas: 3").replace("image: nginx", "image: nginx:2")
+    assert apply("one", scaled) == "deployment.apps/web serverside-applied\n"
+    assert apply("one", changed) == "deployment.apps/web serverside-applied\n"
+    refused = apply("two", scaled, fails=True)
+    assert 'conflicts with "one"' in refused
+    assert "- .spec.replicas" in refused
+    assert '- .spec.template.spec.containers[name="c"].image' in refused
+    apply("two", scaled, "--force-conflicts")
+    assert kubectl("get", "deployment", "web", "-o", "jsonpath={.spec.replicas}") == "2"
+    labelled = DEPLOYMENT.replace("{name: web}", "{name: web, labels: {tier: front}}")
+    apply("three", labelled)
+    assert kubectl("get", "deployment", "web", "-o", "jsonpath={.metadata.labels.tier}") == "front"
+    apply("three", DEPLOYMENT)
+    assert kubectl("get", "deployment", "web", "-o", "jsonpath={.metadata.labels}") == ""
+    shown = json.loads(kubectl("get", "deployment", "web", "-o", "json", "--show-managed-fields"))
+    assert [each["manager"] for each in shown["metadata"]["managedFields"]] == ["one", "two", "three"]

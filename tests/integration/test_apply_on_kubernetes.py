@@ -248,7 +248,10 @@ DEPLOYMENTS: dict[str, list[Step]] = {
             "m",
             deployment(
                 container(
-                    env=[{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+                    env=[
+                        {"name": "A", "value": "1"},
+                        {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                    ],
                     livenessProbe={"httpGet": {"path": "/", "port": 80}},
                     resources={"limits": {"cpu": "1"}},
                     volumeMounts=[{"name": "v", "mountPath": "/v"}],

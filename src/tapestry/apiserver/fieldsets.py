@@ -126,7 +126,9 @@ def step_text(key: str) -> str:
         case "f":
             return f".{text}"
         case "k":
-            return "[" + ",".join(f"{name}={json.dumps(each)}" for name, each in msgspec.json.decode(text).items()) + "]"
+            return (
+                "[" + ",".join(f"{name}={json.dumps(each)}" for name, each in msgspec.json.decode(text).items()) + "]"
+            )
         case "v":
             return f"[={text}]"
     return f"[{text}]"

@@ -109,9 +109,7 @@ def read(entries: Iterable[Any]) -> Managed:
             raise ValueError("metadata.managedFields: an entry needs an operation, Apply or Update, and an apiVersion")
         if each.get("fieldsType") != "FieldsV1":
             raise ValueError(f"metadata.managedFields: fieldsType {each.get('fieldsType')!r} is not FieldsV1")
-        manager = Manager(
-            each.get("manager", ""), each["operation"], each["apiVersion"], each.get("subresource", "")
-        )
+        manager = Manager(each.get("manager", ""), each["operation"], each["apiVersion"], each.get("subresource", ""))
         found[manager.key] = Entry(manager, fieldsets.read(each.get("fieldsV1", {})), each.get("time", ""))
     return found
 
@@ -150,9 +148,7 @@ def same_but_for_times(left: Object, right: Object) -> bool:
 # -- what a write makes of it
 
 
-def updated(
-    shape: Shape, old: Object, new: Object, managed: Managed, entry: Entry, ignored: Fields = LEAF
-) -> Managed:
+def updated(shape: Shape, old: Object, new: Object, managed: Managed, entry: Entry, ignored: Fields = LEAF) -> Managed:
     """What is owned after a writer, who is the manager of `entry`, has made `new` out of `old`.
 
     `ignored` are fields that a write of this kind does not reach, whatever it says of them.

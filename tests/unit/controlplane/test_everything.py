@@ -67,12 +67,7 @@ async def everything(server: Server, notes: Notes) -> AsyncIterator[Everything]:
 
 async def test_what_is_served_is_followed_except_for_events(everything: Everything) -> None:
     followed = set(everything.informers)
-    assert {
-        "configmaps",
-        "deployments.apps",
-        "namespaces",
-        "customresourcedefinitions.apiextensions.k8s.io",
-    } <= followed
+    assert {"configmaps", "deployments.apps", "namespaces", CRDS.name} <= followed
     assert not {"events", "events.events.k8s.io", "tokenreviews.authentication.k8s.io", "bindings"} & followed
     assert everything.kinds["apps", "Deployment"].plural == "deployments"
 
@@ -97,8 +92,7 @@ async def test_custom_resources_come_and_go_with_their_definition(
     assert await notes.wait_for_line("widgets.example.com w came")
     await everything.settled.wait()
     assert WIDGETS in everything.resources
-    await client.patch(CRDS, await client.get(CRDS, name_of(definition)), {"metadata": {"finalizers": None}})
-    await client.delete(CRDS, await client.get(CRDS, name_of(definition)))
+    await client.delete(CRDS, definition)
     going = await client.get(CRDS, name_of(definition))
     await client.patch(CRDS, going, {"metadata": {"finalizers": None}})  # without its objects having gone before
     assert await notes.wait_for_line("widgets.example.com w went")
