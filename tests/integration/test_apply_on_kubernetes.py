@@ -444,7 +444,7 @@ async def outcome(side: Ours | Theirs, kind: str, name: str, step: Step) -> Any:
         body = {"apiVersion": api_version, "kind": kind, **body, "metadata": metadata}
     status, found = await side(step.method, path, body, step.kind, query)
     if status >= 400:
-        return status, found["reason"] if "reason" in found else "", found["message"], causes(found)
+        return status, found.get("reason", ""), found["message"], causes(found)
     return status, comparable(found)
 
 

@@ -77,8 +77,8 @@ class Ownership:
         check(shape, config, request)
         entry = self.entry(request, "Apply")
         if live is None:
-            if uid_of(config):
-                why = f"uid mismatch: the provided object specified uid {uid_of(config)}, and no existing object was found"
+            if uid := uid_of(config):
+                why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
                 raise refusals.conflict(row.resource, request.target.name, why)
             nothing = self.shapes.nothing(row)
             _, managed = managed_fields.applied(shape, nothing, config, {}, entry, beyond(request), force=True)

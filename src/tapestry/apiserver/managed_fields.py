@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from tapestry.apiserver import fieldsets
-from tapestry.apiserver.fieldsets import LEAF, Fields, difference, intersection, union, without_trees
-from tapestry.apiserver.shapes import ABSENT, Shape
+from tapestry.apiserver.fieldsets import LEAF, Fields, below_of, difference, intersection, union, without_trees
+from tapestry.apiserver.shapes import Shape
 from tapestry.kube.objects import Object, without
 
 Operation = Literal["Apply", "Update"]
@@ -226,23 +226,15 @@ def applied(
 def pruned(shape: Shape, merged: Object, before: Fields, owned: Iterable[Fields]) -> Object:
     """`merged` without what was stated `before` and that nobody owns now.
 
-    What lies below a field that goes, and was never stated, goes with it only where nobody owns it.
+    An item of a list goes with everything in it: whoever owns a field of it only does not hold it.
     """
     last = shape.named(before)
     kept: Fields = {}
     for each in owned:
         kept = union(kept, each)
-    there = shape.named(shape.stated(merged) or {})
-    bare = stated_in(shape, remainder(shape, merged, last))
-    owned_only = remainder(shape, merged, difference(there, union(bare, shape.named(kept))))
-    return remainder(shape, merged, intersection(difference(there, stated_in(shape, owned_only)), last))
-
-
-def stated_in(shape: Shape, value: Object) -> Fields:
-    return shape.named(shape.stated(value) or {}) if value else {}
-
-
-def remainder(shape: Shape, value: Object, fields: Fields) -> Object:
-    left = shape.pruned(value, fields)
-    found: Object = {} if left is ABSENT else left
+    there = below_of(shape.whole(merged))
+    bare = below_of(shape.whole(shape.pruned(merged, last)))
+    owned_only = shape.pruned(merged, difference(there, union(bare, shape.named(kept))))
+    gone = difference(there, below_of(shape.whole(owned_only)))
+    found: Object = shape.pruned(merged, intersection(gone, last))
     return found

@@ -39,11 +39,11 @@ SAME: Difference = (None, None)
 class Shape:
     """A value that is one field.  The other shapes redefine what they know better."""
 
-    def whole(self, value: Any) -> Fields:
+    def whole(self, value: Any) -> Fields:  # noqa: ARG002
         """Every field in a value, also those that have fields themselves: what a writer takes who makes it."""
         return LEAF
 
-    def stated(self, value: Any) -> Fields | None:
+    def stated(self, value: Any) -> Fields | None:  # noqa: ARG002
         """The fields that somebody names who applies the value; None where it names none."""
         return LEAF
 
@@ -54,19 +54,19 @@ class Shape:
             return None, self.whole(old)
         return SAME if old == new else (LEAF, None)
 
-    def merged(self, old: Any, new: Any) -> Any:
+    def merged(self, old: Any, new: Any) -> Any:  # noqa: ARG002
         """`old` as one who applies `new` wants it."""
         return new
 
-    def pruned(self, value: Any, fields: Fields) -> Any:
-        """The value without these fields; ABSENT where nothing is left."""
-        return ABSENT
+    def pruned(self, value: Any, fields: Fields) -> Any:  # noqa: ARG002
+        """The value without these fields; what they leave empty is there, and empty."""
+        return value
 
     def named(self, fields: Fields) -> Fields:
         """The set with every declared field in it that has fields in it."""
         return fields
 
-    def faults(self, value: Any) -> Iterator[tuple[str, str]]:
+    def faults(self, value: Any) -> Iterator[tuple[str, str]]:  # noqa: ARG002
         """What nobody may apply: where, and why."""
         yield from ()
 
@@ -137,15 +137,14 @@ class Map(Shape):
 
     def pruned(self, value: Any, fields: Fields) -> Any:
         if type(value) is not dict:
-            return ABSENT
+            return value
         found = {}
         for key, each in value.items():
             step, shape = self.at(key)
             node = fields.get(step)
-            left = each if node is None else ABSENT if is_member(node) else shape.pruned(each, node)
-            if left is not ABSENT:
-                found[key] = left
-        return found or ABSENT
+            if node is None or not is_member(node):
+                found[key] = each if node is None else shape.pruned(each, node)
+        return found
 
     def named(self, fields: Fields) -> Fields:
         found = {}
@@ -233,13 +232,14 @@ class Items(Shape):
         return found
 
     def pruned(self, value: Any, fields: Fields) -> Any:
+        if type(value) is not list:
+            return value
         found = []
-        for each in value if type(value) is list else ():
+        for each in value:
             node = fields.get(self.step(each))
-            left = each if node is None else ABSENT if is_member(node) else self.item.pruned(each, node)
-            if left is not ABSENT:
-                found.append(left)
-        return found or ABSENT
+            if node is None or not is_member(node):
+                found.append(each if node is None else self.item.pruned(each, node))
+        return found
 
     def named(self, fields: Fields) -> Fields:
         return {step: self.item.named(node) if node else node for step, node in fields.items()}

@@ -77,7 +77,7 @@ Apply = Callable[[Request, Object | None, Any], Object]
 """Server-side apply: what there is, and what is applied to it, to what is wanted."""
 
 
-def as_stated(_: Request, old: Object | None, body: Any) -> Object:
+def as_stated(_: Request, __: Object | None, body: Any) -> Object:
     found: Object = body
     return found
 

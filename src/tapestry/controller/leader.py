@@ -129,8 +129,11 @@ class Elector:
                 continue
 
     def _free_in(self) -> float:
-        """Seconds until the Lease may be taken, as far as we have seen."""
-        if self._seen is None or not holder_of(self._seen):
+        """Seconds until the Lease may be taken, as far as we have seen.
+
+        One that we lost and nobody took is free for us: what we did under it has been cut off.
+        """
+        if self._seen is None or holder_of(self._seen) in ("", self.identity):
             return 0.0
         lasts = float(value_at(self._seen, "spec", "leaseDurationSeconds", default=self.terms.lease))
         return self._seen_at + lasts - self.monotonic()
@@ -179,10 +182,16 @@ class Elector:
         return await self._write("take", self.client.create, lease)
 
     async def _renew(self) -> None:
-        """Hold the Lease for longer, as we last wrote it: if it has changed since, this is a Conflict."""
+        """Hold the Lease for longer; again, if it has changed and is still ours: a renewal thought lost had arrived."""
+        held = self._held
+        if not await self._renew_held() and self._held is not held:
+            await self._renew_held()
+
+    async def _renew_held(self) -> bool:
+        """Renew the Lease as we last knew it: if it has changed since, this is a Conflict."""
         assert self._held is not None
         spec = {**self._held["spec"], "renewTime": micro_timestamp(self.now())}
-        await self._write("renew", self.client.replace, {**self._held, "spec": spec})
+        return await self._write("renew", self.client.replace, {**self._held, "spec": spec})
 
     async def _write(self, what: str, verb: Callable[[Resource, Object], Awaitable[Object]], lease: Object) -> bool:
         """Write the Lease; whether that worked.  The right to write counts from before the request."""

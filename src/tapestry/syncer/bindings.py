@@ -193,7 +193,6 @@ class Bindings:
         log.info("let go of the binding", binding=self.site.binding_name)
         return None
 
-
     async def left_below(self) -> list[str]:
         """What was there of ours below; it is on its way out now."""
         site = self.site

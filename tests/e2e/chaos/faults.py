@@ -2,7 +2,7 @@
 
 A fault hits one binding: its processes, its way to the physical cluster, or the way of one process to the virtual one.
 At its end a new pod is bound there.  The time until that pod runs, as the virtual cluster sees it, is the time to heal;
-seconds in which the next fault of the same binding was under way do not count, for nobody heals then.
+seconds in which another fault of the same binding was under way do not count, for nobody heals then.
 """
 
 import asyncio
@@ -42,6 +42,8 @@ class Target:
     replicas: Sequence[Replica]
     nodes: Sequence[str]
     """Virtual nodes that are never closed."""
+    ailing: int = 0
+    """Of how many faults it has not healed yet."""
     spans: list[tuple[float, float]] = field(default_factory=list)
     """When faults began and ended; of one that is under way the end is yet to come, and infinite."""
 
@@ -137,15 +139,19 @@ class Storm:
     """Seconds, and after what."""
 
     async def rage(self, count: int) -> None:
-        """That many faults, one after the other, though some last until the next; returns when all have healed."""
+        """That many faults, one after the other, though some last until the next; returns when all have healed.
+
+        Each hits a binding that has healed from those before, if there is one.
+        """
         coming = faults(self.rng)
         async with asyncio.TaskGroup() as group:
             for number in range(count):
-                target = self.targets[number % len(self.targets)]
+                target = min(self.targets, key=lambda each: (each.ailing, each.spans[-1:]))
                 group.create_task(self.strike(number, next(coming), target))
                 await asyncio.sleep(EVERY)
 
     async def strike(self, number: int, fault: Fault, target: Target) -> None:
+        target.ailing += 1
         self.tell(f"{number} {target.site.name} {fault.name}, {fault.seconds:.1f} s")
         target.spans.append((time.monotonic(), float("inf")))
         place = len(target.spans) - 1
@@ -154,6 +160,7 @@ class Storm:
         ended = time.monotonic()
         target.spans[place] = (target.spans[place][0], ended)
         healed = await self.healed_after(number, target)
+        target.ailing -= 1
         seconds = healed - ended - overlap(target.spans, ended, healed)
         self.healed.append((seconds, fault.name))
         self.tell(f"{number} {target.site.name} healed in {seconds:.1f} s")

@@ -11,8 +11,8 @@ from pathlib import Path
 from ...integration.lending import TAPESTRY
 from .gates import Gate
 
-ELECTION = {"LEASE_SECONDS": "10", "DEADLINE_SECONDS": "7", "RETRY_SECONDS": "2"}
-"""A process that was killed says nothing: for so long everybody waits for it."""
+ELECTION = {"LEASE_SECONDS": "6", "DEADLINE_SECONDS": "4", "RETRY_SECONDS": "1"}
+"""A process that was killed says nothing: for a whole lease everybody waits for it."""
 CRASH_PAUSE = 1.0
 """Seconds until one that ended by itself is started again."""
 GOODBYE = 20.0

@@ -1,16 +1,22 @@
 """Server-side apply at the server: what is answered, what is stored, and who owns it."""
 
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
+from tapestry.apiserver.app import server_of, ways_of
 from tapestry.apiserver.apply import LAST_APPLIED, Ownership
+from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import built_in
 from tapestry.apiserver.server import Answer
+from tapestry.apiserver.service_accounts import Accounts, key_in
 from tapestry.apiserver.shapes import Shapes
+from tapestry.apiserver.storage.memory import MemoryLog
+from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.verbs import Request
 from tapestry.kube.objects import Object
 
@@ -228,3 +234,16 @@ async def test_an_account_kept_only_after_an_apply_begins_with_everything_that_w
     }
     later = await ownership.track(request, found, {**found, "data": {"x": "2"}})
     assert managers(later)["m Update"] == {"f:data": {"f:x": {}}}
+
+
+@pytest.mark.parametrize("setting", ["Always", "AfterApply"])
+async def test_the_configuration_says_of_which_objects_account_is_kept(
+    setting: Literal["Always", "AfterApply"], tmp_path: Path
+) -> None:
+    config = ApiServerConfig(backend="memory", managed_fields=setting)
+    store = Store(MemoryLog())
+    accounts = Accounts(store, key_in(tmp_path / "key"), "https://here", lambda: datetime.now(UTC))
+    server = server_of(config, store, accounts, ways_of(config, accounts), lambda: datetime.now(UTC))
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n", "labels": {"a": "b"}}}
+    status, made = await Hand(server, accounts)("POST", "/api/v1/namespaces", namespace, dryRun="All")
+    assert (status, "managedFields" in made["metadata"]) == (201, setting == "Always")

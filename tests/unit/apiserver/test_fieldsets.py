@@ -19,7 +19,7 @@ from tapestry.apiserver.fieldsets import (
     without_trees,
 )
 from tapestry.apiserver.rows import Rows, built_in
-from tapestry.apiserver.shapes import ABSENT, OPEN, Items, Map, Shapes, interleaved
+from tapestry.apiserver.shapes import OPEN, Items, Map, Shapes, interleaved
 from tapestry.kube.objects import Object
 
 STEPS = st.sampled_from(["f:a", "f:b", 'k:{"name":"x"}', 'v:"x"', "v:1"])
@@ -78,7 +78,7 @@ def test_a_field_can_be_left_out_with_all_that_is_below_it(
 
 
 def test_fields_are_listed_level_by_level_and_by_name() -> None:
-    fields = {"f:b": {".": {}, "f:c": {}}, "f:a": {"f:d": {}}, 'v:"x"': {}, 'k:{"name":"y"}': {}}
+    fields: Fields = {"f:b": {".": {}, "f:c": {}}, "f:a": {"f:d": {}}, 'v:"x"': {}, 'k:{"name":"y"}': {}}
     listed = [path_text(path) for path in paths_of(fields)]
     assert listed == [".b", '[name="y"]', '[="x"]', ".a.d", ".b.c"]
 
@@ -200,7 +200,7 @@ def value_at(value: Any, path: tuple[str, ...]) -> Any:
 
 @given(OBJECTS)
 def test_nothing_is_left_without_all_of_its_fields(obj: Object) -> None:
-    assert not obj or OPEN.pruned(obj, OPEN.stated(obj) or {}) is ABSENT
+    assert OPEN.pruned(obj, OPEN.stated(obj) or {}) == {}
 
 
 @given(st.lists(st.sampled_from("abcdef"), unique=True), st.lists(st.sampled_from("abcdef"), unique=True))
@@ -209,6 +209,14 @@ def test_a_merged_list_has_each_item_once_and_those_applied_in_their_order(old: 
     assert sorted(found) == sorted({*old, *new})
     assert [each for each in found if each in new] == new
     assert [each for each in found if each not in new] == [each for each in old if each not in new]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "merged"),
+    [("abc", "ca", "bca"), ("abc", "bd", "abcd"), ("abc", "dab", "dabc"), ("ab", "cd", "abcd"), ("abcd", "db", "acdb")],
+)
+def test_what_only_the_old_list_has_stays_behind_what_it_was_behind(old: str, new: str, merged: str) -> None:
+    assert "".join(step for step, _ in interleaved(list(old), list(new))) == merged
 
 
 def test_items_are_merged_by_their_keys() -> None:

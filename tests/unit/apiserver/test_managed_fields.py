@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.fieldsets import LEAF, Fields, paths_of
+from tapestry.apiserver.fieldsets import LEAF, Fields, intersection, path_text, paths_of
 from tapestry.apiserver.managed_fields import (
     ANCIENT,
     MOST_UPDATERS,
@@ -66,13 +66,14 @@ def an_entry(name: str, operation: Any = "Apply", time: str = "2026-01-01T00:00:
 
 def after(writes: list[tuple[str, str, Object]]) -> tuple[Object, Managed]:
     """An object that has been through that; appliers force."""
-    obj, managed = START, {}
+    obj: Object = START
+    managed: Managed = {}
     for operation, name, config in writes:
         if operation == "Apply":
-            obj, managed = applied(SHAPE, obj, config, managed, an_entry(name), LEAF, force=True)  # type: ignore[assignment]
+            obj, managed = applied(SHAPE, obj, config, managed, an_entry(name), LEAF, force=True)
         else:
             new = {**START, **config}
-            managed = updated(SHAPE, obj, new, managed, an_entry(name, "Update"))  # type: ignore[assignment]
+            managed = updated(SHAPE, obj, new, managed, an_entry(name, "Update"))
             obj = new
     return obj, managed
 
@@ -127,17 +128,13 @@ def test_to_apply_nothing_removes_exactly_what_one_owned_alone(
         for path in owned(SHAPE.named(each.fields))
     }
     new, left = applied(SHAPE, obj, dict(START), managed, an_entry(name), LEAF, force=False)
-    before, there = owned(SHAPE.named(SHAPE.stated(obj) or {})), owned(SHAPE.named(SHAPE.stated(new) or {}))
-    gone = before - there
-    assert gone <= mine
-    assert not gone & others
-    alone = {path for path in mine & before if not any(below(each, path) for each in others | (there - mine))}
-    assert alone <= gone
+    before, there = owned(SHAPE.whole(obj)), owned(SHAPE.whole(new))
+    alone = mine & before - others
+    items = {path for path in alone if path[-1][0] in "kv"}
+    inside = {path for path in before if any(path[: len(item)] == item for item in items)}
+    kept = {path[:length] for path in before - alone - inside for length in range(1, len(path))}
+    assert before - there == (alone | inside) - kept
     assert not fields_of(left, name)
-
-
-def below(path: tuple[str, ...], start: tuple[str, ...]) -> bool:
-    return path[: len(start)] == start
 
 
 @given(WRITES, NAMES, CONFIGS)
@@ -146,16 +143,20 @@ def test_what_others_own_is_as_it_was_unless_it_is_forced(
 ) -> None:
     obj, managed = after(writes)
     others = {key: each for key, each in managed.items() if each.manager[:2] != (name, "Apply")}
+    forced, _ = applied(SHAPE, obj, config, managed, an_entry(name), LEAF, force=True)
+    changed, _ = SHAPE.compared(obj, forced)
+    contested = {
+        (each.manager, path_text(path))
+        for each in others.values()
+        for path in owned(intersection(each.fields, changed or {}))
+    }
     try:
-        new, left = applied(SHAPE, obj, config, managed, an_entry(name), LEAF, force=False)
+        new, _ = applied(SHAPE, obj, config, managed, an_entry(name), LEAF, force=False)
+        found = set()
     except Conflicts as conflicts:
-        assert conflicts.paths
-        new, left = applied(SHAPE, obj, config, managed, an_entry(name), LEAF, force=True)
-        assert new != obj
-        return
-    assert {key: left[key] for key in others} == others
-    changed, _ = SHAPE.compared(obj, new)
-    assert not owned(changed or {}) & {path for each in others.values() for path in owned(each.fields)}
+        new, found = forced, set(conflicts.paths)
+    assert found == contested
+    assert new == forced
 
 
 @given(WRITES)
@@ -175,8 +176,8 @@ def test_conflicts_are_listed_by_manager() -> None:
     obj, managed = after(
         [("Apply", "b", {"spec": {"size": 1}}), ("Apply", "a", {"spec": {"plain": [1], "tags": ["t"]}})]
     )
+    config = {**START, "spec": {"size": 2, "plain": [2], "tags": ["t"]}}
     with pytest.raises(Conflicts) as caught:
-        config = {**START, "spec": {"size": 2, "plain": [2], "tags": ["t"]}}
         applied(SHAPE, obj, config, managed, an_entry("c"), LEAF, force=False)
     assert str(caught.value) == (
         'Apply failed with 2 conflicts: conflicts with "a":\n- .spec.plain\nconflicts with "b":\n- .spec.size'
@@ -194,12 +195,20 @@ def test_equal_values_are_owned_by_both_and_stay_until_both_let_go() -> None:
     assert not managed
 
 
+def test_what_nobody_owns_stays_beside_what_others_own() -> None:
+    obj, managed = after([("Apply", "a", {"spec": {"size": 1}}), ("Apply", "b", {"spec": {"tags": ["t"]}})])
+    defaulted = {**obj, "spec": {**obj["spec"], "plain": [1]}}
+    new, _ = applied(SHAPE, defaulted, START, managed, an_entry("a"), LEAF, force=False)
+    assert new["spec"] == {"tags": ["t"], "plain": [1]}
+
+
 def test_beyond_ten_the_oldest_updates_are_owned_in_one_name() -> None:
-    obj, managed = START, {}
+    obj: Object = START
+    managed: Managed = {}
     for number in range(MOST_UPDATERS + 3):
         new = {**obj, "spec": {"free": {**obj.get("spec", {}).get("free", {}), f"k{number:02}": 1}}}
         entry = an_entry(f"m{number:02}", "Update", f"2026-01-01T00:00:{number:02}Z")
-        managed = dict(updated(SHAPE, obj, new, managed, entry))
+        managed = updated(SHAPE, obj, new, managed, entry)
         obj = new
     assert len(managed) == MOST_UPDATERS
     ancient = fields_of(managed, ANCIENT, "Update")

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
 from tapestry.controller.errors import NotLeading
 from tapestry.controller.leader import Elector, Terms
 from tapestry.controller.testing import InProcessApi, run, running_clock
-from tapestry.kube.objects import Object, value_at
+from tapestry.kube.objects import Object, value_at, version_of
 from tapestry.kube.resources import LEASES
 
 TERMS = Terms(lease=15, deadline=10, retry=2)
@@ -196,6 +197,47 @@ def test_a_leader_whose_lease_was_edited_but_not_taken_leads_on() -> None:
             await asyncio.sleep(60)
             assert leader.elector.leading
             assert leader.history == ["began"]
+            task.cancel()
+
+    in_an_api(story)
+
+
+def test_a_leader_whose_renewal_was_made_but_not_confirmed_renews_again_at_once() -> None:
+    """Its own renewal stands in its way; to wait for the next turn would cost it time that it may not have."""
+
+    async def story(api: InProcessApi) -> None:
+        leader = Candidate(api, "first")
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(leader.run())
+            await asyncio.sleep(5)
+            late = await lease_of(api)
+            await Client(api).replace(LEASES, {**late, "spec": {**late["spec"], "renewTime": None}})
+            version = (await lease_of(api))["metadata"]["resourceVersion"]
+            began = running_clock().monotonic()
+            await wait_for(
+                Client(api),
+                LEASES,
+                "election",
+                "default",
+                until=lambda lease: lease is not None and version_of(lease) != version,
+                timeout=60,
+            )
+            assert running_clock().monotonic() - began <= TERMS.retry
+            task.cancel()
+
+    in_an_api(story)
+
+
+def test_a_leader_that_slept_through_its_deadline_leads_again_at_once_if_nobody_else_does() -> None:
+    async def story(api: InProcessApi) -> None:
+        sleeper = Candidate(api, "sleeper")
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(sleeper.run())
+            await asyncio.sleep(5)
+            sleeper.elector._may_write_until = running_clock().monotonic()  # it wakes to find its deadline gone
+            await sleeper.cut_off.wait()
+            await asyncio.sleep(1)
+            assert sleeper.history == ["began", "cut off", "cancelled", "began"]
             task.cancel()
 
     in_an_api(story)
