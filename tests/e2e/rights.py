@@ -69,7 +69,7 @@ def audited(plane: ControlPlane) -> Iterator[tuple[Request, str, int]]:
             kind = "/".join(filter(None, (about["resource"], about.get("subresource"))))
             place = about.get("namespace", ""), about.get("name", "")
             request = Request(entry["verb"], about.get("apiGroup", ""), kind, *place)
-            yield request, entry["user"]["username"], value_at(entry, "responseStatus", "code", default=0)
+            yield request, entry["user"].get("username", ""), value_at(entry, "responseStatus", "code", default=0)
 
 
 def covers(right: Right, request: Request) -> bool:
