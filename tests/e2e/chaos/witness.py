@@ -60,6 +60,12 @@ class Witness:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     to_finish: asyncio.Queue[tuple[str, Object]] = field(default_factory=asyncio.Queue)
     """Twins that run and are of the kind that finishes, each with its binding's name."""
+    lists_before: int = field(default_factory=lambda: lists_again())
+    """Of earlier tests in this process."""
+
+    def began_anew(self) -> int:
+        """How many watches had to list again since, and may have missed something."""
+        return lists_again() - self.lists_before
 
     def see_pod(self, _: Object | None, pod: Object | None) -> None:
         if pod is not None:
@@ -188,8 +194,8 @@ def condition_of(pod: Object, type: str) -> Object:
     return next((each for each in value_at(pod, "status", "conditions", default=[]) if each["type"] == type), {})
 
 
-def began_anew() -> int:
-    """How many watches of this process had to list again."""
+def lists_again() -> int:
+    """How many watches of this process ever had to list again."""
     samples = (sample for metric in WATCH_RESTARTS.collect() for sample in metric.samples)
     return sum(int(sample.value) for sample in samples if "Gone" in sample.labels.values())
 
