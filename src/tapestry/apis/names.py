@@ -1,5 +1,6 @@
 """The names that things of ours have on the other side."""
 
+from functools import lru_cache
 from hashlib import sha256
 
 from tapestry.kube.names import DNS_1035_LABEL, LABEL_LIMIT, hashed_name
@@ -21,6 +22,7 @@ def second_virtual_node_name(cluster_id: str, node: str, binding_uid: str) -> st
     return hashed_name(f"vnode-{cluster_id}-{node}", cluster_id, node, binding_uid)
 
 
+@lru_cache(maxsize=1 << 15)  # asked at every pass over a pod
 def physical_name(virtual_cluster: str, binding_uid: str, namespace: str, name: str) -> str:
     """The name below of a namespaced virtual object: no two virtual clusters or bindings ever meet in one."""
     return hashed_name(name, virtual_cluster, binding_uid, namespace, name)

@@ -19,12 +19,9 @@ from tapestry.kube.conditions import find
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import (
     Object,
-    annotations_of,
-    is_deleting,
     key_of,
     name_of,
     uid_of,
-    value_at,
 )
 from tapestry.kube.resources import (
     ENDPOINT_SLICES,
@@ -42,6 +39,19 @@ from tapestry.syncer.bottomup.leases import NodeLeases
 from tapestry.syncer.bottomup.nodes import PhysicalNodes
 from tapestry.syncer.bottomup.pods import PhysicalPods
 from tapestry.syncer.bottomup.policies import PolicyStatus, policy_names
+from tapestry.syncer.changes import (
+    came,
+    came_or_goes,
+    held,
+    hold_changed,
+    is_foreign,
+    more_than_shown,
+    more_than_status,
+    not_only_told,
+    ports_changed,
+    spec_changed,
+    status_changed,
+)
 from tapestry.syncer.checks import Checks
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.credentials import Credentials
@@ -59,7 +69,6 @@ from tapestry.syncer.topdown.sources import RESOURCES, Sources
 from tapestry.syncer.topdown.tokens import Tokens
 from tapestry.syncer.topdown.volumes import Volumes, claims_of, may_matter
 from tapestry.syncer.translate.meta import source_key, virtual_key
-from tapestry.syncer.translate.pod_status import MAPPING, is_over
 
 SUMMARY_SECONDS = 1.0
 """Sums over all nodes and pods are made at most this often."""
@@ -142,6 +151,7 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     nodes.watch(site.physical_pods, claimed_node, when=is_foreign)
     nodes.watch(site.virtual_nodes, physical_node_of)
     nodes.watch(site.virtual_pods, lambda pod: node_below(site, pod), when=hold_changed)
+    soon(nodes, site.virtual_pods, lambda pod: node_below(site, pod), when=came)
     for informer in (site.bindings, site.operator_policies, site.owner_policies, site.mount_namespaces):
         nodes.watch(informer, every_node, when=spec_changed)
     for informer in (*site.decisive, site.csi_nodes):
@@ -374,87 +384,8 @@ def node_below(site: Site, pod: Object) -> Iterable[str]:
     return physical_node_of(node) if node is not None else ()
 
 
-def spec_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether anything changed that a person or another controller decides; our own status writes do not count."""
-    if old is None or new is None:
-        return True
-    fields = ("generation", "deletionTimestamp", "labels")
-    if any(old["metadata"].get(field) != new["metadata"].get(field) for field in fields):
-        return True
-    return annotations_of(old).get(keys.RECLAIM) != annotations_of(new).get(keys.RECLAIM)
-
-
-def not_only_told(old: Object | None, new: Object | None) -> bool:
-    """Whether more changed than what a summary of ours says: its own echo is no reason for another one."""
-    if old is None or new is None or value_at(old, "status", "identity") != value_at(new, "status", "identity"):
-        return True
-    return {**old["metadata"], "resourceVersion": ""} != {**new["metadata"], "resourceVersion": ""}
-
-
-def is_foreign(old: Object | None, new: Object | None) -> bool:
-    """Whether a pod below is somebody else's: what twins hold is known from above."""
-    return any(obj is not None and "twin" not in obj for obj in (old, new))
-
-
 def forget_shortage(site: Site, old: Object | None, new: Object | None) -> None:
     """Where a foreign pod comes, goes or asks for something else, what a node lacked before says nothing any more."""
     if is_foreign(old, new) and held(old) != held(new):
         for node in (node for obj in (old, new) if obj is not None for node in claimed_node(obj)):
             site.shortages.pop(node, None)
-
-
-def held(claim: Object | None) -> object:
-    """What a foreign pod holds, and where."""
-    return (claim["node"], claim["hold"].amounts) if claim is not None and "hold" in claim else None
-
-
-def hold_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a virtual pod came, went, ended, or asks for something else."""
-    if old is None or new is None or is_deleting(old) != is_deleting(new):
-        return True
-    return bool(old["spec"] != new["spec"] or is_over(old) != is_over(new))
-
-
-def more_than_shown(old: Object | None, new: Object | None) -> bool:
-    """Whether more changed of a virtual pod than what its twin showed."""
-    if old is None or new is None:
-        return True
-    if old["spec"] != new["spec"] or old["status"]["conditions"] != new["status"]["conditions"]:
-        return True
-    if is_over(old) != is_over(new):
-        return True
-    if own_annotations(old) != own_annotations(new):
-        return True
-    return any(
-        old["metadata"].get(field) != new["metadata"].get(field)
-        for field in ("labels", "deletionTimestamp", "deletionGracePeriodSeconds")
-    )
-
-
-def own_annotations(pod: Object) -> dict[str, str]:
-    """The annotations of a virtual pod that are not from its twin."""
-    return {key: value for key, value in annotations_of(pod).items() if key not in MAPPING}
-
-
-def more_than_status(old: Object | None, new: Object | None) -> bool:
-    """Whether a twin came, went, goes, found its place or waits for one."""
-    if old is None or new is None or "twin" not in old or "twin" not in new:
-        return True
-    return bool(is_deleting(old) != is_deleting(new) or "nodeName" not in new["spec"])
-
-
-def status_changed(old: Object | None, new: Object | None) -> bool:
-    return old is None or new is None or bool(old["status"] != new["status"])
-
-
-def came_or_goes(old: Object | None, new: Object | None) -> bool:
-    return old is None or new is None or is_deleting(old) != is_deleting(new)
-
-
-def ports_changed(old: Object | None, new: Object | None) -> bool:
-    """Whether a pod below took host ports, gave them back, or moved with them."""
-    return held_ports(old) != held_ports(new)
-
-
-def held_ports(claim: Object | None) -> object:
-    return (claim["node"], claim["ports"]) if claim is not None and "ports" in claim else None

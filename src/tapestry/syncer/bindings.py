@@ -32,7 +32,7 @@ from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer import metrics
 from tapestry.syncer.leasing import soonest
-from tapestry.syncer.requests import effective_requests, holds_its_node
+from tapestry.syncer.requests import holds_its_node
 from tapestry.syncer.site import Site, ground_of
 from tapestry.syncer.virtual_nodes import taint_named
 
@@ -248,7 +248,7 @@ def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Objec
     nodes = site.virtual_nodes.store.list()
     pods = [pod for node in nodes for pod in site.pods_on(node["metadata"]["name"]) if holds_its_node(pod)]
     leased = sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in nodes), Amounts())
-    used = sum(map(effective_requests, pods), Amounts())
+    used = sum((pod["held"] for pod in pods), Amounts())
     rules = site.rules(binding)
     changes = [policy.schedule.next_change(now) for policy in (*rules.operator, *rules.owner)]
     change = soonest(*changes)

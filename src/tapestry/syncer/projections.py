@@ -11,7 +11,7 @@ from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.objects import Object, annotations_of, labels_of
 from tapestry.kube.times import timestamp
 from tapestry.syncer.policies import CHANGED_AT, changed_at
-from tapestry.syncer.requests import hold_of, holds_its_node
+from tapestry.syncer.requests import effective_requests, hold_of, holds_its_node
 from tapestry.syncer.translate.copies import seen
 from tapestry.syncer.translate.meta import source_key
 from tapestry.syncer.translate.pod_status import is_over, reduced, shown
@@ -48,8 +48,12 @@ def is_placeholder(pod: Object) -> bool:
 
 
 def with_reduced_status(pod: Object) -> Object:
-    """A virtual pod as we need it: of its status, which is ours to write, little more than a digest."""
+    """A virtual pod as we need it: of its status, which is ours to write, little more than a digest.
+
+    Under `held` is what it holds of its node.
+    """
     pod["metadata"].pop("managedFields", None)
+    pod["held"] = effective_requests(pod)  # sums over all pods are made again and again
     pod["status"] = reduced(pod.get("status"))
     return pod
 

@@ -1,8 +1,10 @@
 """The site: one binding, its two clusters, and what is known of them.  Every reconciler of a syncer works from it."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
@@ -32,6 +34,8 @@ from tapestry.syncer.projections import (
 )
 from tapestry.syncer.requests import Hold, effective_requests
 
+LAG = 1.0
+"""Seconds that a cache gets to see what a live read, or a write of ours, has seen."""
 SHORTAGE_LASTS = timedelta(minutes=10)
 
 
@@ -65,6 +69,24 @@ class Shortage:
     until: datetime
     pods: frozenset[str]
     """UIDs of those that it was seen by."""
+
+
+T = TypeVar("T")
+
+
+class Readings:
+    """What was read of objects last, by what for.  Cached objects are never changed: the same one says the same."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[tuple[object, ...], Any]] = {}
+
+    def of(self, what: str, sources: tuple[object, ...], read: Callable[[], T]) -> T:
+        """What `read` makes of `sources`, unless it is known."""
+        known = self._last.get(what)
+        if known is None or list(map(id, known[0])) != list(map(id, sources)):
+            known = self._last[what] = (sources, read())
+        found: T = known[1]
+        return found
 
 
 @dataclass(frozen=True)
@@ -104,6 +126,7 @@ class Site:
     """By physical node."""
     reclaimed: dict[str, Object] = field(default_factory=dict)
     """By the UIDs of twins that were taken back while the virtual cluster could not be told: how to mark their pods."""
+    known: Readings = field(default_factory=Readings)
     outdated: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the binding leads elsewhere: another site has to take the place of this one."""
 
@@ -130,7 +153,7 @@ class Site:
     def binding(self) -> Binding | None:
         """The binding as it is now; None once it is gone or replaced by a namesake.  Raises InvalidSpec."""
         obj = self.binding_object()
-        return binding_of(obj, self.virtual_cluster_uid) if obj is not None else None
+        return self.known.of("binding", (obj,), lambda: binding_of(obj, self.virtual_cluster_uid)) if obj else None
 
     @property
     def is_unbinding(self) -> bool:
@@ -149,11 +172,15 @@ class Site:
 
     def rules(self, binding: Binding) -> Rules:
         """What decides about every node of the site."""
-        zone = self.config.time_zone
-        operator = readings(self.operator_policies.store.list(), Side.OPERATOR, binding, zone)
-        owner = readings(self.owner_policies.store.list(), Side.OWNER, binding, zone)
+        ours, theirs = self.operator_policies.store.list(), self.owner_policies.store.list()
         mount = self.mount_namespaces.store.get(binding.spec.mount_namespace or "")
-        return rules_of(binding, operator, owner, mount, timedelta(seconds=self.config.warning_seconds))
+
+        def read() -> Rules:
+            zone = self.config.time_zone
+            operator, owner = readings(ours, Side.OPERATOR, binding, zone), readings(theirs, Side.OWNER, binding, zone)
+            return rules_of(binding, operator, owner, mount, timedelta(seconds=self.config.warning_seconds))
+
+        return self.known.of("rules", (binding, mount, *ours, *theirs), read)
 
     def foreign(self, node: str, binding: Binding) -> list[Hold]:
         """What pods that are not ours hold of a physical node."""

@@ -27,7 +27,7 @@ from tapestry.process.logs import logger
 from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, shrunk, soonest
 from tapestry.syncer.projections import is_placeholder
 from tapestry.syncer.reclaim import Reclaim, leaving, reclaim_of
-from tapestry.syncer.requests import effective_requests, holds_its_node
+from tapestry.syncer.requests import holds_its_node
 from tapestry.syncer.site import Site
 from tapestry.syncer.translate.meta import virtual_uid
 from tapestry.syncer.virtual_nodes import last_terms, remembering, taint_named, virtual_node, withdrawn
@@ -65,7 +65,7 @@ class PhysicalNodes:
     def lease(self, node: Object, existing: Object | None, binding: Binding, now: datetime) -> Lease:
         site = self.site
         pods = site.pods_on(name_of(existing)) if existing else []
-        used = [effective_requests(pod) for pod in pods if holds_its_node(pod)]
+        used = [pod["held"] for pod in pods if holds_its_node(pod)]
         rules = remembering(site.rules(binding), node, existing, now)
         lease = lease_of(node, site.foreign(name_of(node), binding), used, rules, now)
         shortage = site.shortage(name_of(node))

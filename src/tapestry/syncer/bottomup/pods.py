@@ -1,14 +1,15 @@
 """Twins tell how their pods are: one patch for each real change, the first of which also says that there is a twin."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from tapestry.client.client import PatchType
+from tapestry.controller import Result
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import uid_of
+from tapestry.kube.objects import uid_of, version_of
 from tapestry.kube.resources import PODS
-from tapestry.syncer.site import Site
+from tapestry.syncer.site import LAG, Site
 from tapestry.syncer.translate.meta import virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid, to_virtual
 
@@ -18,19 +19,28 @@ class PhysicalPods:
     """Keeps the status of each virtual pod that of its twin; keyed by the virtual pod."""
 
     site: Site
+    patched: dict[str, str] = field(default_factory=dict)
+    """By key, the version of the pod that was patched last: while the cache still shows it, another would conflict."""
 
-    async def reconcile(self, key: str) -> None:
+    async def reconcile(self, key: str) -> Result | None:
         if self.site.partition.since is not None:
-            return  # nobody knows how it is now; all of them are looked at when the cluster answers again
+            return None  # nobody knows how it is now; all of them are looked at when the cluster answers again
         pod, twin = self.site.virtual_pods.store.get(key), self.site.twin_of(key)
+        if pod is None:
+            self.patched.pop(key, None)
         if pod is None or twin is None or virtual_uid(twin) != uid_of(pod):
-            return
+            return None
         if mapped_uid(pod) not in (None, uid_of(twin)):
-            return  # the twin it had is lost
+            return None  # the twin it had is lost
+        if self.patched.get(key) == version_of(pod):
+            return Result(requeue_after=LAG)
         patch = to_virtual(pod, twin, msgspec.json.decode(twin["twin"]), self.site.now())
         if patch is None:
-            return
+            return None
         try:
-            await self.site.virtual.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
+            shown = await self.site.virtual.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
         except NotFound:
-            return
+            return None
+        if version_of(shown) != version_of(pod):
+            self.patched[key] = version_of(pod)
+        return None

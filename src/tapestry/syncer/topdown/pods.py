@@ -49,7 +49,7 @@ from tapestry.kube.resources import PODS
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.projections import physical_node_of
-from tapestry.syncer.site import Site
+from tapestry.syncer.site import LAG, Site
 from tapestry.syncer.topdown.orphans import Orphans
 from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about, told_since
 from tapestry.syncer.translate import pod_status, pods
@@ -63,8 +63,6 @@ FRESH = timedelta(seconds=10)
 """A pod younger than this is what the cache says it is; an older one is read again before it is run."""
 TAKEN = 60.0
 """Seconds after which a name that somebody else has below is tried again: nobody tells us when it is free."""
-LAG = 1.0
-"""Seconds that a cache gets to see what a live read has seen."""
 LATER = (Unauthorized, Conflict, TooManyRequests, ServerError)
 """Answers of an API server that say nothing about the pod."""
 

@@ -19,8 +19,8 @@ from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespac
 from tapestry.kube.resources import PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
-from tapestry.syncer.site import Site
-from tapestry.syncer.topdown.pods import LAG, NotYet
+from tapestry.syncer.site import LAG, Site
+from tapestry.syncer.topdown.pods import NotYet
 from tapestry.syncer.translate.copies import YOUNGEST_TOKEN, discreetly, renewal_in, renewal_of, tokens_secret
 from tapestry.syncer.translate.meta import virtual_uid
 from tapestry.syncer.translate.pod_status import is_over

@@ -21,10 +21,10 @@ from tapestry.kube.names import dns_subdomain_complaint
 from tapestry.kube.objects import NOTHING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, SECRETS, Resource
 from tapestry.syncer.projections import source_namespace
-from tapestry.syncer.site import Site
+from tapestry.syncer.site import LAG, Site
 from tapestry.syncer.topdown.following import Following, ours_below
 from tapestry.syncer.topdown.mirrored import Mirrored, key_above
-from tapestry.syncer.topdown.pods import LAG, NotYet
+from tapestry.syncer.topdown.pods import NotYet
 from tapestry.syncer.translate.meta import source_key
 from tapestry.syncer.translate.pod_status import is_over, mapped_uid
 from tapestry.syncer.translate.references import Referent, references

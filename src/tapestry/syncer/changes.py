@@ -1,0 +1,88 @@
+"""Which changes of an object are news to whom, by what it was and what it is; either may be missing."""
+
+from tapestry.apis import keys
+from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
+from tapestry.syncer.translate.pod_status import MAPPING, is_over
+
+
+def spec_changed(old: Object | None, new: Object | None) -> bool:
+    """Whether anything changed that a person or another controller decides; our own status writes do not count."""
+    if old is None or new is None:
+        return True
+    fields = ("generation", "deletionTimestamp", "labels")
+    if any(old["metadata"].get(field) != new["metadata"].get(field) for field in fields):
+        return True
+    return annotations_of(old).get(keys.RECLAIM) != annotations_of(new).get(keys.RECLAIM)
+
+
+def not_only_told(old: Object | None, new: Object | None) -> bool:
+    """Whether more changed than what a summary of ours says: its own echo is no reason for another one."""
+    if old is None or new is None or value_at(old, "status", "identity") != value_at(new, "status", "identity"):
+        return True
+    return {**old["metadata"], "resourceVersion": ""} != {**new["metadata"], "resourceVersion": ""}
+
+
+def is_foreign(old: Object | None, new: Object | None) -> bool:
+    """Whether a pod below is somebody else's: what twins hold is known from above."""
+    return any(obj is not None and "twin" not in obj for obj in (old, new))
+
+
+def held(claim: Object | None) -> object:
+    """What a foreign pod holds, and where."""
+    return (claim["node"], claim["hold"].amounts) if claim is not None and "hold" in claim else None
+
+
+def hold_changed(old: Object | None, new: Object | None) -> bool:
+    """Whether a virtual pod went, ended, or asks for something else: nothing is in a hurry when one comes."""
+    if old is None or new is None or is_deleting(old) != is_deleting(new):
+        return old is not None
+    return bool(old["spec"] != new["spec"] or is_over(old) != is_over(new))
+
+
+def more_than_shown(old: Object | None, new: Object | None) -> bool:
+    """Whether more changed of a virtual pod than what its twin showed."""
+    if old is None or new is None:
+        return True
+    if old["spec"] != new["spec"] or old["status"]["conditions"] != new["status"]["conditions"]:
+        return True
+    if is_over(old) != is_over(new):
+        return True
+    if own_annotations(old) != own_annotations(new):
+        return True
+    return any(
+        old["metadata"].get(field) != new["metadata"].get(field)
+        for field in ("labels", "deletionTimestamp", "deletionGracePeriodSeconds")
+    )
+
+
+def own_annotations(pod: Object) -> dict[str, str]:
+    """The annotations of a virtual pod that are not from its twin."""
+    return {key: value for key, value in annotations_of(pod).items() if key not in MAPPING}
+
+
+def more_than_status(old: Object | None, new: Object | None) -> bool:
+    """Whether a twin came, went, goes, found its place or waits for one."""
+    if old is None or new is None or "twin" not in old or "twin" not in new:
+        return True
+    return bool(is_deleting(old) != is_deleting(new) or "nodeName" not in new["spec"])
+
+
+def status_changed(old: Object | None, new: Object | None) -> bool:
+    return old is None or new is None or bool(old["status"] != new["status"])
+
+
+def came(old: Object | None, _: Object | None) -> bool:
+    return old is None
+
+
+def came_or_goes(old: Object | None, new: Object | None) -> bool:
+    return old is None or new is None or is_deleting(old) != is_deleting(new)
+
+
+def ports_changed(old: Object | None, new: Object | None) -> bool:
+    """Whether a pod below took host ports, gave them back, or moved with them."""
+    return held_ports(old) != held_ports(new)
+
+
+def held_ports(claim: Object | None) -> object:
+    return (claim["node"], claim["ports"]) if claim is not None and "ports" in claim else None
