@@ -24,7 +24,7 @@ from tapestry.client.watch import Changes, Page, Watch
 from tapestry.controller.errors import NotLeading
 from tapestry.controller.metrics import ELECTIONS, IS_LEADER
 from tapestry.kube.errors import Conflict, KubeError, NotFound
-from tapestry.kube.objects import Object, value_at, version_of
+from tapestry.kube.objects import Object, owner_reference, value_at, version_of
 from tapestry.kube.resources import LEASES, Resource
 from tapestry.kube.times import micro_timestamp
 from tapestry.process.logs import logger
@@ -64,6 +64,8 @@ class Elector:
     terms: Terms = Terms()
     on_loss: Callable[[], None] = lambda: None
     """Called first of all when leadership is lost: cuts the leader's connections."""
+    owner: Object | None = None
+    """What the Lease goes with when it is deleted."""
     monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _may_write_until: float = field(default=float("-inf"), init=False)
@@ -77,6 +79,11 @@ class Elector:
     @property
     def leading(self) -> bool:
         return self.monotonic() < self._may_write_until
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether this process led last, as far as it knows, and may not write: it could not renew its Lease."""
+        return not self.leading and self._seen is not None and holder_of(self._seen) == self.identity
 
     def fence(self) -> None:
         """Raise NotLeading unless this process may write at this very moment."""
@@ -175,9 +182,15 @@ class Elector:
             "renewTime": now,
             "leaseTransitions": value_at(self._seen, "spec", "leaseTransitions", default=-1) + 1,
         }
+        owners = (
+            {"ownerReferences": [owner_reference(self.owner, controller=False, block_deletion=False)]}
+            if self.owner
+            else {}
+        )
         if self._seen is not None:
-            return await self._write("take", self.client.replace, {**self._seen, "spec": spec})
-        metadata = {"name": self.name, "namespace": self.namespace}
+            taken = {**self._seen, "metadata": {**self._seen["metadata"], **owners}, "spec": spec}
+            return await self._write("take", self.client.replace, taken)
+        metadata = {"name": self.name, "namespace": self.namespace, **owners}
         lease = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
         return await self._write("take", self.client.create, lease)
 

@@ -80,6 +80,7 @@ class Manager:
         self._preparations: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._duties: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._after_sync: list[Callable[[], None]] = []
+        self._on_loss: list[Callable[[], None]] = [lambda: self.client.abort()]
         self._stopping = asyncio.Event()
         self._working = False
 
@@ -162,6 +163,10 @@ class Manager:
     def after_sync(self, callback: Callable[[], None]) -> None:
         """Call back once, when every cache has been filled and before any work begins."""
         self._after_sync.append(callback)
+
+    def on_loss(self, cut: Callable[[], None]) -> None:
+        """Call `cut` before anything else when the lead is lost: it ends connections that the leader writes over."""
+        self._on_loss.append(cut)
 
     def options(self, name: str) -> dict[str, Any]:
         """What the configuration says for one controller."""
@@ -279,6 +284,10 @@ class Manager:
         }
         return bool((await self.reads.review(ACCESS_REVIEWS, spec))["status"].get("allowed"))
 
+    def _cut(self) -> None:
+        for cut in self._on_loss:
+            cut()
+
     def _elector(self, monotonic: Callable[[], float]) -> Elector:
         config = self.config.leader_election
         return Elector(
@@ -287,7 +296,7 @@ class Manager:
             config.name or self.config.name,
             self.identity,
             Terms(config.lease_seconds, config.deadline_seconds, config.retry_seconds),
-            on_loss=lambda: self.client.abort(),
+            on_loss=self._cut,
             monotonic=monotonic,
             now=self.now,
         )

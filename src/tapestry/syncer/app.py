@@ -9,6 +9,7 @@ from msgspec import structs
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.access import Access
+from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import default_access
 from tapestry.client.transport import Transport
@@ -42,6 +43,7 @@ from tapestry.syncer.bottomup.policies import PolicyStatus, policy_names
 from tapestry.syncer.changes import (
     came,
     came_or_goes,
+    cordon_changed,
     held,
     hold_changed,
     is_foreign,
@@ -69,6 +71,7 @@ from tapestry.syncer.topdown.sources import RESOURCES, Sources
 from tapestry.syncer.topdown.tokens import Tokens
 from tapestry.syncer.topdown.volumes import Volumes, claims_of, may_matter
 from tapestry.syncer.translate.meta import source_key, virtual_key
+from tapestry.syncer.vigil import Vigil
 
 SUMMARY_SECONDS = 1.0
 """Sums over all nodes and pods are made at most this often."""
@@ -123,6 +126,8 @@ async def syncer(
         binding = await manager.reads.get(CLUSTER_BINDINGS, config.binding)
     except NotFound:
         raise NoBinding(f"there is no ClusterBinding {config.binding!r}; create it or name another") from None
+    if manager.elector is not None:
+        manager.elector.owner = binding
     system = await manager.reads.get(NAMESPACES, "kube-system")
     doors = Door(connect, monotonic), Door(connect, monotonic)
     site = open_site(config, manager, binding, uid_of(system), doors)
@@ -132,7 +137,8 @@ async def syncer(
 
 def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     """Which change is whose business."""
-    nodes = site.manager.controller("nodes", PhysicalNodes(site).reconcile, workers=NODE_WORKERS)
+    physical = PhysicalNodes(site)
+    nodes = site.manager.controller("nodes", physical.reconcile, workers=NODE_WORKERS)
     leases = site.manager.controller("node-leases", NodeLeases(site).reconcile, workers=NODE_WORKERS)
     companions = wire_companions(site)
 
@@ -168,6 +174,8 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
 
     watch = PartitionWatch(site, monotonic, look_at_everything)
     site.manager.while_working("partition", watch.run)
+    unfenced = Client(site.reads, audit=site.manager.audit, identity=site.manager.identity)
+    site.manager.from_the_start("vigil", Vigil(site, physical, unfenced).run)
 
 
 def wire_pods(site: Site) -> Callable[[], None]:
@@ -187,6 +195,7 @@ def wire_pods(site: Site) -> Callable[[], None]:
     down.watch(site.virtual_pods, when=more_than_shown)
     down.watch(site.physical_pods, virtual_key, when=more_than_status)
     down.watch(site.virtual_nodes, lambda node: map(key_of, site.pods_on(name_of(node))), when=came_or_goes)
+    down.watch(site.physical_nodes, lambda node: pods_over(site, node), when=cordon_changed)
     for informer in mirrored.copies.values():
         down.watch(informer, lambda copy: waiting_for(site, copy), when=came_or_goes)
     up.watch(site.physical_pods, virtual_key)
@@ -376,6 +385,12 @@ def soon(
                 controller.queue.add_after(name, SUMMARY_SECONDS)
 
     informer.on_change(enqueue)
+
+
+def pods_over(site: Site, node: Object) -> Iterable[str]:
+    """The pods that are bound to the virtual node of a physical one."""
+    above = site.virtual_node_of(name_of(node))
+    return map(key_of, site.pods_on(name_of(above))) if above is not None else ()
 
 
 def node_below(site: Site, pod: Object) -> Iterable[str]:

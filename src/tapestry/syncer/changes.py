@@ -71,6 +71,10 @@ def status_changed(old: Object | None, new: Object | None) -> bool:
     return old is None or new is None or bool(old["status"] != new["status"])
 
 
+def cordon_changed(old: Object | None, new: Object | None) -> bool:
+    return value_at(old, "spec", "unschedulable") != value_at(new, "spec", "unschedulable")
+
+
 def came(old: Object | None, _: Object | None) -> bool:
     return old is None
 

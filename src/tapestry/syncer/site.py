@@ -225,6 +225,7 @@ def open_site(
 ) -> Site:
     """A site for a binding as it was read live; informers are made here, and run when the manager runs."""
     reads, writes = doors
+    manager.on_loss(writes.abort)
     below = Client(reads, identity=manager.identity)
     name, uid = binding["metadata"]["name"], binding["metadata"]["uid"]
     prefix = virtual_node_name(binding["spec"]["clusterID"], "")

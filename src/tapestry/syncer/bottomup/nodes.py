@@ -17,7 +17,7 @@ from tapestry.apis import keys
 from tapestry.apis.belongings import grace_of
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import second_virtual_node_name, virtual_node_name
-from tapestry.client.client import PatchType
+from tapestry.client.client import Client, PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, KubeError, NotFound, TooManyRequests, TransportError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, labels_of, name_of, uid_of, value_at
@@ -25,7 +25,7 @@ from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, shrunk, soonest
-from tapestry.syncer.projections import is_placeholder
+from tapestry.syncer.projections import is_placeholder, physical_node_of
 from tapestry.syncer.reclaim import Reclaim, leaving, reclaim_of
 from tapestry.syncer.requests import holds_its_node
 from tapestry.syncer.site import Site
@@ -185,21 +185,36 @@ class PhysicalNodes:
         try:
             yield
         except TransportError:
-            mark = disruption(reason, reclaim.terms, self.site.now())
-            for pod in reclaim.delete:
-                try:
-                    await self.take_twin(pod, mark)
-                except KubeError as error:
-                    log.warning("cannot take back", pod=key_of(pod), error=str(error))
+            await self.take_twins(reclaim, reason, self.site.physical)
             raise
 
-    async def take_twin(self, pod: Object, mark: Object) -> None:
-        """End a twin before its pod, which gets its mark later."""
-        twin = self.site.twin_of(key_of(pod))
-        if twin is None or is_deleting(twin) or virtual_uid(twin) != uid_of(pod):
-            return
-        self.site.reclaimed[uid_of(twin)] = mark
-        await self.site.physical.delete(PODS, twin, grace_seconds=grace_of(pod))
+    async def take_twins(self, reclaim: Reclaim, reason: str, below: Client) -> None:
+        """End twins before their pods, which get their marks later."""
+        mark = disruption(reason, reclaim.terms, self.site.now())
+        for pod in reclaim.delete:
+            twin = self.site.twin_of(key_of(pod))
+            if twin is None or is_deleting(twin) or virtual_uid(twin) != uid_of(pod):
+                continue
+            self.site.reclaimed[uid_of(twin)] = mark
+            try:
+                await below.delete(PODS, twin, grace_seconds=grace_of(pod))
+            except KubeError as error:
+                log.warning("cannot take back", pod=key_of(pod), error=str(error))
+
+    def due(self, existing: Object, now: datetime) -> tuple[Reclaim, str]:
+        """Who has to leave a virtual node by now and why, as far as caches know."""
+        site = self.site
+        pods = [pod for pod in site.pods_on(name_of(existing)) if holds_its_node(pod) and not is_deleting(pod)]
+        if site.is_unbinding:
+            return leaving(pods, self.unbinding_terms(now), now), "Unbound"
+        binding = site.binding()
+        node = next(filter(None, map(site.physical_nodes.store.get, physical_node_of(existing))), None)
+        if binding is None or node is None or not site.is_known or is_another(node, existing):
+            return Reclaim(), ""
+        lease = self.lease(node, existing, binding, now)
+        if lease.state is State.WITHDRAWN:
+            return leaving(pods, earliest([lease.terms, last_terms(existing, now)]), now), lease.reason
+        return reclaim_of(lease, pods, now), lease.reason
 
     def warn(self, node: Object, lease: Lease, now: datetime) -> datetime | None:
         """Say once that a lease is about to end; when to do so, if that is still to come."""

@@ -167,6 +167,7 @@ class VirtualPods:
     async def create(self, pod: Object, binding: Binding, node: str) -> Result | None:
         wanted = pods.twin(pod, binding, node, self.aliases(namespace_of(pod) or ""))
         try:
+            self.check_cordon(node)
             for companion in self.companions:
                 await companion.precede(pod, binding)
             await self.site.physical.create(PODS, wanted)
@@ -179,6 +180,12 @@ class VirtualPods:
             return await self.refused_below(pod, error, node)
         self.site.trouble.priority_class = None
         return None  # it comes by the watch
+
+    def check_cordon(self, name: str) -> None:
+        """Nothing new goes to a node that its owner cordoned, whatever a pod tolerates and whoever would place it."""
+        node = self.site.physical_nodes.store.get(name)
+        if value_at(node, "spec", "unschedulable"):
+            raise NotYet("Cordoned", f"the owner has cordoned the node {name}; the pod runs there once that is undone")
 
     async def adopt(self, pod: Object, wanted: Object, binding: Binding) -> Result | None:
         """The name is taken: by this pod's twin that the cache has yet to see, by a namesake's, or by a stranger."""

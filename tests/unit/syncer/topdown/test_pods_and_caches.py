@@ -9,7 +9,7 @@ from tapestry.apis import keys
 from tapestry.client.client import PatchType
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import is_deleting, named, uid_of, value_at
-from tapestry.kube.resources import PODS
+from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.site import Site
 from tapestry.syncer.topdown.orphans import SECOND_SIGHTING
 from tapestry.syncer.topdown.pods import FRESH
@@ -241,3 +241,20 @@ async def test_rule_3_a_silent_virtual_cluster_ends_no_twin() -> None:
         world.up.mend()
         await world.wait_for_pod(lambda pod: pod["status"].get("message") == "all is well", timeout=300)
         assert uid_of(await world.twin()) == uid_of(twin)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@in_virtual_time
+async def test_nothing_new_goes_to_a_node_that_its_owner_cordoned_whatever_a_pod_tolerates(direct: bool) -> None:
+    world = await a_world(directScheduling=direct)
+    async with world.syncer():
+        await a_running_pod(world, "before")
+        await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": True}})
+        await asyncio.sleep(5)
+        await world.add_pod("after", tolerations=[{"operator": "Exists"}])
+        await world.wait_for_pod(said(keys.MAPPED, "False", "Cordoned"), "after")
+        assert [value_at(twin, "metadata", "annotations", keys.VIRTUAL_POD_NAME) for twin in await world.twins()] == [
+            "before"
+        ]
+        await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": None}})
+        await world.wait_for_pod(MAPPED, "after")

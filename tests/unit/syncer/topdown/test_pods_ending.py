@@ -8,13 +8,15 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.waiting import wait_for
+from tapestry.controller.config import LeaderElection
 from tapestry.kube.objects import is_deleting, named, value_at
-from tapestry.kube.resources import NODES, PODS
+from tapestry.kube.resources import LEASES, NODES, PODS
 from tapestry.syncer.topdown.orphans import SECOND_SIGHTING, SWEEP, SWEEP_LASTS
 
 from ..world import MOUNT, World, a_world, forbidden, in_virtual_time, phase, refusing, said
 
 MAPPED = said(keys.MAPPED, "True", "Mapped")
+ELECTION = LeaderElection(enabled=True, name="syncer")
 TWICE = SECOND_SIGHTING.total_seconds()
 
 
@@ -285,6 +287,42 @@ async def test_where_the_virtual_cluster_cannot_be_told_twins_go_in_time_and_pod
         for name in ("a", "b"):
             await world.wait_until_pod_is_gone(name)
         assert await world.twins() == []
+
+
+@in_virtual_time
+async def test_rule_4_whoever_led_last_frees_nodes_in_time_while_nobody_reaches_the_virtual_cluster() -> None:
+    world = await a_world()
+    async with world.syncer(leader_election=ELECTION) as site:
+        await a_running_pod(world)
+        world.up.cut()
+        await asyncio.sleep(3600)
+        assert site.manager.elector is not None
+        assert not site.manager.elector.leading
+        await world.change_pod({"metadata": {"labels": {"any": "change"}}})
+        assert not is_deleting(await world.twin())
+        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await world.wait_for_twin(is_deleting, timeout=2)
+        await world.stop()
+        world.up.mend()
+        marked = await world.wait_for_pod(is_deleting, timeout=300)
+        assert said("DisruptionTarget", "True", "Reclaimed")(marked)
+        await world.wait_until_pod_is_gone()
+
+
+@in_virtual_time
+async def test_rule_4_whoever_knows_of_another_leader_ends_no_twin() -> None:
+    world = await a_world()
+    async with world.syncer(leader_election=ELECTION):
+        await a_running_pod(world)
+        lease = await world.virtual.get(LEASES, "syncer", "default")
+        spec = {**lease["spec"], "holderIdentity": "another", "leaseDurationSeconds": 3600}
+        await world.virtual.replace(LEASES, {**lease, "spec": spec})
+        await asyncio.sleep(30)
+        world.up.cut()
+        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await asyncio.sleep(600)
+        assert not is_deleting(await world.twin())
+        world.up.mend()
 
 
 @in_virtual_time
