@@ -1,33 +1,38 @@
-"""The store: what readers, writers and watchers are promised."""
+"""The store: the promises of every store, kept in memory and on a disk, and what is so of a log alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry.apiserver.storage.file import FileLog
+from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.log import Entry, Key, Log, LogError
 from tapestry.apiserver.storage.memory import MemoryLog
-from tapestry.apiserver.storage.store import Compacted, Event, Make, Stale, Store, Subscription, Version, change
+from tapestry.apiserver.storage.store import Event, Version, change
+from tapestry.apiserver.storage.values import unversioned, versioned
 
-PODS = "pods"
-
-
-def key(name: str, namespace: str = "default") -> Key:
-    return Key(PODS, namespace, name)
-
-
-def text(content: str, **labels: str) -> Make:
-    return lambda revision: (f"{content}@{revision}".encode(), labels)
+from .promises import (
+    PODS,
+    PROMISES,
+    STEPS,
+    Promise,
+    Step,
+    check_that_watches_lead_from_the_past_to_the_present,
+    key,
+    said,
+    text,
+)
 
 
 @asynccontextmanager
-async def at_work(log: Log) -> AsyncIterator[Store]:
-    store = Store(log)
+async def at_work(log: Log) -> AsyncIterator[LocalStore]:
+    store = LocalStore(log)
     store.load(lambda _: {})
     async with asyncio.TaskGroup() as group:
         running = group.create_task(store.run())
@@ -39,9 +44,29 @@ async def at_work(log: Log) -> AsyncIterator[Store]:
 
 
 @asynccontextmanager
-async def a_store() -> AsyncIterator[Store]:
+async def a_store() -> AsyncIterator[LocalStore]:
     async with at_work(MemoryLog()) as store:
         yield store
+
+
+@pytest.mark.parametrize("check", PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("backend", ["memory", "file"])
+async def test_a_store_keeps_its_promise(backend: str, check: Promise, tmp_path: Path) -> None:
+    async with at_work(FileLog(tmp_path) if backend == "file" else MemoryLog()) as store:
+        await check(store)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS, st.integers(0, 25))
+def test_the_past_is_what_was_there_and_watches_lead_from_it_to_the_present(steps: list[Step], since: int) -> None:
+    async def story() -> None:
+        async with a_store() as store:
+            await check_that_watches_lead_from_the_past_to_the_present(store, steps, since)
+
+    asyncio.run(story())
+
+
+# -- a log
 
 
 class Held(MemoryLog):
@@ -64,28 +89,6 @@ class Failing(MemoryLog):
     def append(self, entries: Sequence[Entry]) -> None:
         if self.is_full:
             raise LogError("the disk is full")
-
-
-async def test_every_write_has_a_revision_of_its_own_and_readers_see_the_newest() -> None:
-    async with a_store() as store:
-        first = await store.put(key("a"), None, text("one"))
-        second = await store.put(key("a"), first, text("two"))
-        assert (first.revision, second.revision) == (1, 2)
-        assert store.get(*key("a")) is second
-        assert second.raw == b"two@2"
-        assert store.revision == 2
-
-
-async def test_a_write_that_expects_another_version_is_stale() -> None:
-    async with a_store() as store:
-        first = await store.put(key("a"), None, text("one"))
-        await store.put(key("a"), first, text("two"))
-        with pytest.raises(Stale):
-            await store.put(key("a"), first, text("three"))
-        with pytest.raises(Stale):
-            await store.put(key("a"), None, text("again"))
-        with pytest.raises(Stale):
-            await store.delete(key("b"), first, text("gone"))
 
 
 async def test_what_is_not_durable_yet_is_seen_by_the_next_writer_and_by_no_reader() -> None:
@@ -130,52 +133,6 @@ async def test_what_was_built_on_a_write_that_failed_fails_with_it() -> None:
         assert store.every(PODS) == []
 
 
-async def test_a_list_is_by_namespace_and_name_whatever_the_order_of_writing() -> None:
-    async with a_store() as store:
-        for namespace, name in (("b", "x"), ("a", "z"), ("a", "y"), ("a-b", "w")):
-            await store.put(key(name, namespace), None, text(name))
-        assert [(each.key.namespace, each.key.name) for each in store.every(PODS)] == [
-            ("a", "y"),
-            ("a", "z"),
-            ("a-b", "w"),
-            ("b", "x"),
-        ]
-        assert [each.key.name for each in store.every(PODS, "a")] == ["y", "z"]
-
-
-async def test_a_watch_is_told_of_every_change_after_its_revision_once_and_in_order() -> None:
-    async with a_store() as store:
-        first = await store.put(key("a"), None, text("one"))
-        second = await store.put(key("a"), first, text("two"))
-        watching = store.watch(PODS, after=1)
-        await store.delete(key("a"), second, text("gone"))
-        await store.put(key("b"), None, text("new"))
-        events = await watching.take()
-        assert [(event.revision, event.raw) for event in events] == [(2, b"two@2"), (3, b"gone@3"), (4, b"new@4")]
-
-
-async def test_a_watch_of_a_namespace_or_a_name_is_told_of_no_other() -> None:
-    async with a_store() as store:
-        here, this = store.watch(PODS, "here"), store.watch(PODS, "here", "a")
-        await store.put(key("a", "there"), None, text("x"))
-        await store.put(key("b", "here"), None, text("x"))
-        await store.put(key("a", "here"), None, text("x"))
-        assert [event.revision for event in await here.take()] == [2, 3]
-        assert [event.revision for event in await this.take()] == [3]
-
-
-async def test_what_is_forgotten_cannot_be_watched_or_listed() -> None:
-    async with a_store() as store:
-        first = await store.put(key("a"), None, text("one"))
-        await store.put(key("a"), first, text("two"))
-        store.forget_events(1)
-        assert [event.revision for event in await store.watch(PODS, after=1).take()] == [2]
-        with pytest.raises(Compacted):
-            store.watch(PODS, after=0)
-        with pytest.raises(Compacted):
-            store.every_at(PODS, "", 0)
-
-
 async def test_a_watcher_that_is_too_far_behind_is_dropped_and_nobody_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,17 +146,8 @@ async def test_a_watcher_that_is_too_far_behind_is_dropped_and_nobody_waits_for_
         assert store.count(PODS) == 5
 
 
-async def test_a_revision_that_is_yet_to_come_is_waited_for() -> None:
-    async with a_store() as store:
-        waiting = asyncio.create_task(store.wait_for(1, 10))
-        await asyncio.sleep(0)
-        await store.put(key("a"), None, text("one"))
-        assert await waiting
-        assert not await store.wait_for(2, 0.01)
-
-
 def test_a_change_is_what_it_is_to_whoever_sees_only_some() -> None:
-    old, new = (Version(key("a"), number, b"", {"app": app}, 1) for number, app in ((1, "x"), (2, "y")))
+    old, new = (Version(key("a"), number, b"", {"app": app}) for number, app in ((1, "x"), (2, "y")))
     event = Event(2, old, new, b"")
     assert change(event, lambda version: version.labels["app"] == "y") == "ADDED"
     assert change(event, lambda version: version.labels["app"] == "x") == "DELETED"
@@ -207,44 +155,41 @@ def test_a_change_is_what_it_is_to_whoever_sees_only_some() -> None:
     assert change(event, lambda _: False) is None
 
 
-Step = tuple[str, int]
-STEPS = st.lists(st.tuples(st.sampled_from(["put", "delete"]), st.integers(0, 3)), max_size=25)
+async def test_events_that_nobody_has_repeated_for_long_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapestry.apiserver.storage.local.EVENT_SECONDS", 0.05)
+    async with a_store() as store:
+        watching = store.watch("events")
+        pod = await store.put(key("a"), None, text("one"))
+        made = await store.put(Key("events", "default", "e"), None, text("scheduled"))
+        [came] = await watching.take()
+        [gone] = await watching.take()
+        assert (came.new, gone.old, gone.new) == (made, made, None)
+        assert said(gone.raw) == ("scheduled", gone.revision)
+        assert store.every(PODS) == [pod]
 
 
-@settings(max_examples=150, deadline=None)
-@given(STEPS, st.integers(0, 25))
-def test_the_past_is_what_was_there_and_watches_lead_from_it_to_the_present(steps: list[Step], since: int) -> None:
-    async def story() -> None:
-        async with a_store() as store:
-            past: list[dict[str, bytes]] = [{}]
-            for what, number in steps:
-                await take(store, what, f"p{number}", past)
-            at = min(since, store.revision)
-            assert {each.key.name: each.raw for each in store.every_at(PODS, "", at)} == past[at]
-            state = dict(past[at])
-            for event in drained(store.watch(PODS, after=at)):
-                name = event.shown.key.name
-                if event.new is None:
-                    del state[name]
-                else:
-                    state[name] = event.new.raw
-            assert state == past[-1]
-
-    asyncio.run(story())
+async def test_an_event_that_is_repeated_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapestry.apiserver.storage.local.EVENT_SECONDS", 0.05)
+    async with a_store() as store:
+        watching = store.watch("events")
+        first = await store.put(Key("events", "default", "a"), None, text("once"))
+        kept = await store.put(Key("events", "default", "b"), None, text("again"))
+        while store.get(*first.key) is not None:
+            kept = await store.put(kept.key, kept, text("again"))
+            await watching.take()
+        assert store.every("events") == [kept]
 
 
-async def take(store: Store, what: str, name: str, past: list[dict[str, bytes]]) -> None:
-    head = store.head(*key(name))
-    if what == "put":
-        version = await store.put(key(name), head, text(name))
-        past.append({**past[-1], name: version.raw})
-    elif head is not None:
-        await store.delete(key(name), head, text("gone"))
-        past.append({each: raw for each, raw in past[-1].items() if each != name})
-
-
-def drained(subscription: Subscription) -> Iterator[Event]:
-    yield from subscription._events
+@given(st.dictionaries(st.text(), st.recursive(st.text() | st.integers(-(2**53), 2**53), st.lists)), st.integers(1))
+def test_the_version_of_an_object_is_changed_and_nothing_else_is(fields: dict[str, object], revision: int) -> None:
+    obj = {"kind": "Pod", **fields, "apiVersion": "v1", "metadata": {"uid": "1", "labels": {"a": "b"}}}
+    raw, labels = versioned(msgspec.json.encode(obj), revision)
+    assert raw.startswith(b'{"apiVersion":')
+    assert labels == {"a": "b"}
+    metadata = {"uid": "1", "labels": {"a": "b"}, "resourceVersion": str(revision)}
+    assert msgspec.json.decode(raw) == {**obj, "metadata": metadata}
+    assert versioned(raw, 7)[0] == versioned(unversioned(raw), 7)[0]
+    assert msgspec.json.decode(unversioned(raw)) == obj
 
 
 # -- on a disk
@@ -256,7 +201,7 @@ async def test_what_was_acknowledged_is_there_after_the_process_is_gone(tmp_path
         await store.put(key("b"), None, text("two"))
         await store.delete(key("a"), first, text("gone"))
     async with at_work(FileLog(tmp_path)) as store:
-        assert [(each.key.name, each.raw, each.revision) for each in store.every(PODS)] == [("b", b"two@2", 2)]
+        assert [(each.key.name, said(each.raw), each.revision) for each in store.every(PODS)] == [("b", ("two", 2), 2)]
         assert (await store.put(key("c"), None, text("three"))).revision == 4, "3 was the deletion"
 
 
@@ -298,14 +243,3 @@ def test_a_file_that_is_no_database_is_refused_with_advice(tmp_path: Path) -> No
     (tmp_path / "tapestry.db").write_bytes(b"not a database at all" * 100)
     with pytest.raises(LogError, match="restore a backup"):
         FileLog(tmp_path)
-
-
-async def test_a_copy_of_a_log_in_use_is_whole(tmp_path: Path) -> None:
-    log = FileLog(tmp_path / "here")
-    (tmp_path / "there").mkdir()
-    async with at_work(log) as store:
-        await store.put(key("a"), None, text("one"))
-        log.copy_to(tmp_path / "there" / "tapestry.db")
-    copy = FileLog(tmp_path / "there")
-    assert [entry.raw for entry in copy.load()[1]] == [b"one@1"]
-    copy.close()

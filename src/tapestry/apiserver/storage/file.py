@@ -4,9 +4,11 @@ A transaction holds every write that waited for it.  When it returns, all of the
 FULL).  The highest revision is kept beside the objects: a deleted object's must not be given out again.
 """
 
+import fcntl
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import apsw
@@ -14,6 +16,7 @@ import apsw
 from tapestry.apiserver.storage.log import Entry, Key, LogError
 
 NAME = "tapestry.db"
+LOCK = "lock"
 VERSION = 1
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
@@ -28,32 +31,49 @@ PUT = "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)"
 DELETE = "DELETE FROM objects WHERE resource = ? AND namespace = ? AND name = ?"
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """The right to write below `folder`, which one process has at a time.  Others may read meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LogError(f"{folder / NAME}: another process has it open; stop that one first") from None
+        yield
+
+
 class FileLog:
-    """Opens, or makes, the file below `folder`; no other process may have it open."""
+    """Opens, or makes, the file below `folder`; no other process may have it open to write."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = folder / NAME
+        self._held = ExitStack()
+        self._held.enter_context(writing(folder))
         try:
             self._connection = self._opened()
-        except apsw.BusyError as error:
-            raise LogError(f"{self.path}: another process has it open; stop that one first") from error
+        except apsw.FullError as error:
+            self._held.close()
+            raise LogError(f"{self.path}: the disk is full; make room and start again") from error
         except apsw.Error as error:
+            self._held.close()
             raise LogError(f"{self.path}: {error}; restore a backup, or move the file away to start empty") from error
+        except LogError:
+            self._held.close()
+            raise
 
     def _opened(self) -> apsw.Connection:
         connection = apsw.Connection(str(self.path))
         os.chmod(self.path, 0o600)
-        connection.pragma("locking_mode", "EXCLUSIVE")
         connection.pragma("journal_mode", "WAL")
         connection.pragma("synchronous", "FULL")
         found = connection.pragma("user_version")
-        if found not in (0, VERSION):
+        if found == 0:
+            with connection:
+                connection.execute(SCHEMA)
+            connection.pragma("user_version", VERSION)
+        elif found != VERSION:
             raise LogError(f"{self.path}: is of version {found}, and this program reads version {VERSION}")
-        connection.execute("BEGIN EXCLUSIVE")
-        connection.execute(SCHEMA)
-        connection.execute("COMMIT")
-        connection.pragma("user_version", VERSION)
         return connection
 
     def load(self) -> tuple[int, Iterator[Entry]]:
@@ -100,13 +120,6 @@ class FileLog:
         else:
             self._connection.execute(PUT, (*entry.key, entry.revision, zlib.crc32(entry.raw), entry.raw))
 
-    def copy_to(self, path: Path) -> None:
-        """A consistent copy, made while the log is in use."""
-        target = apsw.Connection(str(path))
-        with target.backup("main", self._connection, "main") as backup:
-            while not backup.done:
-                backup.step(1000)
-        target.close()
-
     def close(self) -> None:
         self._connection.close()
+        self._held.close()

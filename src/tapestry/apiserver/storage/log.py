@@ -24,6 +24,14 @@ class LogError(Exception):
     """The log could not take a write, or does not hold what was written.  It says where and what to do."""
 
 
+class Unreachable(LogError):
+    """Where objects are kept is not to be reached now.  Nothing was written."""
+
+
+class OutcomeUnknown(LogError):
+    """A write was begun, and nobody can say whether it was made."""
+
+
 class Log(Protocol):
     """Keeps writes.  Called from one thread at a time."""
 

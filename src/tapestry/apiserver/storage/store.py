@@ -1,30 +1,33 @@
 """The store: every object as it is now, what happened lately, and who wants to know of it.
 
-All of it lives in one event loop.  A write is checked and given its revision at once, waits with others for the log,
-and is seen by readers and watchers when it is durable and not before.  Writes build on each other while they wait: the
-log keeps them in order, so whoever is answered has everything that came before his write on the disk, too.
+All of it lives in one event loop, and all of it is the same wherever objects are kept.  Who writes is another matter:
+`LocalStore` (`local`) gives out revisions itself and has a log to make writes durable, `EtcdStore` (`etcd`) has etcd
+do both and learns from it what others wrote.  Either way a write is seen by readers and watchers when it is durable and
+not before.
 
-    head         as the next writer finds it: writes that are still on their way to the log included
-    get, every   as readers find it: only what is durable
-    watch        every change from a revision on, in order, each exactly once
+    head             as the next writer finds it
+    get, every       as readers find it: only what is durable
+    watch            every change from a revision on, in order, each exactly once
+    wait_for_latest  until readers see all that was ever acknowledged, also by another server
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tapestry.apiserver.storage.log import Entry, Key, Log, LogError
+from tapestry.apiserver.storage.log import Key
 from tapestry.kube.objects import Object
 
 LONGEST_BACKLOG = 20_000
 """Events that a watcher may be behind before it is dropped."""
 MOST_EVENTS = 100_000
 """Events that are remembered of one resource, at most."""
-FULLEST_BATCH = 512
+EVENTS, EVENT_SECONDS = "events", 3600.0
+"""The resource whose objects are not kept for ever, and how long after their last change they go."""
 
 
 class Stale(Exception):
@@ -48,8 +51,6 @@ class Version:
     raw: bytes
     """The object in JSON, as it is served."""
     labels: Object
-    created: int
-    """The revision at which the object came."""
 
 
 @dataclass(slots=True)
@@ -71,13 +72,14 @@ class Event:
 
 
 class Subscription:
-    """One watcher: events from its revision on.  It is dropped, not waited for, when it falls too far behind."""
+    """One watcher: events after its revision.  It is dropped, not waited for, when it falls too far behind."""
 
-    __slots__ = ("_events", "_wake", "dropped", "name", "namespace")
+    __slots__ = ("_after", "_events", "_wake", "dropped", "name", "namespace")
 
-    def __init__(self, namespace: str, name: str, events: Sequence[Event]) -> None:
+    def __init__(self, namespace: str, name: str, after: int, events: Sequence[Event]) -> None:
         self.namespace, self.name = namespace, name
         self.dropped = False
+        self._after = after
         self._events = deque(events)
         self._wake = asyncio.Event()
         if events:
@@ -85,11 +87,20 @@ class Subscription:
 
     def push(self, event: Event) -> None:
         if len(self._events) >= LONGEST_BACKLOG:
-            self.dropped = True
-            self._events.clear()
-        elif not self.dropped:
+            self.drop()
+        elif not self.dropped and event.revision > self._after:  # another server may have told him of this one
             self._events.append(event)
+            self._wake.set()
+
+    def drop(self) -> None:
+        self.dropped = True
+        self._events.clear()
         self._wake.set()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something has happened that was not taken yet."""
+        return bool(self._events)
 
     async def take(self) -> list[Event]:
         """What has happened since the last time; waits until something has.  Empty once the subscription is dropped."""
@@ -104,8 +115,6 @@ class Subscription:
 class Shelf:
     """The objects of one resource and their recent past."""
 
-    heads: dict[tuple[str, str], Version | None] = field(default_factory=dict)
-    """Where the next writer finds something else than readers do; None is a deletion on its way."""
     objects: dict[tuple[str, str], Version] = field(default_factory=dict)
     order: list[tuple[str, str]] | None = None
     events: deque[Event] = field(default_factory=deque)
@@ -121,45 +130,34 @@ class Shelf:
             self.order = sorted(self.objects)
         return self.order
 
+    def restock(self, objects: dict[tuple[str, str], Version], revision: int) -> None:
+        """Have just these from now on.  How it came to that is not known, hence watchers are dropped."""
+        before, self.objects = self.objects, objects
+        self.order, self.events = None, deque()
+        self.compacted = self.changed = revision
+        for subscription in self.subscriptions:
+            subscription.drop()
+        if self.listeners:
+            for event in differences(before, objects, revision):
+                for listener in self.listeners:
+                    listener(event)
+
 
 Make = Callable[[int], tuple[bytes, Object]]
 """The object in JSON with the revision in it, and its labels."""
 
 
-@dataclass(slots=True)
-class Write:
-    key: Key
-    entry: Entry
-    event: Event
-    done: asyncio.Future[None]
+class Store(ABC):
+    """Objects by resource, namespace and name.  `run` must be running for writes to be made and seen."""
 
-
-class Store:
-    """Objects by resource, namespace and name.  `run` must be running for writes to become durable."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self) -> None:
         self._shelves: dict[str, Shelf] = {}
-        self._writes: deque[Write] = deque()
-        self._under_way: dict[Key, Write] = {}
         self._moved: asyncio.Future[None] | None = None
-        self._wake = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="log")
-        self._given = 0
+        self._forgotten = 0
         self.revision = 0
         """The newest revision that readers see."""
-
-    def load(self, read: Callable[[bytes], Object]) -> None:
-        """Fill the store from its log; `read` gives an object's labels."""
-        latest, entries = self._log.load()
-        for revision, key, raw in entries:
-            assert raw is not None
-            shelf = self._shelf(key.resource)
-            shelf.objects[key.namespace, key.name] = Version(key, revision, raw, read(raw), revision)
-            shelf.changed = revision
-        for shelf in self._shelves.values():
-            shelf.compacted = latest
-        self._given = self.revision = latest
+        self.failure = ""
+        """Why the last write could not be kept; empty if it was."""
 
     # -- reading
 
@@ -200,6 +198,19 @@ class Store:
     def resources(self) -> Iterator[str]:
         return (name for name, shelf in self._shelves.items() if shelf.objects)
 
+    async def wait_for(self, revision: int, seconds: float) -> bool:
+        """Whether readers see the revision, now or within that time."""
+        if self.revision >= revision:
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                while self.revision < revision:
+                    self._moved = self._moved or asyncio.get_running_loop().create_future()
+                    await asyncio.shield(self._moved)
+        except TimeoutError:
+            return False
+        return True
+
     # -- watching
 
     def watch(self, resource: str, namespace: str = "", name: str = "", *, after: int | None = None) -> Subscription:
@@ -210,7 +221,7 @@ class Store:
             if after < shelf.compacted:
                 raise Compacted(shelf.compacted)
             missed = [each for each in shelf.events if each.revision > after and concerns(each, namespace, name)]
-        subscription = Subscription(namespace, name, missed)
+        subscription = Subscription(namespace, name, after or 0, missed)
         shelf.subscriptions.add(subscription)
         return subscription
 
@@ -223,6 +234,7 @@ class Store:
 
     def forget_events(self, before: int) -> None:
         """Forget what happened up to a revision."""
+        self._forgotten = max(self._forgotten, before)
         for shelf in self._shelves.values():
             while shelf.events and shelf.events[0].revision <= before:
                 shelf.compacted = shelf.events.popleft().revision
@@ -230,134 +242,90 @@ class Store:
 
     # -- writing
 
+    @abstractmethod
     def head(self, resource: str, namespace: str, name: str) -> Version | None:
         """The object as the next write finds it."""
-        shelf = self._shelf(resource)
-        key = (namespace, name)
-        return shelf.heads[key] if key in shelf.heads else shelf.objects.get(key)
 
+    @abstractmethod
     async def put(self, key: Key, expected: Version | None, make: Make) -> Version:
         """Have the object as `make` makes it, in the place of `expected` and of nothing else.  Raises Stale.
 
-        When this returns, the object is durable.  Raises LogError when nobody can say that it ever will be.
+        When this returns, the object is durable, and readers see it.  Raises LogError when nobody can say so.
         """
-        self._expect(key, expected)
-        revision = self._next()
-        raw, labels = make(revision)
-        version = Version(key, revision, raw, labels, expected.created if expected else revision)
-        await self._write(key, version, Event(revision, expected, version, raw))
-        return version
 
+    @abstractmethod
     async def delete(self, key: Key, expected: Version, make: Make) -> Version:
-        """Have `expected` no more; `make` gives it a last time, as the event shows it.  Raises Stale."""
-        self._expect(key, expected)
-        revision = self._next()
-        raw, labels = make(revision)
-        await self._write(key, None, Event(revision, expected, None, raw))
-        return Version(key, revision, raw, labels, expected.created)
+        """Have `expected` no more; `make` gives it a last time.  Raises Stale and LogError, as `put` does."""
 
-    def _expect(self, key: Key, expected: Version | None) -> None:
-        if self.head(*key) is not expected:
-            raise Stale
-
-    def _next(self) -> int:
-        self._given += 1
-        return self._given
-
-    async def _write(self, key: Key, version: Version | None, event: Event) -> None:
-        entry = Entry(event.revision, key, version.raw if version is not None else None)
-        write = Write(key, entry, event, asyncio.get_running_loop().create_future())
-        self._shelf(key.resource).heads[key.namespace, key.name] = version
-        self._writes.append(write)
-        self._wake.set()
-        await asyncio.shield(write.done)  # whoever asked may go away; what was begun is finished
-
+    @abstractmethod
     async def settled(self, key: Key) -> None:
         """Wait until what the next writer finds under `key` is durable."""
-        waiting = next((write for write in reversed(self._writes) if write.key == key), None) or self._under_way.get(
-            key
-        )
-        if waiting is not None:
-            await asyncio.shield(waiting.done)
 
-    async def wait_for(self, revision: int, seconds: float) -> bool:
-        """Whether readers see the revision, now or within that time."""
-        try:
-            async with asyncio.timeout(seconds):
-                while self.revision < revision:
-                    self._moved = self._moved or asyncio.get_running_loop().create_future()
-                    await asyncio.shield(self._moved)
-        except TimeoutError:
-            return False
-        return True
+    @abstractmethod
+    async def wait_for_latest(self) -> None:
+        """Wait until readers see every write that was acknowledged before this was called.  Raises LogError."""
 
+    @abstractmethod
     async def run(self) -> None:
-        """Take writes to the log, as many at a time as wait there, until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._writes:
-                batch = [self._writes.popleft() for _ in range(min(len(self._writes), FULLEST_BATCH))]
-                self._under_way = {write.key: write for write in batch}
-                try:
-                    await loop.run_in_executor(self._thread, self._log.append, [write.entry for write in batch])
-                except LogError as error:
-                    self._fail([*batch, *self._writes], error)
-                else:
-                    self._publish(batch)
+        """Have writes made and seen, until cancelled."""
 
-    def close(self) -> None:
-        self._thread.shutdown()
-        self._log.close()
+    # -- for those who write
 
-    def _publish(self, batch: Sequence[Write]) -> None:
-        """The batch is durable: let readers and watchers see it, in its order."""
-        for write in batch:
-            shelf, event = self._shelf(write.key.resource), write.event
-            at = write.key.namespace, write.key.name
-            if event.new is None:
-                del shelf.objects[at]
+    def _fill(self, versions: Iterable[Version], revision: int) -> None:
+        """Have just these objects, as they are at a revision."""
+        found: dict[str, dict[tuple[str, str], Version]] = {}
+        for version in versions:
+            resource, namespace, name = version.key
+            found.setdefault(resource, {})[namespace, name] = version
+        self._forgotten = revision
+        for resource in {*self._shelves, *found}:
+            self._shelf(resource).restock(found.get(resource, {}), revision)
+        self._reach(revision)
+
+    def _show(self, key: Key, event: Event) -> None:
+        """Let readers and watchers see a change; `_reach` comes after all that happened at a revision."""
+        resource, namespace, name = key
+        shelf, at = self._shelf(resource), (namespace, name)
+        if event.new is None:
+            del shelf.objects[at]
+            shelf.order = None
+        else:
+            if at not in shelf.objects:
                 shelf.order = None
-            else:
-                if at not in shelf.objects:
-                    shelf.order = None
-                shelf.objects[at] = event.new
-            if shelf.heads.get(at) is event.new:
-                shelf.heads.pop(at, None)
-            self.revision = shelf.changed = event.revision
-            self._remember(shelf, event)
-            for listener in shelf.listeners:
-                listener(event)
-            for subscription in shelf.subscriptions:
-                if concerns(event, subscription.namespace, subscription.name):
-                    subscription.push(event)
-            if not write.done.done():
-                write.done.set_result(None)
-        self._under_way = {}
+            shelf.objects[at] = event.new
+        shelf.changed = event.revision
+        shelf.events.append(event)
+        if len(shelf.events) > MOST_EVENTS:
+            shelf.compacted = shelf.events.popleft().revision
+        for listener in shelf.listeners:
+            listener(event)
+        for subscription in shelf.subscriptions:
+            if concerns(event, subscription.namespace, subscription.name):
+                subscription.push(event)
+
+    def _reach(self, revision: int) -> None:
+        """Readers see everything that happened up to a revision."""
+        self.revision = revision
         if self._moved is not None:
             self._moved.set_result(None)
             self._moved = None
 
-    def _remember(self, shelf: Shelf, event: Event) -> None:
-        shelf.events.append(event)
-        if len(shelf.events) > MOST_EVENTS:
-            shelf.compacted = shelf.events.popleft().revision
-
-    def _fail(self, writes: Sequence[Write], error: LogError) -> None:
-        """None of these happened, nor what was built on them; their revisions are not given out again."""
-        self._writes.clear()
-        self._under_way = {}
-        for write in writes:
-            self._shelf(write.key.resource).heads.pop((write.key.namespace, write.key.name), None)
-            if not write.done.done():
-                write.done.set_exception(error)
-
     def _shelf(self, resource: str) -> Shelf:
         shelf = self._shelves.get(resource)
         if shelf is None:
-            shelf = self._shelves[resource] = Shelf(compacted=self.revision)
+            shelf = self._shelves[resource] = Shelf(compacted=self._forgotten)
         return shelf
+
+
+def differences(
+    before: Mapping[tuple[str, str], Version], after: Mapping[tuple[str, str], Version], revision: int
+) -> Iterator[Event]:
+    for at in before.keys() - after.keys():
+        yield Event(revision, before[at], None, before[at].raw)
+    for at, new in after.items():
+        old = before.get(at)
+        if old is None or old.revision != new.revision:
+            yield Event(revision, old, new, new.raw)
 
 
 def concerns(event: Event, namespace: str, name: str) -> bool:

@@ -1,0 +1,236 @@
+"""What can be done with a data folder from outside, while a server writes to it or not: copied, put back, checked.
+
+An archive is a tar file with the objects as they were at one revision and with the keys beside them: without those a
+restored server would not know the tokens and certificates that it gave out.
+"""
+
+import io
+import os
+import re
+import tarfile
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import apsw
+import msgspec
+
+from tapestry.apiserver.storage.file import NAME, VERSION, writing
+from tapestry.apiserver.storage.log import Entry, Key, LogError
+
+KEYS = "pki"
+LEAP = 1_000_000
+"""By how much revisions go on after a restore: none that somebody may have seen since is given out again."""
+ROWS = "SELECT resource, namespace, name, revision, checksum, raw FROM objects ORDER BY resource, namespace, name"
+MEMBER = re.compile(rf"{re.escape(NAME)}|{KEYS}/[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Finding(NamedTuple):
+    """Something that is not as a server would have written it."""
+
+    key: Key
+    """Empty where it is not about one object."""
+    why: str
+
+    def __str__(self) -> str:
+        resource, namespace, name = self.key
+        return f"{resource} {namespace}/{name}: {self.why}" if resource else self.why
+
+
+class Row(NamedTuple):
+    key: Key
+    revision: int
+    checksum: int
+    raw: bytes
+
+    @property
+    def is_as_written(self) -> bool:
+        return zlib.crc32(self.raw) == self.checksum
+
+
+def back_up(folder: Path, archive: Path) -> int:
+    """Write an archive of the folder as it is at one revision, which is returned; a server may go on meanwhile."""
+    with TemporaryDirectory(dir=archive.parent, prefix=".backup-") as name:
+        copy = Path(name) / NAME
+        with closing(opened(folder / NAME)) as connection:
+            connection.execute("VACUUM INTO ?", (str(copy),))
+        with closing(opened(copy)) as connection:
+            revision = latest(connection)
+            for row in rows(connection):
+                if not row.is_as_written:
+                    raise LogError(f"{folder / NAME}: {Finding(row.key, NOT_AS_WRITTEN)}; see `apiserver check`")
+        made = Path(name) / "archive"
+        with tarfile.open(made, "w") as tar:
+            tar.add(copy, NAME)
+            for path in sorted((folder / KEYS).glob("*")):
+                tar.add(path, f"{KEYS}/{path.name}")
+        os.chmod(made, 0o600)
+        synced(made)
+        made.replace(archive)
+        synced(archive.parent)
+    return revision
+
+
+def restore(archive: Path, folder: Path) -> int:
+    """Have the folder as an archive has it; returns the revision it begins with.  What was there is kept beside it."""
+    with TemporaryDirectory(dir=folder.absolute().parent, prefix=".restore-") as name:
+        fresh = Path(name) / "data"
+        (fresh / KEYS).mkdir(parents=True, mode=0o700)
+        fresh.chmod(0o700)
+        unpack(archive, fresh)
+        if found := check(fresh):
+            raise LogError(f"{archive}: {found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}")
+        with closing(apsw.Connection(str(fresh / NAME))) as connection:
+            connection.execute("UPDATE latest SET revision = revision + ?", (LEAP,))
+            revision = latest(connection)
+        for path in (fresh / NAME, fresh):
+            synced(path)
+        with writing(folder):
+            if any(path.name != "lock" for path in folder.iterdir()):
+                folder.rename(folder.with_name(f"{folder.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"))
+            else:
+                (folder / "lock").unlink()
+                folder.rmdir()
+            fresh.rename(folder)
+    synced(folder.absolute().parent)
+    return revision
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if not member.isfile() or not MEMBER.fullmatch(member.name):
+                    raise LogError(f"{archive}: {member.name!r} does not belong into an archive of ours")
+                content = tar.extractfile(member) or io.BytesIO()
+                path = folder / member.name
+                path.touch(mode=0o600)
+                path.write_bytes(content.read())
+    except tarfile.TarError as error:
+        raise LogError(f"{archive}: is no archive: {error}") from error
+    if not (folder / NAME).exists():
+        raise LogError(f"{archive}: has no {NAME} in it")
+
+
+def check(folder: Path) -> list[Finding]:
+    """Everything below `folder` that is not as a server would have written it."""
+    found: list[Finding] = []
+    try:
+        with closing(opened(folder / NAME)) as connection, connection:  # one transaction: one moment
+            damage = [text for (text,) in connection.execute("PRAGMA integrity_check") if text != "ok"]
+            found += [Finding(NOBODY, text) for text in damage]
+            if not damage:
+                found += [*about_all(connection), *(each for row in rows(connection) for each in about(row))]
+    except apsw.Error as error:
+        found.append(Finding(NOBODY, f"{folder / NAME}: {error}"))
+    return found
+
+
+NOBODY = Key("", "", "")
+NOT_AS_WRITTEN = "is not what was written"
+
+
+def about_all(connection: apsw.Connection) -> Iterator[Finding]:
+    last = latest(connection)
+    revisions, uids = Counter[int](), Counter[str]()
+    for row in rows(connection):
+        revisions[row.revision] += 1
+        uid = identity(row).get("uid", "")
+        uids[uid] += 1
+        if row.revision > last:
+            yield Finding(row.key, f"revision {row.revision} is beyond the last one given out, {last}")
+        if revisions[row.revision] > 1:
+            yield Finding(row.key, f"revision {row.revision} was given out twice")
+        if uid and uids[uid] > 1:
+            yield Finding(row.key, f"uid {uid} is another object's")
+
+
+def about(row: Row) -> Iterator[Finding]:
+    if not row.is_as_written:
+        yield Finding(row.key, NOT_AS_WRITTEN)
+        return
+    metadata = identity(row)
+    said = metadata.get("namespace", ""), metadata.get("name", "")
+    if said != (row.key.namespace, row.key.name):
+        yield Finding(row.key, f"says that it is {'/'.join(said)}")
+    if metadata.get("resourceVersion") != str(row.revision):
+        yield Finding(row.key, f"says that it is of revision {metadata.get('resourceVersion')}, not {row.revision}")
+
+
+def identity(row: Row) -> dict[str, Any]:
+    """The object's metadata; empty where nobody can read them."""
+    try:
+        found = msgspec.json.decode(row.raw)["metadata"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def repair(folder: Path) -> list[Key]:
+    """Take what cannot be read out of the way, into a file beside the objects; the rest stays as it is."""
+    with writing(folder), closing(opened(folder / NAME)) as connection:
+        lost = [row for row in rows(connection) if not row.is_as_written]
+        if not lost:
+            return []
+        aside = folder / f"removed-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        aside.touch(mode=0o600)
+        aside.write_bytes(msgspec.json.Encoder().encode_lines([{"key": row.key, "raw": row.raw} for row in lost]))
+        synced(aside)
+        with connection:
+            for row in lost:
+                connection.execute("DELETE FROM objects WHERE resource = ? AND namespace = ? AND name = ?", row.key)
+        return [row.key for row in lost]
+
+
+def entries(folder: Path, resources: Sequence[str] = ()) -> Iterator[Entry]:
+    """The objects at one revision, by resource, namespace and name; of some resources or of all."""
+    try:
+        with closing(opened(folder / NAME)) as connection, connection:
+            for row in rows(connection):
+                if not resources or row.key.resource in resources:
+                    if not row.is_as_written:
+                        raise LogError(f"{folder / NAME}: {Finding(row.key, NOT_AS_WRITTEN)}; see `apiserver check`")
+                    yield Entry(row.revision, row.key, row.raw)
+    except apsw.Error as error:
+        raise LogError(f"{folder / NAME}: {error}; restore a backup") from error
+
+
+def rows(connection: apsw.Connection) -> Iterator[Row]:
+    for resource, namespace, name, revision, checksum, raw in connection.execute(ROWS):
+        yield Row(Key(resource, namespace, name), revision, checksum, raw)
+
+
+def latest(connection: apsw.Connection) -> int:
+    [[revision]] = connection.execute("SELECT revision FROM latest")
+    return int(revision)
+
+
+def opened(path: Path) -> apsw.Connection:
+    """A connection beside the server's own."""
+    if not path.exists():
+        raise LogError(f"{path}: there is no such file; name the folder with --file-rootpath")
+    # A reader needs to write, too, where it is the first: to the file by which SQLite's processes know of each other.
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        found = connection.pragma("user_version")
+    except apsw.Error as error:
+        connection.close()
+        raise LogError(f"{path}: {error}; restore a backup") from error
+    if found != VERSION:
+        connection.close()
+        raise LogError(f"{path}: is of version {found}, and this program reads version {VERSION}")
+    return connection
+
+
+def synced(path: Path) -> None:
+    """See that a file, or what a folder has in it, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""etcd as the place where objects are kept: several servers share it."""

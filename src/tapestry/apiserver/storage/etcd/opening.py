@@ -1,0 +1,25 @@
+"""From what is configured to a store over etcd."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tapestry.apiserver.config import Etcd
+from tapestry.apiserver.storage.etcd.client import Certificates, Client
+from tapestry.apiserver.storage.etcd.layout import Layout
+from tapestry.apiserver.storage.etcd.store import EtcdStore
+from tapestry.apiserver.storage.store import Store
+
+
+@asynccontextmanager
+async def opened(config: Etcd, built_in: Iterable[str], history_seconds: float) -> AsyncIterator[Store]:
+    """The store, filled.  Raises LogError, ValueError and OSError."""
+    certificates = Certificates(content(config.cafile), content(config.certfile), content(config.keyfile))
+    async with Client(config.servers, certificates) as client:
+        store = EtcdStore(client, Layout(config.prefix, built_in), history_seconds=history_seconds)
+        await store.load()
+        yield store
+
+
+def content(path: str) -> bytes | None:
+    return Path(path).read_bytes() if path else None

@@ -1,0 +1,269 @@
+"""API servers on one real etcd: two of ours side by side, and one of ours beside a kube-apiserver."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.apiserver.app import running
+from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.config import Etcd as Servers
+from tapestry.apiserver.watches import Watching
+from tapestry.client.client import Client
+from tapestry.client.connection import HttpTransport
+from tapestry.client.kubeconfig import load
+from tapestry.client.waiting import wait_for
+from tapestry.kube.objects import Object, name_of
+from tapestry.kube.patches import merged
+from tapestry.kube.resources import CRDS, Resource
+from tapestry.local.kubernetes import ControlPlane, Program
+
+from ..unit.apiserver.conftest import Hand
+from .etcds import Etcd
+from .servers import TAPESTRY, OwnServer
+
+CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
+DEFINITION = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "widgets.example.com"},
+    "spec": {
+        "group": "example.com",
+        "scope": "Namespaced",
+        "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {"spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def etcd(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with Etcd(kube_assets, tmp_path_factory.mktemp("etcd")) as shared:
+        yield shared
+
+
+@asynccontextmanager
+async def a_server(folder: Path, servers: Servers) -> AsyncIterator[Hand]:
+    """One of ours, without a socket."""
+    config = ApiServerConfig(
+        backend="etcd", etcd=servers, file_rootpath=str(folder), secure_address="", pod_accounts=False
+    )
+    async with running(config) as made:
+        yield Hand(made.server, made.accounts)
+
+
+@asynccontextmanager
+async def two_servers(folder: Path, url: str, prefix: str) -> AsyncIterator[tuple[Hand, Hand]]:
+    servers = Servers(servers=[url], prefix=prefix)
+    async with a_server(folder / "one", servers) as one, a_server(folder / "other", servers) as other:
+        yield one, other
+
+
+def a_map(name: str, **data: str) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+async def test_what_one_server_acknowledged_the_other_has(etcd: Etcd, tmp_path: Path) -> None:
+    async with two_servers(tmp_path, etcd.url, "/read") as (one, other):
+        watching = await other.answer("GET", CONFIGMAPS, watch="true")
+        assert isinstance(watching, Watching)
+        chunks = watching.chunks()
+        for number in range(20):
+            made = await one.made(CONFIGMAPS, a_map(f"m{number}"))
+            assert await other("GET", f"{CONFIGMAPS}/m{number}") == (200, made)
+            status, changed = await other("PUT", f"{CONFIGMAPS}/m{number}", {**made, "data": {"at": "other"}})
+            assert status == 200
+            assert (await one("GET", f"{CONFIGMAPS}/m{number}"))[1] == changed
+            version = changed["metadata"]["resourceVersion"]
+            assert len((await one("GET", CONFIGMAPS, resourceVersion=version))[1]["items"]) == number + 1
+        lines = b""
+        while lines.count(b"MODIFIED") < 20:
+            lines += await anext(chunks)
+        assert lines.count(b"ADDED") == 20
+        await chunks.aclose()
+
+
+async def test_a_page_can_be_continued_at_the_other_server(etcd: Etcd, tmp_path: Path) -> None:
+    async with two_servers(tmp_path, etcd.url, "/pages") as (one, other):
+        for number in range(5):
+            await one.made(CONFIGMAPS, a_map(f"m{number}"))
+        _, page = await one("GET", CONFIGMAPS, limit="2")
+        await one("DELETE", f"{CONFIGMAPS}/m3")
+        names = [item["metadata"]["name"] for item in page["items"]]
+        while token := page["metadata"].get("continue"):
+            _, page = await other("GET", CONFIGMAPS, **{"limit": "2", "continue": token})
+            names += [item["metadata"]["name"] for item in page["items"]]
+        assert names == ["m0", "m1", "m2", "m3", "m4"]
+
+
+async def test_a_definition_made_at_one_server_is_served_by_the_other(etcd: Etcd, tmp_path: Path) -> None:
+    async with two_servers(tmp_path, etcd.url, "/definitions") as (one, other):
+        await one.made("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", DEFINITION)
+        widget = {"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"}, "spec": {"n": 1}}
+        made = await other.made("/apis/example.com/v1/namespaces/default/widgets", widget)
+        assert await one("GET", "/apis/example.com/v1/namespaces/default/widgets/w") == (200, made)
+
+
+async def test_increments_at_two_servers_are_all_made(etcd: Etcd, tmp_path: Path) -> None:
+    async with two_servers(tmp_path, etcd.url, "/increments") as (one, other):
+        await one.made(CONFIGMAPS, a_map("m", n="0"))
+
+        async def increment(hand: Hand) -> None:
+            status = 409
+            while status == 409:
+                _, found = await hand("GET", f"{CONFIGMAPS}/m")
+                data = {"n": str(int(found["data"]["n"]) + 1)}
+                status, _ = await hand("PUT", f"{CONFIGMAPS}/m", {**found, "data": data})
+            assert status == 200
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(increment(one))
+                group.create_task(increment(other))
+        for hand in (one, other):
+            assert (await hand("GET", f"{CONFIGMAPS}/m"))[1]["data"] == {"n": "16"}
+
+
+async def test_patches_that_name_no_version_are_all_made_however_many_there_are(etcd: Etcd, tmp_path: Path) -> None:
+    async with two_servers(tmp_path, etcd.url, "/patches") as (one, other):
+        await one.made(CONFIGMAPS, a_map("m"))
+
+        async def patch(hand: Hand, number: int) -> None:
+            body = {"data": {f"k{number}": "x"}}
+            status, _ = await hand("PATCH", f"{CONFIGMAPS}/m", body, kind="application/merge-patch+json")
+            assert status == 200
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(60):
+                group.create_task(patch((one, other)[number % 2], number))
+        assert len((await one("GET", f"{CONFIGMAPS}/m"))[1]["data"]) == 60
+
+
+async def test_without_etcd_the_answer_is_503_and_with_it_again_200(
+    kube_assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.PATIENCE", 0.3)
+    with Etcd(kube_assets, tmp_path) as etcd:
+        async with a_server(tmp_path / "own", Servers(servers=[etcd.url])) as hand:
+            await hand.made(CONFIGMAPS, a_map("kept"))
+            etcd.kill()
+            status, said = 504, {}
+            while status == 504:  # what was under way when it died
+                status, said = await hand("POST", CONFIGMAPS, a_map("lost"))
+            assert (status, said["reason"]) == (503, "ServiceUnavailable")
+            assert f"etcd at {etcd.url}" in said["message"]
+            assert (await hand("GET", f"{CONFIGMAPS}/kept"))[0] == 503
+            assert (await hand("GET", CONFIGMAPS, resourceVersion="0"))[0] == 200
+            await asyncio.to_thread(etcd.start)
+            while status == 503:
+                status, _ = await hand("GET", f"{CONFIGMAPS}/kept")
+            assert status == 200
+            assert (await hand("GET", f"{CONFIGMAPS}/lost"))[0] == 404
+
+
+async def test_the_command_serves_what_is_in_etcd_and_leaves_it_there(etcd: Etcd, tmp_path: Path) -> None:
+    flags = "--backend=etcd", f"--etcd-servers={etcd.url}", "--etcd-prefix=/command"
+    maps = Resource("", "v1", "ConfigMap", "configmaps")
+    found = []
+    for name in ("one", "other"):  # the second has nothing of the first but etcd
+        with OwnServer(tmp_path / name, *flags) as server:
+            client = Client(HttpTransport(load([server.kubeconfig], environ=os.environ)))
+            if name == "one":
+                await client.create(maps, {**a_map("m"), "metadata": {"name": "m", "namespace": "default"}})
+            found.append(await client.get(maps, "m", "default"))
+            await client.close()
+    assert found[0] == found[1]
+
+
+def test_a_server_that_has_no_etcd_says_so(tmp_path: Path) -> None:
+    command = [str(TAPESTRY), "apiserver", "--backend=etcd", "--file-rootpath", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: etcd.servers: there is none; name one or more")
+
+
+# -- beside a kube-apiserver
+
+
+class InJson(ControlPlane):
+    """Whose kube-apiserver writes JSON to etcd, and so can share it with us."""
+
+    def _apiserver(self, **options: Any) -> Program:
+        program = super()._apiserver(**options)
+        return replace(program, flags={**program.flags, "storage-media-type": "application/json"})
+
+
+WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
+CONTAINERS = [{"name": "c", "image": "i"}]
+LABELS = {"app": "x"}
+TEMPLATE = {"metadata": {"labels": LABELS}, "spec": {"containers": CONTAINERS}}
+ABOUT = {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "default"}
+SAMPLES: Mapping[Resource, Object] = {
+    Resource("", "v1", "ConfigMap", "configmaps"): {"data": {"a": "b"}},
+    Resource("", "v1", "Pod", "pods"): {"spec": {"containers": CONTAINERS}},
+    Resource("", "v1", "Service", "services"): {
+        "spec": {"clusterIP": "None", "clusterIPs": ["None"], "ports": [{"port": 80}]}
+    },
+    Resource("", "v1", "Endpoints", "endpoints"): {"subsets": [{"addresses": [{"ip": "10.1.2.3"}]}]},
+    Resource("", "v1", "Node", "nodes", namespaced=False): {},
+    Resource("", "v1", "ReplicationController", "replicationcontrollers"): {
+        "spec": {"selector": LABELS, "template": TEMPLATE}
+    },
+    Resource("", "v1", "Event", "events"): {"involvedObject": ABOUT, "reason": "Seen", "type": "Normal"},
+    Resource("apps", "v1", "Deployment", "deployments"): {
+        "spec": {"selector": {"matchLabels": LABELS}, "template": TEMPLATE}
+    },
+    Resource("networking.k8s.io", "v1", "Ingress", "ingresses"): {
+        "spec": {"defaultBackend": {"service": {"name": "s", "port": {"number": 80}}}}
+    },
+    Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"): {
+        "spec": {"maxReplicas": 2, "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}}
+    },
+    Resource("coordination.k8s.io", "v1", "Lease", "leases"): {"spec": {"holderIdentity": "me"}},
+    Resource("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False): {
+        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
+    },
+    WIDGETS: {"spec": {"n": 1}},
+}
+
+
+def a_sample(resource: Resource, name: str, body: Object) -> Object:
+    place = {"namespace": "default"} if resource.namespaced else {}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name, **place}, **body}
+
+
+async def test_a_kube_apiserver_and_ours_share_what_is_in_etcd(kube_assets: Path, tmp_path: Path) -> None:
+    with InJson(tmp_path / "kubernetes", kube_assets, fsync=False) as plane:
+        kube = Client(HttpTransport(load([plane.kubeconfig], environ=os.environ)))
+        async with a_server(tmp_path / "own", Servers(servers=[plane.etcd_url])) as ours:
+            await ours.made(CRDS.path(), DEFINITION)
+            await wait_for(kube, WIDGETS, "w", "default", until=lambda found: found is None)
+            _, own = await ours("GET", "/apis/apiregistration.k8s.io/v1/apiservices")
+            assert "v1.apps" in map(name_of, own["items"]), "what they keep of their own groups"
+            for resource, body in SAMPLES.items():
+                namespace = "default" if resource.namespaced else None
+                made = await kube.create(resource, a_sample(resource, "theirs", body))
+                assert (await ours("GET", resource.path(namespace, name_of(made))))[1] == made
+                made = await ours.made(resource.path(namespace), a_sample(resource, "ours", body))
+                found = await kube.get(resource, name_of(made), namespace)
+                assert merged(found, made) == found, "what they fill in beside it is theirs to know"
+                assert found["metadata"] == made["metadata"]
+        await kube.close()

@@ -1,0 +1,352 @@
+"""The store over a real etcd: the promises of every store, and what is so because others write there, too."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tapestry.apiserver.certificates import Authority
+from tapestry.apiserver.storage.etcd.client import Certificates, Client, HistoryLost
+from tapestry.apiserver.storage.etcd.compaction import compacted
+from tapestry.apiserver.storage.etcd.store import EtcdStore
+from tapestry.apiserver.storage.log import Key, LogError, OutcomeUnknown, Unreachable
+from tapestry.apiserver.storage.store import Compacted, Event, Stale, Version
+
+from ..unit.apiserver.promises import (
+    PODS,
+    PROMISES,
+    STEPS,
+    Promise,
+    Step,
+    check_that_watches_lead_from_the_past_to_the_present,
+    drained,
+    key,
+    said,
+    stories,
+    text,
+)
+from .etcds import Etcd, a_layout, following, three_members
+
+
+@pytest.fixture(scope="module")
+def etcd(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """One that all tests share that do not kill it."""
+    with Etcd(kube_assets, tmp_path_factory.mktemp("etcd")) as shared:
+        yield shared
+
+
+@pytest.fixture
+def prefix() -> str:
+    """What the keys of a test begin with: tests do not see each other."""
+    return f"/{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def mortal(kube_assets: Path, tmp_path: Path) -> Iterator[Etcd]:
+    """One that a test may kill."""
+    with Etcd(kube_assets, tmp_path) as own:
+        yield own
+
+
+@pytest.mark.parametrize("check", PROMISES, ids=lambda promise: promise.__name__)
+async def test_a_store_keeps_its_promise(check: Promise, etcd: Etcd, prefix: str) -> None:
+    async with following(etcd.url, prefix) as store:
+        await check(store)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS, st.integers(0, 25))
+def test_the_past_is_what_was_there_and_watches_lead_from_it_to_the_present(
+    etcd: Etcd, steps: list[Step], since: int
+) -> None:
+    async def story() -> None:
+        async with following(etcd.url, f"/{secrets.token_hex(4)}") as store:
+            await check_that_watches_lead_from_the_past_to_the_present(store, steps, since)
+
+    asyncio.run(story())
+
+
+# -- two servers
+
+
+async def test_what_one_server_wrote_the_other_watches_and_reads(etcd: Etcd, prefix: str) -> None:
+    async with following(etcd.url, prefix) as one, following(etcd.url, prefix) as other:
+        watching = other.watch(PODS)
+        first = await one.put(key("a"), None, text("one", app="x"))
+        await other.wait_for_latest()
+        assert other.get(*key("a")) == first
+        second = await other.put(key("a"), other.head(*key("a")), text("two"))
+        await one.wait_for_latest()
+        assert one.get(*key("a")) == second
+        gone = await one.delete(key("a"), second, text("two"))
+        await other.wait_for_latest()
+        told = stories(await watching.take())
+        assert told == [(first.revision, "one"), (second.revision, "two"), (gone.revision, "two")]
+
+
+async def test_of_writers_at_two_servers_only_one_wins_and_no_increment_is_lost(etcd: Etcd, prefix: str) -> None:
+    async with following(etcd.url, prefix) as one, following(etcd.url, prefix) as other:
+        await one.put(key("a"), None, text("0"))
+        await other.wait_for_latest()
+
+        async def increment(store: EtcdStore) -> None:
+            while True:
+                head = store.head(*key("a"))
+                assert head is not None
+                try:
+                    await store.put(key("a"), head, text(str(int(said(head.raw)[0]) + 1)))
+                except Stale:
+                    continue
+                return
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(10):
+                group.create_task(increment(one))
+                group.create_task(increment(other))
+        for store in (one, other):
+            await store.wait_for_latest()
+            assert said(store.every(PODS)[0].raw)[0] == "20"
+
+
+async def test_the_latest_is_known_also_where_others_write_elsewhere(etcd: Etcd, prefix: str) -> None:
+    async with following(etcd.url, prefix) as store, following(etcd.url, f"{prefix}-else") as elsewhere:
+        made = await elsewhere.put(key("a"), None, text("x"))
+        await store.wait_for_latest()
+        assert store.revision >= made.revision
+        assert store.every(PODS) == []
+
+
+async def test_a_server_that_comes_later_has_it_all_in_pages(
+    etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.client.PAGE", 3)
+    async with following(etcd.url, prefix) as one:
+        made = [await one.put(key(f"p{number}"), None, text("x", n=str(number))) for number in range(7)]
+        async with following(etcd.url, prefix) as other:
+            assert other.every(PODS) == made
+            with pytest.raises(Compacted):
+                other.watch(PODS, after=made[0].revision)
+
+
+async def test_events_have_a_lease_and_nothing_else_has(
+    etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.EVENT_SECONDS", 1.0)
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.LEASE_SHARE", 0.0)
+    async with following(etcd.url, prefix) as store:
+        watching = store.watch("events")
+        pod = await store.put(key("a"), None, text("stays"))
+        made = await store.put(Key("events", "default", "e"), None, text("goes"))
+        events: list[Event] = []
+        while len(events) < 2:
+            events += await watching.take()
+        assert [(event.old, event.new) for event in events] == [(None, made), (made, None)]
+        assert store.every(PODS) == [pod]
+
+
+async def test_what_is_no_object_of_ours_is_passed_over_and_what_cannot_be_read_is_not_served(
+    etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.PATIENCE", 0.5)
+    async with Client([etcd.url], Certificates()) as client:
+        await client.put(f"{prefix}/masterleases/10.0.0.1".encode(), b"k8s\0", 0, 0)
+        async with following(etcd.url, prefix) as store:
+            await client.put(f"{prefix}/pods/default/p".encode(), b"k8s\0...", 0, 0)
+            with pytest.raises(Unreachable, match=r"pods/default/p at revision \d+ is not an object in JSON"):
+                await wait_until_refused(store)
+        with pytest.raises(LogError, match="storage-media-type=application/json"):
+            await EtcdStore(client, a_layout(prefix), history_seconds=300).load()
+
+
+async def wait_until_refused(store: EtcdStore) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            await store.wait_for_latest()
+
+
+async def test_what_etcd_refuses_was_not_written(etcd: Etcd, prefix: str) -> None:
+    async with following(etcd.url, prefix) as store:
+        with pytest.raises(LogError, match=r"nothing was written: .*request is too large") as refused:
+            await store.put(key("a"), None, text("x" * 2_000_000))
+        assert not isinstance(refused.value, Unreachable | OutcomeUnknown)
+        await store.wait_for_latest()
+        assert store.every(PODS) == []
+
+
+# -- an etcd that goes away
+
+
+async def test_nothing_that_was_acknowledged_is_lost_and_service_comes_back_by_itself(mortal: Etcd) -> None:
+    acknowledged: dict[str, int] = {}
+
+    async def write(store: EtcdStore, writer: int, stop: asyncio.Event) -> None:
+        number = 0
+        while not stop.is_set():
+            name = f"w{writer}-{number}"
+            number += 1
+            try:
+                await store.wait_for_latest()
+                acknowledged[name] = (await store.put(key(name), None, text("x"))).revision
+            except (Unreachable, OutcomeUnknown):
+                await asyncio.sleep(0)
+
+    async with following(mortal.url, "/registry") as store:
+        watching, stop = store.watch(PODS), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for writer in range(8):
+                group.create_task(write(store, writer, stop))
+            for _ in range(3):
+                before = len(acknowledged)
+                async with asyncio.timeout(20):
+                    while len(acknowledged) < before + 100:
+                        await watching.take()
+                mortal.kill()
+                await asyncio.to_thread(mortal.start)
+            before = len(acknowledged)
+            async with asyncio.timeout(20):
+                while len(acknowledged) < before + 100:
+                    await watching.take()
+            stop.set()
+        await store.wait_for_latest()
+        assert not watching.dropped, "watches wait for etcd to come back"
+        async with following(mortal.url, "/registry") as fresh:
+            kept = {version.key.name: version.revision for version in fresh.every(PODS)}
+        assert acknowledged.items() <= kept.items()
+        assert len(set(kept.values())) == len(kept)
+        assert {version.key.name: version.revision for version in store.every(PODS)} == kept
+
+
+async def test_while_etcd_is_away_requests_are_refused_and_say_why(
+    mortal: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.PATIENCE", 0.2)
+    async with following(mortal.url, "/registry") as store:
+        made = await store.put(key("a"), None, text("one"))
+        mortal.kill()
+        with pytest.raises(Unreachable, match=f"etcd at {mortal.url}"):
+            await wait_until_refused(store)
+        with pytest.raises(Unreachable, match=f"etcd at {mortal.url}"):
+            await store.put(key("a"), made, text("two"))
+        assert store.get(*key("a")) == made, "who does not ask for the latest is still served"
+
+
+async def test_a_write_that_got_no_answer_is_not_acknowledged_and_made_once_at_most(
+    mortal: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.client.CALL_SECONDS", 0.3)
+    async with following(mortal.url, "/registry") as store:
+        first = await store.put(key("a"), None, text("one"))
+        mortal.pause()
+        with pytest.raises(OutcomeUnknown, match="whether this was written is not known"):
+            await store.put(key("a"), first, text("two"))
+        mortal.resume()
+        await store.wait_for_latest()
+        events = drained(store.watch(PODS, after=first.revision))
+        assert len(events) <= 1, "it was made once or not at all"
+
+
+async def test_any_member_of_a_cluster_may_die(kube_assets: Path, tmp_path: Path) -> None:
+    with three_members(kube_assets, tmp_path) as members:
+        async with following([member.url for member in members], "/registry") as store:
+            made = [await store.put(key("p"), None, text("0"))]
+            for number, member in enumerate(members):
+                member.kill()
+                made.append(await replaced(store, made[-1], str(number + 1)))
+                await asyncio.to_thread(member.start)
+            assert store.every(PODS) == made[-1:]
+            told = stories(drained(store.watch(PODS, after=made[0].revision)))
+            assert [(version.revision, said(version.raw)[0]) for version in made[1:]] == told
+
+
+async def test_a_member_that_says_nothing_is_left_for_another(kube_assets: Path, tmp_path: Path) -> None:
+    with three_members(kube_assets, tmp_path) as members:
+        async with following([member.url for member in members], "/registry") as store:
+            made = await store.put(key("p"), None, text("0"))
+            members[0].pause()
+            second = await replaced(store, made, "1")
+            members[0].resume()
+            assert stories(drained(store.watch(PODS, after=made.revision))) == [(second.revision, "1")]
+
+
+async def replaced(store: EtcdStore, version: Version, content: str) -> Version:
+    """What a client does who wants it to be so, whatever he is told."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await store.wait_for_latest()
+                found = store.head(*version.key)
+                if found is not None and said(found.raw)[0] == content:
+                    return found
+                return await store.put(version.key, found, text(content))
+            except (Unreachable, OutcomeUnknown, Stale):
+                continue
+
+
+async def test_members_and_server_know_each_other_by_certificates(kube_assets: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "pki")
+    (certificate, its_key), (ours, our_key) = authority.server(["127.0.0.1"]), authority.client("tapestry", [])
+    files = {"cert-file": certificate, "key-file": its_key, "trusted-ca-file": authority.certificate_file}
+    flags = {name: str(file) for name, file in files.items()}
+    with Etcd(kube_assets, tmp_path, {**flags, "client-cert-auth": "true"}, scheme="https") as etcd:
+        trust = authority.certificate_file.read_bytes()
+        good = Certificates(trust, ours.read_bytes(), our_key.read_bytes())
+        async with following(etcd.url, "/registry", good) as store:
+            made = await store.put(key("a"), None, text("one"))
+            assert store.get(*key("a")) == made
+        async with Client([etcd.url], Certificates(trust)) as stranger:
+            with pytest.raises(Unreachable):
+                await stranger.revision(b"/registry/")
+
+
+async def test_a_server_that_missed_what_etcd_has_forgotten_begins_anew(etcd: Etcd, prefix: str) -> None:
+    heard: list[tuple[str, bool]] = []
+    async with following(etcd.url, prefix) as ahead, Client([etcd.url], Certificates()) as client:
+        first = await ahead.put(key("stays"), None, text("one"))
+        goes = await ahead.put(key("goes"), None, text("one"))
+        behind = EtcdStore(client, a_layout(prefix), history_seconds=300)
+        await behind.load()
+        behind.on_change(PODS, lambda event: heard.append((event.shown.key.name, event.new is not None)))
+        watching = behind.watch(PODS)
+        second = await ahead.put(key("stays"), first, text("two"))
+        gone = await ahead.delete(key("goes"), goes, text("one"))
+        new = await ahead.put(key("new"), None, text("one"))
+        await client.compact(new.revision)
+        running = asyncio.create_task(behind.run())
+        await behind.wait_for_latest()
+        assert await watching.take() == []
+        assert watching.dropped
+        assert behind.every(PODS) == [new, second]
+        assert sorted(heard) == [("goes", False), ("new", True), ("stays", True)]
+        with pytest.raises(Compacted):
+            behind.watch(PODS, after=gone.revision)
+        running.cancel()
+
+
+async def test_one_server_of_many_has_etcd_forget_what_was_before_the_last_interval(mortal: Etcd) -> None:
+    async with (
+        following(mortal.url, "/registry") as store,
+        Client([mortal.url], Certificates()) as one,
+        Client([mortal.url], Certificates()) as other,
+    ):
+        first = await store.put(key("a"), None, text("one"))
+        mine = await compacted(one, 0, 0)
+        theirs = await compacted(other, 0, 0)
+        assert mine[0] == theirs[0] == 1, "the second was too late, and knows of the first"
+        second = await store.put(key("a"), first, text("two"))
+        mine = await compacted(one, *mine)
+        assert (await compacted(other, *theirs))[0] == mine[0] == 2
+        assert await past(one, first.revision) is None
+        assert await past(one, second.revision) == second.revision
+
+
+async def past(client: Client, revision: int) -> int | None:
+    """The first revision that a watch from that one on is told of; None is that it is forgotten."""
+    async with client.watch(b"/registry/", b"/registry0", revision) as watch:
+        try:
+            return (await watch.next())[0][0].revision
+        except HistoryLost:
+            return None

@@ -1,0 +1,84 @@
+"""The keys that etcd has objects under."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apiserver.rows import built_in
+from tapestry.apiserver.storage.etcd.layout import Layout
+from tapestry.apiserver.storage.log import Key
+
+BUILT_IN = sorted({row.storage for row in built_in().rows})
+LAYOUT = Layout("/registry", BUILT_IN)
+SEGMENTS = st.from_regex(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?", fullmatch=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        (Key("pods", "default", "p"), "/registry/pods/default/p"),
+        (Key("namespaces", "", "x"), "/registry/namespaces/x"),
+        (Key("deployments.apps", "x", "d"), "/registry/deployments/x/d"),
+        (Key("nodes", "", "n"), "/registry/minions/n"),
+        (Key("services", "x", "s"), "/registry/services/specs/x/s"),
+        (Key("endpoints", "x", "s"), "/registry/services/endpoints/x/s"),
+        (Key("replicationcontrollers", "x", "r"), "/registry/controllers/x/r"),
+        (Key("ingresses.networking.k8s.io", "x", "i"), "/registry/ingress/x/i"),
+        (Key("leases.coordination.k8s.io", "x", "l"), "/registry/leases/x/l"),
+        (
+            Key("customresourcedefinitions.apiextensions.k8s.io", "", "widgets.example.com"),
+            "/registry/apiextensions.k8s.io/customresourcedefinitions/widgets.example.com",
+        ),
+        (
+            Key("apiservices.apiregistration.k8s.io", "", "v1.apps"),
+            "/registry/apiregistration.k8s.io/apiservices/v1.apps",
+        ),
+        (Key("widgets.example.com", "x", "w"), "/registry/example.com/widgets/x/w"),
+        (Key("clusterwidgets.example.com", "", "w"), "/registry/example.com/clusterwidgets/w"),
+    ],
+)
+def test_keys_are_those_of_kube_apiserver(key: Key, path: str) -> None:
+    assert LAYOUT.path(key) == path.encode()
+    assert LAYOUT.key(path.encode()) == key
+
+
+@given(st.sampled_from([*BUILT_IN, "widgets.example.com"]), st.just("") | SEGMENTS, SEGMENTS)
+def test_every_key_is_found_again_and_lies_below_the_prefix(resource: str, namespace: str, name: str) -> None:
+    key = Key(resource, namespace, name)
+    path = LAYOUT.path(key)
+    assert LAYOUT.key(path) == key
+    assert LAYOUT.prefix.encode() < path < LAYOUT.end
+
+
+def test_no_two_built_in_resources_share_a_place() -> None:
+    assert len({LAYOUT.path(Key(name, "x", "y")) for name in BUILT_IN}) == len(BUILT_IN)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/registry/masterleases/10.0.0.1",
+        b"/registry/ranges/serviceips",
+        b"/registry/health",
+        b"/registry/",
+        b"/registry/pods",
+        b"/registry/pods/a/b/c",
+        b"/registry/example.com/widgets",
+        b"/registry/pods/\xff\xfe/\x00/x",
+    ],
+)
+def test_what_is_no_object_is_nobodys(path: bytes) -> None:
+    assert LAYOUT.key(path) is None
+
+
+@pytest.mark.parametrize("prefix", ["registry", "/registry", "/registry/"])
+def test_a_prefix_is_the_same_however_it_is_written(prefix: str) -> None:
+    assert Layout(prefix, BUILT_IN).prefix == "/registry/"
+
+
+def test_a_server_without_etcd_does_not_load_grpc() -> None:
+    code = "import sys, tapestry.cli.apiserver; sys.exit(bool({'grpc', 'google.protobuf'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
