@@ -1,0 +1,183 @@
+"""Data folders from outside: copies while a server writes, what comes back of them, and what damage is found."""
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import msgspec
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from tapestry.apiserver.storage import archive
+from tapestry.apiserver.storage.file import FileLog
+from tapestry.apiserver.storage.log import Entry, Key, LogError
+from tapestry.cli.main import main
+
+
+def an_object(name: str, revision: int, **fields: object) -> bytes:
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(revision)}
+    return msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **fields})
+
+
+def entry(name: str, revision: int, **fields: object) -> Entry:
+    return Entry(revision, Key("configmaps", "default", name), an_object(name, revision, **fields))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def log(folder: Path) -> Iterator[FileLog]:
+    """A log in use, with three objects, of which one is gone."""
+    found = FileLog(folder)
+    (folder / "pki").mkdir()
+    (folder / "pki" / "ca.key").write_text("secret")
+    found.append([entry("a", 1, data={"k": "v"}), entry("b", 2), entry("c", 3)])
+    found.append([Entry(4, Key("configmaps", "default", "c"), None)])
+    yield found
+    found.close()
+
+
+def names(folder: Path) -> list[str]:
+    return [each.key.name for each in archive.entries(folder)]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, ["apiserver", *map(str, words)])
+
+
+def damaged(folder: Path, statement: str, *values: object) -> None:
+    connection = apsw.Connection(str(folder / "tapestry.db"))
+    connection.execute(statement, values)
+    connection.close()
+
+
+def test_an_archive_of_a_log_in_use_has_everything_up_to_one_revision_and_the_keys(
+    log: FileLog, folder: Path, tmp_path: Path
+) -> None:
+    assert archive.back_up(folder, tmp_path / "archive") == 4
+    log.append([entry("later", 5)])
+    archive.restore(tmp_path / "archive", tmp_path / "there")
+    assert names(tmp_path / "there") == ["a", "b"]
+    assert (tmp_path / "there" / "pki" / "ca.key").read_text() == "secret"
+    assert names(folder) == ["a", "b", "later"]
+
+
+def test_nobody_else_can_read_an_archive(log: FileLog, folder: Path, tmp_path: Path) -> None:
+    archive.back_up(folder, tmp_path / "archive")
+    assert (tmp_path / "archive").stat().st_mode & 0o077 == 0
+
+
+def test_a_restored_log_gives_out_no_revision_that_anybody_may_have_seen(
+    log: FileLog, folder: Path, tmp_path: Path
+) -> None:
+    archive.back_up(folder, tmp_path / "archive")
+    log.append([entry("seen", 5)])
+    revision = archive.restore(tmp_path / "archive", tmp_path / "there")
+    restored = FileLog(tmp_path / "there")
+    latest, _ = restored.load()
+    restored.close()
+    assert latest == revision > 5
+
+
+def test_a_restore_keeps_what_was_there_beside_it(log: FileLog, folder: Path, tmp_path: Path) -> None:
+    archive.back_up(folder, tmp_path / "archive")
+    log.append([entry("later", 5)])
+    log.close()
+    archive.restore(tmp_path / "archive", folder)
+    [kept] = tmp_path.glob("data.before-*")
+    assert (names(folder), names(kept)) == (["a", "b"], ["a", "b", "later"])
+
+
+def test_a_restore_under_a_running_server_is_refused(log: FileLog, folder: Path, tmp_path: Path) -> None:
+    archive.back_up(folder, tmp_path / "archive")
+    with pytest.raises(LogError, match="another process has it open"):
+        archive.restore(tmp_path / "archive", folder)
+    assert names(folder) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "pki/../../evil", "pki/sub/evil", "other.db"])
+def test_an_archive_with_anything_else_in_it_is_refused(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "archive", "w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(LogError, match="does not belong"):
+        archive.restore(tmp_path / "archive", tmp_path / "there")
+    assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive at all" * 1000])
+def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "archive").write_bytes(content)
+    with pytest.raises(LogError, match="archive"):
+        archive.restore(tmp_path / "archive", tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_folder_that_a_server_wrote_is_as_it_should_be(log: FileLog, folder: Path) -> None:
+    assert archive.check(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "values", "why"),
+    [
+        ("UPDATE objects SET raw = ? WHERE name = 'a'", (b"flipped",), "is not what was written"),
+        ("UPDATE objects SET revision = 9 WHERE name = 'a'", (), "beyond the last one given out, 4"),
+        ("UPDATE objects SET revision = 2 WHERE name = 'a'", (), "revision 2 was given out twice"),
+        ("UPDATE objects SET name = 'z' WHERE name = 'a'", (), "says that it is default/a"),
+        ("UPDATE objects SET revision = 3 WHERE name = 'a'", (), "says that it is of revision 1, not 3"),
+    ],
+)
+def test_a_check_says_what_is_wrong_with_which_object(
+    log: FileLog, folder: Path, statement: str, values: tuple[object, ...], why: str
+) -> None:
+    log.close()
+    damaged(folder, statement, *values)
+    found = archive.check(folder)
+    assert any(why in str(each) for each in found)
+    assert {each.key.name for each in found} <= {"a", "b", "z"}
+
+
+def test_a_repair_takes_only_the_damaged_object_away_and_keeps_it_aside(log: FileLog, folder: Path) -> None:
+    log.close()
+    damaged(folder, "UPDATE objects SET raw = ? WHERE name = 'a'", b"flipped")
+    with pytest.raises(LogError, match="is not what was written"):
+        list(FileLog(folder).load()[1])
+    assert run("check", "--file-rootpath", folder).exit_code == 1
+    repaired = run("check", "--repair", "--file-rootpath", folder)
+    assert repaired.exit_code == 0, repaired.output
+    assert names(folder) == ["b"]
+    [aside] = folder.glob("removed-*")
+    assert msgspec.json.Decoder().decode_lines(aside.read_bytes())[0]["key"] == ["configmaps", "default", "a"]
+
+
+def test_bytes_torn_out_of_the_file_are_found_and_said(log: FileLog, folder: Path) -> None:
+    log.append([entry(f"many-{each}", each + 10, data={"k": "v" * 500}) for each in range(200)])
+    log.close()
+    path = folder / "tapestry.db"
+    content = bytearray(path.read_bytes())
+    content[20_000:24_000] = bytes(4_000)
+    path.write_bytes(content)
+    assert archive.check(folder)
+
+
+def test_an_export_can_be_applied_elsewhere(log: FileLog, folder: Path, tmp_path: Path) -> None:
+    printed = run("export", "--file-rootpath", folder)
+    assert [each["metadata"] for each in yaml.safe_load_all(printed.output)] == [
+        {"name": "a", "namespace": "default"},
+        {"name": "b", "namespace": "default"},
+    ]
+    run("export", "--file-rootpath", folder, "--output", tmp_path / "out", "--full", "configmaps")
+    [path] = tmp_path.glob("out/configmaps/default/a.yaml")
+    assert yaml.safe_load(path.read_text())["metadata"]["uid"] == "uid-a"
+    assert run("export", "--file-rootpath", folder, "pods").output == ""
+
+
+def test_a_folder_without_data_is_named(tmp_path: Path) -> None:
+    for words in (["backup", tmp_path / "archive"], ["export"]):
+        found = run(*words, "--file-rootpath", tmp_path / "nowhere")
+        assert found.exit_code == 1
+        assert "name the folder with --file-rootpath" in found.output
