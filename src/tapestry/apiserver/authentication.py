@@ -5,7 +5,7 @@ are refused; a request without any is anonymous, and the rights of the anonymous
 """
 
 import csv
-import hmac
+import hashlib
 import ipaddress
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +16,12 @@ from tapestry.apiserver import refusals
 from tapestry.apiserver.requests import User
 
 AUTHENTICATED, UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"
+KUBECTL = "kubectl"
+"""How that program calls itself."""
 ANONYMOUS = User("system:anonymous", (UNAUTHENTICATED,))
 LOCAL = User("localhost", ("system:masters", AUTHENTICATED))
+CREDENTIAL = "authentication.kubernetes.io/credential-id"
+"""What tells the credentials of a user apart, for audits."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -27,7 +31,8 @@ class Credentials:
 
     bearer: str = ""
     certificate: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The subject of a client certificate that was verified, by attribute: `commonName`, `organizationName`."""
+    """The subject of a client certificate that was verified, by attribute: `commonName`, `organizationName`; and its
+    digest, as `sha256`."""
     peer: str = ""
     host: str = ""
     origin: str = ""
@@ -42,6 +47,8 @@ class Authenticator:
     """Asks each way in turn."""
 
     ways: Sequence[Way]
+    is_open: bool = True
+    """Whether somebody without credentials is let in, as nobody."""
 
     def __call__(self, credentials: Credentials) -> User:
         """The user; raises Unauthorized where credentials are shown that no way knows."""
@@ -50,7 +57,7 @@ class Authenticator:
             if user is not None:
                 groups = user.groups if AUTHENTICATED in user.groups else (*user.groups, AUTHENTICATED)
                 return User(user.name, groups, user.uid, user.extra)
-        if credentials.bearer:
+        if credentials.bearer or not self.is_open:
             raise refusals.unauthorized()
         return ANONYMOUS
 
@@ -62,8 +69,13 @@ class Authenticator:
 
 def by_certificate(credentials: Credentials) -> User | None:
     """The common name is the user, the organizations are its groups; that the certificate is good, TLS has seen to."""
-    names = credentials.certificate.get("commonName", ())
-    return User(names[0], tuple(credentials.certificate.get("organizationName", ()))) if names else None
+    certificate = credentials.certificate
+    names = certificate.get("commonName", ())
+    if not names:
+        return None
+    digests = tuple(f"X509SHA256={each}" for each in certificate.get("sha256", ()))
+    extra = {CREDENTIAL: digests} if digests else {}
+    return User(names[0], tuple(certificate.get("organizationName", ())), extra=extra)
 
 
 def by_place(credentials: Credentials) -> User | None:
@@ -98,16 +110,23 @@ class TokenFileError(ValueError):
 class StaticTokens:
     """Tokens out of a file, each with its user."""
 
-    users: Mapping[str, User]
+    users: Callable[[], Mapping[bytes, User]]
+    """By the hashes of the tokens: looking one up tells nothing about the others."""
+    kubectl_refused: bool = False
+    """Whether kubectl must show something that does not last."""
 
     def __call__(self, credentials: Credentials) -> User | None:
-        for token, user in self.users.items() if credentials.bearer else ():
-            if hmac.compare_digest(token.encode(), credentials.bearer.encode()):
-                return user
-        return None
+        user = self.users().get(hashed(credentials.bearer)) if credentials.bearer else None
+        if user is not None and self.kubectl_refused and credentials.agent.startswith(KUBECTL):
+            raise refusals.lasting_token_refused()
+        return user
 
 
-def token_file(path: Path) -> StaticTokens:
+def hashed(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def token_file(path: Path) -> Mapping[bytes, User]:
     """The tokens of a CSV file: token, user, uid, and optionally the groups in quotes.  Nobody else may read it."""
     try:
         mode = path.stat().st_mode
@@ -116,7 +135,7 @@ def token_file(path: Path) -> StaticTokens:
         raise TokenFileError(f"{path}: cannot be read: {error.strerror}") from error
     if mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
         raise TokenFileError(f"{path}: others may read it; `chmod 600 {path}` keeps the tokens in it secret")
-    return StaticTokens(dict(token_rows(csv.reader(text.splitlines()), path)))
+    return {hashed(token): user for token, user in token_rows(csv.reader(text.splitlines()), path)}
 
 
 def token_rows(rows: Iterable[list[str]], path: Path) -> Iterable[tuple[str, User]]:

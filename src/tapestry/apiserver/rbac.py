@@ -1,17 +1,20 @@
 """Rights: whether the roles that are bound to a user allow what it asks for.
 
-Roles and bindings are ordinary objects of the store.  They are read again when one of them has changed, and not before.
+Roles and bindings are ordinary objects of the store.  They are read again when one of them has changed, and not before;
+who is bound is looked up by name, so that what a thousand others may do costs nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from tapestry.apiserver.requests import User
 from tapestry.apiserver.server import Attributes
-from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.storage.log import Key
+from tapestry.apiserver.storage.store import Store, Version
 from tapestry.kube.objects import Object, name_of
 
 GROUP = "rbac.authorization.k8s.io"
@@ -24,10 +27,10 @@ ACCOUNT = "system:serviceaccount:"
 class Rule:
     """One PolicyRule."""
 
-    verbs: frozenset[str]
-    groups: frozenset[str] = frozenset()
-    resources: frozenset[str] = frozenset()
-    names: frozenset[str] = frozenset()
+    verbs: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
 
     def allows(self, asked: Attributes) -> bool:
@@ -46,6 +49,21 @@ class Rule:
         wanted = (f"{resource.plural}/{target.subresource}", f"*/{target.subresource}", "*")
         return any(each in self.resources for each in wanted)
 
+    def __str__(self) -> str:
+        """As Kubernetes shows a rule to people: in the syntax of Go."""
+        parts = {
+            "APIGroups": self.groups,
+            "Resources": self.resources,
+            "NonResourceURLs": self.paths,
+            "ResourceNames": self.names,
+            "Verbs": self.verbs,
+        }
+        return "{" + ", ".join(f"{name}:{quoted(values)}" for name, values in parts.items() if values) + "}"
+
+
+def quoted(values: Iterable[str]) -> str:
+    return "[" + " ".join(json.dumps(each, ensure_ascii=False) for each in values) + "]"
+
 
 def covers(pattern: str, path: str) -> bool:
     return path.startswith(pattern[:-1]) if pattern.endswith("*") else pattern == path
@@ -53,56 +71,93 @@ def covers(pattern: str, path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role bound to some, in a namespace or everywhere."""
+    """A role bound to somebody, in a namespace or everywhere."""
 
-    subjects: tuple[Object, ...]
     rules: tuple[Rule, ...]
-    namespace: str = ""
+    namespace: str
+    origin: str
+    """Which binding of which role to whom it is, in words."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """Everything there is, as of some moment."""
+
+    grants: dict[tuple[str, str], list[Grant]] = field(default_factory=dict)
+    """By the kind of whom they are for, and the name: `("User", "jane")`."""
+    roles: dict[tuple[str, str], tuple[Rule, ...]] = field(default_factory=dict)
+    """By namespace and name; a ClusterRole is in none."""
 
 
 class Roles:
-    """Every grant there is, as of the last change of a role or a binding."""
+    """Roles and who is bound to them, as of the last change of any."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._read: tuple[int, ...] = ()
-        self._grants: list[Grant] = []
+        self._reading = Reading()
+        self._decoded: dict[Key, tuple[Version, Any]] = {}
 
-    def grants(self) -> list[Grant]:
+    def grants(self, user: User) -> Iterator[Grant]:
+        grants = self._now().grants
+        yield from grants.get(("User", user.name), ())
+        for group in user.groups:
+            yield from grants.get(("Group", group), ())
+
+    def rules(self, namespace: str, name: str) -> tuple[Rule, ...] | None:
+        """The rules of a Role, or of the ClusterRole where there is no namespace; None where there is no such role."""
+        return self._now().roles.get((namespace, name))
+
+    def _now(self) -> Reading:
         latest = tuple(self._store.changed_at(f"{kind}.{GROUP}") for kind in KINDS)
         if latest != self._read:
-            self._grants = list(self._all())
+            self._reading = self._all()
             self._read = latest
-        return self._grants
+        return self._reading
 
-    def _all(self) -> Iterator[Grant]:
-        cluster_roles = {name_of(role): rules_of(role) for role in self._objects("clusterroles")}
-        roles = {(role["metadata"]["namespace"], name_of(role)): rules_of(role) for role in self._objects("roles")}
-        for binding in self._objects("clusterrolebindings"):
-            yield Grant(subjects_of(binding), cluster_roles.get(binding["roleRef"]["name"], ()))
-        for binding in self._objects("rolebindings"):
-            reference, namespace = binding["roleRef"], binding["metadata"]["namespace"]
-            if reference["kind"] == "ClusterRole":
-                rules = cluster_roles.get(reference["name"], ())
-            else:
-                rules = roles.get((namespace, reference["name"]), ())
-            yield Grant(subjects_of(binding), rules, namespace)
+    def _all(self) -> Reading:
+        before, self._decoded = self._decoded, {}
+        found = Reading()
+        for kind in ("clusterroles", "roles"):
+            for role in self._objects(kind, before):
+                found.roles[role["metadata"].get("namespace", ""), name_of(role)] = rules_of(role)
+        for kind in ("clusterrolebindings", "rolebindings"):
+            for binding in self._objects(kind, before):
+                bind(found, binding)
+        return found
 
-    def _objects(self, kind: str) -> Iterator[Any]:
-        return (msgspec.json.decode(version.raw) for version in self._store.every(f"{kind}.{GROUP}"))
+    def _objects(self, kind: str, before: dict[Key, tuple[Version, Any]]) -> Iterator[Any]:
+        for version in self._store.every(f"{kind}.{GROUP}"):
+            known = before.get(version.key)
+            if known is None or known[0] is not version:
+                known = version, msgspec.json.decode(version.raw)
+            self._decoded[version.key] = known
+            yield known[1]
 
 
-def subjects_of(binding: Object) -> tuple[Object, ...]:
-    return tuple(binding.get("subjects") or ())
+def bind(reading: Reading, binding: Object) -> None:
+    """Note whom a binding gives what."""
+    namespace, reference = binding["metadata"].get("namespace", ""), binding["roleRef"]
+    place = namespace if reference["kind"] == "Role" else ""
+    rules = reading.roles.get((place, reference["name"]), ())
+    head = f'RoleBinding "{name_of(binding)}/{namespace}"' if namespace else f'ClusterRoleBinding "{name_of(binding)}"'
+    for subject in binding.get("subjects") or ():
+        kind, name = subject.get("kind"), subject.get("name", "")
+        whom = (kind, name)
+        if kind == "ServiceAccount":
+            home = subject.get("namespace") or namespace
+            whom, name = ("User", f"{ACCOUNT}{home}:{name}"), f"{name}/{home}"
+        origin = f'{head} of {reference["kind"]} "{reference["name"]}" to {kind} "{name}"'
+        reading.grants.setdefault(whom, []).append(Grant(rules, namespace, origin))
 
 
 def rules_of(role: Object) -> tuple[Rule, ...]:
     return tuple(
         Rule(
-            frozenset(rule.get("verbs") or ()),
-            frozenset(rule.get("apiGroups") or ()),
-            frozenset(rule.get("resources") or ()),
-            frozenset(rule.get("resourceNames") or ()),
+            tuple(rule.get("verbs") or ()),
+            tuple(rule.get("apiGroups") or ()),
+            tuple(rule.get("resources") or ()),
+            tuple(rule.get("resourceNames") or ()),
             tuple(rule.get("nonResourceURLs") or ()),
         )
         for rule in role.get("rules") or ()
@@ -116,64 +171,53 @@ class Authorizer:
     roles: Roles
 
     def __call__(self, asked: Attributes) -> bool:
+        return self.reason(asked) is not None
+
+    def reason(self, asked: Attributes) -> str | None:
+        """Why somebody may do that, in Kubernetes' words, which are none for masters; None where they may not."""
         if MASTERS in asked.user.groups:
-            return True
+            return ""
         namespace = asked.target.namespace if asked.target is not None else ""
-        return any(rule.allows(asked) for rule in self.rules(asked.user, namespace))
+        for grant in self.roles.grants(asked.user):
+            if grant.namespace in ("", namespace) and any(rule.allows(asked) for rule in grant.rules):
+                return f"RBAC: allowed by {grant.origin}"
+        return None
 
     def rules(self, user: User, namespace: str) -> Iterator[Rule]:
         """The rules that hold for a user in a namespace; those of the whole cluster among them."""
-        for grant in self.roles.grants():
-            if grant.namespace in ("", namespace) and concerns(user, grant):
+        for grant in self.roles.grants(user):
+            if grant.namespace in ("", namespace):
                 yield from grant.rules
 
 
-def concerns(user: User, grant: Grant) -> bool:
-    return any(is_meant(user, subject, grant.namespace) for subject in grant.subjects)
-
-
-def is_meant(user: User, subject: Object, namespace: str) -> bool:
-    match subject.get("kind"):
-        case "User":
-            return bool(subject.get("name") == user.name)
-        case "Group":
-            return subject.get("name") in user.groups
-        case "ServiceAccount":
-            return user.name == f"{ACCOUNT}{subject.get('namespace') or namespace}:{subject.get('name')}"
-    return False
-
-
-Allowed = Callable[[Attributes], bool]
-
-
 def uncovered(wanted: Iterable[Rule], held: Iterable[Rule]) -> list[Rule]:
-    """The rules of `wanted` that those of `held` do not cover: nobody may hand on what they do not have."""
+    """What `held` does not cover of `wanted`, in its smallest parts."""
     mine = list(held)
-    return [rule for rule in wanted if not all(any(is_within(each, own) for own in mine) for each in single(rule))]
+    return [part for rule in wanted for part in single(rule) if not any(is_within(part, own) for own in mine)]
 
 
 def single(rule: Rule) -> Iterator[Rule]:
     """The rule in its smallest parts."""
-    for verb in rule.verbs:
-        for path in rule.paths:
-            yield Rule(frozenset({verb}), paths=(path,))
-        for group in rule.groups:
-            for resource in rule.resources:
+    for group in rule.groups:
+        for resource in rule.resources:
+            for verb in rule.verbs:
                 for name in rule.names or ("",):
-                    names = frozenset({name}) if name else frozenset[str]()
-                    yield Rule(frozenset({verb}), frozenset({group}), frozenset({resource}), names)
+                    yield Rule((verb,), (group,), (resource,), (name,) if name else ())
+    for path in rule.paths:
+        for verb in rule.verbs:
+            yield Rule((verb,), paths=(path,))
 
 
 def is_within(part: Rule, whole: Rule) -> bool:
-    if not (part.verbs <= whole.verbs or "*" in whole.verbs):
+    if part.verbs[0] not in whole.verbs and "*" not in whole.verbs:
         return False
     if part.paths:
-        return all(any(covers(own, path) for own in whole.paths) for path in part.paths)
-    if not (part.groups <= whole.groups or "*" in whole.groups):
+        return any(covers(own, part.paths[0]) for own in whole.paths)
+    if part.groups[0] not in whole.groups and "*" not in whole.groups:
         return False
     [resource] = part.resources
     _, slash, subresource = resource.partition("/")
-    known = {resource, "*", *({f"*/{subresource}"} if slash else ())}
-    if not known & whole.resources:
+    known = (resource, "*", *((f"*/{subresource}",) if slash else ()))
+    if not any(each in whole.resources for each in known):
         return False
-    return not whole.names or (bool(part.names) and part.names <= whole.names)
+    return not whole.names or (bool(part.names) and part.names[0] in whole.names)

@@ -4,81 +4,23 @@ A token says who it is for and until when.  It is good as long as the account, a
 bound to, are the ones that it was made for: a token of a deleted pod is worth nothing, whatever its date says.
 """
 
-import base64
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from tapestry.apiserver.authentication import Credentials
 from tapestry.apiserver.requests import User
+from tapestry.apiserver.signing import Keys
 from tapestry.apiserver.storage.store import Store
 from tapestry.kube.objects import NOTHING, Object, is_deleting, name_of, uid_of, value_at
 
 ACCOUNTS = "system:serviceaccounts"
 SHORTEST, LONGEST = 600, 2**32
-SIZE = 32
-"""Bytes of each half of a P-256 signature."""
 BINDABLE = {"Pod": "pods", "Secret": "secrets", "Node": "nodes"}
-
-
-class Keys:
-    """The key that tokens are signed with."""
-
-    def __init__(self, private: ec.EllipticCurvePrivateKey) -> None:
-        self._private = private
-        self._public = private.public_key()
-        numbers = self._public.public_numbers()
-        coordinates = {name: text(getattr(numbers, name).to_bytes(SIZE, "big")) for name in ("x", "y")}
-        thumbprint = hashes.Hash(hashes.SHA256())
-        thumbprint.update(json.dumps({"crv": "P-256", "kty": "EC", **coordinates}, separators=(",", ":")).encode())
-        self.id = text(thumbprint.finalize())
-        self.jwk = {"use": "sig", "kty": "EC", "kid": self.id, "crv": "P-256", "alg": "ES256", **coordinates}
-
-    def signed(self, claims: Object) -> str:
-        head = part({"alg": "ES256", "kid": self.id})
-        body = f"{head}.{part(claims)}"
-        r, s = decode_dss_signature(self._private.sign(body.encode(), ec.ECDSA(hashes.SHA256())))
-        return f"{body}.{text(r.to_bytes(SIZE, 'big') + s.to_bytes(SIZE, 'big'))}"
-
-    def claims(self, token: str) -> Object | None:
-        """What a token of ours says; None for everything else."""
-        body, _, signature = token.rpartition(".")
-        try:
-            raw = data(signature)
-            if len(raw) != 2 * SIZE:
-                return None
-            both = encode_dss_signature(int.from_bytes(raw[:SIZE], "big"), int.from_bytes(raw[SIZE:], "big"))
-            self._public.verify(both, body.encode(), ec.ECDSA(hashes.SHA256()))
-            found = msgspec.json.decode(data(body.partition(".")[2]))
-        except (ValueError, InvalidSignature):
-            return None
-        return found if isinstance(found, dict) else None
-
-
-def key_in(path: Path) -> Keys:
-    """The key in a file, which is made if it is not there."""
-    if not path.exists():
-        private = ec.generate_private_key(ec.SECP256R1())
-        pem = private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600, exist_ok=False)
-        path.write_bytes(pem)
-    key = serialization.load_pem_private_key(path.read_bytes(), None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{path}: tokens are signed with a P-256 key, and this is none")
-    return Keys(key)
 
 
 @dataclass(frozen=True)
@@ -89,10 +31,16 @@ class Accounts:
     keys: Keys
     issuer: str
     now: Callable[[], datetime]
+    own_audiences: tuple[str, ...] = ()
+    """What this server is called by those who make tokens for it; the issuer unless given."""
+
+    @property
+    def audiences(self) -> tuple[str, ...]:
+        return self.own_audiences or (self.issuer,)
 
     def __call__(self, credentials: Credentials) -> User | None:
         """A way to authenticate; for audiences that name this server."""
-        return self.user(credentials.bearer, (self.issuer,)) if credentials.bearer.count(".") == 2 else None
+        return self.user(credentials.bearer, self.audiences) if credentials.bearer.count(".") == 2 else None
 
     def user(self, token: str, audiences: Sequence[str]) -> User | None:
         """Whose token it is, if it is good here and now for one of the audiences."""
@@ -134,7 +82,7 @@ class Accounts:
                 about["node"] = {"name": node}
         claims = {
             "iss": self.issuer,
-            "aud": list(spec.get("audiences") or (self.issuer,)),
+            "aud": list(spec.get("audiences") or self.audiences),
             "sub": f"system:serviceaccount:{namespace}:{name_of(account)}",
             "iat": int(now.timestamp()),
             "nbf": int(now.timestamp()),
@@ -158,15 +106,3 @@ def user_of(namespace: str, account: Object, pod: Object | None, credential: str
 
 def reference(obj: Object) -> Object:
     return {"name": name_of(obj), "uid": uid_of(obj)}
-
-
-def part(value: Object) -> str:
-    return text(msgspec.json.encode(value))
-
-
-def text(raw: bytes) -> str:
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-
-
-def data(encoded: str) -> bytes:
-    return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))

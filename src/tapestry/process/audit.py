@@ -5,7 +5,8 @@ Whoever writes holds an `audit: Audit | None` and hands over what it did:
     audit.record(Write("syncer/east", "patch", "pods", "web-0", namespace="default", code=200, seconds=0.004))
 
 That only appends to a buffer.  A thread writes the buffer out a fifth of a second later and when the audit is closed;
-a full buffer drops what comes and counts it.  The file may be rotated by moving it away or by truncating it.
+a full buffer drops what comes and counts it.  The file may be rotated by moving it away or by truncating it; where it
+is given a largest size, it is moved away by itself when it has reached that.
 """
 
 import os
@@ -13,6 +14,7 @@ import stat
 import threading
 from collections import deque
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -23,6 +25,8 @@ from tapestry.process.metrics import NAMESPACE
 
 STDERR = "-"
 FLUSH_SECONDS = 0.2
+HEAVIEST = 64 << 20
+"""Bytes of records, as far as their size is known, that may wait to be written."""
 CLOSE_SECONDS = 5.0
 
 DROPPED = Counter(
@@ -51,14 +55,18 @@ class Write(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=
 class Audit:
     """Owns the file at `path`, or stderr for `-`, and the thread that writes to it, until `close`.
 
-    A path that cannot be opened raises OSError here, not when there is something to write.
+    A path that cannot be opened raises OSError here, not when there is something to write.  A file that has reached
+    `largest` bytes is moved away, to its name and the time, and of those `backups` are kept; 0 is no limit.
     """
 
-    def __init__(self, path: str, *, capacity: int = 10_000) -> None:
+    def __init__(self, path: str, *, capacity: int = 10_000, largest: int = 0, backups: int = 0) -> None:
         self._path = path
         self._capacity = capacity
+        self._largest = largest
+        self._backups = backups
+        self._weight = 0
         self._file = opened(path)
-        self._buffer: deque[Write] = deque()
+        self._buffer: deque[object] = deque()
         self._unwritten = b""  # what a failing file has not taken; it goes first, so that no line is torn
         self._is_failing = False
         self._writing = threading.Lock()
@@ -73,11 +81,15 @@ class Audit:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def record(self, write: Write) -> None:
-        """Never waits; any thread may call it.  After `close` everything is dropped."""
-        if len(self._buffer) >= self._capacity or self._closing.is_set():
+    def record(self, write: object, size: int = 0) -> None:
+        """Never waits; any thread may call it.  After `close` everything is dropped.
+
+        `write` is a Write, or whatever else makes a line of JSON; what is large says so.
+        """
+        if len(self._buffer) >= self._capacity or self._closing.is_set() or self._weight + size > HEAVIEST:
             DROPPED.inc()
             return
+        self._weight += size
         self._buffer.append(write)
         if not self._wake.is_set():
             self._wake.set()
@@ -88,7 +100,9 @@ class Audit:
             self._follow_rotation()
             self._write_out()  # what is left from before
             self._unwritten = b"".join(msgspec.json.encode(write) + b"\n" for write in drained(self._buffer))
+            self._weight = 0
             self._write_out()
+            self._rotate()
 
     def close(self) -> None:
         """Writes out the rest and makes it durable; a reader of a pipe that stopped reading is given five seconds."""
@@ -121,6 +135,15 @@ class Audit:
         while self._unwritten:
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
 
+    def _rotate(self) -> None:
+        if not self._largest or self._path == STDERR or os.fstat(self._file).st_size < self._largest:
+            return
+        path = Path(self._path)
+        path.rename(path.with_name(f"{path.name}.{datetime.now(UTC):%Y-%m-%dT%H-%M-%S.%f}"))
+        if self._backups:
+            for old in sorted(path.parent.glob(f"{path.name}.????-??-??T??-??-??.*"))[: -self._backups]:
+                old.unlink(missing_ok=True)
+
     def _follow_rotation(self) -> None:
         if self._path == STDERR:
             return
@@ -146,6 +169,6 @@ def closed(file: int) -> None:
     os.close(file)
 
 
-def drained(buffer: deque[Write]) -> list[Write]:
+def drained(buffer: deque[object]) -> list[object]:
     """What is in the buffer now; records that other threads add meanwhile stay for the next time."""
     return [buffer.popleft() for _ in range(len(buffer))]

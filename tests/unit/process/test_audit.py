@@ -205,3 +205,26 @@ def test_a_dash_is_stderr_which_stays_open(capfd: pytest.CaptureFixture[str]) ->
         with Audit("-") as audit:
             audit.record(a_write(name))
     assert [json.loads(line)["name"] for line in capfd.readouterr().err.splitlines()] == ["a", "b"]
+
+
+def test_a_file_that_has_grown_is_moved_away_and_so_many_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    beside = tmp_path / "audit.log.old"
+    beside.write_text("somebody's own")
+    with Audit(str(path), largest=100, backups=2) as audit:
+        for name in ("a", "b", "c", "d"):
+            audit.record(a_write(name))
+            audit.flush()
+    moved = sorted(each for each in tmp_path.iterdir() if each not in (path, beside))
+    assert [names(each) for each in moved] == [["c"], ["d"]]
+    assert beside.read_text() == "somebody's own"
+
+
+def test_records_that_would_take_too_much_memory_are_dropped_and_counted(tmp_path: Path) -> None:
+    before = dropped()
+    path = tmp_path / "audit.log"
+    with Audit(str(path)) as audit:
+        audit.record(a_write("large"), 1 << 40)
+        audit.record({"name": "small"}, 10)
+    assert names(path) == ["small"]
+    assert dropped() == before + 1

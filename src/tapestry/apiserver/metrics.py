@@ -1,0 +1,121 @@
+"""What the server counts, under the names that Kubernetes gave these things: dashboards and alerts know them."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.server import Answer, Attributes
+from tapestry.apiserver.storage.store import Store
+from tapestry.process import metrics
+
+WHAT = ("verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component")
+SECONDS = (*(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60),)
+BYTES = tuple(10.0**power for power in range(3, 10))
+COMPONENT = "apiserver"
+
+REQUESTS = Counter("apiserver_request_total", "Requests by what they were about and how they ended.", [*WHAT, "code"])
+DURATIONS = Histogram("apiserver_request_duration_seconds", "How long answers took.", WHAT, buckets=SECONDS)
+SIZES = Histogram("apiserver_response_sizes", "Bytes of answers to reads.", [WHAT[0], *WHAT[2:]], buckets=BYTES)
+WATCHES = Gauge("apiserver_longrunning_requests", "Watches under way.", [WHAT[0], *WHAT[2:]])
+TERMINATED = Counter(
+    "apiserver_request_terminations_total",
+    "Requests that were ended, or not begun, for the sake of all others.",
+    ["verb", "code", "component"],
+)
+AUDITED = Counter("apiserver_audit_event_total", "Events that were written to the audit log.")
+
+
+class Tally:
+    """The series of one kind of request; each comes with the first that belongs in it."""
+
+    def __init__(self, *what: str) -> None:
+        self._what = what
+        self._codes: dict[int, Counter] = {}
+
+    def count(self, code: int, seconds: float) -> None:
+        if code not in self._codes:
+            self._codes[code] = REQUESTS.labels(*self._what, str(code))
+        self._codes[code].inc()
+        self._seconds.observe(seconds)
+
+    @cached_property
+    def _seconds(self) -> Histogram:
+        return DURATIONS.labels(*self._what)
+
+    @cached_property
+    def sizes(self) -> Histogram:
+        return SIZES.labels(self._what[0], *self._what[2:])
+
+    @cached_property
+    def watches(self) -> Gauge:
+        return WATCHES.labels(self._what[0], *self._what[2:])
+
+
+tally = lru_cache(maxsize=4096)(Tally)
+
+
+def tally_of(call: Call, asked: Attributes) -> Tally:
+    dry = "All" if "dryRun" in call.query else ""
+    target = asked.target
+    if target is None:
+        return tally(VERBS.get(asked.verb, "other"), dry, "", "", "", "", "", COMPONENT)
+    resource = target.row.resource
+    verb = VERBS.get(asked.verb, "other")
+    if verb == "PATCH" and call.headers.get("content-type", "").startswith("application/apply-patch"):
+        verb = "APPLY"
+    place = (resource.group, resource.version, resource.plural, target.subresource, scope_of(asked.verb, target))
+    return tally(verb, dry, *place, COMPONENT)
+
+
+VERBS = {
+    **{verb: verb.upper() for verb in ("get", "list", "watch", "patch", "delete", "deletecollection", "post", "put")},
+    "create": "POST",
+    "update": "PUT",
+    "head": "GET",
+}
+
+
+def scope_of(verb: str, target: Target) -> str:
+    if target.name or verb == "create":
+        return "resource"
+    return "namespace" if target.namespace else "cluster"
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """A collector: what is there at the moment when somebody asks."""
+
+    store: Store
+    under_way: Callable[[], Mapping[str, int]]
+    """Requests that are being answered, by kind: `readOnly`, `mutating`."""
+
+    def collect(self) -> Iterator[Metric]:
+        objects = GaugeMetricFamily("apiserver_storage_objects", "Objects that are stored.", labels=["resource"])
+        for resource in sorted(self.store.resources()):
+            objects.add_metric([resource], self.store.count(resource))
+        yield objects
+        requests = GaugeMetricFamily(
+            "apiserver_current_inflight_requests", "Requests that are being answered.", labels=["request_kind"]
+        )
+        for kind, number in self.under_way().items():
+            requests.add_metric([kind], number)
+        yield requests
+
+
+@dataclass(frozen=True)
+class MetricsPage:
+    """`/metrics`: what this process counts, and what this server holds."""
+
+    holdings: Holdings
+
+    async def __call__(self, _: Call) -> Answer:
+        own = CollectorRegistry()
+        own.register(self.holdings)
+        ours, _kind = metrics.render(own)  # here and now: the store belongs to the loop
+        body, content_type = await asyncio.to_thread(metrics.render)
+        return Answer(200, body + ours, content_type)

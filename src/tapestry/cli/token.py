@@ -1,0 +1,73 @@
+"""`tapestry token`: tokens that expire, for the users of `tapestry apiserver`."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from tapestry.apiserver import ephemeral
+from tapestry.kube.times import parse_duration, timestamp
+
+FOLDER = click.option(
+    "--file-rootpath",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("tapestry-data"),
+    show_default=True,
+    help="The folder of the server.",
+)
+
+
+@click.group()
+def token() -> None:
+    """Make, show and revoke tokens that expire; a running server knows of it at once."""
+
+
+@token.command()
+@FOLDER
+@click.option("--user", required=True, help="Whose it is.")
+@click.option("--group", "groups", multiple=True, help="A group of the user; give it more than once for several.")
+@click.option("--ttl", default="1h", show_default=True, help="How long it is good for: 30m, 12h.")
+def create(folder: Path, user: str, groups: tuple[str, ...], ttl: str) -> None:
+    """Print a new token.  It is shown this once; the server keeps no more than its hash."""
+    try:
+        _, text = ephemeral.create(folder, user, groups, parse_duration(ttl, "--ttl"), datetime.now(UTC))
+    except (ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(text)
+
+
+@token.command(name="list")
+@FOLDER
+def show(folder: Path) -> None:
+    """Show the tokens that are good, and none of their secrets."""
+    try:
+        tokens = ephemeral.tokens_in(folder / ephemeral.NAME)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    now = datetime.now(UTC)
+    lines = [("ID", "USER", "GROUPS", "EXPIRES")]
+    lines += [
+        (each.id, each.user, ",".join(each.groups) or "<none>", timestamp(each.expires))
+        for each in sorted(tokens.values(), key=lambda token: token.expires)
+        if each.expires > now
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        click.echo("   ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+@token.command()
+@FOLDER
+@click.argument("id")
+def revoke(folder: Path, id: str) -> None:
+    """Make the token of that ID worthless, from now on."""
+    try:
+        gone = ephemeral.revoke(folder, id, datetime.now(UTC))
+    except KeyError:
+        raise click.ClickException(
+            f"{id}: there is no such token; `tapestry token list` shows those there are"
+        ) from None
+    except (ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"token {gone.id} of {gone.user} is revoked")

@@ -1,0 +1,251 @@
+"""Rights at our API server and at Kubernetes' own, side by side: the same users, the same requests, the same words."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from tapestry.apiserver import bootstrap
+from tapestry.apiserver.app import accounts_of, gate_of, reception_of, server_of, ways_of
+from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.reception import Reception
+from tapestry.apiserver.requests import Call, User
+from tapestry.apiserver.server import Answer
+from tapestry.apiserver.storage.local import LocalStore
+from tapestry.apiserver.storage.memory import MemoryLog
+from tapestry.kube.objects import Object
+from tapestry.local.kubernetes import ControlPlane
+
+GROUP = "rbac.authorization.k8s.io"
+RBAC = f"/apis/{GROUP}/v1"
+ROLES, BINDINGS = f"{RBAC}/clusterroles", f"{RBAC}/clusterrolebindings"
+HERE = f"{RBAC}/namespaces/default"
+REVIEWS = "/apis/authorization.k8s.io/v1"
+WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+MERGE = "application/merge-patch+json"
+VOLATILE = ("creationTimestamp", "uid", "resourceVersion", "managedFields", "generation")
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Ours:
+    reception: Reception
+
+    async def __call__(self, method: str, path: str, body: Any, kind: str, named: Headers) -> tuple[int, Any]:
+        raw = msgspec.json.encode(body) if body is not None else b""
+        path, _, query = path.partition("?")
+        pairs = dict(each.partition("=")[::2] for each in query.split("&") if each)
+        admin = User("admin", ("system:masters", "system:authenticated"), "admin")
+        answer = await self.reception.answer(Call(method, path, pairs, {"content-type": kind}, raw, admin, named))
+        assert isinstance(answer, Answer)
+        return answer.status, read(answer.body)
+
+
+@dataclass(frozen=True)
+class Theirs:
+    plane: ControlPlane
+    session: aiohttp.ClientSession
+
+    async def __call__(self, method: str, path: str, body: Any, kind: str, named: Headers) -> tuple[int, Any]:
+        raw = msgspec.json.encode(body) if body is not None else None
+        headers = [("Authorization", f"Bearer {self.plane.token}"), ("Content-Type", kind), *named]
+        async with self.session.request(method, f"{self.plane.url}{path}", data=raw, headers=headers) as answer:
+            return answer.status, read(await answer.read())
+
+
+def read(body: bytes) -> Any:
+    return msgspec.json.decode(body) if body[:1] == b"{" else body.decode()
+
+
+@pytest.fixture
+async def ours(tmp_path: Path) -> AsyncIterator[Ours]:
+    config = ApiServerConfig(backend="memory", pod_accounts=False)
+
+    def now() -> datetime:
+        return datetime.now(UTC)
+
+    store = LocalStore(MemoryLog())
+    accounts = accounts_of(config, store, tmp_path, now)
+    server = server_of(config, store, accounts, ways_of(config, accounts), now)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(store.run())
+        await bootstrap.install(server)
+        yield Ours(reception_of(config, server, accounts, gate_of(config)))
+        await server.close()
+        running.cancel()
+    store.close()
+
+
+@pytest.fixture
+async def theirs(control_plane: ControlPlane) -> AsyncIterator[Theirs]:
+    tls = ssl.create_default_context(cafile=str(control_plane.ca))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session:
+        yield Theirs(control_plane, session)
+
+
+def as_user(name: str, *groups: str, **more: str) -> Headers:
+    found = [("impersonate-user", name), *(("impersonate-group", group) for group in groups)]
+    return (*found, *((f"impersonate-{key.replace('_', '-')}", value) for key, value in more.items()))
+
+
+BOB = as_user("rights-bob", "devs", "system:authenticated")
+NOBODY = as_user("system:anonymous")
+
+
+@dataclass(frozen=True)
+class Ask:
+    method: str
+    path: str
+    body: Any = None
+    named: Headers = ()
+    kind: str = "application/json"
+
+
+def post(path: str, body: Any, named: Headers = BOB) -> Ask:
+    return Ask("POST", path, body, named)
+
+
+def role(name: str, *rules: Object, **more: Any) -> Object:
+    return {"metadata": {"name": f"rights-{name}"}, "rules": list(rules), **more}
+
+
+def rule(verbs: str, resources: str, groups: str = "", **more: Any) -> Object:
+    return {"verbs": verbs.split(","), "apiGroups": groups.split(","), "resources": resources.split(","), **more}
+
+
+def binding(name: str, bound: str, *subjects: Object, kind: str = "ClusterRole") -> Object:
+    bob = {"apiGroup": GROUP, "kind": "User", "name": "rights-bob"}
+    reference = {"apiGroup": GROUP, "kind": kind, "name": bound}
+    return {"metadata": {"name": f"rights-{name}"}, "roleRef": reference, "subjects": list(subjects) or [bob]}
+
+
+def access(user: str, groups: list[str], **attributes: str) -> Object:
+    kind = "nonResourceAttributes" if "path" in attributes else "resourceAttributes"
+    return {"spec": {"user": user, "groups": groups, kind: attributes}}
+
+
+WRITING = rule("create,update,patch,get", "clusterroles,clusterrolebindings,roles,rolebindings", GROUP)
+PREPARED = [
+    post(
+        ROLES, role("bobs", WRITING, rule("get,list", "pods,pods/log"), rule("get", "secrets", resourceNames=["a"])), ()
+    ),
+    post(BINDINGS, binding("bobs", "rights-bobs"), ()),
+    post(ROLES, role("secrets", rule("get,watch", "secrets")), ()),
+    post(ROLES, role("binder", rule("bind", "clusterroles", GROUP, resourceNames=["cluster-admin"])), ()),
+    post(BINDINGS, binding("carol", "rights-binder", {"apiGroup": GROUP, "kind": "User", "name": "rights-carol"}), ()),
+    post(f"{HERE}/roles", role("local", rule("get", "nodes")), ()),
+]
+ASKED: Mapping[str, Ask] = {
+    "a role with more": post(ROLES, role("r1", rule("get,list,watch,delete", "pods,nodes,pods/exec", ",apps"))),
+    "a role with paths": post(ROLES, role("r2", {"verbs": ["get", "post"], "nonResourceURLs": ["/metrics", "/x/*"]})),
+    "a role with names": post(ROLES, role("r3", rule("get,list", "secrets", resourceNames=["a", "b"]))),
+    "a role with everything": post(ROLES, role("r4", rule("*", "*", "*"))),
+    "a role with less": post(ROLES, role("r5", rule("get", "pods"))),
+    "a role with nothing": post(ROLES, role("r6")),
+    "an aggregated role": post(
+        ROLES, role("r7", aggregationRule={"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]})
+    ),
+    "a local role with more": post(f"{HERE}/roles", role("r8", rule("get", "pods"), rule("create", "pods"))),
+    "a binding to more": post(BINDINGS, binding("b1", "rights-secrets")),
+    "a binding to everything": post(BINDINGS, binding("b2", "cluster-admin")),
+    "a binding to less": post(f"{BINDINGS}?dryRun=All", binding("b3", "rights-bobs")),
+    "a binding to nothing": post(BINDINGS, binding("b4", "rights-ghost")),
+    "a local binding to more": post(f"{HERE}/rolebindings", binding("b5", "rights-local", kind="Role")),
+    "a local binding to nothing": post(f"{HERE}/rolebindings", binding("b6", "rights-ghost", kind="Role")),
+    "a local binding to what is everywhere": post(f"{HERE}/rolebindings", binding("b7", "rights-bobs")),
+    "a change of labels": Ask("PATCH", f"{ROLES}/rights-secrets", {"metadata": {"labels": {"a": "b"}}}, BOB, MERGE),
+    "a change of finalizers": Ask("PATCH", f"{ROLES}/rights-secrets", {"metadata": {"finalizers": []}}, BOB, MERGE),
+    "a change of subjects": Ask("PATCH", f"{BINDINGS}/rights-carol", {"subjects": []}, BOB, MERGE),
+    "no right to write roles": post(ROLES, role("r9"), as_user("rights-eve")),
+    "masked by those who may not": Ask("GET", "/api/v1/pods", None, as_user("rights-eve")),
+    "anonymous pods": Ask("GET", "/api/v1/pods", None, NOBODY),
+    "anonymous paths": Ask("GET", "/api", None, NOBODY),
+    "anonymous version": Ask("GET", "/healthz", None, NOBODY),
+    "anonymous whoami": Ask("POST", WHOAMI, {}, NOBODY),
+    "metrics for everybody": Ask("GET", "/metrics", None, as_user("rights-eve")),
+    "a path that is none": Ask("GET", "/nowhere", None, as_user("rights-eve")),
+    "a subresource": Ask("GET", "/api/v1/namespaces/default/pods/p/log", None, as_user("rights-eve")),
+    "keys for everybody": Ask("GET", "/openid/v1/jwks", None, as_user("rights-eve")),
+    "whoami": Ask("POST", WHOAMI, {}, as_user("rights-eve", "a", "b", uid="7", extra_scope="x")),
+    "whoami of an account": Ask("POST", WHOAMI, {}, as_user("system:serviceaccount:default:robot")),
+    "groups alone": Ask("GET", "/version", None, (("impersonate-group", "a"),)),
+    "why bob may": post(f"{REVIEWS}/subjectaccessreviews", access("rights-bob", [], verb="get", resource="pods"), ()),
+    "why bob may not": post(
+        f"{REVIEWS}/subjectaccessreviews", access("rights-bob", [], verb="delete", resource="pods"), ()
+    ),
+    "why masters may": post(
+        f"{REVIEWS}/subjectaccessreviews", access("x", ["system:masters"], verb="delete", resource="pods"), ()
+    ),
+    "why everybody may": post(
+        f"{REVIEWS}/subjectaccessreviews", access("x", ["system:authenticated"], verb="get", path="/apis/"), ()
+    ),
+    "bob's own rights": post(f"{REVIEWS}/selfsubjectaccessreviews", access("", [], verb="list", resource="pods")),
+}
+
+
+def compared(status: int, found: Any) -> Any:
+    if status >= 400:
+        if not isinstance(found, dict) or status >= 500:
+            return status
+        details = {key: value for key, value in (found.get("details") or {}).items() if key != "causes"}
+        return status, found.get("reason"), sorted(found["message"].split("\n")), details
+    if not isinstance(found, dict):
+        return status, found
+    metadata = {key: value for key, value in (found.get("metadata") or {}).items() if key not in VOLATILE}
+    return status, full({**found, "metadata": metadata})
+
+
+def full(value: Any) -> Any:
+    """Without what is empty: each server has its own way to say that."""
+    if isinstance(value, dict):
+        return {key: full(each) for key, each in value.items() if each not in (None, "", [], {})}
+    return value
+
+
+async def test_rights_are_what_they_are_at_kubernetes(ours: Ours, theirs: Theirs) -> None:
+    for ask in PREPARED:
+        for side in (ours, theirs):
+            status, found = await side(ask.method, ask.path, ask.body, ask.kind, ask.named)
+            assert status == 201, found
+    differences = {}
+    for name, ask in ASKED.items():
+        mine, other = [
+            compared(*await side(ask.method, ask.path, ask.body, ask.kind, ask.named)) for side in (ours, theirs)
+        ]
+        if mine != other:
+            differences[name] = (mine, other)
+    for name in ("rolebindings", "roles"):
+        await theirs("DELETE", f"{HERE}/{name}", None, "application/json", ())
+    for place in (ROLES, BINDINGS):
+        _, found = await theirs("GET", place, None, "application/json", ())
+        for each in found["items"]:
+            if each["metadata"]["name"].startswith("rights-"):
+                await theirs("DELETE", f"{place}/{each['metadata']['name']}", None, "application/json", ())
+    assert differences == {}
+
+
+@pytest.mark.parametrize("plural", ["clusterroles", "clusterrolebindings", "roles", "rolebindings"])
+async def test_the_roles_from_the_start_are_those_of_kubernetes(ours: Ours, theirs: Theirs, plural: str) -> None:
+    path = f"{RBAC}/{plural}?labelSelector=kubernetes.io/bootstrapping"
+    sides = []
+    for side in (ours, theirs):
+        status, found = await side("GET", path, None, "application/json", ())
+        assert status == 200
+        sides.append([plain(each) for each in found["items"]])
+    assert sides[0] == sides[1]
+    assert sides[0]
+
+
+def plain(obj: Object) -> Object:
+    """A role, without what any two servers differ in: identities, and whether a controller has aggregated rules."""
+    metadata = {key: value for key, value in obj["metadata"].items() if key not in VOLATILE}
+    found = {key: value for key, value in obj.items() if value and key not in ("apiVersion", "kind")}
+    return {**found, "metadata": metadata, **({"rules": None} if "aggregationRule" in obj else {})}

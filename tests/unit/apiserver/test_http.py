@@ -1,0 +1,327 @@
+"""On real sockets: what strangers may send, how slowly, and how many of them at once."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tapestry.apiserver.authentication import Authenticator, Credentials
+from tapestry.apiserver.codec import LONGEST_BODY
+from tapestry.apiserver.gate import READING, WRITING, Gate
+from tapestry.apiserver.http import Listener, serve
+from tapestry.apiserver.reception import Reception
+from tapestry.apiserver.requests import Call, User
+from tapestry.apiserver.server import Answer, Refusing, refused
+from tapestry.apiserver.watches import Watching
+from tapestry.kube.errors import ApiError
+
+from .conftest import Hand
+
+MAPS = "/api/v1/namespaces/default/configmaps"
+PATIENCE = 10.0
+
+
+def somebody(credentials: Credentials) -> User | None:
+    """Whoever shows a token: `root` is a master."""
+    name = credentials.bearer
+    return User(name, ("system:masters",) if name == "root" else ("system:authenticated",)) if name else None
+
+
+@dataclass
+class Line:
+    """One connection, spoken to by hand."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def say(self, text: str | bytes) -> None:
+        self.writer.write(text if isinstance(text, bytes) else text.encode())
+
+    async def hear(self) -> tuple[int, dict[str, str], bytes]:
+        """A whole answer: its status, its headers, its body."""
+        async with asyncio.timeout(PATIENCE):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+            first, *lines = head.strip().split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(first.split()[1]), headers, body
+
+    async def is_cut(self) -> bool:
+        async with asyncio.timeout(PATIENCE):
+            try:
+                return await self.reader.read() == b""
+            except ConnectionError:
+                return True
+
+
+def request(method: str, path: str, body: bytes = b"", user: str = "root", **headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {user}"]
+    if body or method in ("POST", "PUT"):
+        lines.append(f"Content-Length: {len(body)}")
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@asynccontextmanager
+async def listening(
+    server: Refusing, gate: Gate | None = None, *, seconds: float = 5, idle: float = 5
+) -> AsyncIterator[Any]:
+    """A listener, and a way to call it up."""
+    runner = await serve(
+        Listener(server, Authenticator([somebody]), gate or Gate({}), seconds), "127.0.0.1", 0, idle=idle
+    )
+    lines: list[Line] = []
+
+    async def call_up() -> Line:
+        lines.append(Line(*await asyncio.open_connection(*runner.addresses[0][:2])))
+        return lines[-1]
+
+    try:
+        yield call_up
+    finally:
+        for line in lines:
+            line.writer.close()
+        await runner.cleanup()
+
+
+class Plain:
+    """What servers in these tests have in common."""
+
+    def refused(self, _: Call, error: ApiError) -> Answer:
+        return refused(error)
+
+
+@dataclass
+class Held(Plain):
+    """A server that answers when it is told to."""
+
+    waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self.released, self.came, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer(self, _: Call) -> Answer:
+        self.waiting += 1
+        self.came.set()
+        try:
+            await self.released.wait()
+        finally:
+            self.waiting -= 1
+            self.left.set()
+        return Answer(200, b"{}")
+
+    async def wait_for(self, number: int) -> None:
+        """Until so many are waiting."""
+        async with asyncio.timeout(PATIENCE):
+            while self.waiting < number:
+                self.came.clear()
+                await self.came.wait()
+
+
+# -- bodies
+
+
+@pytest.mark.parametrize("size", [0, 2 << 20, LONGEST_BODY - 200])
+async def test_a_body_may_be_as_large_as_kubernetes_allows(call: Hand, size: int) -> None:
+    body = json.dumps({"metadata": {"name": "a"}, "data": {"k": "x" * size}}).encode()
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        line.say(request("POST", MAPS, body, Content_Type="application/json"))
+        status, _, _ = await line.hear()
+    assert status != 413
+    assert (status == 201) is (size == 0)  # a ConfigMap has a limit of its own
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+async def test_a_body_that_is_larger_is_refused(call: Hand, is_chunked: bool) -> None:
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        if is_chunked:
+            line.say(request("POST", MAPS, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
+            piece = b"x" * 65536
+            for _ in range(LONGEST_BODY // len(piece) + 1):
+                line.say(b"%x\r\n%b\r\n" % (len(piece), piece))
+        else:
+            line.say(
+                f"POST {MAPS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer root\r\n"
+                f"Content-Length: {LONGEST_BODY + 1}\r\n\r\n"
+            )
+        status, _, body = await line.hear()
+    assert (status, json.loads(body)["reason"]) == (413, "RequestEntityTooLarge")
+
+
+async def test_a_body_in_pieces_is_put_together(call: Hand) -> None:
+    body = json.dumps({"metadata": {"name": "pieces"}}).encode()
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        line.say(
+            request("POST", MAPS, Transfer_Encoding="chunked", Content_Type="application/json").replace(
+                b"Content-Length: 0\r\n", b""
+            )
+        )
+        for piece in (body[:5], body[5:]):
+            line.say(b"%x\r\n%b\r\n" % (len(piece), piece))
+        line.say(b"0\r\n\r\n")
+        status, _, found = await line.hear()
+    assert (status, json.loads(found)["metadata"]["name"]) == (201, "pieces")
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(call: Hand) -> None:
+    async with listening(Reception(call.server, 10), seconds=0.05) as call_up:
+        line = await call_up()
+        line.say(request("POST", MAPS, b"x" * 100)[:-50])
+        status, _, body = await line.hear()
+    assert (status, json.loads(body)["reason"]) == (504, "Timeout")
+
+
+# -- heads
+
+
+@pytest.mark.parametrize("said", ["", "GET /version HTTP/1.1\r\nX-Slow: "])
+async def test_a_head_that_does_not_come_is_not_waited_for(call: Hand, said: str) -> None:
+    async with listening(Reception(call.server, 10), idle=0.05) as call_up:
+        line = await call_up()
+        line.say(said)
+        assert await line.is_cut()
+
+
+async def test_a_connection_is_used_again_and_left_when_it_is_not(call: Hand) -> None:
+    async with listening(Reception(call.server, 10), idle=0.2) as call_up:
+        line = await call_up()
+        for _ in range(3):
+            line.say(request("GET", "/version"))
+            assert (await line.hear())[0] == 200
+        assert await line.is_cut()
+
+
+@pytest.mark.parametrize(
+    "said", [request("GET", "/version", X_Long="x" * 20_000), b"GET / HTTP/1.1\r\n\r\n", b"\0\r\n\r\n"]
+)
+async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
+    call: Hand, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        line.say(said)
+        assert (await line.hear())[0] == 400
+    assert caplog.records == []
+
+
+async def test_the_names_that_are_used_come_through_each_of_them(call: Hand) -> None:
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        head = request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", b"{}", Impersonate_User="joe")
+        groups = b"Impersonate-Group: a\r\nImpersonate-Group: b, c\r\nImpersonate-Extra-Scope: x\r\n"
+        line.say(head.replace(b"Impersonate-User", groups + b"Content-Type: application/json\r\nImpersonate-User"))
+        status, _, body = await line.hear()
+    assert status == 201
+    assert json.loads(body)["status"]["userInfo"] == {
+        "username": "joe",
+        "groups": ["a", "b, c", "system:authenticated"],
+        "extra": {"scope": ["x"]},
+    }
+
+
+# -- crowds
+
+
+async def test_when_too_many_are_under_way_the_next_is_asked_to_come_again() -> None:
+    held = Held()
+    async with listening(held, Gate({READING: 2, WRITING: 1})) as call_up:
+        lines = [await call_up() for _ in range(2)]
+        for number, line in enumerate(lines, 1):
+            line.say(request("GET", "/x", user="bob"))
+            await held.wait_for(number)
+        late = await call_up()
+        late.say(request("GET", "/x", user="bob"))
+        status, headers, body = await late.hear()
+        assert (status, headers["retry-after"], json.loads(body)["reason"]) == (429, "1", "TooManyRequests")
+        others = [await call_up() for _ in range(4)]
+        others[0].say(request("POST", "/x", user="bob"))  # writes have room of their own
+        others[1].say(request("GET", "/x", user="root"))  # masters get in
+        others[2].say(request("GET", "/readyz", user="bob"))  # and probes
+        others[3].say(request("GET", "/x?watch=1", user="bob"))  # and watches
+        await held.wait_for(6)
+        held.released.set()
+        for line in (*lines, *others):
+            assert (await line.hear())[0] == 200
+        late.say(request("GET", "/x", user="bob"))
+        assert (await late.hear())[0] == 200
+
+
+async def test_a_crowd_of_slow_writers_leaves_room_for_readers_and_goes_away(call: Hand) -> None:
+    gate = Gate({READING: 5, WRITING: 20})
+    async with listening(Reception(call.server, 10), gate, seconds=0.3) as call_up:
+        crowd = [await call_up() for _ in range(100)]
+        for line in crowd:
+            line.say(request("POST", MAPS, b"x" * 1000, user="bob")[:-500])
+        reader = await call_up()
+        reader.say(request("GET", "/version", user="bob"))
+        assert (await reader.hear())[0] == 200
+        codes = [(await line.hear())[0] for line in crowd]
+    assert sorted(set(codes)) == [429, 504]
+    assert codes.count(504) == 20
+    assert gate.under_way == {READING: 0, WRITING: 0}
+
+
+async def test_a_client_that_leaves_takes_its_request_along() -> None:
+    held = Held()
+    async with listening(held) as call_up:
+        line = await call_up()
+        line.say(request("GET", "/x"))
+        await held.came.wait()
+        line.writer.transport.abort()
+        async with asyncio.timeout(PATIENCE):
+            await held.left.wait()
+    assert held.waiting == 0
+
+
+async def test_a_watch_ends_when_its_client_leaves(call: Hand) -> None:
+    over = asyncio.Event()
+
+    class Noting(Plain):
+        async def answer(self, asked: Call) -> Answer | Watching:
+            found = await call.server.answer(asked)
+            assert isinstance(found, Watching)
+            found.over = over.set
+            return found
+
+    async with listening(Noting()) as call_up:
+        line = await call_up()
+        line.say(request("GET", f"{MAPS}?watch=1"))
+        assert (await line.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        line.writer.transport.abort()
+        async with asyncio.timeout(PATIENCE):
+            await over.wait()
+
+
+async def test_a_client_that_does_not_take_its_answer_is_cut_off() -> None:
+    size = 64 << 20
+
+    class Generous(Plain):
+        async def answer(self, _: Call) -> Answer:
+            return Answer(200, b"x" * size)
+
+    class Noting(Gate):
+        left = asyncio.Event()
+
+        @contextmanager
+        def passed(self, method: str, *, exempt: bool = False) -> Iterator[None]:
+            with super().passed(method, exempt=exempt):
+                yield
+            self.left.set()
+
+    gate = Noting({})
+    async with listening(Generous(), gate, seconds=0.1) as call_up:
+        line = await call_up()
+        line.writer.transport.pause_reading()
+        line.say(request("GET", "/x"))
+        async with asyncio.timeout(PATIENCE):
+            await gate.left.wait()
+        line.writer.transport.resume_reading()
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await line.reader.readexactly(size)

@@ -1,0 +1,77 @@
+"""The flags of `tapestry apiserver`: those of the requirement as it writes them, and what they come to."""
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tapestry.apiserver.config import ApiServerConfig
+from tapestry.cli import apiserver
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a command line comes to: the settings, or the refusal."""
+
+    def settings_of(*arguments: str) -> ApiServerConfig | str:
+        found: list[ApiServerConfig] = []
+        monkeypatch.setattr(apiserver, "run", found.append)
+        result = CliRunner().invoke(apiserver.apiserver, arguments)
+        return found[0] if found else result.output
+
+    return settings_of
+
+
+def test_the_command_of_the_requirement_is_understood(settings: Any) -> None:
+    found = settings(
+        "--backend=etcd",
+        "--etcd-servers=http://127.0.0.1:2379",
+        "--request-timeout=60m",
+        "--token-auth-file=config/token.csv",
+        "--unrestricted-update=true",
+        "-v=10",
+        "--kubectl-disabled=false",
+        "--kubectl-ephemeral-token=false",
+        "--authn-allow-localhost=true",
+    )
+    assert (found.backend, found.etcd.servers) == ("etcd", ["http://127.0.0.1:2379"])
+    assert (found.request_timeout, found.log_level) == (3600.0, "debug")
+    assert (found.unrestricted_update, found.authn_allow_localhost) == (True, True)
+    assert (found.kubectl_disabled, found.kubectl_ephemeral_token) == (False, False)
+
+
+def test_a_switch_needs_no_value(settings: Any) -> None:
+    found = settings("--authn-allow-localhost", "--kubectl-ephemeral-token", "--backend", "memory")
+    assert (found.authn_allow_localhost, found.kubectl_ephemeral_token, found.backend) == (True, True, "memory")
+
+
+def test_users_and_audit_are_set_by_kubernetes_names(settings: Any) -> None:
+    found = settings(
+        "--anonymous-auth=false",
+        "--api-audiences=a,b",
+        "--service-account-key-file=old.pub,new.pub",
+        "--audit-log-path=/tmp/audit.log",
+        "--audit-log-maxsize=5",
+        "--max-mutating-requests-inflight=7",
+        "--request-timeout=2.5",
+    )
+    assert found.anonymous_auth is False
+    assert found.api_audiences == ["a", "b"]
+    assert found.service_account_key_files == ["old.pub", "new.pub"]
+    assert (found.audit_log_path, found.audit_log_maxsize) == ("/tmp/audit.log", 5)
+    assert (found.max_mutating_requests_inflight, found.request_timeout) == (7, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("flag", "fault"),
+    [
+        ("--request-timeout=soon", "--request-timeout"),
+        ("--request-timeout=0", "requestTimeout"),
+        ("--unrestricted-update=maybe", "--unrestricted-update"),
+        ("--max-requests-inflight=-1", "maxRequestsInflight"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_its_name(settings: Any, flag: str, fault: str) -> None:
+    found = settings(flag)
+    assert isinstance(found, str)
+    assert fault in found
