@@ -16,7 +16,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check fmt bench bench-windows bench-nodes bench-sync kube-assets node-assets kube-assets-if-possible lock clean
+.PHONY: help setup up test test-long check fmt bench bench-windows bench-nodes bench-sync bench-api conformance kube-assets node-assets client-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,8 +29,11 @@ up: setup kube-assets-if-possible ## Run a small world on this machine until Ctr
 test: setup $(if $(FAST),,kube-assets-if-possible) ## Run what CI runs: every test but the long ones (FAST=1: without Kubernetes)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "$(MARKS)"
 
-test-long: setup kube-assets ## Run soaks, kills by the hundred and other tests of many minutes
+test-long: setup kube-assets client-assets conformance ## Run soaks, kills by the hundred and other tests of many minutes
 	$(BIN)/pytest -m long
+
+conformance: setup conformance-assets ## Run the conformance tests of Kubernetes that need only a server against ours
+	$(BIN)/python tools/conformance.py
 
 check: setup ## Lint, formatting, types, layers, smells
 	$(BIN)/ruff check
@@ -55,11 +58,20 @@ bench-nodes: setup kube-assets ## Measure how soon 1,000 nodes are leased and wh
 bench-sync: setup kube-assets ## Measure what pods cost on their way down and up, against the least there can be
 	$(BIN)/python -m benchmarks.sync
 
+bench-api: setup kube-assets ## Measure our API server against kube-apiserver with etcd
+	$(BIN)/python -m benchmarks.api
+
 kube-assets: ## Build Kubernetes and etcd into the user's cache folder (needs Go 1.24+)
 	@$(PYTHON) tools/kube_assets.py
 
 node-assets: ## Build kubelet and kube-proxy too: the tests with real nodes need them, and root
 	@$(PYTHON) tools/kube_assets.py --nodes
+
+conformance-assets: ## Build Kubernetes' own tests: nine minutes, once
+	@$(PYTHON) tools/kube_assets.py --conformance
+
+client-assets: ## Build programs that talk to an API server, for the long tests of ours: helm, kwok
+	@$(PYTHON) tools/kube_assets.py --clients
 
 # Exit code 3 is "Go is not installed": on a contributor's machine the tests that need Kubernetes are then skipped.
 kube-assets-if-possible:

@@ -1,11 +1,12 @@
 """Makes the table of built-in resources that our API server is driven by, from what Kubernetes publishes of its own.
 
-    python tools/api_tables.py    writes src/tapestry/apiserver/data/kubernetes.json.gz
+    python tools/api_tables.py    writes src/tapestry/apiserver/data/{kubernetes,descriptions}.json.gz
 
-Needs Go for its module cache; the file is committed, so nothing else does.  Of the discovery documents it takes which
-resources there are, of the OpenAPI documents what their fields are; descriptions, and defaults that only say that a
-field is empty when it is empty, are left behind, except of structs, which are there even when nobody set them.
-Versions that a server does not serve unless told so (alpha, beta) are left out.
+Needs Go for its module cache; the files are committed, so nothing else does.  Of the discovery documents it takes which
+resources there are, of the OpenAPI documents what their fields are.  Defaults that only say that a field is empty when
+it is empty are left behind, except of structs, which are there even when nobody set them.  Descriptions have a file of
+their own, for they are long, and few want to read them.  Versions that a server does not serve unless told so (alpha,
+beta) are left out.
 """
 
 import gzip
@@ -18,14 +19,15 @@ from typing import Any
 
 MODULE = "k8s.io/kubernetes"
 VERSION = "v1.34.3"
-TARGET = Path(__file__).parent.parent / "src" / "tapestry" / "apiserver" / "data" / "kubernetes.json.gz"
+DATA = Path(__file__).parent.parent / "src" / "tapestry" / "apiserver" / "data"
 NOTICE = (
     "Copyright The Kubernetes Authors.  Licensed under the Apache License, Version 2.0.  Made by tools/api_tables.py "
-    f"from {MODULE} {VERSION}, api/discovery and api/openapi-spec/v3: rearranged, descriptions left out."
+    f"from {MODULE} {VERSION}, api/discovery and api/openapi-spec/v3: rearranged."
 )
 STABLE = re.compile(r"v\d+")
 UNSERVED = {"internal.apiserver.k8s.io", "storagemigration.k8s.io"}
 KEPT = ("type", "format", "required", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
+META = "io.k8s.apimachinery.pkg.apis.meta.v1."
 LIST_RULES = ("list-type", "list-map-keys", "map-type", "patch-merge-key", "patch-strategy", "unions")
 
 Json = dict[str, Any]
@@ -97,16 +99,21 @@ def legacy_rows(document: Json) -> list[Json]:
     return list(rows.values())
 
 
-def schemas(folder: Path) -> tuple[dict[str, Json], dict[tuple[str, str, str], str]]:
-    """The types of all OpenAPI documents by name, and which of them is which kind."""
-    types: dict[str, Json] = {}
-    kinds: dict[tuple[str, str, str], str] = {}
+def schemas(folder: Path) -> dict[str, Json]:
+    """The types of all OpenAPI documents by name."""
+    found: dict[str, Json] = {}
     for path in sorted((folder / "openapi-spec" / "v3").glob("*.json")):
-        for name, schema in json.loads(path.read_text()).get("components", {}).get("schemas", {}).items():
-            types[name] = reduced(schema)
-            for gvk in schema.get("x-kubernetes-group-version-kind", ()):
-                kinds.setdefault((gvk["group"], gvk["version"], gvk["kind"]), name)
-    return types, kinds
+        found |= json.loads(path.read_text()).get("components", {}).get("schemas", {})
+    return found
+
+
+def kinds(published: dict[str, Json]) -> dict[tuple[str, str, str], str]:
+    """Which type is which kind."""
+    found: dict[tuple[str, str, str], str] = {}
+    for name, schema in published.items():
+        for gvk in schema.get("x-kubernetes-group-version-kind", ()):
+            found.setdefault((gvk["group"], gvk["version"], gvk["kind"]), name)
+    return found
 
 
 def reduced(schema: Json) -> Json:
@@ -132,6 +139,24 @@ def reduced(schema: Json) -> Json:
     return found
 
 
+def blank(schema: Json, published: dict[str, Json]) -> Json:
+    """A struct of which nothing is set, as Go writes it: without what it leaves out when it is empty."""
+    found = {}
+    for field, each in schema.get("properties", {}).items():
+        if "allOf" not in each and each.get("default") in ("", 0, False):
+            found[field] = each["default"]
+        elif (struct := always(each, published)) is not None:
+            found[field] = blank(struct, published)
+    return found
+
+
+def always(schema: Json, published: dict[str, Json]) -> Json | None:
+    """The type of a field that is a struct and no pointer to one."""
+    if schema.get("default") != {} or "allOf" not in schema:
+        return None
+    return published[schema["allOf"][0]["$ref"].rpartition("/")[2]]
+
+
 def reached(roots: list[str], types: dict[str, Json]) -> dict[str, Json]:
     """The types that `roots` are made of, themselves included."""
     found: dict[str, Json] = {}
@@ -147,21 +172,39 @@ def reached(roots: list[str], types: dict[str, Json]) -> dict[str, Json]:
 def main() -> None:
     folder = module_folder() / "api"
     rows = resources(folder)
-    types, kinds = schemas(folder)
-    roots = ["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta", "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"]
+    published = schemas(folder)
+    types = {name: reduced(schema) for name, schema in published.items()}
+    named_by = kinds(published)
+    roots = [f"{META}ObjectMeta", f"{META}ListMeta"]
     for each in rows:
         for named in (each, *each["subresources"]):
             group, version = named.get("group", each["group"]), named.get("version", each["version"])
-            name = kinds.get((group, version, named["kind"]))
+            name = named_by.get((group, version, named["kind"]))
             if name is not None:
                 roots.append(name)
                 if named is each:
                     each["schema"] = name
+                    status = published[name].get("properties", {}).get("status", {})
+                    if (struct := always(status, published)) is not None:
+                        each["blankStatus"] = blank(struct, published)
     table = {"notice": NOTICE, "version": VERSION, "resources": rows, "schemas": reached(roots, types)}
+    texts = {name: descriptions(published[name]) for name in table["schemas"]}
+    written("kubernetes.json.gz", table)
+    written("descriptions.json.gz", {"notice": NOTICE, "version": VERSION, "types": texts})
+    print(f"{len(rows)} resources, {len(texts)} types")
+
+
+def descriptions(schema: Json) -> Json:
+    """What a type is for, under no name, and its fields under theirs."""
+    fields = schema.get("properties", {}).items()
+    return {name: each["description"] for name, each in [("", schema), *fields] if "description" in each}
+
+
+def written(name: str, table: Json) -> None:
     text = json.dumps(table, separators=(",", ":"), sort_keys=True).encode()
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_bytes(gzip.compress(text, mtime=0))
-    print(f"{TARGET.name}: {len(rows)} resources, {len(table['schemas'])} types, {TARGET.stat().st_size:,} bytes")
+    DATA.mkdir(parents=True, exist_ok=True)
+    (DATA / name).write_bytes(gzip.compress(text, mtime=0))
+    print(f"{name}: {(DATA / name).stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Builds a real Kubernetes from Go modules into the user's cache folder: the control plane, and on request the node.
+"""Builds a real Kubernetes from Go modules into the user's cache folder: the control plane, and on request the node
+or the tests that Kubernetes has of itself, or others' clients.
 
-The modules are pinned in tools/kube-assets/{kubernetes,etcd}/go.mod and go.sum.  A program appears in the folder only
-when it is whole, so whoever looks there finds it or does not; what is there already is not built again.  With
-KUBEBUILDER_ASSETS set, that folder is used as it is and nothing is built.
+The modules are pinned in tools/kube-assets/{kubernetes,etcd,helm,kwok}/go.mod and go.sum.  A program appears in the
+folder only when it is whole, so whoever looks there finds it or does not; what is there already is not built again.
+With KUBEBUILDER_ASSETS set, that folder is used as it is and nothing is built.
 """
 
 import argparse
@@ -57,6 +58,11 @@ class Program:
     seconds: int
 
     @property
+    def command(self) -> list[str]:
+        """What to tell Go; a program of tests has no main package."""
+        return ["go", "test", "-c"] if self.name.endswith(".test") else ["go", "build"]
+
+    @property
     def linker_flags(self) -> str:
         return f"-s -w {kubernetes_stamps()}" if self.module == "kubernetes" else "-s -w"
 
@@ -72,7 +78,15 @@ NODE = [
     Program("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet", 30),
     Program("kube-proxy", "kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", 10),
 ]
-PROGRAMS = CONTROL_PLANE + NODE
+CONFORMANCE = [
+    Program("e2e.test", "kubernetes", "k8s.io/kubernetes/test/e2e", 535),
+    *(program for program in CONTROL_PLANE if program.name == "kubectl"),  # which the tests call
+]
+CLIENTS = [
+    Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", 115),
+    Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", 170),
+]
+PROGRAMS = [*CONTROL_PLANE, *NODE, CONFORMANCE[0], *CLIENTS]
 
 
 def assets_folder(environ: Mapping[str, str]) -> Path:
@@ -99,7 +113,7 @@ def sole_builder(folder: Path) -> Iterator[None]:
 
 def build(program: Program, folder: Path) -> None:
     unfinished = folder / f".{program.name}.unfinished"
-    command = ["go", "build", "-mod=readonly", "-buildvcs=false", "-trimpath"]
+    command = [*program.command, "-mod=readonly", "-buildvcs=false", "-trimpath"]
     command += ["-ldflags", program.linker_flags, "-o", str(unfinished), program.package]
     began = time.monotonic()
     print(f"building {program.name} (about {program.seconds} s the first time) ...", flush=True)
@@ -155,6 +169,8 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--only", type=parse_names, metavar="NAME,...", help="build only these")
     what.add_argument("--nodes", action="store_true", help="build also what runs on a node")
+    what.add_argument("--conformance", action="store_true", help="build Kubernetes' own tests, and what they call")
+    what.add_argument("--clients", action="store_true", help="build programs that talk to an API server: helm, kwok")
     parser.add_argument("--print-dir", action="store_true", help="print the folder, build nothing")
     options = parser.parse_args()
     folder = assets_folder(os.environ)
@@ -164,7 +180,15 @@ def main() -> int:
     if os.environ.get("KUBEBUILDER_ASSETS"):
         print(f"KUBEBUILDER_ASSETS is set: {folder} is used as it is, nothing is built")
         return 0
-    return build_missing(options.only or (PROGRAMS if options.nodes else CONTROL_PLANE), folder)
+    return build_missing(options.only or chosen(options), folder)
+
+
+def chosen(options: argparse.Namespace) -> list[Program]:
+    if options.conformance:
+        return CONFORMANCE
+    if options.clients:
+        return CLIENTS
+    return CONTROL_PLANE + NODE if options.nodes else CONTROL_PLANE
 
 
 if __name__ == "__main__":

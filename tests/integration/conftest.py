@@ -1,4 +1,4 @@
-"""Clusters for the tests of the syncer: our kinds are installed in each."""
+"""Clusters for the tests of the syncer, with our kinds installed in each; and two API servers side by side."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -9,6 +9,7 @@ import pytest
 from tapestry.local.kubernetes import ControlPlane
 
 from .lending import Lending, install_kinds, lending
+from .sides import Ours, Theirs, our_side, their_side
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +40,17 @@ async def site(virtual_plane: ControlPlane, physical_plane: ControlPlane, tmp_pa
     """A binding of its own between the two; whose syncer does not run yet."""
     async with lending(virtual_plane, physical_plane, tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+async def ours(tmp_path: Path) -> AsyncIterator[Ours]:
+    """An API server of ours, in this process."""
+    async with our_side(tmp_path) as side:
+        yield side
+
+
+@pytest.fixture
+async def theirs(control_plane: ControlPlane) -> AsyncIterator[Theirs]:
+    """The kube-apiserver that every test shares, to be asked in the same way."""
+    async with their_side(control_plane) as side:
+        yield side

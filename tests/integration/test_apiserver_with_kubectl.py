@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -83,7 +84,8 @@ def kubectl(kube_assets: Path, tmp_path: Path) -> Iterator[Kubectl]:
 
 
 def at(kube_assets: Path, folder: Path, server: str, *flags: str) -> Kubectl:
-    def run(*arguments: str, input: str | None = None, fails: bool = False) -> str:
+    def run(*arguments: str, input: str | None = None, fails: bool = False, shows: bool = False) -> str:
+        """What it printed: to stderr if it fails, unless that is not what it `shows` something with."""
         command = [
             kube_assets / "kubectl",
             "--cache-dir",
@@ -98,7 +100,7 @@ def at(kube_assets: Path, folder: Path, server: str, *flags: str) -> Kubectl:
             [*command, *arguments], input=input, capture_output=True, text=True, check=False, timeout=60
         )
         assert (done.returncode != 0) is fails, done.stdout + done.stderr
-        return done.stderr if fails else done.stdout
+        return done.stderr if fails and not shows else done.stdout
 
     return run
 
@@ -244,3 +246,122 @@ def test_what_is_applied_on_the_server_is_shared_between_managers(kubectl: Kubec
     assert kubectl("get", "deployment", "web", "-o", "jsonpath={.metadata.labels}") == ""
     shown = json.loads(kubectl("get", "deployment", "web", "-o", "json", "--show-managed-fields"))
     assert {each["manager"] for each in shown["metadata"]["managedFields"]} == {"one", "two", "three"}
+
+
+NODE = """
+apiVersion: v1
+kind: Node
+metadata: {name: n1}
+status:
+  conditions: [{type: Ready, status: "True"}]
+  addresses: [{type: InternalIP, address: 10.0.0.1}]
+"""
+BUDGET = """
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: web}
+spec: {minAvailable: 1, selector: {matchLabels: {app: web}}}
+"""
+ON_A_NODE = POD.replace("{name: p}", "{name: p, labels: {app: web}}").replace("spec: {", "spec: {nodeName: n1, ")
+RUNS = '{"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}'
+
+
+def test_a_watch_prints_changes_as_they_come(kube_assets: Path, tmp_path: Path) -> None:
+    with served(tmp_path / "data") as said:
+        server = f"http://{said['local']}"
+        run = at(kube_assets, tmp_path, server)
+        run("apply", "-f", "-", input=WIDGETS)
+        run("create", "--validate=false", "-f", "-", input=yaml.safe_dump(WIDGET))
+        command = [kube_assets / "kubectl", "--kubeconfig", os.devnull, "-s", server, "get", "widgets", "-w"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            assert watching.stdout.readline().split() == ["NAME", "COLOR"]
+            assert watching.stdout.readline().split() == ["w", "red"]
+            run("patch", "widget", "w", "--type=merge", "-p", '{"spec": {"color": "blue"}}')
+            assert watching.stdout.readline().split() == ["w", "blue"]
+            watching.terminate()
+
+
+def test_differences_are_shown_before_they_are_made(kubectl: Kubectl, tmp_path: Path) -> None:
+    kubectl("apply", "-f", "-", input=DEPLOYMENT)
+    assert kubectl("diff", "-f", "-", input=DEPLOYMENT) == ""
+    changed = DEPLOYMENT.replace("image: nginx", "image: nginx:2")
+    printed = kubectl("diff", "-f", "-", input=changed, fails=True, shows=True)
+    assert "-      - image: nginx\n" in printed
+    assert "+      - image: nginx:2\n" in printed
+    assert kubectl("get", "deployment", "web", "-o", "jsonpath={..image}") == "nginx"
+
+
+def test_an_object_can_be_edited(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl("apply", "-f", "-", input=DEPLOYMENT)
+    monkeypatch.setenv("KUBE_EDITOR", "sed -i 's/image: nginx/image: nginx:3/'")
+    assert kubectl("edit", "deployment", "web") == "deployment.apps/web edited\n"
+    assert kubectl("get", "deployment", "web", "-o", "jsonpath={..image}") == "nginx:3"
+
+
+def test_every_kind_of_patch_is_applied(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", "-", input=DEPLOYMENT)
+    patches = {
+        "json": '[{"op": "replace", "path": "/spec/replicas", "value": 2}]',
+        "merge": '{"spec": {"template": {"metadata": {"labels": {"tier": "front"}}}}}',
+        "strategic": '{"spec": {"template": {"spec": {"containers": [{"name": "d", "image": "busybox"}]}}}}',
+    }
+    for kind, patch in patches.items():
+        assert kubectl("patch", "deployment", "web", f"--type={kind}", "-p", patch) == "deployment.apps/web patched\n"
+    found = json.loads(kubectl("get", "deployment", "web", "-o", "json"))["spec"]
+    assert found["replicas"] == 2
+    assert found["template"]["metadata"]["labels"] == {"app": "web", "tier": "front"}
+    assert {each["name"] for each in found["template"]["spec"]["containers"]} == {"c", "d"}
+
+
+def test_a_rollout_is_over_when_its_status_says_so(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", "-", input=DEPLOYMENT)
+    assert "Waiting for deployment spec update" in kubectl(
+        "rollout", "status", "deployment/web", "--timeout=1s", fails=True, shows=True
+    )
+    assert kubectl("rollout", "restart", "deployment/web") == "deployment.apps/web restarted\n"
+    counts = '"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1'
+    done = f'{{"status": {{"observedGeneration": 2, {counts}}}}}'
+    kubectl("patch", "deployment", "web", "--subresource=status", "--type=merge", "-p", done)
+    said = kubectl("rollout", "status", "deployment/web", "--timeout=10s")
+    assert said == 'deployment "web" successfully rolled out\n'
+
+
+def test_somebody_can_wait_for_what_is_to_come(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", "-", input=NODE)
+    kubectl("apply", "-f", "-", input=ON_A_NODE)
+    assert "timed out" in kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=1s", fails=True)
+    kubectl("patch", "pod", "p", "--subresource=status", "-p", RUNS)
+    assert kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=10s") == "pod/p condition met\n"
+    assert kubectl("wait", "pod/p", "--for=jsonpath={.status.phase}=Running").endswith("condition met\n")
+    wide = kubectl("get", "pods,nodes", "-o", "wide")
+    assert re.search(r"pod/p +0/1 +Running +0 +\S+ +<none> +n1 ", wide)
+    assert re.search(r"node/n1 +Ready +<none> +\S+ +10\.0\.0\.1 ", wide)
+    kubectl("delete", "pod", "p", "--force", "--grace-period=0", "--wait=false")
+    kubectl("wait", "pod/p", "--for=delete", "--timeout=10s")
+
+
+def test_a_drain_asks_the_budgets(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", "-", input=NODE)
+    kubectl("apply", "-f", "-", input=BUDGET)
+    for name in ("p", "q"):
+        kubectl("apply", "-f", "-", input=ON_A_NODE.replace("name: p,", f"name: {name},"))
+        kubectl("patch", "pod", name, "--subresource=status", "-p", RUNS)
+    kubectl("wait", "pdb/web", "--for=jsonpath={.status.disruptionsAllowed}=1", "--timeout=10s")
+    refused = kubectl("drain", "n1", "--force", "--timeout=2s", fails=True)
+    assert "Cannot evict pod as it would violate the pod's disruption budget." in refused
+    deleting = kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.deletionTimestamp}").split()
+    assert len(deleting) == 1
+    assert "SchedulingDisabled" in kubectl("get", "nodes")
+
+
+def test_a_quota_and_a_limit_range_can_be_read_and_hold(kubectl: Kubectl) -> None:
+    kubectl("create", "quota", "q", "--hard=pods=1,requests.cpu=1")
+    kubectl("wait", "resourcequota/q", "--for=jsonpath={.status.used.pods}=0", "--timeout=10s")
+    default = "{type: Container, defaultRequest: {cpu: 200m}}"
+    limits = f"{{apiVersion: v1, kind: LimitRange, metadata: {{name: l}}, spec: {{limits: [{default}]}}}}"
+    kubectl("apply", "-f", "-", input=limits)
+    kubectl("apply", "-f", "-", input=POD)
+    assert re.search(r"requests.cpu +200m +1\n", kubectl("describe", "quota", "q"))
+    refused = kubectl("apply", "-f", "-", input=POD.replace("{name: p}", "{name: q}"), fails=True)
+    assert 'pods "q" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1' in refused

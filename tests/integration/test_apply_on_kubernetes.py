@@ -5,31 +5,17 @@ fields.  Identities and times differ between any two servers, and are left out.
 """
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
-import pytest
 
-from tapestry.apiserver import bootstrap
-from tapestry.apiserver.app import server_of, ways_of
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer, Server
-from tapestry.apiserver.service_accounts import Accounts, key_in
-from tapestry.apiserver.storage.memory import MemoryLog
-from tapestry.apiserver.storage.store import Store
 from tapestry.kube.objects import Object, value_at, without
-from tapestry.local.kubernetes import ControlPlane
 
-ADMIN = User("admin", ("system:masters",))
+from .sides import JSON, Ours, Theirs
+
 APPLY, MERGE, JSON_PATCH = "application/apply-patch+yaml", "application/merge-patch+json", "application/json-patch+json"
-JSON, STRATEGIC = "application/json", "application/strategic-merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
 PLACES = {
     "ConfigMap": ("v1", "/api/v1/namespaces/default/configmaps"),
     "Service": ("v1", "/api/v1/namespaces/default/services"),
@@ -374,59 +360,6 @@ SEQUENCES = [
     )
     for name, steps in table.items()
 ]
-
-
-@dataclass(frozen=True)
-class Ours:
-    """An API server in this process."""
-
-    server: Server
-
-    async def __call__(self, method: str, path: str, body: Any, kind: str, query: dict[str, str]) -> tuple[int, Any]:
-        headers = {"content-type": kind, "user-agent": "tests/1"}
-        answer = await self.server.answer(Call(method, path, query, headers, msgspec.json.encode(body), ADMIN))
-        assert isinstance(answer, Answer)
-        return answer.status, msgspec.json.decode(answer.body)
-
-
-@dataclass(frozen=True)
-class Theirs:
-    """A kube-apiserver."""
-
-    plane: ControlPlane
-    session: aiohttp.ClientSession
-
-    async def __call__(self, method: str, path: str, body: Any, kind: str, query: dict[str, str]) -> tuple[int, Any]:
-        headers = {"content-type": kind, "user-agent": "tests/1", "authorization": f"Bearer {self.plane.token}"}
-        async with self.session.request(
-            method, self.plane.url + path, data=msgspec.json.encode(body), headers=headers, params=query
-        ) as answer:
-            return answer.status, await answer.json(content_type=None) if answer.content_type == JSON else None
-
-
-@pytest.fixture
-async def ours(tmp_path: Path) -> AsyncIterator[Ours]:
-    config = ApiServerConfig(backend="memory", pod_accounts=False)
-
-    def now() -> datetime:
-        return datetime.now(UTC)
-
-    store = Store(MemoryLog())
-    accounts = Accounts(store, key_in(tmp_path / "key"), "https://here", now)
-    server = server_of(config, store, accounts, ways_of(config, accounts), now)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(store.run())
-        await bootstrap.install(server)
-        yield Ours(server)
-        running.cancel()
-    store.close()
-
-
-@pytest.fixture
-async def theirs(control_plane: ControlPlane) -> AsyncIterator[Theirs]:
-    tls = ssl.create_default_context(cafile=str(control_plane.ca))
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session:
-        yield Theirs(control_plane, session)
 
 
 async def outcome(side: Ours | Theirs, kind: str, name: str, step: Step) -> Any:

@@ -7,16 +7,17 @@ from prometheus_client import REGISTRY
 
 import tapestry.manager.app
 import tapestry.syncer.app  # noqa: F401  with the manager's, all the metrics there are
+from tapestry.apiext.config import ApiExtConfig
 from tapestry.controller.config import ManagerConfig
 from tapestry.manager.config import BindingsConfig
-from tapestry.process.config import settings
+from tapestry.process.config import Section, settings
 from tapestry.syncer.config import SyncerConfig
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("config", [ManagerConfig, BindingsConfig, SyncerConfig])
-def test_every_setting_is_in_the_reference(config: type[ManagerConfig]) -> None:
+@pytest.mark.parametrize("config", [ManagerConfig, BindingsConfig, SyncerConfig, ApiExtConfig])
+def test_every_setting_is_in_the_reference(config: type[Section]) -> None:
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert [path for path in settings(config) if f"`{path}`" not in text] == []
 
@@ -30,7 +31,18 @@ def test_every_metric_is_in_the_reference() -> None:
 
 def test_every_module_is_on_the_map() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    packages = ("kube", "client", "controller", "controller/testing", "process", "apis", "manager", "syncer", "local")
+    packages = (
+        "kube",
+        "client",
+        "controller",
+        "controller/testing",
+        "process",
+        "apis",
+        "manager",
+        "syncer",
+        "local",
+        "apiext",
+    )
     modules = [path.stem for package in packages for path in (ROOT / "src/tapestry" / package).glob("[!_]*.py")]
     assert [module for module in modules if f"`{module}`" not in text] == []
 

@@ -53,7 +53,8 @@ def test_every_program_is_built_once(tmp_path: Path, go: Path) -> None:
     first = run(tmp_path, "--nodes")
     assert first.returncode == 0
     assert "built kube-apiserver in 0 s" in first.stdout
-    assert built(tmp_path) == {program.name: program.package for program in kube_assets.PROGRAMS}
+    wanted = kube_assets.CONTROL_PLANE + kube_assets.NODE
+    assert built(tmp_path) == {program.name: program.package for program in wanted}
     second = run(tmp_path, "--nodes")
     assert second.returncode == 0
     assert "building" not in second.stdout
@@ -64,6 +65,16 @@ def test_what_runs_on_nodes_is_built_on_request_only(tmp_path: Path, go: Path) -
     assert built(tmp_path).keys() == {program.name for program in kube_assets.CONTROL_PLANE}
     assert run(tmp_path, "--nodes").returncode == 0
     assert built(tmp_path).keys() >= {"kube-apiserver", "kubelet", "kube-proxy"}
+
+
+def test_clients_are_built_on_request_and_alone(tmp_path: Path, go: Path) -> None:
+    assert run(tmp_path, "--clients").returncode == 0
+    assert built(tmp_path).keys() == {"helm", "kwok"}
+
+
+def test_the_conformance_tests_are_built_on_request_with_the_kubectl_that_they_call(tmp_path: Path, go: Path) -> None:
+    assert run(tmp_path, "--conformance").returncode == 0
+    assert built(tmp_path) == {"e2e.test": "k8s.io/kubernetes/test/e2e", "kubectl": "k8s.io/kubernetes/cmd/kubectl"}
 
 
 def test_what_is_built_needs_no_compiler(tmp_path: Path, go: Path) -> None:

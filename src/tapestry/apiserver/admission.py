@@ -17,16 +17,19 @@ from tapestry.apiserver import refusals
 from tapestry.apiserver.storage.store import Store, Version
 from tapestry.apiserver.verbs import SUFFIX_LETTERS, Request
 from tapestry.kube.errors import Forbidden
-from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at, with_value
+from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at, with_value
 from tapestry.kube.resources import NAMESPACES
 
 IMMORTAL = ("default", "kube-system", "kube-public")
 SYSTEM_PRIORITIES = {"system-cluster-critical": 2000000000, "system-node-critical": 2000001000}
 PATIENCE = {"node.kubernetes.io/not-ready": 300, "node.kubernetes.io/unreachable": 300}
 MIRROR = "kubernetes.io/config.mirror"
+TEMPLATE_GENERATION = "deprecated.daemonset.template.generation"
 ACCOUNT_SECONDS = 1.0
 """How long a pod waits for the account that every namespace gets."""
 TOKENS_AT = "/var/run/secrets/kubernetes.io/serviceaccount"
+ACCESS = "kube-api-access-"
+"""What the names of volumes with tokens begin with."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,9 @@ async def immortal(request: Request, old: Object | None, new: Object | None) -> 
 
 
 def refused(request: Request, why: str, causes: list[Object] | None = None) -> Forbidden:
-    target = request.target
-    resource = target.row.resource
-    details = refusals.details(resource, target.name) | ({"causes": causes} if causes else {})
-    return Forbidden(403, "Forbidden", f'{resource.name} "{target.name}" is forbidden: {why}', details=details)
+    resource, name = request.target.row.resource, request.target.name or request.name
+    details = refusals.details(resource, name) | ({"causes": causes} if causes else {})
+    return Forbidden(403, "Forbidden", f'{resource.name} "{name}" is forbidden: {why}', details=details)
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,19 @@ class Priorities:
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
         if new is None or request.target.row.storage != "pods" or request.verb != "create":
             return new if new is not None else old or {}
-        spec = new["spec"]
+        spec = new.get("spec") or {}
         name = spec.get("priorityClassName", "")
         value, policy = self.value(request, name) if name else (0, "PreemptLowerPriority")
         if spec.get("priority") not in (None, value):
             why = f"the integer value of priority ({spec['priority']}) must not be provided in pod spec; "
             raise refused(
                 request, why + f"priority admission controller computed {value} from the given PriorityClass name"
+            )
+        if spec.get("preemptionPolicy") not in (None, policy):
+            asked = spec["preemptionPolicy"]
+            why = f"the string value of PreemptionPolicy ({asked}) must not be provided in pod spec; "
+            raise refused(
+                request, why + f"priority admission controller computed {policy} from the given PriorityClass name"
             )
         return {**new, "spec": {**spec, "priority": value, "preemptionPolicy": policy}}
 
@@ -101,9 +109,9 @@ class Priorities:
 
 async def default_tolerations(request: Request, old: Object | None, new: Object | None) -> Object:
     """A pod stays for five minutes on a node that is not ready or out of reach, unless it says otherwise."""
-    if new is None or request.target.row.storage != "pods" or request.verb != "create":
+    if new is None or request.target.row.storage != "pods" or request.target.subresource:
         return new if new is not None else old or {}
-    tolerations: list[Object] = list(new["spec"].get("tolerations") or ())
+    tolerations: list[Object] = list(value_at(new, "spec", "tolerations", default=()))
     for key, seconds in PATIENCE.items():
         if not any(bears(each, key) for each in tolerations):
             tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds})
@@ -160,9 +168,11 @@ class PodAccounts:
         lacking = [each for field in fields for each in spec.get(field) or () if not has_token(each)]
         if not lacking:
             return spec
-        volume = "kube-api-access-" + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
+        volumes = spec.get("volumes") or []
+        had = [each["name"] for each in volumes if each["name"].startswith(ACCESS)]  # a webhook added a container
+        volume = had[0] if had else ACCESS + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
         mount = {"name": volume, "readOnly": True, "mountPath": TOKENS_AT}
-        found = {**spec, "volumes": [*(spec.get("volumes") or ()), token_volume(volume)]}
+        found = {**spec, "volumes": volumes if had else [*volumes, token_volume(volume)]}
         for field in fields:
             if spec.get(field):
                 found[field] = [
@@ -246,14 +256,40 @@ def job(obj: Object, old: Object | None) -> Object:
     template = obj["spec"].get("template") or {}
     metadata = template.get("metadata") or {}
     made = {**template, "metadata": {**metadata, "labels": {**(metadata.get("labels") or {}), **labels}}}
-    selector = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
-    return {**obj, "spec": {**obj["spec"], "selector": selector, "template": made}}
+    chosen = obj["spec"].get("selector") or {}
+    own = {**(chosen.get("matchLabels") or {}), "batch.kubernetes.io/controller-uid": uid}
+    selector = {**chosen, "matchLabels": own}
+    found = {**obj, "spec": {**obj["spec"], "selector": selector, "template": made}}
+    return found if labels_of(obj) else with_value(found, ("metadata", "labels"), made["metadata"]["labels"])
+
+
+def claim(obj: Object, old: Object | None) -> Object:
+    return obj if old is not None else {**obj, "status": {"phase": "Pending"}}
+
+
+def persistent_volume(obj: Object, old: Object | None) -> Object:
+    if old is not None:
+        return obj
+    since = obj["metadata"]["creationTimestamp"]
+    return {**obj, "status": {"phase": "Pending", "lastPhaseTransitionTime": since}}
+
+
+def daemon_set(obj: Object, old: Object | None) -> Object:
+    """An annotation counts the changes of what its pods look like."""
+    count = int(annotations_of(old).get(TEMPLATE_GENERATION) or 0) if old is not None else 0
+    changed = old is None or value_at(old, "spec", "template") != value_at(obj, "spec", "template")
+    if not changed and not count:
+        return obj
+    return with_value(obj, ("metadata", "annotations", TEMPLATE_GENERATION), str(count + changed))
 
 
 ON_WRITE: dict[str, Callable[[Object, Object | None], Object]] = {
     "namespaces": namespace,
     "pods": pod,
     "jobs.batch": job,
+    "persistentvolumeclaims": claim,
+    "persistentvolumes": persistent_volume,
+    "daemonsets.apps": daemon_set,
 }
 
 

@@ -1,42 +1,73 @@
 """An API server as a process: its store, its rights, its listeners, and an orderly end."""
 
 import asyncio
+import ipaddress
+import platform
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
-from tapestry.apiserver import admission, bootstrap, defaults
+from tapestry.apiserver import admission, bootstrap, defaults, own_service
 from tapestry.apiserver.apply import Ownership
-from tapestry.apiserver.authentication import Authenticator, Way, by_certificate, by_place, token_file
+from tapestry.apiserver.audit_policy import WHO_DID_WHAT, policy_in
+from tapestry.apiserver.auditing import Auditor
+from tapestry.apiserver.authentication import Authenticator, StaticTokens, Way, by_certificate, by_place, token_file
+from tapestry.apiserver.bootstrap_roles import BOOTSTRAPPED, has_roles
+from tapestry.apiserver.callouts import Callouts
 from tapestry.apiserver.certificates import Authority, server_context
+from tapestry.apiserver.classes import Classes
 from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.connections import CONNECTIONS, Connections
+from tapestry.apiserver.conversions import Conversions
 from tapestry.apiserver.customs import DefinitionRules, Definitions
+from tapestry.apiserver.documents import Documents
+from tapestry.apiserver.ephemeral import NAME as TOKENS
+from tapestry.apiserver.ephemeral import EphemeralTokens, sweep, tokens_in
+from tapestry.apiserver.escalation import Escalation
+from tapestry.apiserver.evictions import Evictions
+from tapestry.apiserver.followed import Followed
+from tapestry.apiserver.gate import READING, WRITING, Gate
+from tapestry.apiserver.health import Durability, Health, ping
 from tapestry.apiserver.http import Listener, serve
-from tapestry.apiserver.openapi import Documents
+from tapestry.apiserver.kubelets import Kubelets
+from tapestry.apiserver.limits import LimitRanges
+from tapestry.apiserver.metrics import Holdings, MetricsPage
+from tapestry.apiserver.openid import OpenId
 from tapestry.apiserver.pipeline import Pipeline, TypedReading
+from tapestry.apiserver.pod_security import PodSecurity
+from tapestry.apiserver.policies import Policies
+from tapestry.apiserver.policy_rules import PolicyRules
+from tapestry.apiserver.quota import Quotas
 from tapestry.apiserver.rbac import Authorizer, Roles
+from tapestry.apiserver.reception import Mounted, Reception
 from tapestry.apiserver.reviews import Reviews
 from tapestry.apiserver.rows import Rows, built_in
-from tapestry.apiserver.server import Authorize, Server, everybody_may
-from tapestry.apiserver.service_accounts import Accounts, key_in
+from tapestry.apiserver.scales import Scales
+from tapestry.apiserver.server import Authorize, Page, Refusing, Server, everybody_may
+from tapestry.apiserver.service_accounts import Accounts
+from tapestry.apiserver.service_addresses import Addresses, Network
 from tapestry.apiserver.shapes import Shapes
-from tapestry.apiserver.storage.file import FileLog
-from tapestry.apiserver.storage.log import Log
-from tapestry.apiserver.storage.memory import MemoryLog
+from tapestry.apiserver.signing import keys_in
+from tapestry.apiserver.signing_requests import SigningRequests
+from tapestry.apiserver.storage.backends import opened_store
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.subresources import Subresources
 from tapestry.apiserver.types import Types
+from tapestry.apiserver.validation import kinds as validation
 from tapestry.apiserver.verbs import Verbs
-from tapestry.kube.objects import Object
+from tapestry.apiserver.webhooks import Webhooks
+from tapestry.kube.objects import NOTHING, Object
+from tapestry.kube.resources import DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS
+from tapestry.process.audit import Audit
 from tapestry.process.logs import logger
 from tapestry.process.probes import parse_address
 
@@ -53,6 +84,8 @@ class Running:
     """A server that answers."""
 
     server: Server
+    reception: Reception
+    """The server as its clients find it."""
     store: Store
     accounts: Accounts
     addresses: dict[str, str]
@@ -62,33 +95,38 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    config: ApiServerConfig, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    config: ApiServerConfig,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    mounted: Mapping[str, Mounted] = NOTHING,
 ) -> AsyncIterator[Running]:
     """Serve as configured, for as long as the context lasts; raises ValueError or OSError where that is impossible."""
     folder = Path(config.file_rootpath)
-    store = Store(log_of(config, folder))
-    store.load(labels_in)
-    accounts = Accounts(store, key_in(folder / "pki" / "service-accounts.key"), config.service_account_issuer, now)
-    ways = ways_of(config, accounts)
-    server = server_of(config, store, accounts, ways, now)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(store.run(), name="log"), group.create_task(forget(store, config.history_seconds))]
-        await bootstrap.install(server)
-        runners = await listen(config, server, ways, folder)
-        try:
-            addresses = {name: address_of(runner) for name, runner in runners.items()}
-            log.info("serving", objects=sum(map(store.count, store.resources())), **addresses)
-            yield Running(server, store, accounts, addresses, folder)
-        finally:
-            for runner in runners.values():
-                await runner.cleanup()
-            for task in tasks:
-                task.cancel()
-    store.close()
-
-
-def log_of(config: ApiServerConfig, folder: Path) -> Log:
-    return FileLog(folder) if config.backend == "file" else MemoryLog()
+    async with opened_store(config, folder) as store:
+        accounts = accounts_of(config, store, folder, now)
+        sweep(folder, now())
+        ways, gate = ways_of(config, accounts), gate_of(config)
+        server = server_of(config, store, accounts, ways, now)
+        reception = replace(reception_of(config, server, accounts, gate), mounted=mounted)
+        async with asyncio.TaskGroup() as group:
+            chores = store.run(), forget(store, config.history_seconds)
+            tasks = [group.create_task(chore) for chore in chores]
+            await store.wait_for_latest()
+            await bootstrap.install(server)
+            runners = await listen(config, reception, ways, gate, folder)
+            try:
+                addresses = {name: address_of(runner) for name, runner in runners.items()}
+                if "secure" in runners:
+                    await own_service.publish(server, service_range(config), *runners["secure"].addresses[0][:2])
+                log.info("serving", objects=sum(map(store.count, store.resources())), **addresses)
+                yield Running(server, reception, store, accounts, addresses, folder)
+            finally:
+                for runner in runners.values():
+                    await runner.cleanup()
+                await server.close()
+                for task in tasks:
+                    task.cancel()
+                if reception.auditor is not None:
+                    reception.auditor.file.close()
 
 
 def server_of(
@@ -100,48 +138,130 @@ def server_of(
     definitions, rules = Definitions(store, rows, types), DefinitionRules(rows, now)
     definitions.load()
     ownership = Ownership(Shapes(table.types), now, from_the_start=config.managed_fields == "Always")
-    chance = random.SystemRandom()
+    chance, limits = random.Random(), LimitRanges(store)
+    addresses = Addresses(store, service_range(config), chance)
+    addresses.load()
+    policies, policy_rules = Policies(store, rows, authorize), PolicyRules(rows, table.types)
+    reading = (
+        *(TypedReading(types), definitions.read, admission.plain_secrets, defaults.step),
+        *(rules.default, policy_rules.default),
+    )
+    plugins = (
+        *(limits.default, admission.Priorities(store), admission.default_tolerations),
+        *((admission.PodAccounts(store, chance),) if config.pod_accounts else ()),
+        Classes(store),
+    )
+    callouts = Callouts(store, chance)
+    conversions, kubelets = Conversions(callouts, definitions), Kubelets(store, config.kubelet)
+    webhooks = Webhooks(store, rows, callouts, conversions, authorize, Pipeline(reading), Pipeline(plugins))
+    requests = SigningRequests(authorize, now)
     prepare = Pipeline(
+        [*reading, requests.prepare, ownership.track, admission.Namespaces(store), *plugins, webhooks.mutate]
+    )
+    settle = Pipeline(
         [
-            *(TypedReading(types), definitions.read, admission.plain_secrets, defaults.step, rules.default),
-            ownership.track,
-            *(admission.Namespaces(store), admission.Priorities(store), admission.default_tolerations),
-            *((admission.PodAccounts(store, chance),) if config.pod_accounts else ()),
+            *((Escalation(authorize),) if isinstance(authorize, Authorizer) else ()),
+            *(admission.immortal, admission.kinds, addresses, validation.step),
+            *(definitions.check, rules.settle, policy_rules.settle, requests.check),
+            *(ownership.steady, limits.check, PodSecurity(store), policies, webhooks.validate),
+            Quotas(store, rows.of(RESOURCE_QUOTAS), now),  # the last: what is charged follows at once
         ]
     )
-    settle = Pipeline([admission.immortal, admission.kinds, definitions.check, rules.settle, ownership.steady])
-    verbs = Verbs(store, now, prepare, settle, ownership.apply, chance, config.unrestricted_update)
+    verbs = Verbs(store, now, prepare, settle, ownership.apply, chance, config.unrestricted_update, conversions)
+    posted = {
+        **Subresources(verbs, rows, accounts).handlers(),
+        ("pods", "eviction"): Evictions(verbs, rows.of(DISRUPTION_BUDGETS)).evict,
+    }
     special = {
         **Reviews(rows, authorize, accounts, Authenticator(ways).by_token).handlers(),
-        **Subresources(verbs, rows, accounts).handlers(),
+        **{at: webhooks.guarded(handler) for at, handler in posted.items()},
+        **dict.fromkeys(CONNECTIONS, Connections(store, webhooks).handle),
+        ("pods", "log"): kubelets.log,
+        ("*", "scale"): Scales(verbs, webhooks).handle,
     }
     documents = Documents(rows, table.types)
-    return Server(rows, verbs, version_of(table.version), authorize, special, documents=documents)
+    closing = callouts.close, kubelets.close
+    return Server(rows, verbs, documents, version_of(table.version), authorize, special, closing=closing)
+
+
+def service_range(config: ApiServerConfig) -> Network:
+    try:
+        return ipaddress.ip_network(config.service_cluster_ip_range)
+    except ValueError as error:
+        raise ValueError(f"serviceClusterIpRange: {error}") from error
 
 
 def version_of(version: str) -> Object:
+    """What /version says: of which Kubernetes it is the API, and in the fields that clients insist on, of ourselves."""
     major, minor, _ = version.removeprefix("v").split(".", 2)
-    return {"major": major, "minor": minor, "gitVersion": f"{version}+tapestry", "platform": "linux/amd64"}
+    return {
+        "major": major,
+        "minor": minor,
+        "gitVersion": f"{version}+tapestry",
+        "gitCommit": "",
+        "gitTreeState": "",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": f"python{platform.python_version()}",
+        "compiler": platform.python_implementation().lower(),
+        "platform": "linux/amd64",
+    }
+
+
+def accounts_of(config: ApiServerConfig, store: Store, folder: Path, now: Callable[[], datetime]) -> Accounts:
+    own = config.service_account_signing_key_file
+    signing = Path(own) if own else folder / "pki" / "service-accounts.key"
+    keys = keys_in(signing, map(Path, config.service_account_key_files))
+    return Accounts(store, keys, config.service_account_issuer, now, tuple(config.api_audiences))
+
+
+def gate_of(config: ApiServerConfig) -> Gate:
+    return Gate({READING: config.max_requests_inflight, WRITING: config.max_mutating_requests_inflight})
+
+
+def reception_of(config: ApiServerConfig, server: Server, accounts: Accounts, gate: Gate) -> Reception:
+    """The server as its clients find it: counted, timed, watched over, and with pages about itself."""
+    store, now = server.verbs.store, server.verbs.now
+    storage = Durability(store, server.rows.of(NAMESPACES))
+    health = Health({"ping": ping, "storage": storage, BOOTSTRAPPED: partial(has_roles, store)})
+    pages: dict[str, Page] = {
+        "metrics": MetricsPage(Holdings(store, lambda: gate.under_way)),
+        **health.pages(),
+        **OpenId(accounts).pages(),
+    }
+    auditor = None
+    if config.audit_log_path:
+        policy = policy_in(Path(config.audit_policy_file)) if config.audit_policy_file else WHO_DID_WHAT
+        largest, backups = config.audit_log_maxsize << 20, config.audit_log_maxbackup
+        auditor = Auditor(policy, Audit(config.audit_log_path, largest=largest, backups=backups), server.authorize, now)
+    return Reception(replace(server, pages=pages), config.request_timeout, auditor)
 
 
 def ways_of(config: ApiServerConfig, accounts: Accounts) -> list[Way]:
     """How users are known."""
-    tokens = [token_file(Path(config.token_auth_file))] if config.token_auth_file else []
-    return [*tokens, by_certificate, accounts]
+    ways: list[Way] = []
+    if config.token_auth_file:
+        users = Followed(Path(config.token_auth_file), token_file)
+        ways.append(StaticTokens(users, kubectl_refused=config.kubectl_ephemeral_token))
+    tokens = Followed(Path(config.file_rootpath) / TOKENS, tokens_in)
+    return [*ways, EphemeralTokens(tokens, accounts.now), by_certificate, accounts]
 
 
-async def listen(config: ApiServerConfig, server: Server, ways: list[Way], folder: Path) -> dict[str, web.ServerRunner]:
+async def listen(
+    config: ApiServerConfig, server: Refusing, ways: list[Way], gate: Gate, folder: Path
+) -> dict[str, web.ServerRunner]:
+    def listener(more: list[Way]) -> Listener:
+        authenticator = Authenticator([*ways, *more], is_open=config.anonymous_auth)
+        return Listener(server, authenticator, gate, config.request_timeout, agent_refused=config.kubectl_disabled)
+
     found = {}
     if (secure := parse_address(config.secure_address)) is not None:
         tls = tls_of(config, folder, secure.host)
-        listener = Listener(server, Authenticator(ways), agent_refused=config.kubectl_disabled)
-        found["secure"] = await serve(listener, secure.host, secure.port, tls)
+        found["secure"] = await serve(listener([]), secure.host, secure.port, tls)
     local = parse_address(config.local_address) if config.authn_allow_localhost else None
     if local is not None:
         if not local.is_loopback:
             raise ValueError(f"localAddress: {local} is not on loopback, and plain HTTP is for this machine alone")
-        listener = Listener(server, Authenticator([*ways, by_place]), agent_refused=config.kubectl_disabled)
-        found["local"] = await serve(listener, local.host, local.port)
+        found["local"] = await serve(listener([by_place]), local.host, local.port)
     return found
 
 
@@ -159,21 +279,6 @@ def tls_of(config: ApiServerConfig, folder: Path, host: str) -> Any:
 def address_of(runner: web.ServerRunner) -> str:
     host, port, *_ = runner.addresses[0]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def labels_in(raw: bytes) -> Object:
-    return Labelled.decode(raw).metadata.labels or {}
-
-
-class _Metadata(msgspec.Struct):
-    labels: dict[str, str] | None = None
-
-
-class _Object(msgspec.Struct):
-    metadata: _Metadata
-
-
-Labelled = msgspec.json.Decoder(_Object)
 
 
 async def forget(store: Store, seconds: float) -> None:

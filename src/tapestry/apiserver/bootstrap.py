@@ -1,5 +1,7 @@
 """What is there before anybody asked for it: the namespaces and roles without which nothing works."""
 
+from tapestry.apiserver import bootstrap_roles
+from tapestry.apiserver.rbac import GROUP, KINDS
 from tapestry.apiserver.requests import Target, User
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.server import Server
@@ -8,6 +10,8 @@ from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object
 
 SYSTEM = User("system:apiserver", ("system:masters",))
+STARTING = User("system:apiserver", ("system:masters",))
+"""The same, while it has its own things in order: webhooks, which may not be up yet, have no say in that."""
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
@@ -15,6 +19,7 @@ async def install(server: Server) -> None:
     """Have everything that is missing of it."""
     for name in NAMESPACES:
         await have(server, "", "namespaces", namespace(name))
+    await bootstrap_roles.install(server.verbs, {plural: row_of(server, GROUP, plural) for plural in KINDS})
 
 
 def namespace(name: str) -> Object:
@@ -23,12 +28,17 @@ def namespace(name: str) -> Object:
 
 
 async def have(server: Server, group: str, plural: str, obj: Object) -> None:
-    row = server.rows.get(group, "v1", plural)
-    assert isinstance(row, Row), f"{plural} are served"
+    row = row_of(server, group, plural)
     target = Target(row, obj["metadata"].get("namespace", ""))
     if server.verbs.store.get(row.storage, target.namespace, obj["metadata"]["name"]) is not None:
         return
     try:
-        await server.verbs.create(Request("create", target, SYSTEM, {}), obj)
+        await server.verbs.create(Request("create", target, STARTING, {}), obj)
     except AlreadyExists:
         return
+
+
+def row_of(server: Server, group: str, plural: str) -> Row:
+    row = server.rows.get(group, "v1", plural)
+    assert row is not None, f"{plural} are served"
+    return row

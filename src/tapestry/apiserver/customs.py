@@ -10,13 +10,18 @@ import msgspec
 from tapestry.apiserver import refusals
 from tapestry.apiserver.pipeline import report_fields
 from tapestry.apiserver.rows import Column, Row, Rows, Subresource
+from tapestry.apiserver.rule_checks import rule_faults
+from tapestry.apiserver.rules import Ruled, ruled
 from tapestry.apiserver.storage.store import Event, Store
 from tapestry.apiserver.structural import Fault, Node, compiled
 from tapestry.apiserver.types import Types
+from tapestry.apiserver.validation.faults import invalid
+from tapestry.apiserver.validation.names import label_1035
 from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.versions import Guise
 from tapestry.kube.conditions import condition, with_condition
 from tapestry.kube.errors import Invalid
-from tapestry.kube.objects import Object, is_deleting, name_of, value_at
+from tapestry.kube.objects import Object, is_deleting, name_of, value_at, with_value
 from tapestry.kube.resources import Resource
 
 STORAGE = "customresourcedefinitions.apiextensions.k8s.io"
@@ -34,6 +39,8 @@ class Definitions:
     rows: Rows
     types: Types
     nodes: dict[tuple[str, str, str], Node] = field(default_factory=dict)
+    rules: dict[tuple[str, str, str], Ruled] = field(default_factory=dict)
+    """Of those that have any."""
 
     def load(self) -> None:
         for version in self.store.every(STORAGE):
@@ -49,9 +56,11 @@ class Definitions:
     def serve(self, definition: Object) -> None:
         self.withdraw(definition)
         for row in rows_of(definition):
-            self.rows.add(row)
-            resource = row.resource
-            self.nodes[resource.group, resource.version, resource.plural] = compiled(row.schema)
+            resource, node = row.resource, compiled(row.schema)
+            self.rows.add(replace(row, guise=defaulting(row, node)) if node.has_defaults else row)
+            self.nodes[resource.group, resource.version, resource.plural] = node
+            if (found := ruled(row.schema)) is not None:
+                self.rules[resource.group, resource.version, resource.plural] = found
 
     def withdraw(self, definition: Object) -> None:
         spec = definition["spec"]
@@ -61,6 +70,7 @@ class Definitions:
             for key, node in self.nodes.items()
             if (key[0], key[2]) != (spec["group"], spec["names"]["plural"])
         }
+        self.rules = {key: found for key, found in self.rules.items() if key in self.nodes}
 
     def node(self, row: Row) -> Node:
         resource = row.resource
@@ -79,7 +89,7 @@ class Definitions:
         found = self.node(row).read({key: each for key, each in new.items() if key != "metadata"}, "", unknown)
         metadata, reading = self.types.read(OBJECT_META, new["metadata"], row.resource.kind)
         strange = [path for path in unknown if path not in ("apiVersion", "kind")]
-        report_fields(request, [*strange, *(f"metadata.{path}" for path in reading.unknown)], [])
+        report_fields(request, [*(f"metadata.{path}" for path in reading.unknown), *strange], [])
         return {"apiVersion": new["apiVersion"], "kind": new["kind"], **found, "metadata": metadata}
 
     async def check(self, request: Request, old: Object | None, new: Object | None) -> Object:
@@ -91,9 +101,22 @@ class Definitions:
         if found and old is not None:
             before = {(each.path, each.message) for each in self.node(row).faults(old, "")}
             found = [each for each in found if (each.path, each.message) not in before]
+        rules = self.rules.get((row.resource.group, row.resource.version, row.resource.plural)) if self.rules else None
+        if rules is not None:
+            found += rules.faults(new, old, found, request.warnings)
         if found:
             raise invalid_object(row.resource, name_of(new), found)
         return new
+
+
+def defaulting(row: Row, node: Node) -> Guise:
+    """Objects of before a default came have it, too."""
+
+    def served(obj: Object) -> Object:
+        found = node.read({key: each for key, each in obj.items() if key != "metadata"}, "", [])
+        return {"kind": obj["kind"], **found, "metadata": obj["metadata"]}
+
+    return Guise(row.stored_as, lambda obj: obj, served)
 
 
 @dataclass(frozen=True)
@@ -109,8 +132,9 @@ class DefinitionRules:
         spec = new.get("spec") or {}
         names = spec.get("names") or {}
         kind = names.get("kind", "")
-        defaulted = {"singular": kind.lower(), "listKind": f"{kind}List", **names}
-        spec = {"conversion": {"strategy": "None"}, **spec, "names": defaulted}
+        defaulted = {"singular": kind.lower(), "listKind": f"{kind}List" if kind else "", **names}
+        conversion = with_ports(spec.get("conversion") or {"strategy": "None"})
+        spec = {**spec, "conversion": conversion, "names": defaulted}
         return {**new, "spec": spec}
 
     async def settle(self, request: Request, old: Object | None, new: Object | None) -> Object:
@@ -119,6 +143,13 @@ class DefinitionRules:
         if faults := list(definition_faults(new)):
             raise invalid_object(request.target.row.resource, name_of(new), faults)
         return established(new, self.now())
+
+
+def with_ports(conversion: Object) -> Object:
+    service = value_at(conversion, "webhook", "clientConfig", "service")
+    if service is None:
+        return conversion
+    return with_value(conversion, ("webhook", "clientConfig", "service"), {"port": 443, **service})
 
 
 def definition_faults(definition: Object) -> Iterator[Fault]:
@@ -131,7 +162,7 @@ def definition_faults(definition: Object) -> Iterator[Fault]:
             "FieldValueInvalid",
             f'Invalid value: "{name_of(definition)}": must be spec.names.plural+"."+spec.group',
         )
-    for field_name in ("plural", "kind"):
+    for field_name in ("plural", "singular", "kind", "listKind"):
         if not names.get(field_name):
             yield Fault(f"spec.names.{field_name}", "FieldValueRequired", "Required value")
     if not versions:
@@ -140,12 +171,25 @@ def definition_faults(definition: Object) -> Iterator[Fault]:
         why = "Invalid value: must have exactly one version marked as storage version"
         yield Fault("spec.versions", "FieldValueInvalid", why)
     for number, each in enumerate(versions):
+        if complaints := label_1035(each.get("name", "")):
+            yield invalid(f"spec.versions[{number}].name", each.get("name", ""), ",".join(complaints))
         if not value_at(each, "schema", "openAPIV3Schema"):
             at = f"spec.versions[{number}].schema.openAPIV3Schema"
-            yield Fault(at, "FieldValueRequired", "Required value: schemas are required")
+            yield Fault(at, "FieldValueRequired", "Required value")
+    yield from rules_faults(versions)
     if spec.get("scope") not in ("Namespaced", "Cluster"):
         why = f'Unsupported value: "{spec.get("scope", "")}": supported values: "Cluster", "Namespaced"'
         yield Fault("spec.scope", "FieldValueNotSupported", why)
+
+
+def rules_faults(versions: list[Object]) -> Iterator[Fault]:
+    """Of the rules of all versions; where these have one schema, Kubernetes shows it as that of the definition."""
+    schemas = [value_at(each, "schema", "openAPIV3Schema", default={}) for each in versions]
+    if schemas and all(each == schemas[0] for each in schemas):
+        yield from rule_faults(schemas[0], "spec.validation.openAPIV3Schema")
+        return
+    for number, each in enumerate(schemas):
+        yield from rule_faults(each, f"spec.versions[{number}].schema.openAPIV3Schema")
 
 
 def established(definition: Object, now: datetime) -> Object:
@@ -167,7 +211,8 @@ def established(definition: Object, now: datetime) -> Object:
 
 def invalid_object(resource: Resource, name: str, faults: list[Fault]) -> Invalid:
     causes = [{"reason": each.reason, "message": each.message, "field": each.path} for each in faults]
-    listed = str(faults[0]) if len(faults) == 1 else "[" + ", ".join(map(str, faults)) + "]"
+    texts = list(dict.fromkeys(map(str, faults)))
+    listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     message = f'{refusals.qualified_kind(resource)} "{name}" is invalid: {listed}'
     details = {**refusals.details(resource, name, resource.kind), "causes": causes}
     return Invalid(422, "Invalid", message, details=details)
@@ -195,9 +240,17 @@ def rows_of(definition: Object) -> list[Row]:
             columns=columns_of(version),
             selectable=tuple(each["jsonPath"].lstrip(".") for each in version.get("selectableFields") or ()),
             scale=value_at(version, "subresources", "scale", default={}),
+            conversion=conversion_of(spec),
+            other_list_kind=names.get("listKind", ""),
         )
         found.append(replace(row, stored_as=storage) if storage != resource.api_version else row)
     return found
+
+
+def conversion_of(spec: Object) -> Object:
+    """The webhook that converts objects, where there is one."""
+    conversion = spec.get("conversion") or {}
+    return (conversion.get("webhook") or {}) if conversion.get("strategy") == "Webhook" else {}
 
 
 def subresources_of(version: Object, resource: Resource) -> dict[str, Subresource]:

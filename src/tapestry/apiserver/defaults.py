@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tapestry.apiserver.verbs import Request
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import Object, labels_of, value_at, with_value
 
 Default = Callable[[Object], Object]
 
@@ -15,6 +15,8 @@ PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 PROBE = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}
 DEFAULT_MODE = 420
 TOKEN_SECONDS = 3600
+AFFINITY_SECONDS = 10800
+DEFAULT_UTILIZATION = 80
 
 
 async def step(request: Request, old: Object | None, new: Object | None) -> Object:
@@ -22,7 +24,16 @@ async def step(request: Request, old: Object | None, new: Object | None) -> Obje
     if new is None:
         return old or {}
     default = DEFAULTS.get(request.target.row.storage)
-    return default(new) if default is not None else new
+    return (
+        new
+        if default is None or (old is not None and default not in ELSEWHERE and is_same_spec(old, new))
+        else default(new)
+    )
+
+
+def is_same_spec(old: Object, new: Object) -> bool:
+    """Whether a write left everything alone but metadata and status."""
+    return "spec" in new and all(new[key] is old.get(key) for key in new if key not in ("metadata", "status"))
 
 
 def within(obj: Object, field: str, change: Callable[[Any], Any], empty: Any = None) -> Object:
@@ -131,6 +142,7 @@ def volume(obj: Object) -> Object:
     found = obj
     for field in ("configMap", "secret", "downwardAPI"):
         found = within(found, field, lambda source: {"defaultMode": DEFAULT_MODE, **source})
+    found = within(found, "downwardAPI", downward)
     found = within(
         found, "projected", lambda source: within({"defaultMode": DEFAULT_MODE, **source}, "sources", each(projection))
     )
@@ -138,7 +150,15 @@ def volume(obj: Object) -> Object:
 
 
 def projection(obj: Object) -> Object:
-    return within(obj, "serviceAccountToken", lambda token: {"expirationSeconds": TOKEN_SECONDS, **token})
+    found = within(obj, "serviceAccountToken", lambda token: {"expirationSeconds": TOKEN_SECONDS, **token})
+    return within(found, "downwardAPI", downward)
+
+
+def downward(obj: Object) -> Object:
+    def file(found: Object) -> Object:
+        return within(found, "fieldRef", lambda field: {"apiVersion": "v1", **field})
+
+    return within(obj, "items", each(file))
 
 
 # -- workloads
@@ -167,8 +187,12 @@ def replica_set(obj: Object) -> Object:
 
 
 def replication_controller(obj: Object) -> Object:
+    """It selects, and is labelled, by what its pods are labelled with."""
+    labels = value_at(obj, "spec", "template", "metadata", "labels", default={})
+    if labels and not labels_of(obj):
+        obj = with_value(obj, ("metadata", "labels"), labels)
+
     def spec(found: Object) -> Object:
-        labels = ((found.get("template") or {}).get("metadata") or {}).get("labels") or {}
         found = {"replicas": 1, **({"selector": labels} if labels else {}), **found}
         return within(found, "template", template)
 
@@ -186,10 +210,14 @@ def stateful_set(obj: Object) -> Object:
             **found,
         }
         found = within(found, "updateStrategy", stateful_strategy)
-        found = within(found, "volumeClaimTemplates", each(claim))
+        found = within(found, "volumeClaimTemplates", each(claim_template))
         return within(found, "template", template)
 
     return within(obj, "spec", spec)
+
+
+def claim_template(obj: Object) -> Object:
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim(obj)}
 
 
 def stateful_strategy(obj: Object) -> Object:
@@ -253,13 +281,25 @@ def cron_spec(spec: Object) -> Object:
 def service(obj: Object) -> Object:
     def spec(found: Object) -> Object:
         found = {"type": "ClusterIP", "sessionAffinity": "None", **found}
-        if found["type"] in ("NodePort", "LoadBalancer"):
+        is_external = found["type"] in ("NodePort", "LoadBalancer")
+        if is_external or (found["type"] == "ClusterIP" and found.get("externalIPs")):
             found = {"externalTrafficPolicy": "Cluster", **found}
+        if found["type"] == "LoadBalancer":
+            found = {"allocateLoadBalancerNodePorts": True, **found}
+        if found["sessionAffinity"] == "ClientIP":
+            found = {"sessionAffinityConfig": {"clientIP": {"timeoutSeconds": AFFINITY_SECONDS}}, **found}
         if found["type"] != "ExternalName":
             found = {"internalTrafficPolicy": "Cluster", **found}
         return within(found, "ports", each(service_port))
 
-    return within(obj, "spec", spec)
+    found = within(obj, "spec", spec)
+    if found.get("spec", {}).get("type") != "LoadBalancer":
+        return found
+    return within(found, "status", lambda status: within(status, "loadBalancer", balancer))
+
+
+def balancer(obj: Object) -> Object:
+    return within(obj, "ingress", each(lambda one: {"ipMode": "VIP", **one} if one.get("ip") else one))
 
 
 def service_port(obj: Object) -> Object:
@@ -272,9 +312,11 @@ def claim(obj: Object) -> Object:
 
 
 def persistent_volume(obj: Object) -> Object:
-    return within(
-        obj, "spec", lambda spec: {"persistentVolumeReclaimPolicy": "Retain", "volumeMode": "Filesystem", **spec}
-    )
+    def spec(found: Object) -> Object:
+        found = {"persistentVolumeReclaimPolicy": "Retain", "volumeMode": "Filesystem", **found}
+        return within(found, "hostPath", lambda path: {"type": "", **path})
+
+    return within(obj, "spec", spec)
 
 
 def role_binding(obj: Object) -> Object:
@@ -299,15 +341,157 @@ def storage_class(obj: Object) -> Object:
     return {"reclaimPolicy": "Delete", "volumeBindingMode": "Immediate", **obj}
 
 
+def limit_range(obj: Object) -> Object:
+    return within(obj, "spec", lambda spec: within(spec, "limits", each(limit)))
+
+
+def limit(obj: Object) -> Object:
+    """What containers may have at most is what they get, and ask for, where nothing else is said."""
+    if obj.get("type") != "Container":
+        return obj
+    most = {**(obj.get("max") or {}), **(obj.get("default") or {})}
+    asked = {**(obj.get("min") or {}), **most, **(obj.get("defaultRequest") or {})}
+    return {**obj, **({"default": most} if most else {}), **({"defaultRequest": asked} if asked else {})}
+
+
+def mutating_webhooks(obj: Object) -> Object:
+    return within(obj, "webhooks", each(lambda hook: {"reinvocationPolicy": "Never", **webhook(hook)}))
+
+
+def validating_webhooks(obj: Object) -> Object:
+    return within(obj, "webhooks", each(webhook))
+
+
+def webhook(obj: Object) -> Object:
+    found = {
+        "failurePolicy": "Fail",
+        "matchPolicy": "Equivalent",
+        "namespaceSelector": {},
+        "objectSelector": {},
+        "timeoutSeconds": 10,
+        **obj,
+    }
+    found = within(found, "rules", each(lambda rule: {"scope": "*", **rule}))
+    return within(found, "clientConfig", webhook_client)
+
+
+def webhook_client(obj: Object) -> Object:
+    return within(obj, "service", lambda service: {"port": 443, **service})
+
+
 def secret(obj: Object) -> Object:
     return {"type": "Opaque", **obj}
 
 
 def autoscaler(obj: Object) -> Object:
-    return within(obj, "spec", lambda spec: {"minReplicas": 1, **spec})
+    """In either version."""
+    if obj["apiVersion"] == "autoscaling/v1":
+        return within(obj, "spec", lambda spec: {"minReplicas": 1, **spec})
+    target = {"type": "Utilization", "averageUtilization": DEFAULT_UTILIZATION}
+    metric = {"type": "Resource", "resource": {"name": "cpu", "target": target}}
+    return within(obj, "spec", lambda spec: {"minReplicas": 1, **spec, "metrics": spec.get("metrics") or [metric]})
 
 
+def endpoints(obj: Object) -> Object:
+    def subset(found: Object) -> Object:
+        return within(found, "ports", each(lambda port: {"protocol": "TCP", **port}))
+
+    return within(obj, "subsets", each(subset))
+
+
+def network_policy(obj: Object) -> Object:
+    def spec(found: Object) -> Object:
+        for field in ("ingress", "egress"):
+            found = within(found, field, each(lambda rule: within(rule, "ports", each(policy_port))))
+        types = ["Ingress", "Egress"] if found.get("egress") else ["Ingress"]
+        return {**found, "policyTypes": found.get("policyTypes") or types}
+
+    return within(obj, "spec", spec)
+
+
+def policy_port(obj: Object) -> Object:
+    return {"protocol": "TCP", **obj}
+
+
+def csi_driver(obj: Object) -> Object:
+    def spec(found: Object) -> Object:
+        return {
+            "attachRequired": True,
+            "podInfoOnMount": False,
+            "storageCapacity": False,
+            "fsGroupPolicy": "ReadWriteOnceWithFSType",
+            "requiresRepublish": False,
+            "seLinuxMount": False,
+            "volumeLifecycleModes": ["Persistent"],
+            **found,
+        }
+
+    return within(obj, "spec", spec)
+
+
+def flow_schema(obj: Object) -> Object:
+    return within(obj, "spec", lambda spec: {"matchingPrecedence": 1000, **spec})
+
+
+def priority_level(obj: Object) -> Object:
+    def limited(found: Object) -> Object:
+        found = {"nominalConcurrencyShares": 30, "lendablePercent": 0, **found}
+        return within(found, "limitResponse", lambda response: within(response, "queuing", queuing))
+
+    def spec(found: Object) -> Object:
+        if found.get("type") == "Exempt":
+            return {
+                **found,
+                "exempt": {"nominalConcurrencyShares": 0, "lendablePercent": 0, **(found.get("exempt") or {})},
+            }
+        return within(found, "limited", limited)
+
+    return within(obj, "spec", spec)
+
+
+def queuing(obj: Object) -> Object:
+    return {"queues": 64, "handSize": 8, "queueLengthLimit": 50, **obj}
+
+
+def resource_claim(obj: Object) -> Object:
+    return within(obj, "spec", claim_devices)
+
+
+def claim_devices(spec: Object) -> Object:
+    """A request that says neither how many devices nor which is for one."""
+
+    def exact(found: Object) -> Object:
+        found = {"allocationMode": "ExactCount", **found}
+        return {"count": 1, **found} if found["allocationMode"] == "ExactCount" else found
+
+    def request(found: Object) -> Object:
+        return within(within(found, "exactly", exact), "firstAvailable", each(exact))
+
+    return within(spec, "devices", lambda devices: within(devices, "requests", each(request)))
+
+
+def namespace(obj: Object) -> Object:
+    labels = {**(obj["metadata"].get("labels") or {}), "kubernetes.io/metadata.name": obj["metadata"]["name"]}
+    return {**obj, "metadata": {**obj["metadata"], "labels": labels}}
+
+
+def node(obj: Object) -> Object:
+    def status(found: Object) -> Object:
+        return {"allocatable": found["capacity"], **found} if "capacity" in found else found
+
+    return within(obj, "status", status)
+
+
+def ingress_class(obj: Object) -> Object:
+    return within(obj, "spec", lambda spec: within(spec, "parameters", lambda found: {"scope": "Cluster", **found}))
+
+
+ELSEWHERE = (namespace, node)
+"""Defaults that are not of the spec."""
 DEFAULTS: Mapping[str, Default] = {
+    "ingressclasses.networking.k8s.io": ingress_class,
+    "namespaces": namespace,
+    "nodes": node,
     "pods": pod,
     "podtemplates": lambda obj: within(obj, "template", template),
     "replicationcontrollers": replication_controller,
@@ -319,6 +503,9 @@ DEFAULTS: Mapping[str, Default] = {
     "cronjobs.batch": cron_job,
     "services": service,
     "secrets": secret,
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": mutating_webhooks,
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": validating_webhooks,
+    "limitranges": limit_range,
     "persistentvolumeclaims": claim,
     "persistentvolumes": persistent_volume,
     "rolebindings.rbac.authorization.k8s.io": role_binding,
@@ -327,4 +514,11 @@ DEFAULTS: Mapping[str, Default] = {
     "priorityclasses.scheduling.k8s.io": priority_class,
     "storageclasses.storage.k8s.io": storage_class,
     "horizontalpodautoscalers.autoscaling": autoscaler,
+    "endpoints": endpoints,
+    "networkpolicies.networking.k8s.io": network_policy,
+    "csidrivers.storage.k8s.io": csi_driver,
+    "flowschemas.flowcontrol.apiserver.k8s.io": flow_schema,
+    "prioritylevelconfigurations.flowcontrol.apiserver.k8s.io": priority_level,
+    "resourceclaims.resource.k8s.io": resource_claim,
+    "resourceclaimtemplates.resource.k8s.io": lambda obj: within(obj, "spec", resource_claim),
 }

@@ -1,6 +1,8 @@
 """Discovery: what is served, in the two forms that clients ask for."""
 
+from base64 import b64encode
 from collections.abc import Sequence
+from hashlib import sha256
 
 from tapestry.apiserver.rows import Row, Rows
 from tapestry.kube.objects import Object
@@ -20,14 +22,19 @@ def api_versions(server: str) -> Object:
 
 def api_groups(rows: Rows) -> Object:
     """What is under /apis."""
-    groups = [api_group(name, list(versions)) for name, versions in rows.groups().items() if name]
+    groups = [group_of(name, list(versions)) for name, versions in rows.groups().items() if name]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
 def api_group(name: str, versions: Sequence[str]) -> Object:
-    """What is under /apis/<group>: its versions, the preferred one first."""
+    """What is under /apis/<group>."""
+    return {"kind": "APIGroup", "apiVersion": "v1", **group_of(name, versions)}
+
+
+def group_of(name: str, versions: Sequence[str]) -> Object:
+    """A group and its versions, the preferred one first."""
     listed = [{"groupVersion": group_version(name, each), "version": each} for each in versions]
-    return {"kind": "APIGroup", "apiVersion": "v1", "name": name, "versions": listed, "preferredVersion": listed[0]}
+    return {"name": name, "versions": listed, "preferredVersion": listed[0]}
 
 
 def api_resources(group: str, version: str, rows: Sequence[Row]) -> Object:
@@ -54,6 +61,8 @@ def legacy_entries(row: Row) -> list[Object]:
         main["shortNames"] = list(row.short_names)
     if row.categories:
         main["categories"] = list(row.categories)
+    if "list" in row.verbs:
+        main["storageVersionHash"] = storage_version_hash(row)
     found = [main]
     for sub in row.subresources.values():
         entry: Object = {
@@ -67,6 +76,13 @@ def legacy_entries(row: Row) -> list[Object]:
             entry |= {"group": sub.group, "version": sub.version}
         found.append(entry)
     return found
+
+
+def storage_version_hash(row: Row) -> str:
+    """Another one for another version in which objects are stored."""
+    group, _, version = f"/{row.stored_as or row.resource.api_version}".rpartition("/")
+    digest = sha256(f"{group.lstrip('/')}/{version}/{row.resource.kind}".encode()).digest()
+    return b64encode(digest[:8]).decode()
 
 
 def aggregated(rows: Rows, *, legacy: bool) -> Object:

@@ -1,5 +1,6 @@
-"""Files that are read again when they change: what somebody writes there holds from the next request on."""
+"""Files that are read again when they change: what somebody writes there holds within a moment."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -9,6 +10,8 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 T = TypeVar("T")
+PAUSE = 0.1
+"""Seconds between two looks at a file: many requests come in between."""
 
 
 class Followed(Generic[T]):
@@ -18,10 +21,14 @@ class Followed(Generic[T]):
     def __init__(self, path: Path, read: Callable[[Path], T]) -> None:
         self._path = path
         self._read = read
-        self._seen = self._mark()
+        self._seen, self._looked = self._mark(), time.monotonic()
         self._content = read(path)
 
     def __call__(self) -> T:
+        now = time.monotonic()
+        if now < self._looked + PAUSE:
+            return self._content
+        self._looked = now
         mark = self._mark()
         if mark != self._seen:
             self._seen = mark

@@ -7,7 +7,10 @@ they stated before, no longer state, and nobody else owns, is removed.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from tapestry.apiserver import fieldsets
 from tapestry.apiserver.fieldsets import LEAF, Fields, below_of, difference, intersection, union, without_trees
@@ -110,8 +113,14 @@ def read(entries: Iterable[Any]) -> Managed:
         if each.get("fieldsType") != "FieldsV1":
             raise ValueError(f"metadata.managedFields: fieldsType {each.get('fieldsType')!r} is not FieldsV1")
         manager = Manager(each.get("manager", ""), each["operation"], each["apiVersion"], each.get("subresource", ""))
-        found[manager.key] = Entry(manager, fieldsets.read(each.get("fieldsV1", {})), each.get("time", ""))
+        fields = fields_in(msgspec.json.encode(each.get("fieldsV1", {})))
+        found[manager.key] = Entry(manager, fields, each.get("time", ""))
     return found
+
+
+@lru_cache(maxsize=512)  # objects made by one template have the same fields
+def fields_in(text: bytes) -> Fields:
+    return fieldsets.read(msgspec.json.decode(text))
 
 
 def written(managed: Managed) -> list[Object]:

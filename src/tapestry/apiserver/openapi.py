@@ -1,48 +1,32 @@
 """OpenAPI v3: what clients validate and explain objects by, one document for each group and version."""
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
-import msgspec
-
-from tapestry.apiserver.rows import Row, Rows
+from tapestry.apiserver.rows import Row
 from tapestry.kube.objects import Object
 
 META = "io.k8s.apimachinery.pkg.apis.meta.v1."
+DEFINITION = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
 PATCHES = ("application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml")
 STRATEGIC = "application/strategic-merge-patch+json"
 QUERY = ("dryRun", "fieldManager", "fieldValidation", "pretty")
 
 
-class Documents:
-    """The documents of what is served now; each is made when it is first asked for after a change."""
+def described(types: Mapping[str, Any], texts: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """The types with what is to be said of them and of their fields."""
+    return {name: described_type(schema, texts.get(name, {})) for name, schema in types.items()}
 
-    def __init__(self, rows: Rows, types: Mapping[str, Any]) -> None:
-        self._rows = rows
-        self._types = types
-        self._edition = -1
-        self._made: dict[tuple[str, str], bytes] = {}
 
-    def index(self) -> Object:
-        """/openapi/v3"""
-        paths = {}
-        for group, versions in self._rows.groups().items():
-            for version in versions:
-                path = f"apis/{group}/{version}" if group else f"api/{version}"
-                digest = sha256(self.document(group, version)).hexdigest().upper()
-                paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}?hash={digest}"}
-        return {"paths": paths}
-
-    def document(self, group: str, version: str) -> bytes:
-        """/openapi/v3/apis/<group>/<version>; KeyError where it is not served."""
-        if self._edition != self._rows.edition:
-            self._made, self._edition = {}, self._rows.edition
-        key = group, version
-        if key not in self._made:
-            rows = self._rows.groups()[group][version]
-            self._made[key] = msgspec.json.encode(document_of(rows, self._types))
-        return self._made[key]
+def described_type(schema: Object, texts: Mapping[str, str]) -> Object:
+    found = {**schema, "description": texts[""]} if "" in texts else schema
+    if "properties" not in schema:
+        return found
+    fields = {
+        name: {**each, "description": texts[name]} if name in texts else each
+        for name, each in schema["properties"].items()
+    }
+    return {**found, "properties": fields}
 
 
 def document_of(rows: Sequence[Row], types: Mapping[str, Any]) -> Object:
@@ -51,7 +35,7 @@ def document_of(rows: Sequence[Row], types: Mapping[str, Any]) -> Object:
     for row in rows:
         name = row.type or custom_name(row)
         if row.is_custom:
-            schemas[name] = custom_schema(row)
+            schemas[name] = custom_schema(row, types)
             add_types([f"{META}ObjectMeta"], types, schemas)
         else:
             add_types([name], types, schemas)
@@ -76,14 +60,15 @@ def custom_name(row: Row) -> str:
     return ".".join([*reversed(resource.group.split(".")), resource.version, resource.kind])
 
 
-def custom_schema(row: Row) -> Object:
+def custom_schema(row: Row, types: Mapping[str, Any]) -> Object:
     schema = row.schema or {"type": "object"}
-    about = {
-        "apiVersion": {"type": "string"},
-        "kind": {"type": "string"},
-        "metadata": {"allOf": [reference(f"{META}ObjectMeta")]},
-    }
+    about = {name: published(each, []) for name, each in custom_identity(types).items()}
     return {**schema, "properties": {**(schema.get("properties") or {}), **about}}
+
+
+def custom_identity(types: Mapping[str, Any]) -> Object:
+    """The fields that every custom resource has, as the definition of one has them itself."""
+    return {name: types[DEFINITION]["properties"][name] for name in ("apiVersion", "kind", "metadata")}
 
 
 def add_types(names: Sequence[str], types: Mapping[str, Any], found: dict[str, Any]) -> None:
@@ -122,11 +107,14 @@ def reference(name: str) -> Object:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def paths_of(row: Row, name: str) -> dict[str, Any]:
+def root_of(row: Row) -> str:
     resource = row.resource
-    root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
-    place = "/namespaces/{namespace}" if resource.namespaced else ""
-    collection = f"{root}{place}/{resource.plural}"
+    return f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+
+
+def paths_of(row: Row, name: str) -> dict[str, Any]:
+    place = "/namespaces/{namespace}" if row.resource.namespaced else ""
+    collection = f"{root_of(row)}{place}/{row.resource.plural}"
     body = {"content": {"*/*": {"schema": reference(name)}}}
     return {
         collection: {

@@ -5,10 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import yaml
+
 from tapestry.apiserver import refusals
-from tapestry.apiserver.types import Types, keys_in
+from tapestry.apiserver.types import Types
 from tapestry.apiserver.verbs import Request, Step
+from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
+
+encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +42,52 @@ class TypedReading:
         row = request.target.row
         if new is None or row.is_custom:
             return new or old or {}
-        found, reading = self.types.read(row.type, new, row.resource.kind)
+        # What a patch has left alone was read when it was written.
+        changed = new if old is None else {key: each for key, each in new.items() if each is not old.get(key)}
+        try:
+            found, reading = self.types.read(row.type, changed, row.resource.kind)
+        except BadRequest as error:
+            if request.verb == "patch":
+                raise refusals.unfit_patch(error.message) from error
+            raise
         report_fields(request, reading.unknown, duplicates(request))
-        return found
+        if changed is new:
+            return found
+        kept = {key: each for key, each in new.items() if key not in changed}
+        return {key: kept.get(key, found.get(key)) for key in new if key in kept or key in found}
 
 
 def duplicates(request: Request) -> list[str]:
     """Fields that the body names twice: only looked for where its text has more keys than what was read of it."""
-    if request.verb not in ("create", "update") or request.body.count(b'":') <= keys_in(request.sent):
+    if request.verb not in ("create", "update") or request.body.count(b'":') <= encode(request.sent).count(b'":'):
         return []
     return twice(request.body)
+
+
+def report_repetitions(request: Request) -> None:
+    """Refuse or warn of keys that a body in YAML has twice."""
+    mode = request.query.get("fieldValidation") or "Warn"
+    if mode == "Ignore" or request.body[:1] == b"{":
+        return
+    if repeated := list(set_again(yaml.compose(request.body, Loader=yaml.CSafeLoader))):
+        why = "error strict decoding YAML: yaml: unmarshal errors:\n  " + "\n  ".join(repeated)
+        if mode == "Strict":
+            raise refusals.bad_request(why)
+        request.warnings.append(why.replace("\n", ""))
+
+
+def set_again(node: Any) -> Iterator[str]:
+    """What YAML says twice, in the words of Go's reader of it."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                yield f'line {key.start_mark.line + 1}: key "{key.value}" already set in map'
+            seen.add(key.value)
+            yield from set_again(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            yield from set_again(each)
 
 
 def report_fields(request: Request, unknown: Sequence[str], repeated: Sequence[str]) -> None:
@@ -53,9 +95,17 @@ def report_fields(request: Request, unknown: Sequence[str], repeated: Sequence[s
     complaints = [f'unknown field "{path}"' for path in unknown] + [f'duplicate field "{path}"' for path in repeated]
     mode = request.query.get("fieldValidation") or "Warn"
     if mode == "Strict" and complaints:
-        raise refusals.bad_request("strict decoding error: " + ", ".join(complaints))
+        raise refusals.bad_request(f"{undecodable(request)}strict decoding error: " + ", ".join(complaints))
     if mode == "Warn":
         request.warnings.extend(complaints)
+
+
+def undecodable(request: Request) -> str:
+    """How a refusal of a whole body begins; that of a patch says nothing of a version."""
+    if request.verb not in ("create", "update"):
+        return ""
+    resource = request.target.row.resource
+    return f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: '
 
 
 class Pairs(list[tuple[str, Any]]):

@@ -5,82 +5,31 @@ come out as Kubernetes' own do: people and scripts read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from tapestry.apiserver.columns import BINDING_WIDE, OTHERS
 from tapestry.apiserver.jsonpath import JsonPathError, first
+from tapestry.apiserver.prints import (
+    AGE,
+    CREATED,
+    INTEGER,
+    NAME,
+    NONE,
+    UNKNOWN,
+    UNSET,
+    Print,
+    age,
+    count,
+    duration,
+    of,
+    path,
+)
 from tapestry.apiserver.rows import Row
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import Object, labels_of, name_of, value_at
 from tapestry.kube.times import parse_time
-
-NONE, UNKNOWN, UNSET = "<none>", "<unknown>", "<unset>"
-
-
-@dataclass(frozen=True, slots=True)
-class Print:
-    """One column: its head, and what it shows of an object at a moment."""
-
-    name: str
-    show: Callable[[Object, datetime], Any]
-    type: str = "string"
-    wide: bool = False
-    format: str = ""
-    description: str = ""
-
-
-def path(*steps: str | int, default: Any = "") -> Callable[[Object, datetime], Any]:
-    return lambda obj, _: value_at(obj, *steps, default=default)
-
-
-def of(show: Callable[[Object], Any]) -> Callable[[Object, datetime], Any]:
-    return lambda obj, _: show(obj)
-
-
-def since(*steps: str | int) -> Callable[[Object, datetime], Any]:
-    return lambda obj, now: age(value_at(obj, *steps), now)
-
-
-def age(moment: str | None, now: datetime) -> str:
-    """How long ago that was."""
-    if not moment:
-        return UNKNOWN
-    try:
-        return duration((now - parse_time(moment)).total_seconds())
-    except ValueError:
-        return UNKNOWN
-
-
-def duration(seconds: float) -> str:
-    """A span of time in at most two units, as short as it can be said without misleading."""
-    whole = int(seconds)
-    if whole < -1:
-        return "<invalid>"
-    whole = max(whole, 0)
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if whole < 120:
-        return f"{whole}s"
-    if minutes < 10:
-        return f"{minutes}m{whole % 60}s" if whole % 60 else f"{minutes}m"
-    if minutes < 180:
-        return f"{minutes}m"
-    if hours < 8:
-        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
-    if hours < 48:
-        return f"{hours}h"
-    if days < 8:
-        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
-    if days < 730:
-        return f"{days}d"
-    if days < 2920:
-        return f"{days // 365}y{days % 365}d" if days % 365 else f"{days // 365}y"
-    return f"{days // 365}y"
-
-
-NAME = Print("Name", of(name_of), format="name")
-AGE = Print("Age", since("metadata", "creationTimestamp"))
-
 
 # -- pods
 
@@ -252,13 +201,33 @@ def selector_text(obj: Object) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(pairs.items())) or NONE
 
 
-def count(*steps: str | int) -> Callable[[Object, datetime], Any]:
-    return lambda obj, _: len(value_at(obj, *steps, default=[]))
-
-
 def event_object(event: Object) -> str:
-    about = event.get("involvedObject") or event.get("regarding") or {}
+    about = event_about(event)
     return f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
+
+
+def event_about(event: Object) -> Object:
+    return event.get("involvedObject") or event.get("regarding") or {}
+
+
+def event_source(event: Object) -> str:
+    """Who reported it, and where from."""
+    source = event.get("source") or event.get("deprecatedSource") or {}
+    who = source.get("component") or event.get("reportingComponent") or event.get("reportingController") or ""
+    where = source.get("host") or event.get("reportingInstance") or ""
+    return ", ".join(filter(None, (who, where)))
+
+
+def event_begin(event: Object, now: datetime) -> str:
+    return age(event.get("firstTimestamp") or event.get("deprecatedFirstTimestamp") or event.get("eventTime"), now)
+
+
+def event_count(event: Object) -> int:
+    """How often it happened."""
+    found: int = (
+        value_at(event, "series", "count", default=0) or event.get("count") or event.get("deprecatedCount") or 1
+    )
+    return found
 
 
 def claim_volume(claim: Object) -> str:
@@ -277,14 +246,20 @@ def volume_claim(volume: Object) -> str:
     return f"{about.get('namespace')}/{about.get('name')}" if about else ""
 
 
-INTEGER = "integer"
 WORKLOAD_WIDE = (
     Print("Containers", of(template("name")), wide=True),
     Print("Images", of(template("image")), wide=True),
     Print("Selector", of(selector_text), wide=True),
 )
 
+
+def of_jobs(column: Print) -> Callable[[Object, datetime], Any]:
+    """The same, of the jobs that a cron job makes."""
+    return lambda obj, now: column.show(value_at(obj, "spec", "jobTemplate", default={}), now)
+
+
 COLUMNS: Mapping[str, tuple[Print, ...]] = {
+    **OTHERS,
     "pods": (
         NAME,
         Print("Ready", of(pod_ready)),
@@ -315,11 +290,11 @@ COLUMNS: Mapping[str, tuple[Print, ...]] = {
     "namespaces": (NAME, Print("Status", path("status", "phase")), AGE),
     "configmaps": (
         NAME,
-        Print("Data", of(lambda obj: len(obj.get("data") or {}) + len(obj.get("binaryData") or {})), INTEGER),
+        Print("Data", of(lambda obj: len(obj.get("data") or {}) + len(obj.get("binaryData") or {}))),
         AGE,
     ),
-    "secrets": (NAME, Print("Type", path("type")), Print("Data", count("data"), INTEGER), AGE),
-    "serviceaccounts": (NAME, Print("Secrets", count("secrets"), INTEGER), AGE),
+    "secrets": (NAME, Print("Type", path("type")), Print("Data", count("data")), AGE),
+    "serviceaccounts": (NAME, Print("Secrets", count("secrets")), AGE),
     "services": (
         NAME,
         Print("Type", path("spec", "type", default="ClusterIP")),
@@ -332,8 +307,8 @@ COLUMNS: Mapping[str, tuple[Print, ...]] = {
     "deployments.apps": (
         NAME,
         Print("Ready", of(replicas)),
-        Print("Up-to-date", path("status", "updatedReplicas", default=0), INTEGER),
-        Print("Available", path("status", "availableReplicas", default=0), INTEGER),
+        Print("Up-to-date", path("status", "updatedReplicas", default=0)),
+        Print("Available", path("status", "availableReplicas", default=0)),
         AGE,
         *WORKLOAD_WIDE,
     ),
@@ -381,13 +356,18 @@ COLUMNS: Mapping[str, tuple[Print, ...]] = {
         Print("Active", count("status", "active"), INTEGER),
         Print("Last Schedule", lambda obj, now: last_schedule(obj, now)),
         AGE,
+        *(replace(each, show=of_jobs(each)) for each in WORKLOAD_WIDE),
     ),
     "events": (
         Print("Last Seen", lambda obj, now: age(obj.get("lastTimestamp") or obj.get("eventTime"), now)),
         Print("Type", path("type")),
         Print("Reason", path("reason")),
         Print("Object", of(event_object)),
+        Print("Subobject", of(lambda obj: event_about(obj).get("fieldPath", "")), wide=True),
+        Print("Source", of(event_source), wide=True),
         Print("Message", of(lambda obj: str(obj.get("message") or obj.get("note") or "").strip())),
+        Print("First Seen", event_begin, wide=True),
+        Print("Count", of(event_count), wide=True),
         Print("Name", of(name_of), wide=True, format="name"),
     ),
     "persistentvolumes": (
@@ -420,27 +400,23 @@ COLUMNS: Mapping[str, tuple[Print, ...]] = {
         Print("Value", path("value", default=0), INTEGER),
         Print("Global-Default", path("globalDefault", default=False), "boolean"),
         AGE,
-        Print("PreemptionPolicy", path("preemptionPolicy"), wide=True),
+        Print("PreemptionPolicy", path("preemptionPolicy")),
     ),
     "storageclasses.storage.k8s.io": (
         NAME,
         Print("Provisioner", path("provisioner")),
         Print("ReclaimPolicy", path("reclaimPolicy", default="Delete")),
         Print("VolumeBindingMode", path("volumeBindingMode", default="Immediate")),
-        Print("AllowVolumeExpansion", path("allowVolumeExpansion", default=False), "boolean"),
+        Print("AllowVolumeExpansion", path("allowVolumeExpansion", default=False)),
         AGE,
     ),
-    "customresourcedefinitions.apiextensions.k8s.io": (
-        NAME,
-        Print("Created At", path("metadata", "creationTimestamp"), "date"),
+    "customresourcedefinitions.apiextensions.k8s.io": (NAME, CREATED),
+    "roles.rbac.authorization.k8s.io": (NAME, CREATED),
+    "clusterroles.rbac.authorization.k8s.io": (NAME, CREATED),
+    **dict.fromkeys(
+        (f"{each}.rbac.authorization.k8s.io" for each in ("rolebindings", "clusterrolebindings")),
+        (NAME, Print("Role", of(lambda obj: role(obj))), AGE, *BINDING_WIDE),
     ),
-    "roles.rbac.authorization.k8s.io": (NAME, Print("Created At", path("metadata", "creationTimestamp"), "date")),
-    "clusterroles.rbac.authorization.k8s.io": (
-        NAME,
-        Print("Created At", path("metadata", "creationTimestamp"), "date"),
-    ),
-    "rolebindings.rbac.authorization.k8s.io": (NAME, Print("Role", of(lambda obj: role(obj))), AGE),
-    "clusterrolebindings.rbac.authorization.k8s.io": (NAME, Print("Role", of(lambda obj: role(obj))), AGE),
 }
 
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from tapestry.apiserver.storage.log import LogError, OutcomeUnknown, Unreachable
 from tapestry.kube.errors import (
     AlreadyExists,
     ApiError,
@@ -12,9 +13,12 @@ from tapestry.kube.errors import (
     Invalid,
     MethodNotAllowed,
     NotFound,
+    ServerError,
     Timeout,
     TooLarge,
+    TooManyRequests,
     Unauthorized,
+    Unavailable,
     UnsupportedMediaType,
 )
 from tapestry.kube.objects import Object
@@ -30,6 +34,8 @@ CAUSES = {
     "Invalid value": "FieldValueInvalid",
     "Forbidden": "FieldValueForbidden",
     "Required value": "FieldValueRequired",
+    "Unsupported value": "FieldValueNotSupported",
+    "Too long": "FieldValueTooLong",
 }
 
 
@@ -64,8 +70,8 @@ def terminating() -> MethodNotAllowed:
     return MethodNotAllowed(405, "MethodNotAllowed", why)
 
 
-def already_exists(resource: Resource, name: str) -> AlreadyExists:
-    message = f'{resource.name} "{name}" already exists'
+def already_exists(resource: Resource, name: str, *, is_deleting: bool = False) -> AlreadyExists:
+    message = f'{"object is being deleted: " if is_deleting else ""}{resource.name} "{name}" already exists'
     return AlreadyExists(409, "AlreadyExists", message, details=details(resource, name))
 
 
@@ -93,13 +99,26 @@ def expired(asked: int, oldest: int) -> Gone:
     return Gone(410, "Expired", f"too old resource version: {asked} ({oldest})")
 
 
-def expired_page() -> Gone:
-    message = "The provided continue parameter is too old to display a consistent list result."
-    return Gone(410, "Expired", message)
+class ExpiredList(Gone):
+    """A list of a moment that is no longer remembered; with a token it can go on, though not as of one moment."""
+
+    def __init__(self, token: str) -> None:
+        page = "The provided continue parameter is too old to display a consistent list result."
+        message = page if token else "The resourceVersion for the provided list is too old."
+        super().__init__(410, "Expired", message)
+        self._token = token
+
+    def status(self) -> Object:
+        return {**super().status(), "metadata": {"continue": self._token} if self._token else {}}
 
 
 def unknown_format(content_type: str) -> UnsupportedMediaType:
     message = f"the body of the request was in an unknown format - {content_type}"
+    return UnsupportedMediaType(415, "UnsupportedMediaType", message)
+
+
+def unknown_patch(accepted: str) -> UnsupportedMediaType:
+    message = f"the body of the request was in an unknown format - accepted media types include: {accepted}"
     return UnsupportedMediaType(415, "UnsupportedMediaType", message)
 
 
@@ -112,6 +131,12 @@ def invalid(resource: Resource, name: str, field: str, why: str) -> Invalid:
 
 def rejected_patch(why: str) -> Invalid:
     return Invalid(422, "Invalid", f"the server rejected our request due to an error in our request: {why}")
+
+
+def unfit_patch(why: str) -> Invalid:
+    """Of a patch that makes of the object what cannot be one."""
+    causes = [{"reason": "FieldValueInvalid", "message": f"Invalid value: {why}", "field": "patch"}]
+    return Invalid(422, "Invalid", f' "" is invalid: patch: Invalid value: {why}', details={"causes": causes})
 
 
 def too_new(asked: str, current: int) -> Timeout:
@@ -150,3 +175,32 @@ def unauthorized() -> Unauthorized:
 
 def agent_refused() -> Forbidden:
     return Forbidden(403, "Forbidden", "this server does not serve kubectl (--kubectl-disabled)")
+
+
+def lasting_token_refused() -> Forbidden:
+    why = "kubectl must show a token that expires (--kubectl-ephemeral-token); `tapestry token create` makes one"
+    return Forbidden(403, "Forbidden", why)
+
+
+def too_many_requests() -> TooManyRequests:
+    message = "Too many requests, please try again later."
+    return TooManyRequests(429, "TooManyRequests", message, details={"retryAfterSeconds": 1})
+
+
+def out_of_time() -> Timeout:
+    return Timeout(504, "Timeout", "Timeout: request did not complete within the allotted timeout")
+
+
+def not_kept(error: LogError) -> ServerError:
+    """A write that may be tried again, one of which nobody knows whether it was made, or one that was not."""
+    match error:
+        case Unreachable():
+            return Unavailable(503, "ServiceUnavailable", str(error), details={"retryAfterSeconds": 1})
+        case OutcomeUnknown():
+            return Timeout(504, "Timeout", str(error))
+    return internal(str(error))
+
+
+def internal(why: str) -> ServerError:
+    details = {"causes": [{"message": why}]}
+    return ServerError(500, "InternalError", f"Internal error occurred: {why}", details=details)

@@ -13,6 +13,7 @@ from tapestry.apiserver.rows import FIELDS, Row, Rows
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import Version
 from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import Resource
 from tapestry.kube.selectors import (
     FieldSelector,
     LabelSelector,
@@ -44,6 +45,14 @@ class Call:
     headers: Mapping[str, str]
     body: bytes
     user: User
+    impersonates: tuple[tuple[str, str], ...] = ()
+    """The headers that say in whose name it is made, some perhaps more than once."""
+    uri: str = ""
+    """The path and the query as they were sent."""
+    source: str = ""
+    """The address that it came from."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What an audit log is to say of it beside all this; whoever has a say in it may add to that."""
 
 
 class Target(NamedTuple):
@@ -61,23 +70,38 @@ class Target(NamedTuple):
 
 def target_of(path: str, rows: Rows) -> Target:
     """What `path` names; raises NotFound where nothing is served."""
+    group, version, namespace, rest = parts(path)
+    if rest[2:3] == ["proxy"]:
+        rest = rest[:3]  # what follows is for whoever is behind it
+    row = rows.get(group, version, rest[0]) if rest else None
+    if row is None or len(rest) > 3 or not fits(row, namespace, rest[1:]):
+        raise refusals.no_such_path()
+    return Target(row, namespace, *rest[1:])
+
+
+def unserved(path: str) -> Target | None:
+    """What `path` would name if it were served, for rights come before the news that it is not; None if no resource."""
+    group, version, namespace, rest = parts(path)
+    if not rest:
+        return None
+    return Target(Row(Resource(group, version, rest[0], rest[0]), rest[0], ()), namespace, *rest[1:3])
+
+
+def parts(path: str) -> tuple[str, str, str, list[str]]:
+    """Group, version and namespace of a path, and what follows; nothing does where it is no path of a resource."""
     segments = [unquote(each) for each in path.strip("/").split("/")]
     if any(each in ("", ".", "..") for each in segments):
-        raise refusals.no_such_path()
+        return "", "", "", []
     match segments:
         case ["api", version, *rest]:
             group = ""
         case ["apis", group, version, *rest]:
             pass
         case _:
-            raise refusals.no_such_path()
-    namespace = ""
+            return "", "", "", []
     if rest[:1] == ["namespaces"] and len(rest) > 2 and (group, rest[2]) not in OF_NAMESPACES:
-        namespace, rest = rest[1], rest[2:]
-    row = rows.get(group, version, rest[0]) if rest else None
-    if row is None or len(rest) > 3 or not fits(row, namespace, rest[1:]):
-        raise refusals.no_such_path()
-    return Target(row, namespace, *rest[1:])
+        return group, version, rest[1], rest[2:]
+    return group, version, "", rest
 
 
 OF_NAMESPACES = {("", "status"), ("", "finalize")}
@@ -99,11 +123,13 @@ class Selection:
     fields: FieldSelector
     name: str = ""
     """The one name that can match, where the fields say so."""
+    stored: Query = field(default_factory=dict)
+    """What fields are called in the store, where that is something else."""
 
     @property
     def matches(self) -> Callable[[Version], bool] | None:
-        """Whether a version is chosen; None where every one is."""
-        if self.fields.terms:
+        """Whether a version of that name is chosen; None where every one is."""
+        if any(term.field != NAME or not term.equal or term.value != self.name for term in self.fields.terms):
             return self.both
         return self.by_labels if self.labels.requirements else None
 
@@ -113,8 +139,21 @@ class Selection:
     def both(self, version: Version) -> bool:
         if not self.labels.matches(version.labels):
             return False
-        obj: Object = msgspec.json.decode(version.raw)
-        return self.fields.matches({term.field: field_text(obj, term.field) for term in self.fields.terms})
+        texts = version.texts
+        for term in self.fields.terms:
+            path = self.stored.get(term.field, term.field)
+            if path not in texts:
+                remember(version, path)
+            if (texts[path] == term.value) != term.equal:
+                return False
+        return True
+
+
+def remember(version: Version, path: str) -> None:
+    """Note the text of a field, and of those that are mostly asked for with it, for whoever selects by them next."""
+    obj: Object = msgspec.json.decode(version.raw)
+    for each in (path, *FIELDS.get(version.key.resource, ())):
+        version.texts[each] = field_text(obj, each)
 
 
 def selection_of(row: Row, query: Query) -> Selection:
@@ -124,12 +163,13 @@ def selection_of(row: Row, query: Query) -> Selection:
         fields = parse_field_selector(query.get("fieldSelector", ""))
     except SelectorError as error:
         raise refusals.bad_request(f"unable to parse requirement: {error}") from error
-    known = {"metadata.name", "metadata.namespace", *FIELDS.get(row.storage, ()), *row.selectable}
+    stored = row.guise.fields if row.guise is not None else {}
+    known = {"metadata.name", "metadata.namespace", *(stored or FIELDS.get(row.storage, ())), *row.selectable}
     for term in fields.terms:
         if term.field not in known:
             raise refusals.bad_request(unknown_field(row, term.field))
-    named = [term.value for term in fields.terms if term.field == "metadata.name" and term.equal]
-    return Selection(labels, fields, named[0] if named else "")
+    named = [term.value for term in fields.terms if term.field == NAME and term.equal]
+    return Selection(labels, fields, named[0] if named else "", stored)
 
 
 def unknown_field(row: Row, name: str) -> str:
@@ -138,12 +178,16 @@ def unknown_field(row: Row, name: str) -> str:
     return f'"{name}" is not a known field selector: only "metadata.name", "metadata.namespace"'
 
 
+NAME = "metadata.name"
+BOOLEANS = ("spec.hostNetwork", "spec.unschedulable")
+
+
 def field_text(obj: Object, path: str) -> str:
     """A field as field selectors compare it: absent is empty, booleans are `true` and `false`."""
     if path == "source":
-        return str(value_at(obj, "source", "component", default=""))
+        return str(value_at(obj, "source", "component") or obj.get("reportingComponent", ""))
     value = value_at(obj, *path.split("."), default="")
-    if path == "spec.hostNetwork" or isinstance(value, bool):
+    if path in BOOLEANS or isinstance(value, bool):
         return str(bool(value)).lower()
     return str(value)
 

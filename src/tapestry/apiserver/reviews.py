@@ -1,10 +1,11 @@
 """Reviews: questions about users and their rights, which are answered and not stored."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tapestry.apiserver import refusals, writes
-from tapestry.apiserver.codec import decoded
+from tapestry.apiserver.authentication import AUTHENTICATED
+from tapestry.apiserver.codec import chosen_form, decoded
 from tapestry.apiserver.rbac import Authorizer, Rule
 from tapestry.apiserver.requests import Call, Target, User
 from tapestry.apiserver.rows import Row, Rows
@@ -39,10 +40,19 @@ class Reviews:
         body = posted(call, target)
         audiences = value_at(body, "spec", "audiences", default=[])
         token = value_at(body, "spec", "token", default="")
-        user = self.accounts.user(token, audiences) if audiences else self.authenticate(token)
+        ours = list(self.accounts.audiences)
+        user = self.accounts.user(token, audiences or ours)
+        if user is None and (not audiences or set(audiences) & set(ours)):
+            user = self.authenticate(token)  # what is no service account's is for this server, and for no other
+            audiences = [each for each in audiences if each in ours]
         if user is None:
             return created({**body, "status": {"user": {}, "error": "the token is not known here"}})
-        status = {"authenticated": True, "user": user_info(user), "audiences": audiences or [self.accounts.issuer]}
+        groups = user.groups if AUTHENTICATED in user.groups else (*user.groups, AUTHENTICATED)
+        status = {
+            "authenticated": True,
+            "user": user_info(replace(user, groups=groups)),
+            "audiences": audiences or ours,
+        }
         return created({**body, "status": status})
 
     async def oneself(self, call: Call, target: Target) -> Answer:
@@ -53,17 +63,23 @@ class Reviews:
         spec = body.get("spec") or {}
         extra = {key: tuple(value) for key, value in (spec.get("extra") or {}).items()}
         user = User(spec.get("user", ""), tuple(spec.get("groups") or ()), spec.get("uid", ""), extra)
-        return created({**body, "status": {"allowed": self.allowed(user, spec)}})
+        return created({**body, "status": self.verdict(user, spec)})
 
     async def own_access(self, call: Call, target: Target) -> Answer:
         body = posted(call, target)
-        return created({**body, "status": {"allowed": self.allowed(call.user, body.get("spec") or {})}})
+        return created({**body, "status": self.verdict(call.user, body.get("spec") or {})})
 
-    def allowed(self, user: User, spec: Object) -> bool:
+    def verdict(self, user: User, spec: Object) -> Object:
+        """Whether somebody may do something, and why."""
         if (path := spec.get("nonResourceAttributes")) is not None:
-            return self.authorize(Attributes(user, path.get("verb", ""), path=path.get("path", "")))
-        asked = spec.get("resourceAttributes") or {}
-        return self.authorize(Attributes(user, asked.get("verb", ""), self.asked_about(asked)))
+            asked = Attributes(user, path.get("verb", ""), path=path.get("path", ""))
+        else:
+            about = spec.get("resourceAttributes") or {}
+            asked = Attributes(user, about.get("verb", ""), self.asked_about(about))
+        if not isinstance(self.authorize, Authorizer):
+            return {"allowed": self.authorize(asked)}
+        reason = self.authorize.reason(asked)
+        return {"allowed": reason is not None, **({"reason": reason} if reason else {})}
 
     def asked_about(self, asked: Object) -> Target:
         """What a review is about; it need not exist."""
@@ -79,7 +95,7 @@ class Reviews:
         status = {
             "resourceRules": [resource_rule(each) for each in rules if each.resources],
             "nonResourceRules": [
-                {"verbs": sorted(each.verbs), "nonResourceURLs": list(each.paths)} for each in rules if each.paths
+                {"verbs": list(each.verbs), "nonResourceURLs": list(each.paths)} for each in rules if each.paths
             ],
             "incomplete": False,
         }
@@ -88,10 +104,10 @@ class Reviews:
 
 def resource_rule(rule: Rule) -> Object:
     return {
-        "verbs": sorted(rule.verbs),
-        "apiGroups": sorted(rule.groups),
-        "resources": sorted(rule.resources),
-        **({"resourceNames": sorted(rule.names)} if rule.names else {}),
+        "verbs": list(rule.verbs),
+        "apiGroups": list(rule.groups),
+        "resources": list(rule.resources),
+        **({"resourceNames": list(rule.names)} if rule.names else {}),
     }
 
 
@@ -112,6 +128,7 @@ def user_info(user: User) -> Object:
 def posted(call: Call, target: Target) -> Object:
     if call.method != "POST":
         raise refusals.not_allowed()
+    chosen_form(call.headers.get("accept", ""), frozenset())  # an answer is no row of a table
     return writes.placed(target, decoded(call.body, call.headers.get("content-type", "")) or {})
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 
+from tapestry.apiserver.versions import GUISES, Guise
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 from tapestry.kube.strategic import PatchSchema, PatchSchemas
-
-DATA = "kubernetes.json.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,8 @@ class Row:
     """Where its objects are kept: two versions of a resource share it."""
     stored_as: str = ""
     """The apiVersion that objects have in the store, where that is another one."""
+    guise: Guise | None = None
+    """How objects are shown that are not as they are in the store."""
     schema: Object = field(default_factory=dict)
     """Structural, of a custom resource; that of a built-in kind is `types[type]`."""
     type: str = ""
@@ -64,6 +65,16 @@ class Row:
     """Fields that a custom resource can be selected by, beside its name and namespace."""
     scale: Object = field(default_factory=dict)
     """Where a custom resource has what its scale subresource shows."""
+    conversion: Object = field(default_factory=dict)
+    """The webhook that converts a custom resource from version to version; without one, only the name changes."""
+    blank_status: Object | None = None
+    """The status of a new object, where there is one from the start."""
+    other_list_kind: str = ""
+    """What a list is called, where that is not the kind and `List`."""
+
+    @property
+    def list_kind(self) -> str:
+        return self.other_list_kind or f"{self.resource.kind}List"
 
     @property
     def is_custom(self) -> bool:
@@ -89,14 +100,26 @@ class Table:
 
 def built_in() -> Table:
     """The table as it ships."""
-    raw = gzip.decompress(resources.files("tapestry.apiserver").joinpath("data", DATA).read_bytes())
-    data = msgspec.json.decode(raw)
+    data = published("kubernetes.json.gz")
     patches = PatchSchemas(data["schemas"])
     return Table(data["version"], tuple(row_of(each, patches) for each in data["resources"]), data["schemas"])
 
 
+def descriptions() -> Mapping[str, Mapping[str, str]]:
+    """What the types are for, under no name, and their fields under theirs."""
+    found: Mapping[str, Mapping[str, str]] = published("descriptions.json.gz")["types"]
+    return found
+
+
+def published(name: str) -> Any:
+    return msgspec.json.decode(
+        gzip.decompress(resources.files("tapestry.apiserver").joinpath("data", name).read_bytes())
+    )
+
+
 def row_of(each: Object, patches: PatchSchemas) -> Row:
     resource = Resource(each["group"], each["version"], each["kind"], each["plural"], each["namespaced"])
+    guise = GUISES.get(resource.api_version)
     return Row(
         resource,
         each["singular"],
@@ -105,7 +128,10 @@ def row_of(each: Object, patches: PatchSchemas) -> Row:
         tuple(each["categories"]),
         {sub["name"]: subresource_of(sub, resource) for sub in each["subresources"]},
         storage=STORED_WITH.get(resource.name, resource.name),
+        stored_as=guise.stored_as if guise else "",
+        guise=guise,
         type=each["schema"],
+        blank_status=each.get("blankStatus"),
         patches=patches.of(each["schema"]),
     )
 
@@ -132,6 +158,10 @@ class Rows:
 
     def get(self, group: str, version: str, plural: str) -> Row | None:
         return self._rows.get((group, version, plural))
+
+    def of(self, resource: Resource) -> Row:
+        """The row of a resource that is always served."""
+        return self._rows[resource.group, resource.version, resource.plural]
 
     def add(self, row: Row) -> None:
         self._rows[row.resource.group, row.resource.version, row.resource.plural] = row
@@ -188,7 +218,7 @@ WITH_GENERATION = frozenset(
             )
         ),
         *(f"{plural}.flowcontrol.apiserver.k8s.io" for plural in ("flowschemas", "prioritylevelconfigurations")),
-        *("resourceslices.resource.k8s.io", "csidrivers.storage.k8s.io", "endpointslices.discovery.k8s.io"),
+        *("resourceslices.resource.k8s.io", "deviceclasses.resource.k8s.io", "endpointslices.discovery.k8s.io"),
     }
 )
 """Built-in kinds whose objects count the changes of what is wanted of them."""

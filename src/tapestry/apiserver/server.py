@@ -3,23 +3,37 @@
 Who asks has been found out before (`Call.user`); whether they may is asked here, before anything is read or done.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from tapestry.apiserver import discovery, refusals, views
+from tapestry.apiserver import discovery, options, refusals, views
 from tapestry.apiserver.codec import JSON, accepted, chosen_form, decoded, media_type
-from tapestry.apiserver.openapi import Documents
-from tapestry.apiserver.requests import Call, Target, User, number, target_of
+from tapestry.apiserver.documents import Document, Documents
+from tapestry.apiserver.pipeline import report_repetitions
+from tapestry.apiserver.requests import Call, Target, User, number, target_of, unserved
 from tapestry.apiserver.rows import Rows
+from tapestry.apiserver.storage.log import LogError
 from tapestry.apiserver.verbs import APPLY_PATCH, Request, Verbs
 from tapestry.apiserver.watches import Watching, line
-from tapestry.kube.errors import ApiError, Gone
+from tapestry.kube.errors import ApiError, Gone, NotFound
 from tapestry.kube.objects import Object
+from tapestry.process.logs import logger
+
+log = logger(__name__)
 
 TRUE = ("1", "true")
+
+
+class Stream(Protocol):
+    """What comes in pieces, for as long as it may take: `end` it, whether or not it was read."""
+
+    def chunks(self) -> AsyncGenerator[bytes, None]: ...
+
+    def end(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,8 @@ class Answer:
     body: bytes
     content_type: str = JSON
     headers: Mapping[str, str] = field(default_factory=dict)
+    stream: Stream | None = None
+    """What follows the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,19 @@ class Attributes:
 
 Authorize = Callable[[Attributes], bool]
 Handler = Callable[[Call, Target], Awaitable[Answer]]
+Page = Callable[[Call], Awaitable[Answer]]
+
+
+class Answering(Protocol):
+    """A server, or whoever receives calls for one."""
+
+    async def answer(self, call: Call) -> Answer | Watching: ...
+
+
+class Refusing(Answering, Protocol):
+    """One that also wants to know of calls that do not get so far."""
+
+    def refused(self, call: Call, error: ApiError) -> Answer: ...
 
 
 def everybody_may(_: Attributes) -> bool:
@@ -54,12 +83,20 @@ class Server:
 
     rows: Rows
     verbs: Verbs
+    documents: Documents
     version: Object
     authorize: Authorize = everybody_may
     special: Mapping[tuple[str, str], Handler] = field(default_factory=dict)
-    """By resource and subresource: `("pods", "eviction")`; POSTs to a resource that is not stored have none."""
+    """By resource, `*` being any, and subresource: `("pods", "eviction")`; what is not stored at all has none."""
+    pages: Mapping[str, Page] = field(default_factory=dict)
+    """What the server says of itself, by the first segment of the path: `metrics`, `readyz`."""
     address: str = ""
-    documents: Documents | None = None
+    closing: Sequence[Callable[[], Awaitable[None]]] = ()
+    """What holds connections of its own."""
+
+    async def close(self) -> None:
+        for close in self.closing:
+            await close()
 
     async def answer(self, call: Call) -> Answer | Watching:
         """What is to be sent back; refusals are answers, too."""
@@ -67,15 +104,34 @@ class Server:
             return await self.served(call)
         except ApiError as error:
             return refused(error)
+        except LogError as error:
+            log.warning("cannot write", error=str(error))
+            return refused(refusals.not_kept(error))
+        except Exception:
+            log.exception("cannot answer", method=call.method, path=call.path)
+            return refused(refusals.internal("the server failed; its log says where"))
 
     async def served(self, call: Call) -> Answer | Watching:
+        page = self.pages.get(call.path.partition("/")[2].partition("/")[0])
+        if page is not None:
+            self.check_path(call)
+            return await page(call)
         if (found := self.about_itself(call)) is not None:
             return found
-        target = target_of(call.path, self.rows)
-        verb = verb_of(call, target)
-        if not self.authorize(Attributes(call.user, verb, target)):
-            raise refusals.forbidden(call.user.name, verb, target)
-        handler = self.special.get((target.row.resource.name, target.subresource))
+        if call.method not in ("GET", "HEAD"):  # these say themselves how new it must be what they read
+            await self.verbs.store.wait_for_latest()
+        try:
+            target = target_of(call.path, self.rows)
+        except NotFound:
+            self.check(call, unserved(call.path))
+            raise
+        self.check(call, target)
+        if not serves(target, verb_of(call, target)):
+            raise refusals.not_allowed()
+        name, subresource = target.row.resource.name, target.subresource
+        handler = self.special.get((name, subresource))
+        if handler is None and subresource:
+            handler = self.special.get(("*", subresource))
         if handler is not None:
             return await handler(call, target)
         if target.name:
@@ -90,51 +146,65 @@ class Server:
         document = self.document(call, segments)
         if document is None:
             return None
-        if call.method not in ("GET", "HEAD"):
-            raise refusals.not_allowed()
-        if not self.authorize(Attributes(call.user, "get", path=call.path)):
-            raise refusals.forbidden_path(call.user.name, "get", call.path)
+        self.check_path(call)
         return document
 
+    def check_path(self, call: Call) -> None:
+        self.check(call, None)
+        if call.method not in ("GET", "HEAD"):
+            raise refusals.not_allowed()
+
+    def check(self, call: Call, target: Target | None) -> None:
+        """Raise Forbidden if its sender may not do that, to a resource or to the path itself."""
+        verb = verb_of(call, target) if target is not None else call.method.lower()
+        if self.authorize(Attributes(call.user, verb, target, call.path)):
+            return
+        if target is None:
+            raise refusals.forbidden_path(call.user.name, verb, call.path)
+        raise refusals.forbidden(call.user.name, verb, target)
+
     def document(self, call: Call, segments: list[str]) -> Answer | None:
-        groups = self.rows.groups()
         match segments:
             case ["version"]:
                 return answered(200, self.version)
-            case ["healthz" | "livez" | "readyz", *_]:
-                return Answer(200, b"ok", "text/plain; charset=utf-8")
-            case ["openapi", "v3", *rest]:
-                return self.openapi(rest)
+            case ["openapi", *rest]:
+                return self.openapi(call, rest)
             case ["api" | "apis" as root]:
                 return self.roots(call, legacy=root == "api")
-            case ["api", "v1"]:
-                return answered(200, discovery.api_resources("", "v1", groups[""]["v1"]))
-            case ["apis", group] if group in groups:
-                return answered(200, discovery.api_group(group, list(groups[group])))
-            case ["apis", group, version] if version in groups.get(group, ()):
-                return answered(200, discovery.api_resources(group, version, groups[group][version]))
+            case ["api", version]:
+                return self.group("", version)
+            case ["apis", group, *rest] if len(rest) < 2:
+                return self.group(group, *rest)
         return None
 
-    def openapi(self, rest: list[str]) -> Answer | None:
-        if self.documents is None:
+    def group(self, group: str, version: str = "") -> Answer | None:
+        """A group, or one version of it, as the older form of discovery has it; None where it is not served."""
+        versions = self.rows.groups().get(group)
+        if versions is None or (version and version not in versions):
             return None
-        try:
+        if version:
+            return answered(200, discovery.api_resources(group, version, versions[version]))
+        return answered(200, discovery.api_group(group, list(versions)))
+
+    def openapi(self, call: Call, rest: list[str]) -> Answer | None:
+        with suppress(KeyError):  # a group or a version that is not served
             match rest:
-                case []:
-                    return answered(200, self.documents.index())
-                case ["api", version]:
-                    return Answer(200, self.documents.document("", version))
-                case ["apis", group, version]:
-                    return Answer(200, self.documents.document(group, version))
-        except KeyError:
-            return None
+                case ["v2"]:
+                    chosen_form(call.headers.get("accept", ""), frozenset())
+                    return tagged(call, self.documents.swagger())
+                case ["v3"]:
+                    return tagged(call, self.documents.index())
+                case ["v3", "api", version]:
+                    return tagged(call, self.documents.group("", version))
+                case ["v3", "apis", group, version]:
+                    return tagged(call, self.documents.group(group, version))
         return None
 
     def roots(self, call: Call, *, legacy: bool) -> Answer:
         for each in accepted(call.headers.get("accept", "")):
             if each.form == discovery.AGGREGATED and each.parameters.get("v") == "v2":
                 content_type = f"{JSON};g=apidiscovery.k8s.io;v=v2;as={discovery.AGGREGATED}"
-                return answered(200, discovery.aggregated(self.rows, legacy=legacy), content_type)
+                return tagged(call, self.documents.discovery(legacy=legacy), content_type)
             if not each.form:
                 break
         return answered(200, discovery.api_versions(self.address) if legacy else discovery.api_groups(self.rows))
@@ -173,6 +243,7 @@ class Server:
             case "PUT":
                 return warned(request, 200, await self.verbs.replace(request, body))
             case "PATCH" if request.content_type == APPLY_PATCH:
+                report_repetitions(request)
                 return warned(request, *await self.verbs.apply(request, body))
             case "PATCH":
                 if "force" in call.query:
@@ -180,15 +251,18 @@ class Server:
                     raise refusals.invalid(refusals.PATCH_OPTIONS, "", "force", why)
                 return warned(request, 200, await self.verbs.patch(request, body))
             case "DELETE" if not target.subresource:
-                status, raw = await self.verbs.delete(request, deletion(body, call))
-                return Answer(status, raw)
+                return warned(request, *await self.verbs.delete(request, deletion(body, call)))
         raise refusals.not_allowed()
 
     def read(self, call: Call, target: Target) -> tuple[Request, Any]:
         content_type = media_type(call.headers.get("content-type", "")) or JSON
         body = decoded(call.body, content_type)
         agent = call.headers.get("user-agent", "")
-        request = Request(WRITES[call.method], target, call.user, call.query, content_type, call.body, body, agent)
+        verb, query = WRITES[call.method], call.query
+        options.check(verb, query)
+        if verb == "delete" and isinstance(body, dict) and body.get("dryRun"):
+            query = {**query, "dryRun": "All"}
+        request = Request(verb, target, call.user, query, content_type, call.body, body, agent, notes=call.notes)
         return request, body
 
 
@@ -207,6 +281,12 @@ def verb_of(call: Call, target: Target) -> str:
     return VERBS.get(call.method, call.method.lower())
 
 
+def serves(target: Target, verb: str) -> bool:
+    """Whether a resource has a verb; what a custom one has not says so itself, in words of its own."""
+    row = target.row
+    return row.is_custom or verb in (row.subresources[target.subresource] if target.subresource else row).verbs
+
+
 def form_of(call: Call) -> tuple[str, str]:
     """In which form the client wants objects, and how much of them beside a table."""
     return chosen_form(call.headers.get("accept", ""), views.FORMS), call.query.get("includeObject") or "Metadata"
@@ -214,6 +294,16 @@ def form_of(call: Call) -> tuple[str, str]:
 
 def answered(status: int, body: Any, content_type: str = JSON) -> Answer:
     return Answer(status, msgspec.json.encode(body), content_type)
+
+
+def tagged(call: Call, document: Document, content_type: str = JSON) -> Answer:
+    """A document, unless the client has it already; one that was asked for by its tag stays what it is."""
+    headers = {"ETag": f'"{document.tag}"', "Vary": "Accept"}
+    if call.query.get("hash") == document.tag:
+        headers["Cache-Control"] = "public, immutable, max-age=31536000"
+    if document.tag in call.headers.get("if-none-match", ""):
+        return Answer(304, b"", content_type, headers)
+    return Answer(200, document.body, content_type, headers)
 
 
 def warned(request: Request, status: int, raw: bytes) -> Answer:
@@ -232,9 +322,10 @@ def refused(error: ApiError) -> Answer:
 
 def deletion(body: Any, call: Call) -> Mapping[str, Any]:
     """The options of a deletion: in the body, or in the query."""
-    options: Object = dict(body or {})
+    found: Object = dict(body or {})
     if "gracePeriodSeconds" in call.query:
-        options["gracePeriodSeconds"] = number(call.query["gracePeriodSeconds"], "gracePeriodSeconds")
+        found["gracePeriodSeconds"] = number(call.query["gracePeriodSeconds"], "gracePeriodSeconds")
     if "propagationPolicy" in call.query:
-        options["propagationPolicy"] = call.query["propagationPolicy"]
-    return options
+        found["propagationPolicy"] = call.query["propagationPolicy"]
+    options.check_deletion(found)
+    return found

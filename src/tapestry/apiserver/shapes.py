@@ -8,6 +8,8 @@ what is there: objects by their keys, anything else not at all.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from tapestry.apiserver.fieldsets import (
     ITSELF,
     LEAF,
@@ -179,6 +181,8 @@ class Items(Shape):
     def step(self, item: Any) -> str:
         if not self.keys or type(item) is not dict:
             return value_key(item)
+        if len(self.keys) == 1 and (value := item.get(self.keys[0])) is not None:  # nearly always
+            return f'k:{{"{self.keys[0]}":{msgspec.json.encode(value).decode()}}}'
         found = {key: item.get(key, self.defaults.get(key)) for key in self.keys}
         return key_of({key: value for key, value in found.items() if value is not None})
 

@@ -4,18 +4,20 @@ Reading does in one walk what Kubernetes does before it validates: fields that t
 reported, and defaults are filled in.  Checking says what is wrong with the result, in Kubernetes' words, with its path.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tapestry.apiserver.formats import FORMATS
+from tapestry.kube.cel.regexes import RegexError, regex
 from tapestry.kube.objects import Object
 
 METADATA = ("apiVersion", "kind", "metadata")
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 EMBEDDED = "x-kubernetes-embedded-resource"
+MAX_WORK = 5_000_000
+"""What a pattern may take: the instructions it has, for each letter.  It is about a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,11 @@ class Node:
             if key not in found and "default" in node.schema:
                 found[key] = node.read(node.schema["default"], f"{path}.{key}", [])
         return found
+
+    @property
+    def has_defaults(self) -> bool:
+        below = [*self.properties.values(), *filter(None, (self.items, self.values))]
+        return any("default" in node.schema or node.has_defaults for node in below)
 
     # -- checking
 
@@ -172,20 +179,20 @@ def text_faults(schema: Object, value: str, path: str) -> Iterator[Fault]:
         yield invalid(path, value, f"{path} in body should be at least {schema['minLength']} chars long")
     if "maxLength" in schema and len(value) > schema["maxLength"]:
         yield Fault(path, "FieldValueTooLong", f"Too long: may not be more than {schema['maxLength']} bytes")
-    if "pattern" in schema and not pattern(schema["pattern"]).search(value):
+    if "pattern" in schema and not matches(schema["pattern"], value):
         yield invalid(path, value, f"{path} in body should match '{schema['pattern']}'")
     check = FORMATS.get(schema.get("format", ""))
     if check is not None and not check(value):
         yield invalid(path, value, f"{path} in body must be of type {schema['format']}: {quoted(value)}")
 
 
-_PATTERNS: dict[str, re.Pattern[str]] = {}
-
-
-def pattern(text: str) -> re.Pattern[str]:
-    if text not in _PATTERNS:
-        _PATTERNS[text] = re.compile(text.replace("\\z", "\\Z"))
-    return _PATTERNS[text]
+def matches(pattern: str, value: str) -> bool:
+    """Whether some of the text matches; what would take too long to find out does not."""
+    try:
+        found = regex(pattern)
+    except RegexError:  # it was stored before patterns were looked at
+        return True
+    return len(value) * found.size <= MAX_WORK and found.is_in(value)
 
 
 def number_faults(schema: Object, value: float, path: str) -> Iterator[Fault]:

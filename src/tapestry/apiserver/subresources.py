@@ -1,4 +1,4 @@
-"""Subresources that are not the object itself: tokens, bindings, evictions, scales."""
+"""Subresources that are not the object itself: tokens and bindings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,16 +9,17 @@ from tapestry.apiserver import refusals
 from tapestry.apiserver.codec import decoded
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import Rows
-from tapestry.apiserver.server import Answer, Handler, answered, deletion
-from tapestry.apiserver.service_accounts import BINDABLE, Accounts
+from tapestry.apiserver.server import Answer, Handler, answered
+from tapestry.apiserver.service_accounts import BINDABLE, SHORTEST, Accounts
 from tapestry.apiserver.verbs import Request, Verbs
 from tapestry.kube.conditions import with_condition
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, with_value
-from tapestry.kube.patches import merged
-from tapestry.kube.resources import PODS
+from tapestry.kube.resources import PODS, Resource
 
-SCALE_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+TOKEN_REQUESTS = Resource("authentication.k8s.io", "v1", "TokenRequest", "tokenrequests")
+BINDINGS = Resource("", "v1", "Binding", "pods/binding")
+"""What a conflict over a binding is about."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,10 @@ class Subresources:
     accounts: Accounts
 
     def handlers(self) -> Mapping[tuple[str, str], Handler]:
-        scales = ("deployments.apps", "replicasets.apps", "statefulsets.apps", "replicationcontrollers")
         return {
             ("serviceaccounts", "token"): self.token,
             ("pods", "binding"): self.bind,
             ("bindings", ""): self.bind_anywhere,
-            ("pods", "eviction"): self.evict,
-            **{(each, "scale"): self.scale for each in scales},
         }
 
     def body(self, call: Call) -> Object:
@@ -46,6 +44,9 @@ class Subresources:
         body = self.body(call)
         account: Object = msgspec.json.decode(await self.verbs.get(target, {}))
         spec = body.get("spec") or {}
+        if (seconds := spec.get("expirationSeconds")) is not None and seconds < SHORTEST:
+            why = f"Invalid value: {seconds}: may not specify a duration less than {SHORTEST // 60} minutes"
+            raise refusals.invalid(TOKEN_REQUESTS, "", "spec.expirationSeconds", why)
         status = self.accounts.token(account, spec, self.bound(spec.get("boundObjectRef"), target))
         metadata = {"name": target.name, "namespace": target.namespace}
         identity = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1"}
@@ -86,11 +87,11 @@ class Subresources:
                 raise refusals.other_uid(PODS, name_of(pod), uid_of(body), uid_of(pod))
             if is_deleting(pod):
                 raise refusals.conflict(
-                    PODS, name_of(pod), f"pod {name_of(pod)} is being deleted, cannot be assigned to a host"
+                    BINDINGS, name_of(pod), f"pod {name_of(pod)} is being deleted, cannot be assigned to a host"
                 )
             if current := value_at(pod, "spec", "nodeName"):
                 why = f'pod {name_of(pod)} is already assigned to node "{current}"'
-                raise refusals.conflict(PODS, name_of(pod), why)
+                raise refusals.conflict(BINDINGS, name_of(pod), why)
             conditions = value_at(pod, "status", "conditions", default=[])
             placed = with_value(pod, ("spec", "nodeName"), node)
             marks = with_condition(conditions, {"type": "PodScheduled", "status": "True"}, self.verbs.now())
@@ -99,40 +100,3 @@ class Subresources:
         request = Request("update", Target(target.row, target.namespace, target.name, "binding"), call.user, call.query)
         await self.verbs.update(request, bound, free=True)
         return answered(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
-
-    async def evict(self, call: Call, target: Target) -> Answer:
-        """A deletion that disruption budgets have a say in."""
-        body = self.body(call)
-        options = {**deletion(body.get("deleteOptions"), call)}
-        request = Request("delete", Target(target.row, target.namespace, target.name), call.user, call.query)
-        await self.verbs.delete(request, options)
-        return answered(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
-
-    async def scale(self, call: Call, target: Target) -> Answer:
-        """How many replicas a workload has and should have, in one shape for all."""
-        main = Target(target.row, target.namespace, target.name)
-        current: Object = msgspec.json.decode(await self.verbs.get(main, {}))
-        if call.method == "GET":
-            return answered(200, scale_of(current))
-        patch = self.body(call)
-        wanted = patch if call.method == "PUT" else merged(scale_of(current), patch)
-        replicas = value_at(wanted, "spec", "replicas", default=0)
-        request = Request("update", target, call.user, call.query, agent=call.headers.get("user-agent", ""))
-        raw = await self.verbs.update(request, lambda obj: with_value(obj, ("spec", "replicas"), replicas))
-        return answered(200, scale_of(msgspec.json.decode(raw)))
-
-
-def scale_of(obj: Object) -> Object:
-    metadata = {key: value for key, value in obj["metadata"].items() if key in SCALE_METADATA}
-    selector = value_at(obj, "spec", "selector", default={})
-    pairs = selector.get("matchLabels", selector)
-    return {
-        "kind": "Scale",
-        "apiVersion": "autoscaling/v1",
-        "metadata": metadata,
-        "spec": {"replicas": value_at(obj, "spec", "replicas", default=0)},
-        "status": {
-            "replicas": value_at(obj, "status", "replicas", default=0),
-            "selector": ",".join(f"{key}={value}" for key, value in sorted(pairs.items())),
-        },
-    }

@@ -1,15 +1,21 @@
 """Types: what JSON has to look like to be an object of a built-in kind, compiled once from its schema.
 
 Reading a value checks it as Kubernetes' own decoding does: a field that the type does not have is dropped and reported,
-null is absent, and a value of the wrong JSON type is refused.  What is meaningless all the same is for validation.
+null is absent, a struct that Go always has is there, and a value of the wrong JSON type is refused.  What is
+meaningless all the same is for validation.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from tapestry.apiserver import refusals
 from tapestry.kube.objects import Object
+from tapestry.kube.quantity import QuantityError, parse
+from tapestry.kube.times import micro_timestamp, timestamp
 
 
 @dataclass(slots=True)
@@ -28,6 +34,8 @@ SCALARS: Mapping[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
 }
+BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
+QUANTITIES = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
 GO_NAMES = {"string": "string", "boolean": "bool", "integer": "int64", "number": "float64"}
 
 
@@ -44,12 +52,14 @@ class Types:
         try:
             found: Object = self.named(name)(body, "", reading)
         except Mismatch as error:
-            raise refusals.bad_request(f"{kind} cannot be handled as a {kind}: json: {error}") from error
+            version = body.get("apiVersion", "").rpartition("/")[2]
+            described = f'{kind} in version "{version}"' if version else kind
+            raise refusals.bad_request(f"{described} cannot be handled as a {kind}: {error}") from error
         return found, reading
 
     def named(self, name: str) -> Read:
         if name not in self._compiled:
-            self._compiled[name] = self._compile(self._schemas[name])
+            self._compiled[name] = WRITTEN_OTHERWISE.get(name) or self._compile(self._schemas[name])
         return self._compiled[name]
 
     def _compile(self, schema: Object) -> Read:
@@ -58,15 +68,23 @@ class Types:
         if schema.get("x-kubernetes-int-or-string"):
             return int_or_string
         kind: str = schema.get("type", "")
+        if schema.get("format") == "byte":
+            return base64_text
         if kind in SCALARS:
             return scalar(kind, schema.get("format", ""))
         if kind == "array":
             return array(self._compile(schema["items"]))
         if "properties" in schema:
-            return struct({name: self._compile(each) for name, each in schema["properties"].items()})
+            fields = {name: self._compile(each) for name, each in schema["properties"].items()}
+            return struct(fields, self._always(schema))
         if isinstance(values := schema.get("additionalProperties"), dict):
             return mapping(self._compile(values))
         return raw_object if kind else anything
+
+    def _always(self, schema: Object) -> Object:
+        """What a struct has even where nobody said anything: the structs in it, which are no pointers."""
+        fields = schema.get("properties", {}).items()
+        return {name: self._always(self._schemas[each["$ref"]]) for name, each in fields if each.get("default") == {}}
 
 
 class Mismatch(Exception):
@@ -76,7 +94,22 @@ class Mismatch(Exception):
         found = {dict: "object", list: "array", str: "string", bool: "bool", type(None): "null"}.get(
             type(value), "number"
         )
-        super().__init__(f"cannot unmarshal {found} into Go struct field {path} of type {wanted}")
+        super().__init__(f"json: cannot unmarshal {found} into Go struct field {path} of type {wanted}")
+
+
+class NoQuantity(Mismatch):
+    """A value is no quantity."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, f"quantities must match the regular expression '{QUANTITIES}'")
+
+
+class NoTime(Mismatch):
+    """A value is no time."""
+
+    def __init__(self, value: str) -> None:
+        why = f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": cannot parse "{value}" as "2006"'
+        Exception.__init__(self, why)
 
 
 class Deferred:
@@ -107,6 +140,23 @@ def scalar(kind: str, format: str) -> Read:
     return read
 
 
+def time(usual: str, written: Callable[[datetime], str]) -> Read:
+    """Times that are written as Go would write them stay; others are written so."""
+    pattern = re.compile(usual)
+
+    def read(value: Any, path: str, _: Reading) -> Any:
+        if type(value) is not str:
+            raise Mismatch(value, path, "string")
+        if pattern.fullmatch(value):
+            return value
+        try:
+            return written(datetime.fromisoformat(value))
+        except ValueError as error:  # no time, or one without a zone
+            raise NoTime(value) from error
+
+    return read
+
+
 def array(item: Read) -> Read:
     def read(value: Any, path: str, reading: Reading) -> Any:
         if type(value) is not list:
@@ -116,7 +166,7 @@ def array(item: Read) -> Read:
     return read
 
 
-def struct(fields: Mapping[str, Read]) -> Read:
+def struct(fields: Mapping[str, Read], always: Object) -> Read:
     def read(value: Any, path: str, reading: Reading) -> Any:
         if type(value) is not dict:
             raise Mismatch(value, path, "object")
@@ -127,6 +177,8 @@ def struct(fields: Mapping[str, Read]) -> Read:
                 reading.unknown.append(f"{path}.{key}" if path else key)
             elif each is not None:
                 found[key] = known(each, f"{path}.{key}" if path else key, reading)
+        for key, empty in always.items():
+            found.setdefault(key, empty)
         return found
 
     return read
@@ -147,6 +199,35 @@ def int_or_string(value: Any, path: str, _: Reading) -> Any:
     raise Mismatch(value, path, "intstr.IntOrString")
 
 
+class NoBase64(Mismatch):
+    """A text is not bytes in base64."""
+
+    def __init__(self, at: int) -> None:
+        Exception.__init__(self, f"illegal base64 data at input byte {at}")
+
+
+def base64_text(value: Any, path: str, _: Reading) -> Any:
+    if type(value) is not str:
+        raise Mismatch(value, path, "[]uint8")
+    found = BASE64.match(value)
+    if found is None or found.end() != len(value) or len(value) % 4:
+        raise NoBase64(found.end() if found else 0)
+    return value
+
+
+def quantity(value: Any, _: str, __: Reading) -> Any:
+    """Amounts are kept in their canonical form: `0.5` is `500m`."""
+    try:
+        return canonical(value)
+    except (QuantityError, TypeError):
+        raise NoQuantity from None
+
+
+@lru_cache(maxsize=4096)  # a cluster writes the same few hundred texts over and over
+def canonical(value: str | int | float) -> str:
+    return str(parse(value))
+
+
 def raw_object(value: Any, path: str, reading: Reading) -> Any:
     if type(value) is not dict:
         raise Mismatch(value, path, "object")
@@ -157,8 +238,10 @@ def anything(value: Any, _: str, __: Reading) -> Any:
     return value
 
 
-def keys_in(value: Any) -> int:
-    """How many keys a JSON value has, at every depth."""
-    if isinstance(value, dict):
-        return len(value) + sum(map(keys_in, value.values()))
-    return sum(map(keys_in, value)) if isinstance(value, list) else 0
+SECONDS = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+WRITTEN_OTHERWISE: Mapping[str, Read] = {
+    "io.k8s.apimachinery.pkg.api.resource.Quantity": quantity,
+    "io.k8s.apimachinery.pkg.apis.meta.v1.Time": time(f"{SECONDS}Z", timestamp),
+    "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime": time(rf"{SECONDS}\.\d{{6}}Z", micro_timestamp),
+}
+"""Types whose values Go writes in a way of its own."""

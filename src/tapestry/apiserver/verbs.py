@@ -21,18 +21,24 @@ from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import Compacted, Make, Stale, Store, Version
 from tapestry.apiserver.watches import AS_IS, Flavour, Watching
 from tapestry.kube.errors import AlreadyExists, ApiError
-from tapestry.kube.objects import Object, labels_of, name_of, uid_of, with_value
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, uid_of, with_value, without
 from tapestry.kube.patches import PatchError, json_patched, merged
 from tapestry.kube.strategic import strategic_merged
 
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # of generated names: without vowels, hence without words
-TRIES = 10
-"""How often a write begins again that named no version."""
+TRIES = 200
+"""How often a write begins again that named no version: as many others may be under way, and come first."""
 PATIENCE = 3.0
 """Seconds that a reader waits for a revision that is yet to come."""
 WATCH_SECONDS = (1800, 3600)
 JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
 STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
+
+PATCHES: Mapping[type, str] = {
+    list: "json: cannot unmarshal object into Go value of type []handlers.jsonPatchOp",
+    dict: "json: cannot unmarshal array into Go value of type map[string]interface {}",
+}
+"""What is said of a patch that is none, by what it should be."""
 
 ENCODER = msgspec.json.Encoder()
 DECODER = msgspec.json.Decoder()
@@ -54,7 +60,11 @@ class Request:
     """The body, read."""
     agent: str = ""
     """The program that asks."""
+    name: str = ""
+    """What the object that is made is called."""
     warnings: list[str] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+    """For the audit log."""
 
     @property
     def is_dry(self) -> bool:
@@ -77,6 +87,10 @@ Apply = Callable[[Request, Object | None, Any], Object]
 """Server-side apply: what there is, and what is applied to it, to what is wanted."""
 
 
+Convert = Callable[[Row, Sequence[Object], str], Awaitable[Sequence[Object]]]
+"""Objects of a row in another version."""
+
+
 def as_stated(_: Request, __: Object | None, body: Any) -> Object:
     found: Object = body
     return found
@@ -86,6 +100,10 @@ async def as_it_is(_: Request, old: Object | None, new: Object | None) -> Object
     found = new if new is not None else old
     assert found is not None
     return found
+
+
+async def under_its_name(_: Row, objects: Sequence[Object], api_version: str) -> Sequence[Object]:
+    return [{**obj, "apiVersion": api_version} for obj in objects]
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,8 @@ class Verbs:
     random: Random = field(default_factory=Random)
     unrestricted: bool = False
     """Whether a write to an object may change its status, too."""
+    convert: Convert = under_its_name
+    """For custom resources whose definition has a webhook for that."""
 
     # -- reading
 
@@ -110,7 +130,7 @@ class Verbs:
         version = self.store.get(*target.key)
         if version is None:
             raise refusals.not_found(target.row.resource, target.name)
-        return shown(target.row, version.raw)
+        return await self.shown(target.row, version.raw)
 
     async def list(self, target: Target, query: Query) -> Listing:
         selection = selection_of(target.row, query)
@@ -123,7 +143,29 @@ class Verbs:
             metadata["continue"] = Continue(revision, last.namespace, last.name).sealed()
             if selection.matches is None:
                 metadata["remainingItemCount"] = len(chosen) - len(page)
-        return Listing(metadata, [shown(target.row, version.raw) for version in page])
+        return Listing(metadata, await self.all_shown(target.row, page))
+
+    async def shown(self, row: Row, raw: bytes) -> bytes:
+        """An object out of the store as this version shows it."""
+        return shown(row, (await self.converted(row, [raw]))[0] if row.conversion else raw)
+
+    async def all_shown(self, row: Row, versions: Sequence[Version]) -> Sequence[bytes]:
+        raws = [version.raw for version in versions]
+        return [shown(row, raw) for raw in (await self.converted(row, raws) if row.conversion else raws)]
+
+    async def converted(self, row: Row, raws: Sequence[bytes]) -> Sequence[bytes]:
+        """Objects out of the store in the version of a row, in one call for all that are in another one."""
+        version = row.resource.api_version
+        if all(raw.startswith(text_head(version)) for raw in raws):
+            return raws
+        objects = await self.convert(row, [DECODER.decode(raw) for raw in raws], version)
+        return [ENCODER.encode(obj) for obj in objects]
+
+    async def kept(self, row: Row, obj: Object) -> Make:
+        """An object of a row as it goes into the store."""
+        if row.conversion and row.stored_as:
+            [obj] = await self.convert(row, [obj], row.stored_as)
+        return making(row, obj)
 
     async def listed(self, target: Target, query: Query) -> tuple[Sequence[Version], int, int]:
         """The objects of a place at the revision that the query asks for, that revision, and how many are wanted."""
@@ -133,8 +175,9 @@ class Verbs:
         check_list_options(version, match, query)
         if token := query.get("continue"):
             start = opened(token)
+            await self.wait_for_revision(str(max(start.revision, 0)))  # another server may have begun the list
             found = (
-                self.at(row, namespace, start.revision)
+                self.at(row, namespace, start.revision, start._replace(revision=-1).sealed())
                 if start.revision >= 0
                 else self.store.every(row.storage, namespace)
             )
@@ -147,21 +190,20 @@ class Verbs:
             return self.at(row, namespace, exact), exact, limit
         return self.store.every(row.storage, namespace), self.store.revision, 0 if version == "0" else limit
 
-    def at(self, row: Row, namespace: str, revision: int) -> Sequence[Version]:
+    def at(self, row: Row, namespace: str, revision: int, token: str = "") -> Sequence[Version]:
+        """The objects at a revision; `token` is where a list could go on that is not of one moment."""
         if revision == self.store.revision:
             return self.store.every(row.storage, namespace)
         try:
             return self.store.every_at(row.storage, namespace, revision)
         except Compacted:
-            raise refusals.expired_page() from None
+            raise refusals.ExpiredList(token) from None
 
     def chosen(self, versions: Sequence[Version], selection: Selection) -> Sequence[Version]:
-        matches = selection.matches
-        if matches is None:
-            return versions
         if selection.name:
             versions = [version for version in versions if version.key.name == selection.name]
-        return [version for version in versions if matches(version)]
+        matches = selection.matches
+        return versions if matches is None else [version for version in versions if matches(version)]
 
     async def watch(self, target: Target, query: Query, flavour: Flavour = AS_IS) -> Watching:
         row, version, initial = target.row, query.get("resourceVersion", ""), query.get("sendInitialEvents")
@@ -192,13 +234,15 @@ class Verbs:
             after,
             bookmarks,
             seconds,
+            marks_end=initial == "true",
+            convert=(lambda raws: self.converted(row, raws)) if row.conversion else None,
         )
 
     async def wait_for_revision(self, version: str) -> None:
-        """Wait a little for a revision that is yet to come."""
-        if version in ("", "0") or number(version, "resourceVersion") <= self.store.revision:
-            return
-        if not await self.store.wait_for(int(version), PATIENCE):
+        """Wait a little for a revision that is yet to come; where none is named, for the latest."""
+        if not version:
+            await self.store.wait_for_latest()
+        elif not await self.store.wait_for(number(version, "resourceVersion"), PATIENCE):
             raise refusals.too_new(version, self.store.revision)
 
     # -- writing
@@ -209,22 +253,25 @@ class Verbs:
         if resource.namespaced and not target.namespace:
             raise refusals.not_allowed()
         wanted = writes.placed(target, body)
-        base: str = wanted["metadata"].get("generateName", "")
+        if request.is_dry:
+            wanted = without(wanted, "metadata", "resourceVersion")  # which Kubernetes minds only where it stores
+        base = str(wanted["metadata"].get("generateName", ""))
         for _ in range(TRIES):
-            name = wanted["metadata"].get("name") or self.generated_name(row, base)
+            request.name = name = wanted["metadata"].get("name") or self.generated_name(row, base)
             named = with_value(wanted, ("metadata", "name"), name)
             ready = await self.prepare(request, None, named)
+            request.name = name = name_of(ready)  # which admission may have changed
             made = writes.created(row, ready, uid=self.uid(), now=self.now())
             settled = await self.settle(request, None, made)
             key = Key(row.storage, target.namespace, name)
-            if self.store.head(*key) is not None:
+            if (head := self.store.head(*key)) is not None:
                 if base and not wanted["metadata"].get("name"):
                     continue
-                raise refusals.already_exists(resource, name)
+                raise refusals.already_exists(resource, name, is_deleting=is_deleting(DECODER.decode(head.raw)))
             if request.is_dry:
                 return ENCODER.encode(settled)
             try:
-                return shown(row, (await self.store.put(key, None, making(row, settled))).raw)
+                return await self.shown(row, (await self.store.put(key, None, await self.kept(row, settled))).raw)
             except Stale:
                 continue
         raise refusals.already_exists(resource, base)
@@ -233,7 +280,7 @@ class Verbs:
         target = request.target
         wanted = writes.placed(target, body)
         if self.store.head(*target.key) is None and target.row.resource.name in MADE_BY_PUT and not target.subresource:
-            return await self.create(request, body)
+            return await self.create(replace(request, verb="create"), body)
         return await self.update(request, lambda _: wanted)
 
     async def patch(self, request: Request, patch: Any) -> bytes:
@@ -271,24 +318,29 @@ class Verbs:
             head = self.store.head(*key)
             if head is None:
                 raise refusals.not_found(row.resource, target.name)
-            current: Object = DECODER.decode(shown(row, head.raw))
+            current: Object = DECODER.decode(await self.shown(row, head.raw))
             ready = await self.prepare(request, current, wanted(current))
             new = writes.updated(row, current, ready, target.subresource, free=free or self.unrestricted)
             settled = await self.settle(request, current, new) if new is not current else current
             if settled == current:
                 await self.store.settled(key)
-                return shown(row, head.raw)
+                return await self.shown(row, head.raw)
             if request.is_dry:
                 return ENCODER.encode(settled)
             try:
+                made = await self.kept(row, settled)
                 if writes.is_gone(settled):
-                    return shown(row, (await self.store.delete(key, head, making(row, settled))).raw)
-                return shown(row, (await self.store.put(key, head, making(row, settled))).raw)
+                    return await self.shown(row, (await self.store.delete(key, head, made)).raw)
+                return await self.shown(row, (await self.store.put(key, head, made)).raw)
             except Stale:
                 continue
         raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
 
     def patched(self, row: Row, current: Object, content_type: str, patch: Any) -> Any:
+        wanted = list if content_type == JSON_PATCH else dict
+        is_one = isinstance(patch, wanted)
+        if not is_one:
+            raise refusals.bad_request(f"error decoding patch: {PATCHES[wanted]}")
         try:
             match content_type:
                 case "application/json-patch+json":
@@ -299,7 +351,8 @@ class Verbs:
                     return strategic_merged(current, patch, row.patches)
         except PatchError as error:
             raise refusals.rejected_patch(str(error)) from error
-        raise refusals.unknown_format(content_type)
+        accepted = (JSON_PATCH, MERGE_PATCH, *((STRATEGIC_PATCH,) if row.patches is not None else ()), APPLY_PATCH)
+        raise refusals.unknown_patch(", ".join(accepted))
 
     async def delete(self, request: Request, options: Mapping[str, Any]) -> tuple[int, bytes]:
         """Delete an object, or mark it as deleting; 202 where it is still there."""
@@ -309,16 +362,16 @@ class Verbs:
             head = self.store.head(*key)
             if head is None:
                 raise refusals.not_found(row.resource, target.name)
-            current: Object = DECODER.decode(shown(row, head.raw))
+            current: Object = DECODER.decode(await self.shown(row, head.raw))
             left = writes.deleted(row, current, options, self.now())
             await self.settle(request, current, None)
             if left is current or request.is_dry:
                 return 200, self.farewell(row, current, head.raw, is_gone=left is None)
             try:
                 if left is None:
-                    gone = await self.store.delete(key, head, making(row, current))
-                    return 200, self.farewell(row, current, shown(row, gone.raw), is_gone=True)
-                return 200, shown(row, (await self.store.put(key, head, making(row, left))).raw)
+                    gone = await self.store.delete(key, head, await self.kept(row, current))
+                    return 200, self.farewell(row, current, await self.shown(row, gone.raw), is_gone=True)
+                return 200, await self.shown(row, (await self.store.put(key, head, await self.kept(row, left))).raw)
             except Stale:
                 continue
         raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
@@ -337,7 +390,7 @@ class Verbs:
             for version in going:
                 group.create_task(self.delete_quietly(request, version, options))
         metadata = {"resourceVersion": str(self.store.revision)}
-        return list_text(target.row, metadata, [shown(target.row, version.raw) for version in going])
+        return list_text(target.row, metadata, await self.all_shown(target.row, going))
 
     async def delete_quietly(self, request: Request, version: Version, options: Mapping[str, Any]) -> None:
         target = Target(request.target.row, version.key.namespace, version.key.name)
@@ -359,9 +412,12 @@ class Verbs:
 
 def shown(row: Row, raw: bytes) -> bytes:
     """An object out of the store as this version shows it; the apiVersion is the first field of every text there."""
-    if not row.stored_as or not raw.startswith(head := text_head(row.stored_as)):
+    if row.guise is not None:
+        version = {"apiVersion": row.resource.api_version}
+        return ENCODER.encode({**version, **row.guise.served(DECODER.decode(raw)), **version})
+    if not row.is_custom or raw.startswith(head := text_head(row.resource.api_version)):
         return raw
-    return text_head(row.resource.api_version) + raw[len(head) :]
+    return head + raw[raw.index(b'"', len(b'{"apiVersion":"')) + 1 :]
 
 
 def text_head(api_version: str) -> bytes:
@@ -371,6 +427,8 @@ def text_head(api_version: str) -> bytes:
 def making(row: Row, obj: Object) -> Make:
     """The text of an object at a revision, as it is stored, and its labels."""
     version = {"apiVersion": row.stored_as or row.resource.api_version}
+    if row.guise is not None:
+        obj = row.guise.stored(obj)
 
     def make(revision: int) -> tuple[bytes, Object]:
         at = {**version, **obj, **version, "metadata": {**obj["metadata"], "resourceVersion": str(revision)}}
@@ -380,8 +438,12 @@ def making(row: Row, obj: Object) -> Make:
 
 
 def list_text(row: Row, metadata: Object, items: Sequence[bytes]) -> bytes:
+    """A list in JSON; built-in kinds are told by the list alone, not by each of its items."""
     resource = row.resource
-    head = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": metadata}
+    head = {"kind": row.list_kind, "apiVersion": resource.api_version, "metadata": metadata}
+    if not row.is_custom:
+        kind = text_head(resource.api_version) + b',"kind":"%b",' % resource.kind.encode()
+        items = [b"{" + each[len(kind) :] if each.startswith(kind) else each for each in items]
     return b'%b,"items":[%b]}' % (ENCODER.encode(head)[:-1], b",".join(items))
 
 
@@ -392,7 +454,7 @@ def check_list_options(version: str, match: str, query: Query) -> None:
     elif match and not version:
         why = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
     elif match and match not in ("Exact", "NotOlderThan"):
-        why = f'Invalid value: "{match}": supported values: "Exact", "NotOlderThan", ""'
+        why = f'Unsupported value: "{match}": supported values: "Exact", "NotOlderThan", ""'
     elif match == "Exact" and version == "0":
         why = 'Forbidden: resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
     if why:

@@ -37,13 +37,28 @@ def many(row: Row, listing: Listing, form: str, include: str) -> bytes:
     return msgspec.json.encode(head)
 
 
+def bookmark(row: Row, raw: bytes, form: str) -> bytes:
+    """The object of a bookmark, of which no column can say anything."""
+    obj: Object = msgspec.json.decode(raw)
+    mark = printing.partial(obj)
+    if form != TABLE:
+        return msgspec.json.encode(mark)
+    table = printing.table(row, [], {"resourceVersion": obj["metadata"]["resourceVersion"]}, "None")
+    cells = [""] * len(table["columnDefinitions"])
+    return msgspec.json.encode({**table, "rows": [{"cells": cells, "object": mark}]})
+
+
 def decoded(items: Sequence[bytes]) -> list[Object]:
     return [msgspec.json.decode(raw) for raw in items]
 
 
 def flavour(row: Row, form: str, include: str) -> Flavour:
     """What a watcher sees of each object; what is made for one is kept for the next that sees the same."""
-    version = row.resource.api_version if row.stored_as else ""
+    version = row.resource.api_version if row.is_custom or row.guise is not None else ""
     if not form:
         return Flavour(f"@{version}", lambda raw: shown(row, raw)) if version else AS_IS
-    return Flavour(f"{form}{include}@{version}", lambda raw: one(row, shown(row, raw), form, include))
+    return Flavour(
+        f"{form}{include}@{version}",
+        lambda raw: one(row, shown(row, raw), form, include),
+        lambda raw: bookmark(row, raw, form),
+    )

@@ -5,21 +5,27 @@ its client comes back at the revision it has reached.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.storage.store import Change, Event, Store, Subscription, Version, change
+from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object
 
 BOOKMARK_SECONDS = 60.0
+LAST_BOOKMARK = 2.0
+"""Seconds before its end that a watch says how far it got, so that the next one need not begin earlier."""
+TICK = 0.01
+"""Seconds by which a clock may be early."""
 INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 Matches = Callable[[Version], bool] | None
 Show = Callable[[bytes], bytes]
 """An object as the watcher wants to see it."""
+Convert = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,8 @@ class Flavour:
 
     name: str = ""
     show: Show | None = None
+    mark: Show | None = None
+    """The same for the objects of bookmarks, which have nothing but their version."""
 
 
 AS_IS = Flavour()
@@ -47,54 +55,79 @@ class Watching:
     revision: int
     bookmarks: bool
     seconds: float
+    marks_end: bool = False
+    """Whether the end of what is there already is marked."""
+    over: Callable[[], None] | None = None
+    """Called once, when it ends."""
+    convert: Convert | None = None
+    """Where objects are not stored in the version that is watched, and it takes somebody else to convert them."""
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.seconds
-        bookmark_at = loop.time() + BOOKMARK_SECONDS if self.bookmarks else deadline
+        bookmark_at = min(loop.time() + BOOKMARK_SECONDS, deadline - LAST_BOOKMARK) if self.bookmarks else deadline
+        wake = self.subscription.wake
+        alarm = loop.call_at(min(deadline, bookmark_at), wake)
         try:
             if self.first is not None:
-                yield self._initial(self.first)
+                yield await self._initial(self.first)
                 self.first = None
-            while (wait := min(deadline, bookmark_at) - loop.time()) > 0 or loop.time() < deadline:
-                events = await self._next(wait)
+            while loop.time() < deadline:
+                if alarm.when() <= loop.time() + TICK:  # it has rung, or is about to
+                    alarm.cancel()
+                    alarm = loop.call_at(max(min(deadline, bookmark_at), loop.time() + TICK), wake)
+                events = await self.subscription.take()
                 if events:
                     self.revision = events[-1].revision
-                    if text := b"".join(self._lines(events)):
+                    if self.convert is not None:
+                        await self._prepare(self.convert, events)
+                    if text := b"".join(self._line(event, what) for event, what in self._seen(events)):
                         yield text
                 elif self.subscription.dropped:
                     return
-                elif loop.time() >= bookmark_at:
-                    bookmark_at += BOOKMARK_SECONDS
+                if bookmark_at <= loop.time() < deadline and not self.subscription.is_behind:
+                    bookmark_at = max(bookmark_at + BOOKMARK_SECONDS, loop.time())
                     self.revision = max(self.revision, self.store.revision)
                     yield self._bookmark({})
+        except ApiError as error:  # of a conversion
+            yield line("ERROR", msgspec.json.encode(error.status()))
         finally:
-            self.store.unwatch(self.row.storage, self.subscription)
+            alarm.cancel()
+            self.end()
 
-    async def _next(self, wait: float) -> list[Event]:
-        try:
-            async with asyncio.timeout(max(wait, 0)):
-                return await self.subscription.take()
-        except TimeoutError:
-            return []
+    def end(self) -> None:
+        """Ends it, also if nobody has read of it; ending it twice does nothing more."""
+        self.store.unwatch(self.row.storage, self.subscription)
+        over, self.over = self.over, None
+        if over is not None:
+            over()
 
-    def _initial(self, versions: Iterable[Version]) -> bytes:
-        lines = [line("ADDED", self._shown(version.raw)) for version in versions]
-        if self.bookmarks:
+    async def _initial(self, versions: Iterable[Version]) -> bytes:
+        raws: Sequence[bytes] = [version.raw for version in versions]
+        if self.convert is not None:
+            raws = await self.convert(raws)
+        lines = [line("ADDED", self._shown(raw)) for raw in raws]
+        if self.bookmarks and self.marks_end:
             lines.append(self._bookmark({"annotations": INITIAL_END}))
         return b"".join(lines)
 
-    def _lines(self, events: Iterable[Event]) -> Iterable[bytes]:
+    def _seen(self, events: Iterable[Event]) -> Iterable[tuple[Event, Change]]:
         for event in events:
             what = change(event, self.matches) if self.matches else plain_change(event)
             if what is not None:
-                yield self._line(event, what)
+                yield event, what
+
+    async def _prepare(self, convert: Convert, events: Iterable[Event]) -> None:
+        """Make the lines for which objects have to be converted, in one call for all of them."""
+        new = [(event, what) for event, what in self._seen(events) if what + self.flavour.name not in event.lines]
+        raws = await convert([raw_of(event, what) for event, what in new]) if new else ()
+        for (event, what), raw in zip(new, raws, strict=True):
+            event.lines[what + self.flavour.name] = line(what, self._shown(raw))
 
     def _line(self, event: Event, what: Change) -> bytes:
         known = event.lines.get(what + self.flavour.name)
         if known is None:
-            raw = event.raw if what != "DELETED" or event.new is None else left(event)
-            known = event.lines[what + self.flavour.name] = line(what, self._shown(raw))
+            known = event.lines[what + self.flavour.name] = line(what, self._shown(raw_of(event, what)))
         return known
 
     def _shown(self, raw: bytes) -> bytes:
@@ -102,15 +135,22 @@ class Watching:
 
     def _bookmark(self, metadata: Object) -> bytes:
         resource = self.row.resource
-        about = {"resourceVersion": str(self.revision), "creationTimestamp": None, **metadata}
-        obj = {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": about}
-        return line("BOOKMARK", msgspec.json.encode(obj))
+        about = {"resourceVersion": str(self.revision), **metadata}
+        if self.flavour.mark is None:
+            about["creationTimestamp"] = None
+        raw = msgspec.json.encode({"kind": resource.kind, "apiVersion": resource.api_version, "metadata": about})
+        return line("BOOKMARK", self.flavour.mark(raw) if self.flavour.mark is not None else raw)
 
 
 def plain_change(event: Event) -> Change:
     if event.new is None:
         return "DELETED"
     return "ADDED" if event.old is None else "MODIFIED"
+
+
+def raw_of(event: Event, what: Change) -> bytes:
+    """The object of a change, as it is stored."""
+    return event.raw if what != "DELETED" or event.new is None else left(event)
 
 
 def left(event: Event) -> bytes:

@@ -9,10 +9,12 @@ Each raises the error that Kubernetes would answer with.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from tapestry.apiserver import refusals
+from tapestry.apiserver.parts import PARTS
 from tapestry.apiserver.requests import Target
 from tapestry.apiserver.rows import FINALIZED, ONLY_CONDITIONALLY, ORPHANING, Row
 from tapestry.kube.errors import ServerError
@@ -69,7 +71,9 @@ def created(row: Row, wanted: Object, *, uid: str, now: datetime) -> Object:
     found = {**wanted, "metadata": metadata}
     if row.has_status and row.resource.plural != "nodes":  # a kubelet registers its Node together with the status
         found = without(found, "status")
-    return found
+    if row.blank_status is None:
+        return found
+    return {**found, "status": {**row.blank_status, **found.get("status", {})}}
 
 
 def updated(row: Row, current: Object, wanted: Object, subresource: str = "", *, free: bool = False) -> Object:
@@ -80,8 +84,11 @@ def updated(row: Row, current: Object, wanted: Object, subresource: str = "", *,
     check_identity(row, current, wanted)
     owned = {key: value for key, value in current["metadata"].items() if key in SERVER_OWNED}
     metadata = {**theirs(wanted), **owned}
+    part = PARTS.get((row.resource.name, subresource))
     if subresource == "finalize":
         found = {**current, "spec": wanted.get("spec") or {}}
+    elif part is not None and not free:
+        found = part(current, {**wanted, "metadata": metadata})
     elif free or not row.has_status:
         found = {**wanted, "metadata": metadata}
     elif subresource == "status":
@@ -93,7 +100,9 @@ def updated(row: Row, current: Object, wanted: Object, subresource: str = "", *,
     if found == current:
         return current
     check_finalizers(row, current, found)
-    if not row.counts_generations or specification(row, found) == specification(row, current):
+    if not row.counts_generations or subresource == "binding":
+        return found
+    if specification(row, found) == specification(row, current):
         return found
     return {**found, "metadata": next_generation(found["metadata"])}
 
@@ -201,7 +210,8 @@ def check_identity(row: Row, current: Object, wanted: Object) -> None:
         raise refusals.other_uid(resource, name_of(current), uid, uid_of(current))
     if not version and (row.is_custom or resource.name in ONLY_CONDITIONALLY):
         why = "Invalid value: 0: must be specified for an update"
-        raise refusals.invalid(resource, name_of(current), "metadata.resourceVersion", why)
+        plural = replace(resource, kind=resource.plural)  # which Kubernetes takes for the kind here
+        raise refusals.invalid(plural, name_of(current), "metadata.resourceVersion", why)
     if version and version != version_of(current):
         raise refusals.conflict(resource, name_of(current), refusals.MODIFIED)
 

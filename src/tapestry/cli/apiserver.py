@@ -10,21 +10,49 @@ from typing import Any
 import click
 import uvloop
 
+from tapestry.apiext.kinds import Kinds
+from tapestry.apiext.plain import ROOT, Ask, PlainApi
 from tapestry.apiserver.app import Running, running
 from tapestry.apiserver.certificates import Authority
 from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.reception import Mounted
+from tapestry.apiserver.requests import Call
+from tapestry.apiserver.server import Answer, Answering
 from tapestry.apiserver.storage.log import LogError
+from tapestry.cli import archives
+from tapestry.cli.envtest import envtest_assets
 from tapestry.controlplane.app import check_patterns, manager_beside
+from tapestry.controlplane.direct import Direct
+from tapestry.kube.times import parse_duration
 from tapestry.process import logs
 from tapestry.process.config import load
 
 FLAGS: dict[str, tuple[str, str]] = {
-    "--backend": ("backend", "Where objects are kept: file or memory."),
+    "--backend": ("backend", "Where objects are kept: file, etcd or memory."),
+    "--etcd-servers": ("etcd.servers", "The URLs of etcd's members, with commas."),
+    "--etcd-cafile": ("etcd.cafile", "The CAs of their certificates."),
+    "--etcd-certfile": ("etcd.certfile", "Our certificate for them."),
+    "--etcd-keyfile": ("etcd.keyfile", "Its key."),
+    "--etcd-prefix": ("etcd.prefix", "What the keys of all objects begin with. [default: /registry]"),
     "--file-rootpath": ("fileRootpath", "The folder of the file backend, and of certificates and keys."),
     "--bind-address": ("secureAddress", "Where to serve HTTPS; empty serves none. [default: 127.0.0.1:6443]"),
     "--local-address": ("localAddress", "Where to serve this machine over HTTP. [default: 127.0.0.1:6080]"),
     "--token-auth-file": ("tokenAuthFile", 'A CSV file: token,user,uid,"group,group".'),
-    "--request-timeout": ("requestTimeout", "Seconds that a request may take. [default: 60]"),
+    "--request-timeout": ("requestTimeout", "How long a request may take: 90, 60m. [default: 60]"),
+    "--max-requests-inflight": ("maxRequestsInflight", "Reads under way at once; 0 is any number. [default: 400]"),
+    "--max-mutating-requests-inflight": ("maxMutatingRequestsInflight", "The same for writes. [default: 200]"),
+    "--service-account-issuer": ("serviceAccountIssuer", "Who signs the tokens of service accounts."),
+    "--service-account-signing-key-file": ("serviceAccountSigningKeyFile", "The key that they are signed with."),
+    "--service-account-key-file": ("serviceAccountKeyFiles", "Keys, with commas, that they are known by beside it."),
+    "--api-audiences": ("apiAudiences", "What tokens for this server name as audience. [default: the issuer]"),
+    "--audit-log-path": ("auditLogPath", "Where to write down who asked for what; - is stderr."),
+    "--audit-policy-file": ("auditPolicyFile", "What of it. [default: everything but bodies]"),
+    "--audit-log-maxsize": ("auditLogMaxsize", "MiB at which that file is moved away. [default: 100]"),
+    "--audit-log-maxbackup": ("auditLogMaxbackup", "How many of those are kept; 0 is all. [default: 0]"),
+    "--service-cluster-ip-range": ("serviceClusterIpRange", "Where Services get addresses. [default: 10.0.0.0/24]"),
+    "--kubelet-client-certificate": ("kubelet.clientCertificate", "The server's certificate for kubelets."),
+    "--kubelet-client-key": ("kubelet.clientKey", "Its key."),
+    "--kubelet-certificate-authority": ("kubelet.certificateAuthority", "The CAs of kubelets' own; none checks none."),
     "--controllers": ("controllers", "Which run beside it: `*`, `*,-garbage`, or none. [default: *]"),
     "--log-level": ("logLevel", "debug, info, warning or error."),
 }
@@ -32,27 +60,68 @@ SWITCHES: dict[str, tuple[str, str]] = {
     "--authn-allow-localhost": ("authnAllowLocalhost", "Trust whoever is on this machine, without credentials."),
     "--unrestricted-update": ("unrestrictedUpdate", "Let a write to an object change its status, too."),
     "--kubectl-disabled": ("kubectlDisabled", "Refuse requests of kubectl."),
+    "--kubectl-ephemeral-token": ("kubectlEphemeralToken", "Let kubectl use no tokens but such as expire."),
+    "--anonymous-auth": ("anonymousAuth", "Serve who shows no credentials, with next to no rights. [default: true]"),
 }
+NUMBERS = ("maxRequestsInflight", "maxMutatingRequestsInflight", "auditLogMaxsize", "auditLogMaxbackup")
+VERBOSE = 4
+"""The verbosity, as Kubernetes has it, from which on it is that of debugging."""
+LISTS = ("controllers", "etcd.servers", "serviceAccountKeyFiles", "apiAudiences")
+"""Settings that are several texts, with commas between them."""
+
+
+def verbosity_of(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """Kubernetes' own programs take -v=10 as well as -v 10."""
+    if text is None:
+        return None
+    number = text.removeprefix("=")
+    if not number.isdecimal():
+        raise click.BadParameter(f"{number!r} is not a number")
+    return int(number)
 
 
 def with_flags(command: Any) -> Any:
     for option, (_, text) in reversed(SWITCHES.items()):
-        command = click.option(option, is_flag=True, default=None, help=text)(command)
-    for option, (_, text) in reversed(FLAGS.items()):
-        command = click.option(option, help=text)(command)
+        command = click.option(option, type=bool, is_flag=False, flag_value=True, metavar="[BOOL]", help=text)(command)
+    for option, (path, text) in reversed(FLAGS.items()):
+        command = click.option(option, type=int if path in NUMBERS else str, help=text)(command)
+    text = f"As --log-level debug, from {VERBOSE} on."
+    command = click.option("-v", "--v", "verbosity", callback=verbosity_of, metavar="NUMBER", help=text)(command)
     return click.option("--config", "-c", type=click.Path(path_type=Path, dir_okay=False), help="A YAML file.")(command)
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @with_flags
-def apiserver(config: Path | None, **flags: Any) -> None:
-    """Serve Kubernetes' API, durable on one disk, until told to stop."""
+@click.pass_context
+def apiserver(context: click.Context, /, config: Path | None, verbosity: int | None, **flags: Any) -> None:
+    """Serve Kubernetes' API, durable on one disk or in etcd, until told to stop."""
+    if context.invoked_subcommand is not None:
+        return
     given = {
         path: flags[option.removeprefix("--").replace("-", "_")] for option, (path, _) in (FLAGS | SWITCHES).items()
     }
-    given["controllers"] = given["controllers"].split(",") if given["controllers"] else None
+    for path in LISTS:
+        given[path] = given[path].split(",") if given[path] else None
+    if verbosity is not None and verbosity >= VERBOSE:
+        given["logLevel"] = given["logLevel"] or "debug"
     try:
+        given["requestTimeout"] = seconds(given["requestTimeout"])
         settings = load(ApiServerConfig, file=config, environ=os.environ, flags=given)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    run(settings)
+
+
+def seconds(text: str | None) -> float | None:
+    """A number of seconds, or a duration with its unit."""
+    if text is None:
+        return None
+    return parse_duration(text if text[-1:].isalpha() else f"{text}s", "--request-timeout").total_seconds()
+
+
+def run(settings: ApiServerConfig) -> None:
+    """Serve until told to stop; what is wrong is one line."""
+    try:
         check_patterns(settings.controllers)
         logs.configure(settings.log_level, settings.log_format)
         gc.set_threshold(50_000, 20, 50)
@@ -62,16 +131,33 @@ def apiserver(config: Path | None, **flags: Any) -> None:
         raise click.ClickException(str(error)) from error
 
 
+for command in (*archives.COMMANDS, envtest_assets):
+    apiserver.add_command(command)
+
+
 async def serve(settings: ApiServerConfig) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    async with running(settings) as served, asyncio.TaskGroup() as group:
-        manager = manager_beside(served.server, authority_of(settings, served), settings.controllers)
+    async with running(settings, mounted={"apiext": plain_face()}) as served, asyncio.TaskGroup() as group:
+        manager = manager_beside(served.reception, authority_of(settings, served), settings.controllers)
         group.create_task(manager.run(), name="controllers")
         await stopping.wait()
         manager.stop()
+
+
+def plain_face() -> Mounted:
+    """Plain REST at /apiext, in the name of whoever calls."""
+    plain = PlainApi(Kinds())
+
+    async def answer(api: Answering, call: Call) -> Answer:
+        content_type = call.headers.get("content-type", "")
+        ask = Ask(call.method, call.path.removeprefix(ROOT), call.query, content_type, call.body)
+        found = await plain.answer(ask, Direct(api, call.user))
+        return Answer(found.status, found.body, headers=found.headers)
+
+    return answer
 
 
 def authority_of(settings: ApiServerConfig, served: Running) -> str:

@@ -18,6 +18,8 @@ COMMANDS = {
     "run": Entry("tapestry.cli.controllers", "Run one controller."),
     "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
     "apiserver": Entry("tapestry.cli.apiserver", "Serve Kubernetes' API where there is no Kubernetes."),
+    "apiext": Entry("tapestry.cli.apiext", "Serve plain REST over the kinds of a Kubernetes API."),
+    "token": Entry("tapestry.cli.token", "Make, show and revoke tokens that expire, for `apiserver`."),
     "manager": Entry("tapestry.cli.manager", "Run a syncer for every ClusterBinding."),
     "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),
     "join": Entry("tapestry.cli.join", "Join a physical cluster: what is idle there is lent."),

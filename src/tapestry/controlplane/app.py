@@ -1,19 +1,32 @@
 """The control plane beside an API server: which controllers there are, and a manager for a server in this process."""
 
 import fnmatch
+import importlib
 from collections.abc import Iterable
 from functools import cache, partial
 
 from tapestry.apiserver.bootstrap import SYSTEM
-from tapestry.apiserver.server import Server
+from tapestry.apiserver.server import Answering
 from tapestry.controller import Manager
 from tapestry.controller.app import new_identity
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
-from tapestry.controlplane import accounts, definitions, garbage, namespaces
+from tapestry.controlplane import accounts, definitions, disruption, garbage, namespaces, protection, quota, roles
 from tapestry.controlplane.direct import Direct
 from tapestry.controlplane.everything import Everything
 
-NAMES = ("namespaces", "garbage", "accounts")
+NAMES = ("namespaces", "garbage", "accounts", "quota", "disruption", "protection", "roles")
+WORKLOADS = {
+    "scheduler": "scheduler.scheduler",
+    "deployments": "workloads.deployments",
+    "replicasets": "workloads.replicasets",
+    "replicationcontrollers": "workloads.replicationcontrollers",
+    "statefulsets": "workloads.statefulsets",
+    "daemonsets": "workloads.daemonsets",
+    "jobs": "workloads.jobs",
+    "cronjobs": "workloads.cronjobs",
+}
+"""Where nodes run pods and nobody else sees to them: these run, and are imported, only if they are named."""
+EVERY = "*"
 NONE = "none"
 ALWAYS = "definitions"
 """Kubernetes has this one in its API server: where a kube-controller-manager does all the rest, it must run still."""
@@ -25,20 +38,39 @@ def controllers(manager: Manager, authority: str) -> None:
     manager.with_("definitions", definitions.install)
     manager.with_("namespaces", lambda each: namespaces.install(each, everything()))
     manager.with_("garbage", lambda each: garbage.install(each, everything()))
+    manager.with_("quota", lambda each: quota.install(each, everything()))
+    manager.with_("disruption", lambda each: disruption.install(each, everything()))
+    manager.with_("protection", lambda each: protection.install(each, everything()))
+    manager.with_("roles", roles.install)
     manager.with_("accounts", lambda each: accounts.install(each, authority))
+    for name, module in WORKLOADS.items():
+        manager.with_(name, partial(install, module))
+
+
+def install(module: str, manager: Manager) -> None:
+    importlib.import_module(f"tapestry.controlplane.{module}").install(manager)
 
 
 def check_patterns(patterns: Iterable[str]) -> None:
     """Raise ValueError for a pattern that chooses nothing: it is a slip of the pen."""
     for each in patterns:
-        if each != NONE and not fnmatch.filter(NAMES, each.removeprefix("-")):
-            raise ValueError(f"controllers: {each!r} matches none; there are {', '.join(NAMES)}, or {NONE} of them")
+        known = (*NAMES, *WORKLOADS)
+        if each != NONE and not fnmatch.filter(known, each.removeprefix("-")):
+            raise ValueError(f"controllers: {each!r} matches none; there are {', '.join(known)}, or {NONE} of them")
 
 
-def manager_beside(server: Server, authority: str, patterns: list[str]) -> Manager:
+def expanded(patterns: Iterable[str]) -> list[str]:
+    """`*` are those that an API server needs; the others have to be asked for."""
+    return [name for each in patterns for name in (NAMES if each == EVERY else (each,))]
+
+
+def manager_beside(server: Answering, authority: str, patterns: list[str]) -> Manager:
     """A manager with the controllers that `patterns` choose, for a server in this process."""
     config = ManagerConfig(
-        name="controlplane", controllers=[*patterns, ALWAYS], metrics=Metrics(address=""), probes=Probes(address="")
+        name="controlplane",
+        controllers=[*expanded(patterns), ALWAYS],
+        metrics=Metrics(address=""),
+        probes=Probes(address=""),
     )
     manager = Manager(config, lambda: Direct(server, SYSTEM), identity=new_identity())
     controllers(manager, authority)

@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer, Server
+from tapestry.apiserver.server import Answer, Answering
 from tapestry.apiserver.storage.log import LogError
 from tapestry.apiserver.watches import Watching
 from tapestry.client.transport import Request, Response, Stream
@@ -16,7 +16,7 @@ from tapestry.kube.errors import TransportError
 class Direct:
     """Carries requests to `server`, in the name of `user`."""
 
-    def __init__(self, server: Server, user: User) -> None:
+    def __init__(self, server: Answering, user: User) -> None:
         self._server = server
         self._user = user
         self._under_way: set[asyncio.Timeout] = set()
@@ -30,14 +30,16 @@ class Direct:
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
         async with self._in_time(request, request.timeout):
             answer = await self._answer(request)
-        if isinstance(answer, Answer):
+        if isinstance(answer, Answer) and answer.stream is None:
             yield Whole(answer)
             return
+        source = answer.stream if isinstance(answer, Answer) else answer
+        assert source is not None
         try:
-            async with self._in_time(request, None), aclosing(answer.chunks()) as chunks:
+            async with self._in_time(request, None), aclosing(source.chunks()) as chunks:
                 yield Flowing(chunks)
         finally:
-            answer.store.unwatch(answer.row.storage, answer.subscription)  # also if nobody has read of it
+            source.end()
 
     def abort(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -90,7 +92,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Flowing:
-    """A watch."""
+    """A watch, or what else comes in pieces."""
 
     source: AsyncIterator[bytes]
     status: int = 200

@@ -15,9 +15,9 @@ from tapestry.inspect.facts import Below
 from tapestry.inspect.status import Value, applied, limit_text, moment_at, state_of, terms_of, windows_of
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
 from tapestry.kube.quantity import Amounts
+from tapestry.kube.requests import effective_requests, hold_of, holds_its_node
 from tapestry.syncer.leasing import Grant, Lease, Policy, Rules, Side, State, counting, deciding, is_reclaimed, lease_of
 from tapestry.syncer.policies import Reading, reading_of, readings, rules_of
-from tapestry.syncer.requests import effective_requests, hold_of, holds_its_node
 from tapestry.syncer.virtual_nodes import remembering
 
 NO_WARNING = timedelta(0)

@@ -8,9 +8,9 @@ from tapestry.apis import keys
 from tapestry.inspect.status import Value, used_by
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.quantity import Amounts
+from tapestry.kube.requests import effective_requests, holds_its_node
 from tapestry.kube.selectors import SelectorError, label_selector, node_selector
 from tapestry.kube.times import timestamp
-from tapestry.syncer.requests import effective_requests, holds_its_node
 
 CORDON: Object = {"key": "node.kubernetes.io/unschedulable", "effect": keys.NO_SCHEDULE}
 REPELLING = (keys.NO_SCHEDULE, "NoExecute")

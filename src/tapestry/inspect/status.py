@@ -14,10 +14,10 @@ from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit, Tim
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
 from tapestry.kube.quantity import Amounts
+from tapestry.kube.requests import effective_requests, holds_its_node
 from tapestry.kube.times import parse_time
 from tapestry.syncer.leasing import Side, State
 from tapestry.syncer.policies import reading_of
-from tapestry.syncer.requests import effective_requests, holds_its_node
 from tapestry.syncer.virtual_nodes import taint_named
 
 NO_TROUBLE = frozenset({"OutOfTimeWindows", "CleanupInProgress", "WaitingSyncerCleanup"})

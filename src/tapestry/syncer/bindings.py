@@ -27,12 +27,12 @@ from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at, version_of
 from tapestry.kube.patches import exactly, owned_patch
 from tapestry.kube.quantity import Amounts
+from tapestry.kube.requests import holds_its_node
 from tapestry.kube.resources import NAMESPACES, NODES
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer import metrics
 from tapestry.syncer.leasing import soonest
-from tapestry.syncer.requests import holds_its_node
 from tapestry.syncer.site import Site, ground_of
 from tapestry.syncer.virtual_nodes import taint_named
 

@@ -72,7 +72,7 @@ def status_changed(old: Object | None, new: Object | None) -> bool:
 
 
 def cordon_changed(old: Object | None, new: Object | None) -> bool:
-    return value_at(old, "spec", "unschedulable") != value_at(new, "spec", "unschedulable")
+    return bool(value_at(old, "spec", "unschedulable") != value_at(new, "spec", "unschedulable"))
 
 
 def came(old: Object | None, _: Object | None) -> bool:

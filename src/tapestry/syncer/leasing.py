@@ -17,8 +17,8 @@ from tapestry.apis.keys import NOW, RECLAIM
 from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import ZERO, Amounts, Quantity, floored, parse
+from tapestry.kube.requests import Hold
 from tapestry.kube.selectors import NodeSelector
-from tapestry.syncer.requests import Hold
 from tapestry.syncer.windows import Schedule
 
 LOOKAHEAD = 64

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 
 from tapestry.kube.objects import Object, is_deleting, key_of, value_at
 from tapestry.kube.quantity import ZERO, Amounts
+from tapestry.kube.requests import effective_requests, holds_its_node
 from tapestry.syncer.leasing import FINISH, Lease, State, Terms, soonest
-from tapestry.syncer.requests import effective_requests, holds_its_node
 
 EVICTION_PAUSE = timedelta(seconds=10)
 """Between two tries to evict what a disruption budget holds back."""

@@ -15,6 +15,7 @@ from tapestry.controller import Informer, Manager
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, is_deleting, key_of, named, uid_of, value_at
 from tapestry.kube.quantity import Amounts
+from tapestry.kube.requests import Hold, effective_requests
 from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.leasing import Rules, Side
@@ -32,7 +33,6 @@ from tapestry.syncer.projections import (
     with_reduced_status,
     without_images,
 )
-from tapestry.syncer.requests import Hold, effective_requests
 
 LAG = 1.0
 """Seconds that a cache gets to see what a live read, or a write of ours, has seen."""

@@ -15,9 +15,10 @@ from tapestry.apiserver.app import server_of, ways_of
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer, Server
-from tapestry.apiserver.service_accounts import Accounts, key_in
+from tapestry.apiserver.service_accounts import Accounts
+from tapestry.apiserver.signing import keys_in
+from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.memory import MemoryLog
-from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.objects import Object
 
@@ -79,12 +80,13 @@ async def call(tmp_path: Path) -> AsyncIterator[Hand]:
     def now() -> datetime:
         return datetime.now(UTC)
 
-    store = Store(MemoryLog())
-    accounts = Accounts(store, key_in(tmp_path / "key"), "https://here", now)
+    store = LocalStore(MemoryLog())
+    accounts = Accounts(store, keys_in(tmp_path / "key"), "https://here", now)
     server = server_of(config, store, accounts, ways_of(config, accounts), now)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(store.run())
         await bootstrap.install(server)
         yield Hand(server, accounts)
+        await server.close()
         running.cancel()
     store.close()

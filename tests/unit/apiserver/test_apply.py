@@ -13,10 +13,11 @@ from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import built_in
 from tapestry.apiserver.server import Answer
-from tapestry.apiserver.service_accounts import Accounts, key_in
+from tapestry.apiserver.service_accounts import Accounts
+from tapestry.apiserver.signing import keys_in
 from tapestry.apiserver.shapes import Shapes
+from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.memory import MemoryLog
-from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.verbs import Request
 from tapestry.kube.objects import Object
 
@@ -241,8 +242,8 @@ async def test_the_configuration_says_of_which_objects_account_is_kept(
     setting: Literal["Always", "AfterApply"], tmp_path: Path
 ) -> None:
     config = ApiServerConfig(backend="memory", managed_fields=setting)
-    store = Store(MemoryLog())
-    accounts = Accounts(store, key_in(tmp_path / "key"), "https://here", lambda: datetime.now(UTC))
+    store = LocalStore(MemoryLog())
+    accounts = Accounts(store, keys_in(tmp_path / "key"), "https://here", lambda: datetime.now(UTC))
     server = server_of(config, store, accounts, ways_of(config, accounts), lambda: datetime.now(UTC))
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n", "labels": {"a": "b"}}}
     status, made = await Hand(server, accounts)("POST", "/api/v1/namespaces", namespace, dryRun="All")

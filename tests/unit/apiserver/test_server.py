@@ -1,6 +1,7 @@
 """What clients are promised: the protocol, verb by verb."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import msgspec
@@ -87,7 +88,21 @@ async def test_a_field_that_is_not_known_is_refused_warned_of_or_ignored(call: H
 async def test_a_field_that_comes_twice_is_noticed(call: Hand) -> None:
     raw = b'{"metadata":{"name":"a"},"data":{"k":"1","k":"2"}}'
     status, found = await call("POST", MAPS, raw, fieldValidation="Strict")
-    assert (status, found["message"]) == (400, 'strict decoding error: duplicate field "data.k"')
+    assert status == 400
+    assert found["message"].endswith(
+        'cannot be handled as a ConfigMap: strict decoding error: duplicate field "data.k"'
+    )
+
+
+@pytest.mark.parametrize(("mode", "status"), [("Strict", 400), ("Warn", 201), ("Ignore", 201)])
+async def test_a_key_that_yaml_has_twice_is_refused_warned_of_or_ignored(call: Hand, mode: str, status: int) -> None:
+    body = b"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  x: one\n  x: two\n"
+    query = {"fieldManager": "me", "fieldValidation": mode}
+    answer = await call.answer("PATCH", f"{MAPS}/a", body, kind="application/apply-patch+yaml", **query)
+    assert not isinstance(answer, Watching)
+    assert answer.status == status
+    said = answer.body if mode == "Strict" else answer.headers.get("Warning", "").encode()
+    assert (b'line 7: key \\"x\\" already set in map' in said) == (mode != "Ignore")
 
 
 async def test_a_value_of_the_wrong_type_is_refused(call: Hand) -> None:
@@ -119,6 +134,13 @@ async def test_a_replacement_of_an_old_version_is_a_conflict(call: Hand) -> None
     status, found = await call("PUT", f"{MAPS}/a", made)
     assert (status, found["reason"]) == (409, "Conflict")
     assert found["message"].startswith('Operation cannot be fulfilled on configmaps "a": the object has been modified')
+
+
+@pytest.mark.parametrize("kind", [MERGE, STRATEGIC])
+async def test_a_patch_that_makes_no_object_is_invalid(call: Hand, kind: str) -> None:
+    await call.made(MAPS, a_map(x="1"))
+    status, found = await call("PATCH", f"{MAPS}/a", {"data": {"x": 7}}, kind=kind)
+    assert (status, found["details"]["causes"][0]["field"]) == (422, "patch")
 
 
 async def test_a_strategic_patch_merges_containers_by_their_names(call: Hand) -> None:
@@ -209,6 +231,29 @@ async def test_pages_are_of_one_moment(call: Hand) -> None:
     assert rest["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
 
 
+async def test_a_page_of_a_moment_that_is_forgotten_says_how_to_go_on_without_it(call: Hand) -> None:
+    for name in "abc":
+        await call.made(MAPS, a_map(name))
+    _, first = await call("GET", MAPS, limit="1")
+    await call.made(MAPS, a_map("d"))
+    call.server.verbs.store.forget_events(call.server.verbs.store.revision)
+    status, expired = await call("GET", MAPS, limit="1", **{"continue": first["metadata"]["continue"]})
+    assert (status, expired["reason"]) == (410, "Expired")
+    _, second = await call("GET", MAPS, limit="2", **{"continue": expired["metadata"]["continue"]})
+    assert [each["metadata"]["name"] for each in second["items"]] == ["b", "c"]
+    assert second["metadata"]["remainingItemCount"] == 1
+    assert second["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"]
+    _, third = await call("GET", MAPS, **{"continue": second["metadata"]["continue"]})
+    assert [each["metadata"]["name"] for each in third["items"]] == ["d"]
+
+
+async def test_a_truth_that_nobody_stated_is_false_to_a_selector(call: Hand) -> None:
+    await call.made("/api/v1/nodes", {"metadata": {"name": "a"}})
+    await call.made("/api/v1/nodes", {"metadata": {"name": "b"}, "spec": {"unschedulable": True}})
+    _, found = await call("GET", "/api/v1/nodes", fieldSelector="spec.unschedulable=false")
+    assert [each["metadata"]["name"] for each in found["items"]] == ["a"]
+
+
 async def test_fields_and_labels_select(call: Hand) -> None:
     await call.made(PODS, a_pod("one", nodeName="n1"))
     await call.made(PODS, a_pod("two"))
@@ -228,6 +273,32 @@ async def lines(watch: Any, count: int) -> list[Object]:
             if len(found) >= count:
                 break
     return found
+
+
+async def test_a_watcher_to_whom_nothing_matches_learns_before_its_end_how_far_the_world_got(call: Hand) -> None:
+    _, listed = await call("GET", MAPS)
+    before = int(listed["metadata"]["resourceVersion"])
+    watch = await call.answer(
+        *("GET", MAPS),
+        watch="1",
+        resourceVersion="0",
+        labelSelector="app=none",
+        allowWatchBookmarks="true",
+        timeoutSeconds="3",
+    )
+    assert isinstance(watch, Watching)
+    busy = asyncio.create_task(keep_busy(call))
+    events = [msgspec.json.decode(line) async for chunk in watch.chunks() for line in chunk.splitlines()]
+    busy.cancel()
+    assert [each["type"] for each in events] == ["BOOKMARK"]
+    assert int(events[0]["object"]["metadata"]["resourceVersion"]) > before
+
+
+async def keep_busy(call: Hand) -> None:
+    """Have something happen all the time."""
+    await call.made(MAPS, a_map("busy"))
+    for number in itertools.count():
+        await call("PATCH", f"{MAPS}/busy", {"data": {"n": str(number)}}, kind=MERGE)
 
 
 async def test_a_watch_begins_where_the_list_ended(call: Hand) -> None:
@@ -267,6 +338,22 @@ async def test_a_list_can_be_streamed_and_its_end_is_marked(call: Hand) -> None:
     assert mark["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
 
 
+@pytest.mark.parametrize("form", ["Table", "PartialObjectMetadata"])
+async def test_a_mark_has_the_form_that_was_asked_for(call: Hand, form: str) -> None:
+    watch = await call.answer(
+        *("GET", MAPS),
+        accept=f"application/json;as={form};v=v1;g=meta.k8s.io",
+        watch="1",
+        sendInitialEvents="true",
+        resourceVersionMatch="NotOlderThan",
+        allowWatchBookmarks="true",
+    )
+    (mark,) = await lines(watch, 1)
+    shown = mark["object"]["rows"][0]["object"] if form == "Table" else mark["object"]
+    assert (mark["type"], mark["object"]["kind"], shown["kind"]) == ("BOOKMARK", form, "PartialObjectMetadata")
+    assert shown["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+
+
 async def test_what_is_forgotten_is_an_error_in_the_stream(call: Hand) -> None:
     await call.made(MAPS, a_map("a"))
     call.server.verbs.store.forget_events(call.server.verbs.store.revision)
@@ -301,6 +388,13 @@ async def test_a_form_that_there_is_not_is_not_acceptable(call: Hand) -> None:
     assert (await call("GET", MAPS, accept="application/cbor"))[0] == 406
 
 
+async def test_an_answer_that_is_no_object_is_no_table_either(call: Hand) -> None:
+    review = {"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}}
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    assert (await call("POST", path, review, accept=TABLE.partition(",")[0]))[0] == 406
+    assert (await call("POST", path, review, accept=TABLE))[0] == 201
+
+
 async def test_what_is_served_can_be_discovered_in_both_ways(call: Hand) -> None:
     _, legacy = await call("GET", "/api/v1")
     assert {"pods", "pods/status", "pods/eviction"} <= {each["name"] for each in legacy["resources"]}
@@ -310,6 +404,27 @@ async def test_what_is_served_can_be_discovered_in_both_ways(call: Hand) -> None
     _, index = await call("GET", "/openapi/v3")
     _, document = await call("GET", index["paths"]["apis/apps/v1"]["serverRelativeURL"].partition("?")[0])
     assert "io.k8s.api.apps.v1.Deployment" in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/api/v1/namespaces"),
+        ("GET", f"{PODS}/web/eviction"),
+        ("DELETE", f"{PODS}/web/eviction"),
+        ("PUT", f"{PODS}/web/binding"),
+        ("DELETE", f"{PODS}/web/status"),
+        ("GET", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
+        ("GET", "/api/v1/namespaces/default/serviceaccounts/default/token"),
+        ("PUT", PODS),
+        ("POST", f"{PODS}/web"),
+    ],
+)
+async def test_what_a_resource_cannot_do_is_not_allowed_and_not_done(call: Hand, method: str, path: str) -> None:
+    before = await call.made(PODS, a_pod())
+    assert (await call(method, path, {}))[0] == 405
+    assert (await call("GET", f"{PODS}/web"))[1] == before
+    assert (await call("GET", "/api/v1/namespaces/default"))[1]["status"] == {"phase": "Active"}
 
 
 @pytest.mark.parametrize(
@@ -460,3 +575,43 @@ async def test_a_definition_that_names_itself_wrongly_is_refused(call: Hand) -> 
     wrong = {**a_definition(), "metadata": {"name": "other.example.com"}}
     status, found = await call("POST", DEFINITIONS, wrong)
     assert (status, found["details"]["causes"][0]["field"]) == (422, "metadata.name")
+
+
+async def test_a_deletion_whose_options_say_that_it_is_for_show_deletes_nothing(call: Hand) -> None:
+    maps = "/api/v1/namespaces/default/configmaps"
+    await call.made(maps, {"metadata": {"name": "kept", "labels": {"a": "b"}}})
+    assert (await call("DELETE", f"{maps}/kept", {"dryRun": ["All"]}))[0] == 200
+    assert (await call("DELETE", maps, {"dryRun": ["All"]}, labelSelector="a=b"))[0] == 200
+    assert (await call("GET", f"{maps}/kept"))[0] == 200
+
+
+async def test_a_manager_whose_name_is_too_long_is_refused(call: Hand) -> None:
+    status, found = await call("POST", MAPS, a_map(), fieldManager="m" * 129)
+    assert (status, found["details"]["causes"][0]["reason"]) == (422, "FieldValueTooLong")
+    assert (await call("POST", MAPS, a_map(), fieldManager="m" * 128))[0] == 201
+
+
+async def test_a_token_for_less_than_ten_minutes_is_refused(call: Hand) -> None:
+    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    await call.made(accounts, {"metadata": {"name": "a"}})
+    assert (await call("POST", f"{accounts}/a/token", {"spec": {"expirationSeconds": 599}}))[0] == 422
+    assert (await call("POST", f"{accounts}/a/token", {"spec": {"expirationSeconds": 600}}))[0] == 201
+
+
+async def test_a_creation_for_show_may_name_a_version(call: Hand) -> None:
+    maps = "/api/v1/namespaces/default/configmaps"
+    copied = {"metadata": {"name": "other", "resourceVersion": "1"}}
+    assert (await call("POST", maps, copied, dryRun="All"))[0] == 201
+    assert (await call("POST", maps, copied))[0] == 500
+
+
+async def test_a_list_says_once_of_what_kind_its_items_are_unless_they_are_custom(call: Hand) -> None:
+    await call.made(DEFINITIONS, a_definition())
+    await call.made("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "a"}, "data": {"k": "v"}})
+    await call.made("/apis/example.com/v1/namespaces/default/widgets", {"metadata": {"name": "w"}})
+    _, found = await call("GET", "/api/v1/configmaps")
+    assert (found["kind"], found["apiVersion"]) == ("ConfigMapList", "v1")
+    assert [each.get("kind") for each in found["items"]] == [None]
+    assert found["items"][0]["data"] == {"k": "v"}
+    _, found = await call("GET", "/apis/example.com/v1/widgets")
+    assert [(each["apiVersion"], each["kind"]) for each in found["items"]] == [("example.com/v1", "Widget")]

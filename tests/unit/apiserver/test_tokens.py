@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from tapestry.apiserver import ephemeral
+from tapestry.apiserver import ephemeral, followed
 from tapestry.apiserver.authentication import Authenticator, Credentials, StaticTokens, by_certificate, token_file
 from tapestry.apiserver.ephemeral import EphemeralTokens, tokens_in
 from tapestry.apiserver.followed import Followed
@@ -39,6 +39,13 @@ def written(path: Path, text: str) -> Path:
 
 
 written.count = 1  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at on every request."""
+    monkeypatch.setattr(followed, "PAUSE", 0.0)
+
 
 # -- the token file
 

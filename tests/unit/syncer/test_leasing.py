@@ -14,10 +14,10 @@ from tapestry.apis.keys import NOW, RECLAIM
 from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit, TimeWindow
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import ZERO, Amounts, Quantity, parse, unit_of
+from tapestry.kube.requests import Hold
 from tapestry.kube.selectors import EVERY_NODE, node_selector
 from tapestry.syncer.leasing import FINISH, Lease, Policy, Rules, Side, State, Terms, lease_of
 from tapestry.syncer.reclaim import reclaim_of
-from tapestry.syncer.requests import Hold
 from tapestry.syncer.windows import NEVER_OPEN, schedule_of
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)

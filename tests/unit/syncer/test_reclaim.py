@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.quantity import Amounts
+from tapestry.kube.requests import effective_requests
 from tapestry.syncer.leasing import FINISH, Lease, State, Terms
 from tapestry.syncer.reclaim import EVICTION_PAUSE, Reclaim, beyond, reclaim_of
-from tapestry.syncer.requests import effective_requests
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package tools pins the programs of a real cluster; tools/kube_assets.py builds them.
+// Package tools pins the programs of a real cluster and Kubernetes' own tests; tools/kube_assets.py builds them.
 package tools
 
 import (
@@ -10,4 +10,5 @@ import (
 	_ "k8s.io/kubernetes/cmd/kube-scheduler"
 	_ "k8s.io/kubernetes/cmd/kubectl"
 	_ "k8s.io/kubernetes/cmd/kubelet"
+	_ "k8s.io/kubernetes/test/e2e"
 )

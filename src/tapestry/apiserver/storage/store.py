@@ -51,6 +51,8 @@ class Version:
     raw: bytes
     """The object in JSON, as it is served."""
     labels: Object
+    texts: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Fields that somebody selected by, for the next one."""
 
 
 @dataclass(slots=True)
@@ -102,8 +104,15 @@ class Subscription:
         """Whether something has happened that was not taken yet."""
         return bool(self._events)
 
+    def wake(self) -> None:
+        """Have `take` return, whether or not anything happened."""
+        self._wake.set()
+
     async def take(self) -> list[Event]:
-        """What has happened since the last time; waits until something has.  Empty once the subscription is dropped."""
+        """What has happened since the last time; waits until something has.
+
+        Nothing, once the subscription is dropped, or where somebody called `wake`.
+        """
         await self._wake.wait()
         self._wake.clear()
         taken = list(self._events)

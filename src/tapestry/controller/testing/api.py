@@ -43,7 +43,7 @@ from tapestry.kube.strategic import PatchSchema
 REVIEWS = (TOKEN_REVIEWS, ACCESS_REVIEWS, SELF_ACCESS_REVIEWS)
 VERSION = {"major": "1", "minor": "34", "gitVersion": "v1.34.0+tapestry"}
 APPLY = "application/apply-patch+yaml"
-OF_PODS = ("eviction", "resize", "ephemeralcontainers")
+OF_PODS = ("binding", "eviction", "resize", "ephemeralcontainers")
 """Subresources of pods; through the last two a pod's spec is patched, and any part of it."""
 
 
@@ -188,6 +188,8 @@ class InProcessApi:
                 return 200, verbs.patch(target, request.content_type, body, query)
             case "DELETE", None:
                 return 200, verbs.delete(target, *deletion(body, query))
+            case "POST", "binding":
+                return 201, verbs.bind(target, body, query)
             case "POST", "eviction":
                 return 201, verbs.evict(target, body, query)
             case "POST", "token":

@@ -18,7 +18,8 @@ from tapestry.controller.testing import writes
 from tapestry.controller.testing.selection import selection
 from tapestry.controller.testing.storage import Key, Storage
 from tapestry.controller.testing.watches import Watch
-from tapestry.kube.objects import Object, key_of, split_key, uid_of, value_at, with_value, without
+from tapestry.kube.conditions import with_condition
+from tapestry.kube.objects import Object, is_deleting, key_of, split_key, uid_of, value_at, with_value, without
 from tapestry.kube.patches import PatchError, json_patched, merged
 from tapestry.kube.resources import Resource
 from tapestry.kube.strategic import PatchSchema, strategic_merged
@@ -69,7 +70,7 @@ class Verbs:
         if token := query.get("continue"):
             revision, start = opened_token(token)
             if revision < self.storage.compacted:
-                raise refusals.expired_page()
+                raise refusals.ExpiredList(token)
         else:
             revision, start = self._not_older(version), ("", "")
             if version == "0":  # a list out of a cache is never cut into pages
@@ -157,6 +158,20 @@ class Verbs:
     def evict(self, target: Target, body: Any, query: Query) -> Object:
         """There are no disruption budgets here: an eviction is a deletion."""
         self.delete(target, value_at(body, "deleteOptions", default={}), query)
+        return success({})
+
+    def bind(self, target: Target, body: Any, query: Query) -> Object:
+        """A scheduler says where a pod runs; it is said once."""
+        pod = self._current(target)
+        if uid_of(body) and uid_of(body) != uid_of(pod):
+            raise refusals.other_uid(target.resource, target.key.name, uid_of(body), uid_of(pod))
+        if is_deleting(pod) or value_at(pod, "spec", "nodeName"):
+            why = "it is being deleted, or assigned to a node already"
+            raise refusals.conflict(target.resource, target.key.name, why)
+        placed = with_value(pod, ("spec", "nodeName"), value_at(body, "target", "name"))
+        conditions = value_at(pod, "status", "conditions", default=[])
+        marks = with_condition(conditions, {"type": "PodScheduled", "status": "True"}, self.now())
+        self._commit(target.key, pod, with_value(placed, ("status", "conditions"), marks), query)
         return success({})
 
     def token(self, target: Target, body: Any) -> Object:

@@ -21,13 +21,13 @@ from tapestry.client.client import Client, PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, KubeError, NotFound, TooManyRequests, TransportError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.requests import holds_its_node
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, shrunk, soonest
 from tapestry.syncer.projections import is_placeholder, physical_node_of
 from tapestry.syncer.reclaim import Reclaim, leaving, reclaim_of
-from tapestry.syncer.requests import holds_its_node
 from tapestry.syncer.site import Site
 from tapestry.syncer.translate.meta import virtual_uid
 from tapestry.syncer.virtual_nodes import last_terms, remembering, taint_named, virtual_node, withdrawn

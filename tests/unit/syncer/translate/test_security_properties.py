@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object
-from tapestry.syncer.translate.security import Violation, refusals, violations
+from tapestry.kube.pod_security import Violation, violations
+from tapestry.syncer.translate.security import refusals
 
 CHECKS = [violations, refusals]
 LISTS = ("initContainers", "containers", "ephemeralContainers")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import Amounts
-from tapestry.syncer.requests import effective_requests, hold_of, holds_its_node
+from tapestry.kube.requests import effective_requests, hold_of, holds_its_node
 
 
 def a_container(name: str = "main", limits: Object | None = None, **requests: Any) -> Object:

@@ -1,0 +1,265 @@
+"""What does an API server cost its clients?  Ours against kube-apiserver with etcd, by the same client in one run.
+
+Both serve TLS.  Ours syncs every write to disk; etcd does not, which is to its advantage.  The servers take turns, each
+on its own; CPU and memory are those of all processes of a side, by the kernel's account.  What is compared are ratios:
+the client and the servers share the machine.
+"""
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import aiohttp
+import msgspec
+import uvloop
+from tests.integration.processes import cpu_seconds, rss_megabytes
+from tests.integration.servers import OwnServer
+
+from benchmarks.table import Row, alone, say
+from tapestry.kube.objects import Object
+from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
+
+PODS = 2_000
+IN_FLIGHT = 32
+LISTS = 20
+WATCHERS, BEATS = 200, 100
+ROUNDS = 2
+OBJECTS = 10_000
+"""That the store holds when a start is timed."""
+MERGE = {"Content-Type": "application/merge-patch+json"}
+ENCODE = msgspec.json.encode
+
+
+@dataclass(frozen=True)
+class Work:
+    """Many requests of one kind."""
+
+    per_second: float
+    median: float
+    cpu: float
+    """Seconds, the server's, for each."""
+
+
+@dataclass
+class Turn:
+    """What one server did in one turn."""
+
+    ready: float
+    idle: float
+    """Megabytes."""
+    work: dict[str, Work] = field(default_factory=dict)
+    full: float = 0.0
+    """Megabytes, with all pods there."""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A client of one server."""
+
+    session: aiohttp.ClientSession
+    url: str
+    pids: Sequence[int]
+    namespace: str
+
+    @property
+    def pods(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    async def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> bytes:
+        async with self.session.request(method, self.url + path, data=body, headers=headers) as response:
+            answer = await response.read()
+            if response.status >= 400:
+                raise RuntimeError(f"{method} {path}: {response.status} {answer[:300].decode()}")
+            return answer
+
+    def cpu(self) -> float:
+        return sum(map(cpu_seconds, self.pids))
+
+    def megabytes(self) -> float:
+        return sum(map(rss_megabytes, self.pids))
+
+    async def many(self, count: int, ask: Callable[[int], Awaitable[object]], at_once: int = IN_FLIGHT) -> Work:
+        numbers, seconds = iter(range(count)), []
+
+        async def worker() -> None:
+            for number in numbers:
+                begun = time.perf_counter()
+                await ask(number)
+                seconds.append(time.perf_counter() - begun)
+
+        cpu, begun = self.cpu(), time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(worker())
+        lasted = time.perf_counter() - begun
+        return Work(count / lasted, median(seconds), (self.cpu() - cpu) / count)
+
+    async def fan_out(self) -> Work:
+        """Changes of one pod that many watch; counted in events that arrived."""
+        version = msgspec.json.decode(await self.ask("GET", f"{self.pods}?limit=1"))["metadata"]["resourceVersion"]
+        query = f"watch=1&resourceVersion={version}&fieldSelector=metadata.name%3Dp1"
+        sent: dict[bytes, float] = {}
+        seconds: list[float] = []
+        begun, all_watch = asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+        async def watch() -> None:
+            async with self.session.get(f"{self.url}{self.pods}?{query}") as response:
+                all_watch.release()
+                await begun.acquire()
+                left, rest = BEATS, b""
+                while left:
+                    *lines, rest = (rest + await response.content.readany()).split(b"\n")
+                    moment = time.perf_counter()
+                    for line in lines:
+                        at = line.index(b'"beat":"') + 8
+                        seconds.append(moment - sent[line[at : line.index(b'"', at)]])
+                    left -= len(lines)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WATCHERS):
+                group.create_task(watch())
+            for _ in range(WATCHERS):
+                await all_watch.acquire()
+            cpu, started = self.cpu(), time.perf_counter()
+            for _ in range(WATCHERS):
+                begun.release()
+            for number in range(BEATS):
+                sent[b"%d" % number] = time.perf_counter()
+                await self.ask(
+                    "PATCH", f"{self.pods}/p1", b'{"metadata":{"annotations":{"beat":"%d"}}}' % number, **MERGE
+                )
+        lasted = time.perf_counter() - started
+        return Work(len(seconds) / lasted, median(seconds), (self.cpu() - cpu) / len(seconds))
+
+
+def pod(number: int) -> bytes:
+    """About a kilobyte of it."""
+    variables = [{"name": f"E{each}", "value": "v" * 20} for each in range(10)]
+    requests = {"cpu": "10m", "memory": "10Mi"}
+    container = {"name": "c", "image": "nginx:1.27", "env": variables, "resources": {"requests": requests}}
+    return ENCODE(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"p{number}", "labels": {"app": "bench", "shard": str(number % 10)}},
+            "spec": {"nodeName": f"n{number % 100}", "containers": [container]},
+        }
+    )
+
+
+def status(number: int) -> bytes:
+    return b'{"status":{"phase":"Running","podIP":"10.0.0.%d"}}' % (number % 250 + 1)
+
+
+async def turn(url: str, ca: Path, token: str, pids: Sequence[int], ready: float) -> Turn:
+    tls = ssl.create_default_context(cafile=ca)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    connector = aiohttp.TCPConnector(ssl=tls, limit=0)
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(
+        headers=headers, connector=connector, timeout=timeout, read_bufsize=1 << 22
+    ) as session:
+        guest = Guest(session, url, pids, "bench")
+        found = Turn(ready, guest.megabytes())
+        account: Object = {"metadata": {"name": "default"}}
+        await guest.ask("POST", "/api/v1/namespaces", ENCODE({"metadata": {"name": guest.namespace}}))
+        with suppress(RuntimeError):  # where no controller makes it; ours does
+            await guest.ask("POST", f"/api/v1/namespaces/{guest.namespace}/serviceaccounts", ENCODE(account))
+        found.work["create"] = await guest.many(PODS, lambda n: guest.ask("POST", guest.pods, pod(n)))
+        found.work["get"] = await guest.many(PODS, lambda n: guest.ask("GET", f"{guest.pods}/p{n}"))
+        found.work["patch"] = await guest.many(
+            PODS, lambda n: guest.ask("PATCH", f"{guest.pods}/p{n}/status", status(n), **MERGE)
+        )
+        found.work["list"] = await guest.many(LISTS, lambda _: guest.ask("GET", guest.pods), at_once=1)
+        found.work["fan-out"] = await guest.fan_out()
+        found.full = guest.megabytes()
+        found.work["delete"] = await guest.many(
+            PODS, lambda n: guest.ask("DELETE", f"{guest.pods}/p{n}", b'{"gracePeriodSeconds":0}')
+        )
+        return found
+
+
+def ours(folder: Path) -> Turn:
+    with OwnServer(folder) as server:
+        return uvloop.run(turn(server.url, server.ca, server.token, [server.pid], server.ready_seconds))
+
+
+def theirs(folder: Path, assets: Path) -> Turn:
+    begun = time.monotonic()
+    with ControlPlane(folder, assets, fsync=False) as plane:
+        ready = time.monotonic() - begun
+        return uvloop.run(turn(plane.url, plane.ca, plane.token, list(plane.pids().values()), ready))
+
+
+async def fill(server: OwnServer) -> None:
+    tls = ssl.create_default_context(cafile=server.ca)
+    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/json"}
+    async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(ssl=tls, limit=0)) as session:
+        guest = Guest(session, server.url, [server.pid], "default")
+        await guest.many(OBJECTS, lambda n: guest.ask("POST", guest.pods, pod(n)))
+
+
+def restart(folder: Path) -> float:
+    """Seconds that a start takes with many objects there, after a kill."""
+    server = OwnServer(folder)
+    server.start()
+    try:
+        uvloop.run(fill(server))
+        server.kill()
+        server.start()
+        server.stop()
+    finally:
+        server.kill()
+    return server.ready_seconds
+
+
+def rows() -> Iterator[Row]:
+    try:
+        assets = find_assets(os.environ)
+    except AssetsMissing as error:
+        yield Row("API server", None, "x", at_least=2, detail=str(error))
+        return
+    turns: dict[str, list[Turn]] = {"ours": [], "theirs": []}
+    with TemporaryDirectory() as name:
+        for number in range(ROUNDS):
+            for side, found in turns.items():
+                say(f"api: {side}, turn {number + 1} of {ROUNDS}")
+                folder = Path(name) / f"{side}-{number}"
+                found.append(ours(folder) if side == "ours" else theirs(folder, assets))
+        say(f"api: a start with {OBJECTS:,} pods")
+        again = restart(Path(name) / "restart")
+    yield from compared(turns["ours"], turns["theirs"])
+    yield Row(f"ready again after a kill, {OBJECTS:,} pods", again, "s", at_most=2)
+
+
+def compared(own: Sequence[Turn], other: Sequence[Turn]) -> Iterator[Row]:
+    def of(value: Callable[[Turn], float]) -> tuple[float, float]:
+        return median(map(value, own)), median(map(value, other))
+
+    mine, their = of(lambda each: each.ready)
+    yield Row("ready", mine, "s", at_most=1, detail=f"kube-apiserver and etcd {their:.1f} s")
+    mine, their = of(lambda each: each.idle)
+    yield Row("RSS, idle", mine, "MB", at_most=80, detail=f"kube-apiserver and etcd {their:.0f} MB")
+    for what, bar in {"create": 2.0, "patch": 2.0, "get": 2.0, "delete": None, "fan-out": 1.0}.items():
+        mine, their = of(lambda each, what=what: each.work[what].per_second)
+        detail = f"{mine:,.0f} a second, theirs {their:,.0f}"
+        yield Row(f"{what}, ours / theirs", mine / their, "x", at_least=bar, detail=detail)
+    for what, bar in {"create": 0.5, "patch": None, "get": None, "delete": None, "fan-out": None}.items():
+        mine, their = of(lambda each, what=what: each.work[what].cpu * 1000)
+        yield Row(f"{what}: the server's CPU", mine, "ms", at_most=bar, detail=f"theirs {their:.3g} ms")
+    mine, their = of(lambda each: each.work["list"].median * 1000)
+    detail = f"{mine:.1f} ms, theirs {their:.1f} ms"
+    yield Row(f"list of {PODS:,} pods, ours / theirs", mine / their, "x", at_most=1 / 3, detail=detail)
+    mine, their = of(lambda each: each.full)
+    yield Row(f"RSS with {PODS:,} pods", mine, "MB", at_most=150, detail=f"theirs {their:.0f} MB")
+
+
+if __name__ == "__main__":
+    alone(rows)

@@ -1,0 +1,103 @@
+"""Plain REST on a socket of its own, before any Kubernetes API."""
+
+import ssl
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+
+from aiohttp import hdrs, web
+
+from tapestry.apiext.callers import in_the_name_of
+from tapestry.apiext.plain import ROOT, Ask, PlainApi, Reply, refusal
+from tapestry.apiserver.authentication import Credentials, by_place
+from tapestry.client.transport import JSON, Transport
+from tapestry.kube.errors import ApiError, TooLarge, Unauthorized
+from tapestry.process.logs import logger
+from tapestry.process.probes import SHUTDOWN_SECONDS, Address, bound_socket
+
+log = logger(__name__)
+
+LONGEST_BODY = 3 << 20
+"""Bytes: what Kubernetes takes."""
+OPEN = f"{ROOT}/openapi.json"
+"""What everybody may read: it tells nothing of what is served."""
+ALWAYS = {"Content-Type": JSON, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST, DELETE",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type",
+    "Access-Control-Max-Age": "600",
+}
+
+
+class Front:
+    """Answers requests in the name of whoever sends them or, with `own_identity`, in that of `transport`."""
+
+    def __init__(
+        self, plain: PlainApi, transport: Transport, *, own_identity: bool = False, origins: Collection[str] = ()
+    ) -> None:
+        self._plain = plain
+        self._transport = transport
+        self._own_identity = own_identity
+        self._origins = origins
+
+    async def handle(self, request: web.Request) -> web.Response:
+        if request.path == "/healthz":
+            return web.Response(text="ok")
+        origin = request.headers.get(hdrs.ORIGIN, "")
+        shared = sharing(origin) if origin in self._origins else {}
+        if shared and request.method == hdrs.METH_OPTIONS:
+            return web.Response(status=204, headers=shared | PREFLIGHT)
+        began = time.monotonic()
+        try:
+            found = await self._answer(request, "" if shared else origin)
+        except ApiError as error:
+            found = refusal(error)
+        seconds = round(time.monotonic() - began, 6)
+        log.info("answered", method=request.method, path=request.path, status=found.status, seconds=seconds)
+        return web.Response(status=found.status, body=found.body, headers={**ALWAYS, **found.headers, **shared})
+
+    async def _answer(self, request: web.Request, stranger: str) -> Reply:
+        with nullcontext() if request.path == OPEN else self._caller(request, stranger):
+            content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
+            path = request.path.removeprefix(ROOT) if request.path.startswith(f"{ROOT}/") else request.path
+            ask = Ask(request.method, path, dict(request.query), content_type, await body_of(request))
+            return await self._plain.answer(ask, self._transport)
+
+    def _caller(self, request: web.Request, stranger: str) -> AbstractContextManager[None]:
+        """Whose rights count; `stranger` is the origin of a page that nobody allowed."""
+        if self._own_identity:
+            if by_place(Credentials(peer=request.remote or "", host=request.host, origin=stranger)) is None:
+                raise Unauthorized(401, "Unauthorized", "only this machine may call, under the name of localhost")
+            return nullcontext()
+        given = request.headers.get(hdrs.AUTHORIZATION, "")
+        if not given.lower().startswith("bearer "):
+            why = "send the header `Authorization: Bearer TOKEN`, with a token that the API server knows"
+            raise Unauthorized(401, "Unauthorized", why)
+        return in_the_name_of(given)
+
+
+def sharing(origin: str) -> dict[str, str]:
+    """What lets a browser show the answer to a page of that origin."""
+    return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+
+
+async def body_of(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise TooLarge(413, "TooLarge", f"the body is over {LONGEST_BODY} bytes") from error
+
+
+@asynccontextmanager
+async def serving(front: Front, wanted: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[Address]:
+    """Listens, at the address it yields, for as long as the context lasts."""
+    app = web.Application(client_max_size=LONGEST_BODY)
+    app.router.add_route("*", "/{path:.*}", front.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    with bound_socket(wanted) as sock:
+        await runner.setup()
+        try:
+            await web.SockSite(runner, sock, ssl_context=tls).start()
+            yield Address(wanted.host, sock.getsockname()[1])
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,81 @@
+"""Prints: what a column of a table is, and the common ways to fill one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.times import parse_time
+
+NONE, UNKNOWN, UNSET = "<none>", "<unknown>", "<unset>"
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """One column: its head, and what it shows of an object at a moment."""
+
+    name: str
+    show: Callable[[Object, datetime], Any]
+    type: str = "string"
+    wide: bool = False
+    format: str = ""
+    description: str = ""
+
+
+def path(*steps: str | int, default: Any = "") -> Callable[[Object, datetime], Any]:
+    return lambda obj, _: value_at(obj, *steps, default=default)
+
+
+def of(show: Callable[[Object], Any]) -> Callable[[Object, datetime], Any]:
+    return lambda obj, _: show(obj)
+
+
+def since(*steps: str | int) -> Callable[[Object, datetime], Any]:
+    return lambda obj, now: age(value_at(obj, *steps), now)
+
+
+def age(moment: str | None, now: datetime) -> str:
+    """How long ago that was."""
+    if not moment:
+        return UNKNOWN
+    try:
+        return duration((now - parse_time(moment)).total_seconds())
+    except ValueError:
+        return UNKNOWN
+
+
+def duration(seconds: float) -> str:
+    """A span of time in at most two units, as short as it can be said without misleading."""
+    whole = int(seconds)
+    if whole < -1:
+        return "<invalid>"
+    whole = max(whole, 0)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if whole < 120:
+        return f"{whole}s"
+    if minutes < 10:
+        return f"{minutes}m{whole % 60}s" if whole % 60 else f"{minutes}m"
+    if minutes < 180:
+        return f"{minutes}m"
+    if hours < 8:
+        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
+    if hours < 48:
+        return f"{hours}h"
+    if days < 8:
+        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
+    if days < 730:
+        return f"{days}d"
+    if days < 2920:
+        return f"{days // 365}y{days % 365}d" if days % 365 else f"{days // 365}y"
+    return f"{days // 365}y"
+
+
+def count(*steps: str | int) -> Callable[[Object, datetime], Any]:
+    return lambda obj, _: len(value_at(obj, *steps, default=[]))
+
+
+INTEGER, BOOLEAN, DATE = "integer", "boolean", "date"
+NAME = Print("Name", of(name_of), format="name")
+AGE = Print("Age", since("metadata", "creationTimestamp"))
+CREATED = Print("Created At", path("metadata", "creationTimestamp"), DATE)

@@ -1,0 +1,1 @@
+"""What Kubernetes accepts as objects of its built-in kinds."""

@@ -1,0 +1,63 @@
+"""`tapestry apiserver envtest-assets`, and what its programs run: `python -m tapestry.cli.envtest NAME FLAGS`."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from tapestry import __version__
+from tapestry.local.envtest import (
+    UNDERSTOOD,
+    WITHOUT_MEANING,
+    assets,
+    flags_in,
+    folder_of,
+    health_server,
+    server_config,
+)
+from tapestry.local.kubernetes import assets_folder
+from tapestry.process import logs
+
+log = logs.logger(__name__)
+
+
+@click.command("envtest-assets")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def envtest_assets(folder: Path) -> None:
+    """Write programs into FOLDER that start this server for the tests of kubebuilder projects (KUBEBUILDER_ASSETS)."""
+    try:
+        kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=assets_folder(os.environ))
+        made = assets(folder.absolute(), Path(kubectl) if kubectl else None)
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"{folder}: {', '.join(each.name for each in made)}")
+    click.echo(f"export KUBEBUILDER_ASSETS={folder.absolute()}")
+
+
+def main(name: str, *arguments: str) -> None:
+    """Be the program of that name."""
+    flags = flags_in(arguments, (*UNDERSTOOD, *WITHOUT_MEANING))
+    if "help" in flags.values:
+        click.echo(f"{name} of tapestry {__version__} understands:")
+        click.echo("\n".join(f"      --{each} string" for each in UNDERSTOOD if name == "kube-apiserver"))
+    elif "version" in flags.values:
+        click.echo(f"{name} of tapestry {__version__}")
+    elif name == "etcd":
+        health_server(flags).serve_forever()
+    else:
+        from tapestry.cli.apiserver import run
+
+        logs.configure()
+        if flags.unknown:
+            log.warning("flags that mean nothing here are ignored", flags=list(flags.unknown))
+        try:
+            run(server_config(flags, folder_of(flags.get("etcd-servers"))))
+        except click.ClickException as error:
+            error.show()
+            raise SystemExit(error.exit_code) from error
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""CEL as Kubernetes speaks it: expressions that are checked before they run, and end."""

@@ -1,0 +1,242 @@
+"""URLs, IP addresses and networks."""
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
+
+from tapestry.kube.cel.errors import EvaluationError
+from tapestry.kube.cel.functions import declared
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    kind: ClassVar[str] = "kubernetes.URL"
+    parts: SplitResult
+
+
+@dataclass(frozen=True, slots=True)
+class Ip:
+    kind: ClassVar[str] = "net.IP"
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Cidr:
+    kind: ClassVar[str] = "net.CIDR"
+    network: Network
+
+
+# -- URLs
+
+
+def url_in(text: str) -> Url:
+    """Absolute, or a path; raises ValueError."""
+    parts = urlsplit(text)
+    if not parts.scheme and not text.startswith("/"):
+        raise ValueError(f'parse "{text}": invalid URI for request')
+    if any(ord(each) <= 32 or ord(each) == 127 for each in text):
+        raise ValueError(f'parse "{text}": net/url: invalid control character in URL')
+    _ = parts.port  # which is looked at only when asked for
+    return Url(parts)
+
+
+@declared("url(string) -> kubernetes.URL")
+def url(text: str) -> Url:
+    try:
+        return url_in(text)
+    except ValueError as error:
+        raise EvaluationError(f"URL parse error during conversion from string: {error}") from None
+
+
+@declared("isURL(string) -> bool")
+def is_url(text: str) -> bool:
+    try:
+        url_in(text)
+    except ValueError:
+        return False
+    return True
+
+
+@declared("kubernetes.URL.getScheme() -> string")
+def scheme(value: Url) -> str:
+    return value.parts.scheme
+
+
+@declared("kubernetes.URL.getHost() -> string")
+def host(value: Url) -> str:
+    return value.parts.netloc.rpartition("@")[2]
+
+
+@declared("kubernetes.URL.getHostname() -> string")
+def hostname(value: Url) -> str:
+    found = host(value)
+    if found.startswith("["):
+        return found[1:].partition("]")[0]
+    return found.partition(":")[0]
+
+
+@declared("kubernetes.URL.getPort() -> string")
+def port(value: Url) -> str:
+    return str(value.parts.port) if value.parts.port is not None else ""
+
+
+@declared("kubernetes.URL.getEscapedPath() -> string")
+def path(value: Url) -> str:
+    return quote(unquote(value.parts.path), safe="/!$&'()*+,;=:@~[]-._")
+
+
+@declared("kubernetes.URL.getQuery() -> map(string, list(string))")
+def query(value: Url) -> dict[str, list[str]]:
+    return parse_qs(value.parts.query, keep_blank_values=True)
+
+
+# -- addresses
+
+
+def ip_in(text: str) -> Ip:
+    if "%" in text:
+        raise EvaluationError(f'IP address "{text}" with zone value is not allowed')
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        why = f'IP Address "{text}" parse error during conversion from string: ParseAddr("{text}"): unable to parse IP'
+        raise EvaluationError(why) from None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        raise EvaluationError(f'IPv4-mapped IPv6 address "{text}" is not allowed')
+    return Ip(address)
+
+
+@declared("ip(string) -> net.IP")
+def ip(text: str) -> Ip:
+    return ip_in(text)
+
+
+@declared("isIP(string) -> bool")
+def is_ip(text: str) -> bool:
+    try:
+        ip_in(text)
+    except EvaluationError:
+        return False
+    return True
+
+
+@declared("ip.isCanonical(string) -> bool")
+def is_canonical(text: str) -> bool:
+    return str(ip_in(text).address) == text
+
+
+@declared("net.IP.family() -> int")
+def family(value: Ip) -> int:
+    return value.address.version
+
+
+@declared("net.IP.isUnspecified() -> bool")
+def is_unspecified(value: Ip) -> bool:
+    return value.address.is_unspecified
+
+
+@declared("net.IP.isLoopback() -> bool")
+def is_loopback(value: Ip) -> bool:
+    return value.address.is_loopback
+
+
+@declared("net.IP.isLinkLocalMulticast() -> bool")
+def is_link_local_multicast(value: Ip) -> bool:
+    within = "224.0.0.0/24" if value.address.version == 4 else "ff02::/16"
+    return value.address in ipaddress.ip_network(within)
+
+
+@declared("net.IP.isLinkLocalUnicast() -> bool")
+def is_link_local(value: Ip) -> bool:
+    return value.address.is_link_local
+
+
+@declared("net.IP.isGlobalUnicast() -> bool")
+def is_global_unicast(value: Ip) -> bool:
+    address = value.address
+    is_broadcast = address == ipaddress.IPv4Address("255.255.255.255")
+    return not (
+        is_broadcast or address.is_unspecified or address.is_loopback or address.is_multicast or address.is_link_local
+    )
+
+
+@declared("string(net.IP) -> string")
+def ip_text(value: Ip) -> str:
+    return str(value.address)
+
+
+# -- networks
+
+
+def cidr_in(text: str) -> Cidr:
+    _, slash, length = text.partition("/")
+    try:
+        if not slash or not length.isdecimal():
+            raise ValueError(text)
+        network = ipaddress.ip_interface(text)
+    except ValueError:
+        why = f'netip.ParsePrefix("{text}"): ' + ("bad bits after slash" if slash else "no '/'")
+        why = f"network address parse error during conversion from string: {why}"
+        raise EvaluationError(f"network address parse error during conversion from string: {why}") from None
+    if isinstance(network.ip, ipaddress.IPv6Address) and network.ip.ipv4_mapped is not None:
+        raise EvaluationError(f'IPv4-mapped IPv6 address "{text}" is not allowed')
+    return Cidr(network)
+
+
+@declared("cidr(string) -> net.CIDR")
+def cidr(text: str) -> Cidr:
+    return cidr_in(text)
+
+
+@declared("isCIDR(string) -> bool")
+def is_cidr(text: str) -> bool:
+    try:
+        cidr_in(text)
+    except EvaluationError:
+        return False
+    return True
+
+
+@declared("net.CIDR.containsIP(net.IP) -> bool")
+def contains_ip(value: Cidr, other: Ip) -> bool:
+    return other.address in value.network.network
+
+
+@declared("net.CIDR.containsIP(string) -> bool")
+def contains_ip_text(value: Cidr, other: str) -> bool:
+    return contains_ip(value, ip_in(other))
+
+
+@declared("net.CIDR.containsCIDR(net.CIDR) -> bool")
+def contains_cidr(value: Cidr, other: Cidr) -> bool:
+    mine: Any = value.network.network
+    return value.network.version == other.network.version and bool(other.network.network.subnet_of(mine))
+
+
+@declared("net.CIDR.containsCIDR(string) -> bool")
+def contains_cidr_text(value: Cidr, other: str) -> bool:
+    return contains_cidr(value, cidr_in(other))
+
+
+@declared("net.CIDR.ip() -> net.IP")
+def cidr_ip(value: Cidr) -> Ip:
+    return Ip(value.network.ip)
+
+
+@declared("net.CIDR.prefixLength() -> int")
+def prefix_length(value: Cidr) -> int:
+    return value.network.network.prefixlen
+
+
+@declared("net.CIDR.masked() -> net.CIDR")
+def masked(value: Cidr) -> Cidr:
+    return Cidr(ipaddress.ip_interface(value.network.network))
+
+
+@declared("string(net.CIDR) -> string")
+def cidr_text(value: Cidr) -> str:
+    return str(value.network)

@@ -1,0 +1,100 @@
+"""`tapestry apiserver` as a process of its own: started, asked to end or killed, and started again on its data."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+import yaml
+
+from tapestry.local.kubernetes import free_ports
+
+TAPESTRY = Path(sys.executable).with_name("tapestry")
+
+
+class OwnServer:
+    """Our API server over TLS, under the same address whenever it runs; `kubeconfig` is its administrator's."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        self.kubeconfig = folder / "kubeconfig"
+        self.log = folder / "log"
+        self.token = secrets.token_urlsafe(32)
+        self.url = f"https://127.0.0.1:{free_ports(1)[0]}"
+        self.ready_seconds = 0.0
+        self._flags = flags
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "pki" / "ca.crt"
+
+    def start(self) -> None:
+        """Run it and wait until it serves; how long that took is `ready_seconds`."""
+        self.folder.mkdir(exist_ok=True, mode=0o700)
+        tokens = self.folder / "tokens.csv"
+        tokens.touch(mode=0o600)
+        tokens.write_text(f'{self.token},admin,admin,"system:masters"\n')
+        command = [TAPESTRY, "apiserver", "--file-rootpath", self.folder, "--token-auth-file", tokens]
+        command += ["--bind-address", self.url.removeprefix("https://"), *self._flags]
+        said = self.log.stat().st_size if self.log.exists() else 0
+        begun = time.monotonic()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(list(map(str, command)), stderr=log, env={**os.environ, "NO_COLOR": "1"})
+        while not self._serves(said):
+            if self._process.poll() is not None or time.monotonic() - begun > 30:
+                self.kill()
+                raise RuntimeError(f"the server does not serve; the end of its log:\n{self.log.read_text()[-2000:]}")
+            time.sleep(0.01)
+        self.ready_seconds = time.monotonic() - begun
+        self._write_kubeconfig()
+
+    def _serves(self, said: int) -> bool:
+        with self.log.open("rb") as log:
+            log.seek(said)
+            return any(b'"serving"' in line and json.loads(line)["message"] == "serving" for line in log)
+
+    def _write_kubeconfig(self) -> None:
+        cluster = {"server": self.url, "certificate-authority": str(self.ca)}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "own",
+            "clusters": [{"name": "own", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": self.token}}],
+            "contexts": [{"name": "own", "context": {"cluster": "own", "user": "admin"}}],
+        }
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(yaml.safe_dump(content))
+
+    def stop(self) -> None:
+        """Ask it to end, and see that it does."""
+        if self._process is not None:
+            self._process.terminate()
+            if self._process.wait(20) != 0:
+                raise RuntimeError(f"it ended with {self._process.returncode}:\n{self.log.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, type: object, *_: object) -> None:
+        try:
+            if type is None:
+                self.stop()
+        finally:
+            self.kill()

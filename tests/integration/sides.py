@@ -1,0 +1,81 @@
+"""Two API servers side by side, ours and Kubernetes' own, and one way to ask either."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from tapestry.apiserver import bootstrap
+from tapestry.apiserver.app import server_of, ways_of
+from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.requests import Call, User
+from tapestry.apiserver.server import Answer, Server
+from tapestry.apiserver.service_accounts import Accounts
+from tapestry.apiserver.signing import keys_in
+from tapestry.apiserver.storage.local import LocalStore
+from tapestry.apiserver.storage.memory import MemoryLog
+from tapestry.local.kubernetes import ControlPlane
+
+ADMIN = User("admin", ("system:masters",))
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """An API server in this process."""
+
+    server: Server
+
+    async def __call__(self, method: str, path: str, body: Any, kind: str, query: dict[str, str]) -> tuple[int, Any]:
+        headers = {"content-type": kind, "user-agent": "tests/1"}
+        answer = await self.server.answer(Call(method, path, query, headers, msgspec.json.encode(body), ADMIN))
+        assert isinstance(answer, Answer)
+        return answer.status, msgspec.json.decode(answer.body)
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A kube-apiserver."""
+
+    plane: ControlPlane
+    session: aiohttp.ClientSession
+
+    async def __call__(self, method: str, path: str, body: Any, kind: str, query: dict[str, str]) -> tuple[int, Any]:
+        headers = {"content-type": kind, "user-agent": "tests/1", "authorization": f"Bearer {self.plane.token}"}
+        async with self.session.request(
+            method, self.plane.url + path, data=msgspec.json.encode(body), headers=headers, params=query
+        ) as answer:
+            return answer.status, await answer.json(content_type=None) if answer.content_type == JSON else None
+
+
+@asynccontextmanager
+async def our_side(folder: Path) -> AsyncIterator[Ours]:
+    config = ApiServerConfig(backend="memory", pod_accounts=False)
+
+    def now() -> datetime:
+        return datetime.now(UTC)
+
+    store = LocalStore(MemoryLog())
+    accounts = Accounts(store, keys_in(folder / "key"), "https://here", now)
+    server = server_of(config, store, accounts, ways_of(config, accounts), now)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(store.run())
+        await bootstrap.install(server)
+        yield Ours(server)
+        await server.close()
+        running.cancel()
+    store.close()
+
+
+@asynccontextmanager
+async def their_side(plane: ControlPlane) -> AsyncIterator[Theirs]:
+    tls = ssl.create_default_context(cafile=str(plane.ca))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session:
+        yield Theirs(plane, session)

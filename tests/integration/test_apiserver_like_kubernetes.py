@@ -1,0 +1,87 @@
+"""Our API server and a real kube-apiserver are asked the same things in the same order, and answer alike."""
+
+import re
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+import yaml
+
+from tapestry.apiserver.app import running
+from tapestry.apiserver.config import ApiServerConfig
+from tapestry.local.kubernetes import ControlPlane
+
+from .differential.replay import NAMESPACE, Caller, Step, changed, compared, spoiled, steps
+
+HERE = Path(__file__).with_name("differential")
+LEAST = 400
+AGENT = {"user-agent": "differential"}
+
+
+SAMPLE = 11
+"""Every how manieth of the spoiled requests is sent: there are some thirty thousand."""
+
+OURS = ApiServerConfig(
+    backend="memory",
+    secure_address="",
+    local_address="127.0.0.1:0",
+    authn_allow_localhost=True,
+    pod_accounts=False,  # as the real one has none without its controllers
+    service_cluster_ip_range="10.96.0.0/16",
+    log_level="error",
+)
+
+
+@asynccontextmanager
+async def both(plane: ControlPlane, folder: Path) -> AsyncIterator[tuple[Caller, Caller]]:
+    """A hand at the real server and one at ours, each with the namespace of the scripts."""
+    config = msgspec.structs.replace(OURS, file_rootpath=str(folder))
+    tls = ssl.create_default_context(cafile=str(plane.ca))
+    async with (
+        running(config) as served,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session,
+    ):
+        theirs = Caller(session, plane.url, {**AGENT, "authorization": f"Bearer {plane.token}"})
+        ours = Caller(session, f"http://{served.addresses['local']}", AGENT)
+        for each in (theirs, ours):
+            await each.send(Step("", "POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}))
+        yield theirs, ours
+
+
+async def test_both_servers_answer_alike_but_for_what_is_known(
+    control_plane: ControlPlane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {each["match"]: each["why"] for each in yaml.safe_load((HERE / "known.yaml").read_text())}
+    requests = list(steps(HERE / "scripts"))
+    found: list[str] = []
+    async with both(control_plane, tmp_path) as (theirs, ours):
+        for step in requests:
+            found += await compared(step, theirs, ours)
+    unknown = [line for line in found if not any(re.search(each, line) for each in known)]
+    unused = [each for each in known if not any(re.search(each, line) for line in found)]
+    with capsys.disabled():
+        print(f"\n{len(requests)} requests, {len(found)} differences, {len(unknown)} unknown")  # noqa: T201
+    assert len(requests) >= LEAST
+    assert not unknown, "\n".join([f"{len(unknown)} of {len(requests)} requests differ:", *unknown])
+    assert not unused, f"known differences that are none any longer: {unused}"
+
+
+async def test_no_spoiled_object_makes_our_server_fail(tmp_path: Path) -> None:
+    made = [step for step in steps(HERE / "scripts") if step.verb == "POST" and isinstance(step.body, dict)]
+    cases = [(step, changes) for step in made for changes in spoiled(step.body)][::SAMPLE]
+    config = msgspec.structs.replace(OURS, file_rootpath=str(tmp_path))
+    failed = []
+    async with running(config) as served, aiohttp.ClientSession() as session:
+        ours = Caller(session, f"http://{served.addresses['local']}", AGENT)
+        await ours.send(Step("", "POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}))
+        for step, changes in cases:
+            path = step.path if "dryRun" in step.path else f"{step.path}{'&' if '?' in step.path else '?'}dryRun=All"
+            sent = Step(step.where, "POST", path, changed(step.body, changes), changes)
+            if (await ours.send(sent)).status >= 500:
+                failed.append(str(sent))
+    assert len(cases) > 1000
+    assert not failed

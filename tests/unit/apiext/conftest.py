@@ -1,0 +1,93 @@
+"""Plain REST over an API server in this process."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tapestry.apiext.kinds import Kinds
+from tapestry.apiext.plain import Ask, PlainApi, Reply
+from tapestry.apiserver.app import running
+from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.requests import User
+from tapestry.apiserver.server import Server
+from tapestry.client.client import Client
+from tapestry.controlplane.direct import Direct
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import CRDS, Resource
+
+ADMIN = User("admin", ("system:masters",))
+WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
+
+
+@dataclass(frozen=True)
+class Page:
+    """Asks as the back end of a web page does, for somebody."""
+
+    server: Server
+    plain: PlainApi = field(default_factory=lambda: PlainApi(Kinds()))
+    user: User = ADMIN
+
+    async def reply(
+        self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str
+    ) -> Reply:
+        raw = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
+        return await self.plain.answer(Ask(method, path, query, kind, raw), Direct(self.server, self.user))
+
+    async def __call__(self, method: str, path: str, body: Any = None, **query: str) -> tuple[int, Any]:
+        """The status and the body of the answer."""
+        reply = await self.reply(method, path, body, **query)
+        return reply.status, msgspec.json.decode(reply.body)
+
+    async def names(self, path: str, **query: str) -> list[str]:
+        status, found = await self("GET", path, **query)
+        assert status == 200, found
+        return [each["name"] for each in found["items"]]
+
+    async def refusal(self, method: str, path: str, body: Any = None, **query: str) -> tuple[int, str]:
+        status, found = await self(method, path, body, **query)
+        assert found["code"] == status
+        assert found["reason"]
+        return status, found["message"]
+
+    def being(self, user: User) -> "Page":
+        return Page(self.server, self.plain, user)
+
+    @property
+    def client(self) -> Client:
+        """What others do meanwhile, by the API itself."""
+        return Client(Direct(self.server, ADMIN))
+
+
+def a_definition(resource: Resource) -> Object:
+    spec = {
+        "color": {"type": "string"},
+        "size": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    }
+    preserved = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": spec}, "status": preserved}}
+    version = {"name": resource.version, "served": True, "storage": True, "subresources": {"status": {}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": resource.name},
+        "spec": {
+            "group": resource.group,
+            "scope": "Namespaced" if resource.namespaced else "Cluster",
+            "names": {"plural": resource.plural, "kind": resource.kind},
+            "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Page]:
+    """A page before a server that knows widgets."""
+    config = ApiServerConfig(backend="memory", pod_accounts=False, file_rootpath=str(tmp_path), secure_address="")
+    async with running(config) as served:
+        await Client(Direct(served.server, ADMIN)).create(CRDS, a_definition(WIDGETS))
+        yield Page(served.server)

@@ -1,0 +1,141 @@
+"""Plain REST on a socket, before an API server on another: in whose name it asks, and which pages may call."""
+
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tapestry.apiext.callers import forwarding
+from tapestry.apiext.config import ApiExtConfig
+from tapestry.apiext.http import LONGEST_BODY, Front, serving
+from tapestry.apiext.kinds import Kinds
+from tapestry.apiext.plain import PlainApi
+from tapestry.apiserver.app import running
+from tapestry.apiserver.config import ApiServerConfig
+from tapestry.client.access import Access
+from tapestry.client.connection import HttpTransport
+from tapestry.client.credentials import Credentials, Fixed, bearer
+from tapestry.client.tls import Pem, Tls, Trust
+from tapestry.process.config import load
+from tapestry.process.probes import Address
+
+PAGE = "https://page.example"
+
+
+@pytest.fixture
+async def access(tmp_path: Path) -> AsyncIterator[Access]:
+    """An administrator's way to an API server that knows two more users."""
+    tokens = tmp_path / "tokens.csv"
+    tokens.touch(0o600)
+    tokens.write_text('of-ann,ann,1,"system:masters"\nof-bob,bob,2\nof-admin,admin,3,"system:masters"\n')
+    config = ApiServerConfig(
+        backend="memory", file_rootpath=str(tmp_path), secure_address="127.0.0.1:0", token_auth_file=str(tokens)
+    )
+    async with running(config) as served:
+        trust = Trust(Pem("ca", tmp_path / "pki" / "ca.crt"))
+        credentials = Credentials(Fixed(bearer("of-admin")), Tls(trust))
+        yield Access(f"https://{served.addresses['secure']}", credentials, trust=trust)
+
+
+@asynccontextmanager
+async def front(access: Access, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    transport = HttpTransport(access)
+    plain = PlainApi(Kinds())
+    try:
+        async with (
+            serving(Front(plain, transport, **options), Address("127.0.0.1", 0)) as at,
+            aiohttp.ClientSession(f"http://{at}") as session,
+        ):
+            yield session
+    finally:
+        await transport.close()
+
+
+def by(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_each_caller_has_the_rights_of_their_own_token(access: Access) -> None:
+    async with front(forwarding(access)) as session:
+        made = await session.post("/apiext/v1/configmaps", json={"name": "c", "data": {"a": "b"}}, headers=by("of-ann"))
+        assert made.status == 201
+        shown = await session.get(made.headers["Location"], headers=by("of-ann"))
+        assert (await shown.json())["data"] == {"a": "b"}
+        refused = await session.get("/apiext/v1/configmaps", headers=by("of-bob"))
+        assert refused.status == 403
+        assert 'User "bob" cannot list' in (await refused.json())["message"]
+        assert (await session.get("/apiext/v1/configmaps", headers=by("guess"))).status == 401
+
+
+async def test_without_a_token_nobody_gets_in_whatever_the_kubeconfig_may(access: Access) -> None:
+    async with front(forwarding(access)) as session:
+        for path in ("/apiext/v1", "/apiext/v1/configmaps", "/apiext/v1/nothing"):
+            refused = await session.get(path)
+            assert refused.status == 401
+            assert refused.headers["WWW-Authenticate"] == "Bearer"
+            assert "Authorization: Bearer TOKEN" in (await refused.json())["message"]
+        assert (await session.get("/apiext/openapi.json")).status == 200
+        assert await (await session.get("/healthz")).text() == "ok"
+
+
+async def test_our_own_identity_is_lent_to_this_machine_and_to_no_page_in_its_browser(access: Access) -> None:
+    async with front(access, own_identity=True) as session:
+        assert (await session.get("/apiext/v1/namespaces")).status == 200
+        assert (await session.get("/apiext/v1/namespaces", headers={"Origin": PAGE})).status == 401
+        assert (await session.get("/apiext/v1/namespaces", headers={"Host": "rebound.example"})).status == 401
+    async with front(access, own_identity=True, origins=[PAGE]) as session:
+        assert (await session.get("/apiext/v1/namespaces", headers={"Origin": PAGE})).status == 200
+
+
+async def test_only_pages_of_allowed_origins_may_call_from_a_browser(access: Access) -> None:
+    async with front(forwarding(access), origins=[PAGE]) as session:
+        asked = {"Origin": PAGE, "Access-Control-Request-Method": "DELETE"}
+        allowed = await session.options("/apiext/v1/namespaces", headers=asked)
+        assert allowed.status == 204
+        assert allowed.headers["Access-Control-Allow-Origin"] == PAGE
+        assert "DELETE" in allowed.headers["Access-Control-Allow-Methods"]
+        found = await session.get("/apiext/v1/namespaces", headers={"Origin": PAGE, **by("of-ann")})
+        assert found.headers["Access-Control-Allow-Origin"] == PAGE
+        other = await session.get("/apiext/v1/namespaces", headers={"Origin": "https://other.example", **by("of-ann")})
+        assert "Access-Control-Allow-Origin" not in other.headers
+        refused = await session.options("/apiext/v1/namespaces", headers={"Origin": "https://other.example"})
+        assert "Access-Control-Allow-Origin" not in refused.headers
+        assert refused.status == 401
+
+
+async def test_a_body_that_is_too_large_is_refused(access: Access) -> None:
+    async with front(forwarding(access)) as session:
+        body = io.BytesIO(b'{"name": "' + b"a" * LONGEST_BODY + b'"}')
+        headers = {"Content-Type": "application/json", **by("of-ann")}
+        refused = await session.post("/apiext/v1/configmaps", data=body, headers=headers)
+        assert refused.status == 413
+        assert (await refused.json())["reason"] == "TooLarge"
+
+
+async def test_an_api_server_that_does_not_answer_is_not_told_about(access: Access) -> None:
+    nowhere = Access("http://127.0.0.1:1")
+    async with front(forwarding(nowhere)) as session:
+        refused = await session.post("/apiext/v1/configmaps", json={"name": "a"}, headers=by("of-ann"))
+        assert refused.status == 502
+        assert (await refused.json())["message"] == "the API server gave no answer; try again"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"listen": "0.0.0.0:6090"}, "tokens need TLS"),
+        ({"listen": ":6090", "ownIdentity": True}, "would let anybody in"),
+        ({"listen": ""}, "nowhere is no place to serve"),
+        ({"allowOrigins": ["*"]}, "'*' is no origin"),
+        ({"allowOrigins": ["https://page.example/"]}, "is no origin"),
+        ({"kinds": []}, "an empty list shows nothing"),
+        ({"tls.certificate": "x"}, "certificate and key belong together"),
+    ],
+)
+def test_what_would_be_unsafe_or_of_no_use_is_refused(flags: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told.replace("*", r"\*")):
+        load(ApiExtConfig, file=None, environ={}, flags=flags)

@@ -1,0 +1,19 @@
+"""Where webhooks are called."""
+
+import pytest
+
+from tapestry.apiserver.callouts import url_of
+
+
+@pytest.mark.parametrize(
+    ("client", "url"),
+    [
+        ({"url": "https://127.0.0.1:9443//validate"}, "https://127.0.0.1:9443/validate"),
+        ({"url": "https://hook.example.com/a/../b/"}, "https://hook.example.com/b"),
+        ({"url": "https://hook.example.com"}, "https://hook.example.com/"),
+        ({"service": {"name": "hook", "namespace": "here", "path": "/a"}}, "https://hook.here.svc:443/a"),
+        ({"service": {"name": "hook", "namespace": "here", "port": 8443}}, "https://hook.here.svc:8443/"),
+    ],
+)
+def test_the_path_of_a_webhook_is_tidied_as_kubernetes_does(client: dict[str, object], url: str) -> None:
+    assert url_of(client) == url

@@ -1,0 +1,155 @@
+"""Columns: what `kubectl get` prints of networks, policies, storage and the rest, as a kube-apiserver printed it."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tapestry.apiserver.printing import columns
+from tapestry.apiserver.rows import Rows, built_in
+from tapestry.kube.objects import Object
+
+NOW = datetime(2030, 1, 1, 0, 5, tzinfo=UTC)
+MADE = "2030-01-01T00:00:00Z"
+PATHS = [{"path": "/", "pathType": "Prefix"}]
+METRICS = [
+    {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}},
+    {"type": "Resource", "resource": {"name": "memory", "target": {"type": "AverageValue", "averageValue": "1Gi"}}},
+    {"type": "Pods", "pods": {"metric": {"name": "q"}, "target": {"type": "AverageValue", "averageValue": "5"}}},
+    {
+        "type": "External",
+        "external": {"metric": {"name": "q"}, "target": {"type": "AverageValue", "averageValue": "5"}},
+    },
+]
+TARGET = {"kind": "Deployment", "name": "d"}
+USERS = [{"kind": "User", "name": "u"}, {"kind": "User", "name": "w"}, {"kind": "Group", "name": "g"}]
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    return Rows(built_in().rows)
+
+
+def hosts(*names: str) -> Object:
+    return {"rules": [{"host": name, "http": {"paths": PATHS}} for name in names]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "obj", "cells"),
+    [
+        (
+            "networking.k8s.io/Ingress",
+            {"spec": {"ingressClassName": "x", "tls": [{}], **hosts("a.com", "b.com", "c.com", "d.com")}},
+            ["x", "a.com,b.com,c.com + 1 more...", "", "80, 443", "5m"],
+        ),
+        (
+            "networking.k8s.io/Ingress",
+            {"spec": {}, "status": {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}, {"hostname": "h"}]}}},
+            ["<none>", "*", "1.2.3.4,h", "80", "5m"],
+        ),
+        (
+            "networking.k8s.io/IngressClass",
+            {"spec": {"controller": "a/b", "parameters": {"apiGroup": "k.io", "kind": "P", "name": "x"}}},
+            ["a/b", "P.k.io/x", "5m"],
+        ),
+        ("networking.k8s.io/NetworkPolicy", {"spec": {"podSelector": {}}}, ["<none>", "5m"]),
+        ("networking.k8s.io/NetworkPolicy", {"spec": {"podSelector": {"matchLabels": {"a": "b"}}}}, ["a=b", "5m"]),
+        (
+            "/Endpoints",
+            {"subsets": [{"addresses": [{"ip": "1"}, {"ip": "2"}], "ports": [{"port": 80}, {"port": 81}]}]},
+            ["1:80,2:80,1:81 + 1 more...", "5m"],
+        ),
+        ("/Endpoints", {}, ["<none>", "5m"]),
+        (
+            "discovery.k8s.io/EndpointSlice",
+            {"addressType": "IPv4", "ports": [{"port": 80}, {}], "endpoints": [{"addresses": ["1"]}]},
+            ["IPv4", "80,*", "1", "5m"],
+        ),
+        ("discovery.k8s.io/EndpointSlice", {"addressType": "IPv4"}, ["IPv4", "<unset>", "<unset>", "5m"]),
+        (
+            "autoscaling/HorizontalPodAutoscaler",
+            {"spec": {"maxReplicas": 5, "minReplicas": 1, "scaleTargetRef": TARGET, "metrics": METRICS}},
+            ["Deployment/d", "cpu: <unknown>/80%, memory: <unknown>/1Gi + 2 more...", "1", 5, 0, "5m"],
+        ),
+        (
+            "autoscaling/HorizontalPodAutoscaler",
+            {"spec": {"maxReplicas": 5, "scaleTargetRef": TARGET, "metrics": METRICS[2:]}},
+            ["Deployment/d", "<unknown>/5, <unknown>/5 (avg)", "<unset>", 5, 0, "5m"],
+        ),
+        ("policy/PodDisruptionBudget", {"spec": {"minAvailable": "50%"}}, ["50%", "N/A", 0, "5m"]),
+        (
+            "policy/PodDisruptionBudget",
+            {"spec": {"maxUnavailable": 1}, "status": {"disruptionsAllowed": 2}},
+            ["N/A", "1", 2, "5m"],
+        ),
+        (
+            "/ResourceQuota",
+            {"status": {"hard": {"pods": "5", "limits.memory": "1Gi", "cpu": "1"}, "used": {"pods": "2"}}},
+            ["cpu: 0/1, pods: 2/5", "limits.memory: 0/1Gi", "5m"],
+        ),
+        ("/LimitRange", {}, [MADE]),
+        (
+            "apps/ControllerRevision",
+            {
+                "revision": 3,
+                "metadata": {
+                    "ownerReferences": [
+                        {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "controller": True}
+                    ]
+                },
+            },
+            ["statefulset.apps/s", 3, "5m"],
+        ),
+        (
+            "rbac.authorization.k8s.io/RoleBinding",
+            {
+                "roleRef": {"kind": "Role", "name": "r"},
+                "subjects": [*USERS, {"kind": "ServiceAccount", "name": "s", "namespace": "x"}],
+            },
+            ["Role/r", "5m", "u, w", "g", "x/s"],
+        ),
+        (
+            "certificates.k8s.io/CertificateSigningRequest",
+            {
+                "spec": {"signerName": "a.b/c", "username": "u", "expirationSeconds": 3600},
+                "status": {"conditions": [{"type": "Approved"}], "certificate": "x"},
+            },
+            ["5m", "a.b/c", "u", "60m", "Approved,Issued"],
+        ),
+        ("storage.k8s.io/CSIDriver", {"spec": {}}, [True, False, False, "<unset>", False, "<none>", "5m"]),
+        (
+            "batch/CronJob",
+            {
+                "spec": {
+                    "schedule": "* * * * *",
+                    "jobTemplate": {"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}},
+                }
+            },
+            ["* * * * *", "<none>", "False", 0, "<none>", "5m", "c", "i", "<none>"],
+        ),
+    ],
+)
+def test_a_kind_is_printed_as_kubernetes_does(rows: Rows, kind: str, obj: Object, cells: list[Any]) -> None:
+    row = rows.of_kind(*kind.split("/"))
+    assert row is not None
+    whole = {**obj, "metadata": {"name": "o", "creationTimestamp": MADE, **obj.get("metadata", {})}}
+    assert [each.show(whole, NOW) for each in columns(row)] == ["o", *cells]
+
+
+def test_an_event_says_who_saw_it_how_often(rows: Rows) -> None:
+    row = rows.of_kind("", "Event")
+    assert row is not None
+    event = {
+        "metadata": {"name": "e"},
+        "involvedObject": {"kind": "Pod", "name": "p", "fieldPath": "spec.containers{c}"},
+        "source": {"component": "me", "host": "here"},
+        "count": 4,
+        "firstTimestamp": "2029-12-31T00:05:00Z",
+        "lastTimestamp": MADE,
+        "type": "Normal",
+        "reason": "Because",
+        "message": "it was\n",
+    }
+    shown = [each.show(event, NOW) for each in columns(row)]
+    about = ["5m", "Normal", "Because", "pod/p", "spec.containers{c}", "me, here", "it was"]
+    assert shown == [*about, "24h", 4, "e"]

@@ -1,0 +1,210 @@
+"""Rules of custom resources; tools/cel_cases.py recorded what a kube-apiserver says to those in tests/golden/cel."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.apiserver.expressions import escaped
+from tapestry.apiserver.rule_checks import rule_faults
+from tapestry.apiserver.rule_paths import PathError, normal_path
+from tapestry.apiserver.rules import ruled
+from tapestry.kube.objects import Object
+
+from .conftest import Hand
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cel"
+RULES = "x-kubernetes-validations"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+WIDGETS = "/apis/example.com/v1/widgets"
+TEXT = {"type": "string"}
+
+
+def cases(name: str) -> list[Any]:
+    return [json.loads(line) for line in (GOLDEN / name).read_text().splitlines()]
+
+
+def about(message: str) -> str:
+    """What is said, without the value that it is said of, or which function had no overload."""
+    without_value = re.sub(r'^Invalid value: ("object"|\{.*?"OptionalOldSelf":\w+\}): ', "", message)
+    return re.sub("no such overload: [a-z]+", "no such overload", without_value)
+
+
+def test_expressions_mean_what_they_mean_to_kubernetes() -> None:
+    subject = json.loads((GOLDEN / "subject.json").read_text())
+    different = []
+    for case in cases("expressions.jsonl"):
+        field = {**subject["schema"], RULES: [{"rule": case["rule"]}]}
+        schema = {"type": "object", "properties": {"e": field}}
+        faults = list(rule_faults(schema, "spec"))
+        if not faults:
+            rules = ruled(schema)
+            assert rules is not None
+            faults = rules.faults({"e": subject["value"]}, None, [], [])
+        said = about(faults[0].message).replace("selfType.e", "selfType") if faults else ""
+        # what follows the first syntax error is guesswork, ours and theirs
+        alike = "Syntax error" in case["said"] and said.startswith("compilation failed")
+        if said != about(case["said"]) and not alike:
+            different.append((case["rule"], case["said"], said))
+    assert not different
+
+
+@pytest.mark.parametrize("case", cases("rules.jsonl"))
+def test_rules_refuse_what_kubernetes_refuses_in_the_same_words(case: Object) -> None:
+    rules = ruled({"type": "object", "properties": {"e": case["schema"]}})
+    assert rules is not None
+    old = {"e": case["old"]} if case["old"] is not None else {}
+    faults = rules.faults({"e": case["new"], "changed": 1}, {**old, "changed": 0}, [], [])
+    assert [f"{each.path[1:]}: {each.message}" for each in faults] == case["said"]
+
+
+def test_what_was_wrong_before_and_stays_is_warned_of() -> None:
+    rules = ruled({"type": "object", "properties": {"e": {**TEXT, RULES: [{"rule": "self == 'good'"}]}}})
+    assert rules is not None
+    warnings: list[str] = []
+    assert rules.faults({"e": "bad", "x": 1}, {"e": "bad"}, [], warnings) == []
+    assert warnings == ["e: Invalid value: \"string\": failed rule: self == 'good'"]
+
+
+def test_a_rule_that_takes_too_long_is_the_last_one() -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    slow = "self.all(a, self.all(b, self.all(c, a + b + c >= 0)))"
+    rules = ruled({"type": "object", "properties": {"e": {**numbers, RULES: [{"rule": slow}, {"rule": "false"}]}}})
+    assert rules is not None
+    [fault] = rules.faults({"e": list(range(500))}, None, [], [])
+    assert "no further validation rules will be run due to call cost exceeds limit" in fault.message
+
+
+def test_a_schema_without_rules_has_nothing_to_ask() -> None:
+    assert ruled({"type": "object", "properties": {"e": TEXT}}) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "field", "words"),
+    [
+        ({"rule": "self.nope == 1"}, "rule", "compilation failed: ERROR: <input>:1:5: undefined field 'nope'"),
+        ({"rule": ""}, "rule", "Required value: rule is not specified"),
+        ({"rule": "true", "message": " "}, "message", 'Invalid value: " ": must be non-empty if specified'),
+        ({"rule": "true", "message": "a\nb"}, "message", "must not contain line breaks"),
+        ({"rule": "true\n&& true"}, "message", "message must be specified if rule contains line breaks"),
+        ({"rule": "true", "messageExpression": " "}, "messageExpression", "must be non-empty if specified"),
+        ({"rule": "true", "messageExpression": "1"}, "messageExpression", "must evaluate to a string"),
+        ({"rule": "true", "messageExpression": "nope"}, "messageExpression", "messageExpression compilation failed"),
+        ({"rule": "true", "reason": "Because"}, "reason", 'Unsupported value: "Because"'),
+        ({"rule": "true", "fieldPath": ".nope"}, "fieldPath", 'Invalid value: ".nope": must be a valid path'),
+        ({"rule": "true", "optionalOldSelf": True}, "optionalOldSelf", "may not be set if oldSelf is not used in rule"),
+        ({"rule": "int('x') == 1"}, "rule", "program instantiation failed"),
+        ({"rule": "self.a"}, "rule", "cel expression must evaluate to a bool"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_refused_with_its_place(rule: Object, field: str, words: str) -> None:
+    schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"a": TEXT}, RULES: [rule]}}}
+    [fault] = rule_faults(schema, "schema")
+    assert fault.path == f"schema.properties[spec].{RULES}[0].{field}"
+    assert words in fault.message
+
+
+def test_items_of_a_list_without_keys_cannot_be_compared_with_what_they_were() -> None:
+    items = {"type": "array", "items": {**TEXT, RULES: [{"rule": "self == oldSelf"}]}}
+    [fault] = rule_faults({"type": "object", "properties": {"a": items}}, "schema")
+    assert fault.message.endswith("the uncorrelatable portion of the schema within schema.properties[a]")
+
+
+def test_a_rule_that_could_become_far_too_dear_is_refused_when_it_is_written() -> None:
+    rule = {"rule": "self.all(s, s == 'x')"}
+    texts = {"type": "array", "items": TEXT, RULES: [rule]}
+    [fault] = rule_faults({"type": "object", "properties": {"a": {"type": "array", "items": texts}}}, "schema")
+    assert (fault.path, fault.reason) == (f"schema.properties[a].items.{RULES}[0].rule", "FieldValueForbidden")
+    assert "estimated rule cost exceeds budget by factor of more than 100x" in fault.message
+    bounded = {"type": "array", "items": {**texts, "maxItems": 100}, "maxItems": 100}
+    assert not list(rule_faults({"type": "object", "properties": {"a": bounded}}, "schema"))
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    [fault] = rule_faults({"type": "object", "properties": {"a": {**TEXT, "pattern": "[a"}}}, "schema")
+    why = "must be a valid regular expression, but isn't: error parsing regexp: missing closing ]: `[a`"
+    assert (fault.path, fault.message) == ("schema.properties[a].pattern", f'Invalid value: "[a": {why}')
+
+
+def test_branches_have_no_rules() -> None:
+    branch = {"properties": {"a": {RULES: [{"rule": "true"}]}}}
+    [fault] = rule_faults({"type": "object", "properties": {"a": TEXT}, "allOf": [branch]}, "schema")
+    assert (fault.path, fault.message) == (
+        f"schema.allOf[0].properties[a].{RULES}",
+        "Forbidden: must be empty to be structural",
+    )
+
+
+def test_names_that_are_no_identifiers_have_one() -> None:
+    names = ("plain", "a-b", "a.b/c", "a__b", "namespace", "1a", "ü")
+    assert [escaped(each) for each in names] == [
+        *("plain", "a__dash__b", "a__dot__b__slash__c", "a__underscores__b", "__namespace__"),
+        *(None, None),
+    ]
+
+
+def test_a_path_is_followed_through_the_schema() -> None:
+    schema = {"properties": {"a-b": {"additionalProperties": {"properties": {"c": TEXT}}}}}
+    assert normal_path("['a-b']['k k'].c", schema) == ".a-b[k k].c"
+    for wrong in ("a", ".nope", "['a-b'", "['a-b'].k.nope", ".a-b[0]"):
+        with pytest.raises(PathError):
+            normal_path(wrong, schema)
+
+
+# -- on a server
+
+
+def a_definition(schema: Object) -> Object:
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"plural": "widgets", "kind": "Widget"}
+    return {
+        "metadata": {"name": "widgets.example.com"},
+        "spec": {"group": "example.com", "scope": "Cluster", "names": names, "versions": [version]},
+    }
+
+
+def a_schema(*rules: Object) -> Object:
+    spec = {"type": "object", "properties": {"size": {"type": "integer"}, "owner": TEXT}, RULES: list(rules)}
+    return {"type": "object", "properties": {"spec": spec}}
+
+
+async def test_a_definition_with_a_rule_that_cannot_be_meant_is_refused(call: Hand) -> None:
+    status, found = await call("POST", DEFINITIONS, a_definition(a_schema({"rule": "self.weight > 1"})))
+    assert status == 422
+    [cause] = found["details"]["causes"]
+    assert cause["field"] == f"spec.validation.openAPIV3Schema.properties[spec].{RULES}[0].rule"
+    assert "undefined field 'weight'" in cause["message"]
+
+
+async def test_an_object_that_a_rule_is_false_of_is_refused(call: Hand) -> None:
+    up = {"rule": "!has(oldSelf.size) || self.size >= oldSelf.size", "message": "only grows", "fieldPath": ".size"}
+    await call.made(DEFINITIONS, a_definition(a_schema({"rule": "self.size < 10"}, up)))
+    status, found = await call("POST", WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": 10}})
+    assert status == 422
+    assert found["message"] == (
+        'Widget.example.com "a" is invalid: spec: Invalid value: "object": failed rule: self.size < 10'
+    )
+    await call.made(WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": 5}})
+    smaller = {"spec": {"size": 4}}
+    status, found = await call("PATCH", f"{WIDGETS}/a", smaller, kind="application/merge-patch+json")
+    assert (status, found["details"]["causes"][0]["field"]) == (422, "spec.size")
+
+
+async def test_rules_are_not_asked_about_what_the_schema_refuses(call: Hand) -> None:
+    await call.made(DEFINITIONS, a_definition(a_schema({"rule": "self.size < 10"})))
+    status, found = await call("POST", WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": "big"}})
+    assert status == 422
+    assert "some validation rules were not checked because the object was invalid" in found["message"]
+
+
+async def test_new_rules_hold_from_the_next_write_on(call: Hand) -> None:
+    made = await call.made(DEFINITIONS, a_definition(a_schema()))
+    await call.made(WIDGETS, {"metadata": {"name": "a"}, "spec": {"size": 50}})
+    changed = {**made, "spec": a_definition(a_schema({"rule": "self.size < 10"}))["spec"]}
+    assert (await call("PUT", f"{DEFINITIONS}/widgets.example.com", changed))[0] == 200
+    labelled = {"metadata": {"labels": {"a": "b"}}}
+    assert (await call("PATCH", f"{WIDGETS}/a", labelled, kind="application/merge-patch+json"))[0] == 200
+    bigger = {"spec": {"size": 51}}
+    assert (await call("PATCH", f"{WIDGETS}/a", bigger, kind="application/merge-patch+json"))[0] == 422
