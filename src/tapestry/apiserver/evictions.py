@@ -28,7 +28,6 @@ from tapestry.kube.times import timestamp
 BUDGETS = "poddisruptionbudgets.policy"
 BUDGET = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudget")
 """As refusals name it."""
-UNASKED = ("Succeeded", "Failed", "Pending")
 MOST_DISRUPTED = 2000
 AGAIN_SECONDS = 10
 VIOLATED = "Cannot evict pod as it would violate the pod's disruption budget."
@@ -52,14 +51,14 @@ class Evictions:
         query = {**call.query, "dryRun": "All"} if options.get("dryRun") else call.query
         request = Request("delete", target, call.user, query)  # a deletion that is nobody else's to judge
         pod: Object = msgspec.json.decode(await self.verbs.get(request.target, {}))
-        budget = self.budget_of(pod)
-        if budget is None or has_leave(pod) or is_beyond(pod, msgspec.json.decode(budget.raw)):
-            # it may become somebody's concern the moment after: what was judged goes, and nothing else
-            judged = options if budget is None or is_leaving(pod) else at_version(options, pod)
-            await self.go(request, judged, budget if judged is not options else None)
+        budget = None if is_over(pod) else self.budget_of(pod)
+        if budget is None:
+            await self.go(request, options)
+        elif is_waiting(pod) or is_beyond(pod, msgspec.json.decode(budget.raw)):
+            await self.go_as_judged(request, options, pod, budget)
         else:
             await self.take(budget, pod, is_dry=request.is_dry)
-            await self.go(request, options, None)
+            await self.go(request, options)
         return answered(201, DONE)
 
     def budget_of(self, pod: Object) -> Version | None:
@@ -69,7 +68,7 @@ class Evictions:
             spec: Object = msgspec.json.decode(version.raw).get("spec") or {}
             if chooses(spec, labels_of(pod)):
                 found.append(version)
-        if len(found) > 1 and not has_leave(pod):
+        if len(found) > 1 and not is_waiting(pod):
             why = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
             raise ServerError(500, "", why)
         return found[0] if found else None
@@ -96,7 +95,7 @@ class Evictions:
         """The budget with one disruption less.  Raises TooManyRequests or Forbidden."""
         status, name = budget.get("status") or {}, name_of(budget)
         if status.get("observedGeneration", 0) < budget["metadata"].get("generation", 0):
-            raise violated(f"The disruption budget {name} is still being processed by the server.", AGAIN_SECONDS)
+            raise processing(name)
         left, gone = status.get("disruptionsAllowed", 0), status.get("disruptedPods") or {}
         if left < 0:
             raise forbidden(name, "pdb disruptions allowed is negative")
@@ -119,17 +118,23 @@ class Evictions:
             status["conditions"] = with_condition(status.get("conditions"), none, now)
         return {**budget, "status": status}
 
-    async def go(self, request: Request, options: Mapping[str, Any], budget: Version | None) -> None:
-        """Mark the pod as evicted, and delete it; with a budget, a pod that changed meanwhile has to ask again."""
+    async def go_as_judged(self, request: Request, options: Mapping[str, Any], pod: Object, budget: Version) -> None:
+        """Let the pod go as it was judged: if it has changed meanwhile, the budget may count it."""
+        if value_at(options, "preconditions", "resourceVersion"):
+            await self.go(request, options)
+            return
         try:
-            if not request.is_dry:
-                options = at_version(options, await self.mark(request, options), known=True)
-            await self.verbs.delete(request, options)
+            await self.go(request, at_version(options, pod))
         except Conflict:
-            if budget is None:
-                raise
-            why = f"The disruption budget {budget.key.name} is still being processed by the server."
-            raise violated(why, AGAIN_SECONDS) from None
+            raise processing(budget.key.name) from None
+
+    async def go(self, request: Request, options: Mapping[str, Any]) -> None:
+        """Mark the pod as evicted, and delete it."""
+        if not request.is_dry:
+            marked = await self.mark(request, options)
+            if value_at(options, "preconditions", "resourceVersion"):  # it was that one, until it was marked
+                options = at_version(options, marked)
+        await self.verbs.delete(request, options)
 
     async def mark(self, request: Request, options: Mapping[str, Any]) -> Object:
         wanted = options.get("preconditions") or {}
@@ -158,13 +163,14 @@ def chooses(spec: Object, labels: Mapping[str, str]) -> bool:
         return False
 
 
-def has_leave(pod: Object) -> bool:
-    """Whether nobody would miss the pod: it has not begun, has ended, or is going."""
-    return is_deleting(pod) or value_at(pod, "status", "phase") in UNASKED
-
-
-def is_leaving(pod: Object) -> bool:
+def is_over(pod: Object) -> bool:
+    """Whether nobody can miss the pod any more: it has ended, or is going."""
     return is_deleting(pod) or value_at(pod, "status", "phase") in ("Succeeded", "Failed")
+
+
+def is_waiting(pod: Object) -> bool:
+    """Whether nobody can miss it yet."""
+    return bool(value_at(pod, "status", "phase") == "Pending")
 
 
 def is_beyond(pod: Object, budget: Object) -> bool:
@@ -178,12 +184,13 @@ def is_beyond(pod: Object, budget: Object) -> bool:
     return bool(needed > 0 and status.get("currentHealthy", 0) >= needed)
 
 
-def at_version(options: Mapping[str, Any], pod: Object, *, known: bool = False) -> Mapping[str, Any]:
-    """Options of a deletion that hold for this version; one that they name stays, unless `known` to be outdated."""
-    before = options.get("preconditions") or {}
-    if bool(before.get("resourceVersion")) is not known:
-        return options
-    return {**options, "preconditions": {**before, "resourceVersion": version_of(pod)}}
+def at_version(options: Mapping[str, Any], pod: Object) -> Mapping[str, Any]:
+    """Options of a deletion that hold for this version alone."""
+    return {**options, "preconditions": {**(options.get("preconditions") or {}), "resourceVersion": version_of(pod)}}
+
+
+def processing(budget: str) -> TooManyRequests:
+    return violated(f"The disruption budget {budget} is still being processed by the server.", AGAIN_SECONDS)
 
 
 def violated(cause: str, seconds: int = 0) -> TooManyRequests:

@@ -12,9 +12,10 @@ from tapestry.apiserver import bootstrap
 from tapestry.apiserver.app import server_of, ways_of
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.server import Server
-from tapestry.apiserver.service_accounts import Accounts, key_in
+from tapestry.apiserver.service_accounts import Accounts
+from tapestry.apiserver.signing import keys_in
+from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.memory import MemoryLog
-from tapestry.apiserver.storage.store import Store
 from tapestry.client.client import Client
 from tapestry.controlplane.app import manager_beside
 from tapestry.controlplane.direct import Direct
@@ -30,8 +31,8 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     def now() -> datetime:
         return datetime.now(UTC)
 
-    store = Store(MemoryLog())
-    accounts = Accounts(store, key_in(tmp_path / "key"), "https://here", now)
+    store = LocalStore(MemoryLog())
+    accounts = Accounts(store, keys_in(tmp_path / "key"), "https://here", now)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(store.run())
         server = server_of(config, store, accounts, ways_of(config, accounts), now)

@@ -10,7 +10,7 @@ from tapestry.controlplane.app import ALWAYS, NAMES, check_patterns, manager_bes
     ("patterns", "expected"),
     [
         (["*"], {*NAMES, ALWAYS}),
-        (["*", "-garbage"], {"namespaces", "accounts", ALWAYS}),
+        (["*", "-garbage"], {*NAMES, ALWAYS} - {"garbage"}),
         (["-*"], {ALWAYS}),
         (["none"], {ALWAYS}),
     ],

@@ -1,0 +1,297 @@
+"""Volumes: where a pod can be with what it stores.  Pure.
+
+A claim that is bound ties the pod to the nodes that reach its volume.  A claim that waits for its first consumer is
+bound for the node that is chosen: to a volume that is there for it, or to one that a provisioner makes for that node.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tapestry.controlplane.scheduler.rooms import Room
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    is_deleting,
+    is_owned_by,
+    key_of,
+    labels_of,
+    name_of,
+    namespace_of,
+    uid_of,
+    value_at,
+)
+from tapestry.kube.quantity import parse
+from tapestry.kube.selectors import EVERY_NODE, NodeSelector, label_selector, node_selector
+
+SELECTED_NODE = "volume.kubernetes.io/selected-node"
+BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
+BOUND_BY_CONTROLLER = "pv.kubernetes.io/bound-by-controller"
+NO_PROVISIONER = "kubernetes.io/no-provisioner"
+ZONES = {
+    "topology.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region": "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+}
+"""Labels that tie a volume to a part of the world, and how nodes call them now."""
+
+UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
+NO_VOLUME = "node(s) didn't find available persistent volumes to bind"
+ELSEWHERE = "node(s) didn't match PersistentVolume's node affinity"
+LOST = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"
+OTHER_ZONE = "node(s) had no available volume zone"
+TAKEN = (
+    "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
+)
+
+Get = Callable[[str], Object | None]
+
+
+class Unready(Exception):
+    """No node will do, for what the message says."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What there is, by name."""
+
+    claim: Get
+    volume: Get
+    of_class: Callable[[str], Sequence[Object]]
+    """The volumes of a class."""
+    storage_class: Get
+    users: Callable[[str], Sequence[str]]
+    """The keys of pods on nodes that use a claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What has to be done with a pod's claims before it can be bound to a node."""
+
+    bound: tuple[tuple[Object, Object], ...] = ()
+    """A volume for a claim."""
+    made: tuple[Object, ...] = ()
+    """Claims for which a volume is to be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """From where a volume can be used."""
+
+    nodes: NodeSelector
+    zones: tuple[tuple[str, frozenset[str]], ...]
+
+    def is_near(self, room: Room) -> bool:
+        if not any(label in room.labels for label in ZONES):
+            return True
+        return all(
+            room.labels.get(label, room.labels.get(ZONES[label])) in values  #
+            for label, values in self.zones
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stowage:
+    """What a pod's claims mean for its place."""
+
+    bound: tuple[Reach, ...] = ()
+    has_lost: bool = False
+    waiting: tuple[tuple[Object, Object, tuple[Object, ...]], ...] = ()
+    """Claims to be bound, the least first, with their class and the volumes that might do."""
+    is_taken: bool = False
+    """Another pod has a claim that only one may have."""
+
+    def why_not(self, room: Room) -> tuple[str, ...]:
+        """What keeps the pod from the node."""
+        if self.is_taken:
+            return (TAKEN,)
+        found = []
+        if not all(each.nodes.matches(room.node) for each in self.bound):
+            found.append(ELSEWHERE)
+        if self.waiting and self.plan(room) is None:
+            found.append(NO_VOLUME)
+        if self.has_lost and not found:
+            found.append(LOST)
+        if not found and not all(each.is_near(room) for each in self.bound):
+            found.append(OTHER_ZONE)
+        return tuple(found)
+
+    def plan(self, room: Room) -> Plan | None:
+        """What to do for that node; None where it cannot be done."""
+        bound: list[tuple[Object, Object]] = []
+        made = []
+        for claim, storage_class, volumes in self.waiting:
+            selected = annotations_of(claim).get(SELECTED_NODE)
+            if selected is not None and selected != room.name:
+                return None
+            taken = {name_of(volume) for volume, _ in bound}
+            volume = (
+                None if selected else fitting(claim, (each for each in volumes if name_of(each) not in taken), room)
+            )
+            if volume is not None:
+                bound.append((volume, claim))
+            elif is_makeable(storage_class, room):
+                made.append(claim)
+            else:
+                return None
+        return Plan(tuple(bound), tuple(made))
+
+
+NOTHING = Stowage()
+
+
+def stowage_of(pod: Object, storage: Storage) -> Stowage:
+    """What a pod's claims mean for its place; raises Unready where there is none whatever the node."""
+    claims = list(claims_of(pod, storage))
+    if not claims:
+        return NOTHING
+    reaches, waiting, has_lost = [], [], False
+    for claim in claims:
+        if is_bound(claim):
+            volume = storage.volume(claim["spec"]["volumeName"])
+            has_lost = has_lost or volume is None
+            if volume is not None:
+                reaches.append(reach_of(volume))
+            continue
+        storage_class = storage.storage_class(class_of(claim)) if class_of(claim) else None
+        is_delayed = value_at(storage_class, "volumeBindingMode") == "WaitForFirstConsumer"
+        if storage_class is None or not is_delayed or value_at(claim, "spec", "volumeName"):
+            raise Unready(UNBOUND)
+        waiting.append((claim, storage_class, tuple(storage.of_class(class_of(claim)))))
+    waiting.sort(key=lambda each: size_of(each[0]))
+    return Stowage(tuple(reaches), has_lost, tuple(waiting), is_in_use(pod, claims, storage))
+
+
+def claim_names(pod: Object) -> Iterable[tuple[str, bool]]:
+    """The names of its claims, and whether each is made for it alone."""
+    for volume in value_at(pod, "spec", "volumes", default=()):
+        if name := value_at(volume, "persistentVolumeClaim", "claimName"):
+            yield name, False
+        elif volume.get("ephemeral"):
+            yield f"{name_of(pod)}-{volume['name']}", True
+
+
+def claims_of(pod: Object, storage: Storage) -> Iterable[Object]:
+    for name, is_own in claim_names(pod):
+        claim = storage.claim(f"{namespace_of(pod)}/{name}")
+        if claim is None and is_own:
+            raise Unready(f'waiting for ephemeral volume controller to create the persistentvolumeclaim "{name}"')
+        if claim is None:
+            raise Unready(f'persistentvolumeclaim "{name}" not found')
+        if value_at(claim, "status", "phase") == "Lost":
+            gone = value_at(claim, "spec", "volumeName", default="")
+            raise Unready(f'persistentvolumeclaim "{name}" bound to non-existent persistentvolume "{gone}"')
+        if is_deleting(claim):
+            raise Unready(f'persistentvolumeclaim "{name}" is being deleted')
+        if is_own and not is_owned_by(claim, pod):
+            raise Unready(
+                f"PVC {key_of(claim)} was not created for pod {key_of(pod)} (pod is not owner)",
+            )
+        yield claim
+
+
+def is_bound(claim: Object) -> bool:
+    is_complete = BIND_COMPLETED in annotations_of(claim) or value_at(claim, "status", "phase") == "Bound"
+    return bool(value_at(claim, "spec", "volumeName")) and is_complete
+
+
+def is_in_use(pod: Object, claims: Iterable[Object], storage: Storage) -> bool:
+    """Whether another pod has a claim that only one may have."""
+    return any(
+        "ReadWriteOncePod" in (value_at(each, "spec", "accessModes") or ())
+        and any(user != key_of(pod) for user in storage.users(key_of(each)))
+        for each in claims
+    )
+
+
+def class_of(obj: Object) -> str:
+    """The class of a claim or a volume."""
+    old: str | None = annotations_of(obj).get("volume.beta.kubernetes.io/storage-class")
+    return old if old is not None else str(value_at(obj, "spec", "storageClassName", default=""))
+
+
+def size_of(claim: Object) -> int:
+    return parse(value_at(claim, "spec", "resources", "requests", "storage", default="0")).nano
+
+
+def reach_of(volume: Object) -> Reach:
+    required = value_at(volume, "spec", "nodeAffinity", "required")
+    zones = tuple(
+        (label, frozenset(value.split("__")))
+        for label, value in labels_of(volume).items()
+        if label in ZONES  #
+    )
+    return Reach(node_selector(required) if required is not None else EVERY_NODE, zones)
+
+
+def is_makeable(storage_class: Object, room: Room) -> bool:
+    """Whether a volume of the class can be made for the node."""
+    if storage_class.get("provisioner") in (None, "", NO_PROVISIONER):
+        return False
+    allowed = storage_class.get("allowedTopologies") or ()
+    return not allowed or any(
+        all(room.labels.get(each["key"]) in each["values"] for each in term.get("matchLabelExpressions") or ())
+        for term in allowed
+    )
+
+
+def fitting(claim: Object, volumes: Iterable[Object], room: Room) -> Object | None:
+    """The volume that is meant for the claim, or else the smallest that does."""
+    able = [each for each in volumes if reach_of(each).nodes.matches(room.node)]
+    for each in able:
+        if is_meant_for(each, claim):
+            return each
+    free = [each for each in able if is_free(each) and suits(each, claim)]
+    return min(free, key=lambda each: (capacity_of(each), name_of(each)), default=None)
+
+
+def is_meant_for(volume: Object, claim: Object) -> bool:
+    wanted = value_at(volume, "spec", "claimRef", default={})
+    return (
+        wanted.get("name") == name_of(claim)
+        and wanted.get("namespace") == namespace_of(claim)
+        and wanted.get("uid") in (None, "", uid_of(claim))
+    )
+
+
+def is_free(volume: Object) -> bool:
+    return (
+        value_at(volume, "spec", "claimRef") is None
+        and not is_deleting(volume)
+        and value_at(volume, "status", "phase") == "Available"
+    )
+
+
+def capacity_of(volume: Object) -> int:
+    return parse(value_at(volume, "spec", "capacity", "storage", default="0")).nano
+
+
+def suits(volume: Object, claim: Object) -> bool:
+    offered, wanted = volume["spec"], claim["spec"]
+    selector = wanted.get("selector")
+    return (
+        capacity_of(volume) >= size_of(claim)
+        and set(wanted.get("accessModes") or ()) <= set(offered.get("accessModes") or ())
+        and wanted.get("volumeMode", "Filesystem") == offered.get("volumeMode", "Filesystem")
+        and (selector is None or label_selector(selector).matches(labels_of(volume)))
+    )
+
+
+# -- what is written
+
+
+def given_to(claim: Object) -> Object:
+    """The patch that gives a volume to a claim."""
+    reference: Mapping[str, str | None] = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "namespace": namespace_of(claim),
+        "name": name_of(claim),
+        "uid": uid_of(claim),
+    }
+    return {"metadata": {"annotations": {BOUND_BY_CONTROLLER: "yes"}}, "spec": {"claimRef": reference}}
+
+
+def made_for(node: str) -> Object:
+    """The patch that has a volume made for a node."""
+    return {"metadata": {"annotations": {SELECTED_NODE: node}}}

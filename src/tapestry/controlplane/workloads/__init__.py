@@ -1,0 +1,1 @@
+"""Workloads: controllers that keep pods for others, as kube-controller-manager does."""

@@ -1,0 +1,241 @@
+"""The pods of a controller: which are its own, what they are called, how they fare, which of them go first.
+
+Names are not drawn by lot: a pod's name follows from its owner and its number.  A pass that is made twice, because a
+cache had yet to see what the first one did, finds the name taken and makes nothing twice.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+from tapestry.client.client import Client
+from tapestry.controller import Informer, Result
+from tapestry.controller.controller import controller_key
+from tapestry.kube.conditions import find
+from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    controller_of,
+    is_deleting,
+    key_of,
+    labels_of,
+    name_of,
+    namespace_of,
+    owner_reference,
+    uid_of,
+    value_at,
+)
+from tapestry.kube.resources import PODS, REPLICATION_CONTROLLERS, Resource
+from tapestry.kube.selectors import LabelSelector, label_selector
+from tapestry.kube.times import parse_time
+
+LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+SUFFIX = 5
+LONGEST_BASE = 63 - SUFFIX - 1
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+
+def suffix_of(*parts: object) -> str:
+    """Five letters that follow from `parts`."""
+    number = int.from_bytes(sha256("/".join(map(str, parts)).encode()).digest()[:8])
+    return "".join(LETTERS[number // len(LETTERS) ** place % len(LETTERS)] for place in range(SUFFIX))
+
+
+def names_for(owner: Object, taken: Collection[str]) -> Iterator[str]:
+    """Names for pods of the owner, without end and without those that are taken."""
+    seen = set(taken)
+    for number in itertools.count():
+        name = f"{name_of(owner)[:LONGEST_BASE]}-{suffix_of(uid_of(owner), number)}"
+        if name not in seen:
+            seen.add(name)
+            yield name
+
+
+def pod_from(template: Object, owner: Object, name: str) -> Object:
+    """A pod as the owner's template has it."""
+    metadata = template.get("metadata") or {}
+    kept = {key: metadata[key] for key in ("labels", "annotations", "finalizers") if metadata.get(key)}
+    place = {"name": name, "namespace": namespace_of(owner), "ownerReferences": [owner_reference(owner)]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**kept, **place}, "spec": template["spec"]}
+
+
+def is_active(pod: Object) -> bool:
+    """Whether the pod counts: it has not ended and is not going."""
+    return value_at(pod, "status", "phase") not in ("Succeeded", "Failed") and not is_deleting(pod)
+
+
+def ready_since(pod: Object) -> datetime | None:
+    found = find(value_at(pod, "status", "conditions"), "Ready")
+    if found is None or found["status"] != "True":
+        return None
+    return parse_time(found.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
+
+
+def is_ready(pod: Object) -> bool:
+    return ready_since(pod) is not None
+
+
+def available_at(pod: Object, patience: timedelta) -> datetime | None:
+    """When the pod has been ready for long enough, or will have been; None where it is not ready."""
+    since = ready_since(pod)
+    return since + patience if since is not None else None
+
+
+def is_available(pod: Object, patience: timedelta, now: datetime) -> bool:
+    moment = available_at(pod, patience)
+    return moment is not None and moment <= now
+
+
+def when_available(pods: Iterable[Object], patience: timedelta, now: datetime) -> Result | None:
+    """When the next pod that is ready has been so for long enough."""
+    moments = [moment for pod in pods if (moment := available_at(pod, patience)) is not None and moment > now]
+    return Result(requeue_at=min(moments)) if moments else None
+
+
+def first_to_go(pods: Iterable[Object], beside: Iterable[Object] = ()) -> list[Object]:
+    """Pods in the order in which they are let go: those that are worth least first.
+
+    `beside` are others of their kind: of two pods, the one whose node has more of them goes first.
+    """
+    pods = list(pods)
+    crowd = Counter(value_at(pod, "spec", "nodeName") for pod in (*pods, *beside))
+
+    def worth(pod: Object) -> tuple[object, ...]:
+        ready = ready_since(pod)
+        return (
+            bool(value_at(pod, "spec", "nodeName")),
+            PHASES.get(value_at(pod, "status", "phase", default="Pending"), 0),
+            ready is not None,
+            deletion_cost(pod),
+            -crowd[value_at(pod, "spec", "nodeName")],
+            -ready.timestamp() if ready is not None else 0.0,
+            -restarts(pod),
+            -parse_time(pod["metadata"]["creationTimestamp"]).timestamp(),
+            name_of(pod),
+        )
+
+    return sorted(pods, key=worth)
+
+
+PHASES = {"Pending": 0, "Unknown": 1, "Running": 2}
+
+
+def deletion_cost(pod: Object) -> int:
+    try:
+        return int(annotations_of(pod).get(DELETION_COST, "0"))
+    except ValueError:
+        return 0
+
+
+def restarts(pod: Object) -> int:
+    return sum(each.get("restartCount", 0) for each in value_at(pod, "status", "containerStatuses", default=()))
+
+
+# -- whose they are
+
+
+def owner_uid(obj: Object) -> Iterable[str]:
+    owner = controller_of(obj)
+    return [owner["uid"]] if owner is not None else []
+
+
+def in_namespace(obj: Object) -> Iterable[str]:
+    return [namespace_of(obj) or ""]
+
+
+def selector_of(owner: Object) -> LabelSelector:
+    """What an owner's own are chosen by."""
+    spec = value_at(owner, "spec", "selector")
+    return label_selector({"matchLabels": spec} if owner.get("kind") == REPLICATION_CONTROLLERS.kind else spec)
+
+
+def keepers_among(owners: Informer, resource: Resource) -> Callable[[Object], Iterable[str]]:
+    """The owner of an object; for one that is nobody's, those that may take it.  `owners` are by namespace."""
+    by_owner = controller_key(resource)
+
+    def keepers(obj: Object) -> Iterable[str]:
+        if controller_of(obj) is not None:
+            return by_owner(obj)
+        return [
+            key_of(each)
+            for each in owners.store.by("namespace", namespace_of(obj) or "")
+            if selector_of(each).matches(labels_of(obj))
+        ]
+
+    return keepers
+
+
+# -- making and letting go
+
+
+async def create(client: Client, pod: Object, owner: Object) -> Object | None:
+    """Create a pod of the owner's; None where somebody else has the name."""
+    try:
+        return await client.create(PODS, pod)
+    except AlreadyExists:
+        try:
+            held = await client.get(PODS, name_of(pod), namespace_of(pod))
+        except NotFound:
+            return None
+        return held if is_of(held, owner) else None
+
+
+async def let_go(client: Client, pod: Object) -> None:
+    """Delete a pod as it was seen; one that changed meanwhile is judged again."""
+    try:
+        await client.delete(PODS, pod)
+    except (NotFound, Conflict):
+        return
+
+
+def is_of(obj: Object, owner: Object) -> bool:
+    """Whether the owner controls the object."""
+    reference = controller_of(obj)
+    return reference is not None and reference["uid"] == uid_of(owner)
+
+
+async def claimed(
+    client: Client, resource: Resource, owner: Object, selector: LabelSelector, found: Iterable[Object], of: Resource
+) -> list[Object]:
+    """Those of `found` that are the owner's: what fits and is nobody's is taken, what fits no more is left."""
+    own, strays = [], []
+    for obj in found:
+        fits = selector.matches(labels_of(obj))
+        if is_of(obj, owner):
+            if fits or is_deleting(obj):
+                own.append(obj)
+            else:
+                await release(client, of, obj, owner)
+        elif fits and controller_of(obj) is None and not is_deleting(obj):
+            strays.append(obj)
+    if strays and not is_deleting(owner) and await is_still_there(client, resource, owner):
+        own += [taken for obj in strays if (taken := await adopt(client, of, obj, owner)) is not None]
+    return own
+
+
+async def is_still_there(client: Client, resource: Resource, owner: Object) -> bool:
+    """Whether the owner is there and stays: one that is about to go must not take anything."""
+    try:
+        live = await client.get(resource, name_of(owner), namespace_of(owner))
+    except NotFound:
+        return False
+    return uid_of(live) == uid_of(owner) and not is_deleting(live)
+
+
+async def adopt(client: Client, resource: Resource, obj: Object, owner: Object) -> Object | None:
+    owners = [*(obj["metadata"].get("ownerReferences") or ()), owner_reference(owner)]
+    try:
+        return await client.patch(resource, obj, {"metadata": {"ownerReferences": owners}})
+    except (NotFound, Conflict):
+        return None
+
+
+async def release(client: Client, resource: Resource, obj: Object, owner: Object) -> None:
+    owners = [each for each in obj["metadata"]["ownerReferences"] if each["uid"] != uid_of(owner)]
+    try:
+        await client.patch(resource, obj, {"metadata": {"ownerReferences": owners}})
+    except (NotFound, Conflict):
+        return

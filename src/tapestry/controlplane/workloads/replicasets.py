@@ -1,0 +1,148 @@
+"""ReplicaSets: as many pods as one says, no more and no fewer."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tapestry.client.client import Client
+from tapestry.controller import Informer, Manager, Result
+from tapestry.controller.events import Recorder
+from tapestry.controller.store import Indexer
+from tapestry.controlplane.workloads import members
+from tapestry.kube.conditions import condition, with_condition
+from tapestry.kube.errors import ApiError, Conflict, NotFound
+from tapestry.kube.objects import Object, controller_of, is_deleting, labels_of, name_of, namespace_of, value_at
+from tapestry.kube.patches import merge_patch
+from tapestry.kube.resources import PODS, REPLICA_SETS, Resource
+
+WORKERS = 8
+FIRST_BATCH, LARGEST_BATCH = 1, 64
+"""Pods that are made at a time: few while nobody knows whether they can be."""
+
+
+@dataclass(frozen=True)
+class ReplicaSets:
+    """Keeps the pods of each ReplicaSet."""
+
+    client: Client
+    events: Recorder
+    now: Callable[[], datetime]
+    sets: Informer
+    pods: Informer
+    resource: Resource = REPLICA_SETS
+
+    async def reconcile(self, key: str) -> Result | None:
+        replica_set = self.sets.store.get(key)
+        if replica_set is None:
+            return None
+        selector = members.selector_of(replica_set)
+        candidates = self.pods.store.by("namespace", namespace_of(replica_set) or "")
+        pods = await members.claimed(self.client, self.resource, replica_set, selector, candidates, PODS)
+        active = [pod for pod in pods if members.is_active(pod)]
+        failure: ApiError | None = None
+        if not is_deleting(replica_set):
+            try:
+                active = await self.scale(replica_set, active, {name_of(pod) for pod in pods})
+            except ApiError as error:
+                failure = error
+        await self.tell(replica_set, active, failure)
+        if failure is not None:
+            raise failure
+        return members.when_available(active, patience_of(replica_set), self.now())
+
+    async def scale(self, replica_set: Object, active: list[Object], taken: set[str]) -> list[Object]:
+        """Make or let go what is missing or too many; those that are known to stay."""
+        missing = value_at(replica_set, "spec", "replicas", default=1) - len(active)
+        if missing > 0:
+            await self.add(replica_set, missing, taken)
+        if missing >= 0:
+            return active
+        by_worth = members.first_to_go(active, self.relatives(replica_set))
+        for pod in by_worth[:-missing]:
+            await members.let_go(self.client, pod)
+            self.events.normal(replica_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
+        return by_worth[-missing:]
+
+    async def add(self, replica_set: Object, missing: int, taken: set[str]) -> None:
+        names, size = members.names_for(replica_set, taken), FIRST_BATCH
+        while missing > 0:
+            async with asyncio.TaskGroup() as group:
+                batch = [group.create_task(self.make(replica_set, next(names))) for _ in range(min(size, missing))]
+            results = [each.result() for each in batch]
+            if failures := [each for each in results if isinstance(each, ApiError)]:
+                raise failures[0]
+            missing -= results.count(True)
+            size = min(2 * size, LARGEST_BATCH)
+
+    async def make(self, replica_set: Object, name: str) -> bool | ApiError:
+        """Whether there is a pod of ours under the name now, or why there can be none."""
+        pod = members.pod_from(value_at(replica_set, "spec", "template"), replica_set, name)
+        try:
+            made = await members.create(self.client, pod, replica_set)
+        except ApiError as error:
+            self.events.warning(replica_set, "FailedCreate", f"Error creating: {error.message}")
+            return error
+        if made is not None:
+            self.events.normal(replica_set, "SuccessfulCreate", f"Created pod: {name}")
+        return made is not None
+
+    def relatives(self, replica_set: Object) -> Iterable[Object]:
+        """Pods of other ReplicaSets of the same owner."""
+        owner = controller_of(replica_set)
+        if owner is None:
+            return []
+        sets = [each for each in self.sets.store.by("owner", owner["uid"]) if name_of(each) != name_of(replica_set)]
+        return [pod for each in sets for pod in self.pods.store.by("owner", each["metadata"]["uid"])]
+
+    async def tell(self, replica_set: Object, active: Sequence[Object], failure: ApiError | None) -> None:
+        status = status_of(replica_set, active, failure, self.now())
+        patch = merge_patch(replica_set.get("status") or {}, status)
+        if patch:
+            try:
+                await self.client.patch(self.resource, replica_set, {"status": patch}, subresource="status")
+            except (Conflict, NotFound):
+                return  # it changed, which brings us back
+
+
+def patience_of(replica_set: Object) -> timedelta:
+    return timedelta(seconds=value_at(replica_set, "spec", "minReadySeconds", default=0))
+
+
+def status_of(replica_set: Object, active: Sequence[Object], failure: ApiError | None, now: datetime) -> Object:
+    template = labels_of(value_at(replica_set, "spec", "template"))
+    patience = patience_of(replica_set)
+    counts = {
+        "replicas": len(active),
+        "fullyLabeledReplicas": sum(template.items() <= labels_of(pod).items() for pod in active),
+        "readyReplicas": sum(map(members.is_ready, active)),
+        "availableReplicas": sum(members.is_available(pod, patience, now) for pod in active),
+    }
+    conditions = [
+        each for each in value_at(replica_set, "status", "conditions", default=()) if each["type"] != "ReplicaFailure"
+    ]
+    if failure is not None:
+        said = condition("ReplicaFailure", True, "FailedCreate", failure.message)
+        conditions = with_condition(value_at(replica_set, "status", "conditions", default=[]), said, now)
+    return {
+        **{key: count for key, count in counts.items() if count or key == "replicas"},
+        "observedGeneration": replica_set["metadata"].get("generation", 0),
+        **({"conditions": conditions} if conditions else {}),
+    }
+
+
+def keeping(resource: Resource, name: str) -> Callable[[Manager], None]:
+    """Sets of one kind or the other: what holds for ReplicaSets holds for ReplicationControllers."""
+
+    def install(manager: Manager) -> None:
+        indexers: dict[str, Indexer] = {"owner": members.owner_uid, "namespace": members.in_namespace}
+        sets, pods = manager.informer(resource, indexers=indexers), manager.informer(PODS, indexers=indexers)
+        reconciler = ReplicaSets(manager.client, manager.events, manager.now, sets, pods, resource)
+        controller = manager.controller(name, reconciler.reconcile, workers=WORKERS)
+        controller.watch(sets)
+        controller.watch(pods, members.keepers_among(sets, resource))
+
+    return install
+
+
+install = keeping(REPLICA_SETS, "replicasets")

@@ -1,0 +1,114 @@
+"""Revisions: every template that a set has had, kept so that one can go back to it.
+
+StatefulSets and DaemonSets keep theirs in ControllerRevisions, named by what is in them.  The one with the highest
+number is the present one; going back to an older template gives that one the highest number.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from tapestry.client.client import Client
+from tapestry.controlplane.workloads import members
+from tapestry.kube.digests import digest_of
+from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    is_deleting,
+    labels_of,
+    name_of,
+    namespace_of,
+    owned_object,
+    value_at,
+)
+from tapestry.kube.resources import CONTROLLER_REVISIONS, Resource
+from tapestry.kube.selectors import LabelSelector
+
+HASH = "controller-revision-hash"
+CONTENT_HASH = "controller.kubernetes.io/hash"
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+HISTORY = 10
+LONGEST_BASE = 223
+
+
+def data_of(owner: Object) -> Object:
+    """A strategic merge patch that takes the owner back to its present template."""
+    return {"spec": {"template": {**owner["spec"]["template"], "$patch": "replace"}}}
+
+
+def template_in(revision: Object) -> Object:
+    return {key: value for key, value in revision["data"]["spec"]["template"].items() if key != "$patch"}
+
+
+def hash_of(revision: Object) -> str:
+    return labels_of(revision).get(HASH, name_of(revision))
+
+
+def new_revision(owner: Object, number: int, collisions: int) -> Object:
+    data = data_of(owner)
+    mark = digest_of([data, collisions])[:10]
+    made = owned_object(
+        owner,
+        CONTROLLER_REVISIONS,
+        {"data": data, "revision": number},
+        name=f"{name_of(owner)[:LONGEST_BASE]}-{mark}",
+    )
+    labels = {**labels_of(owner["spec"]["template"]), HASH: mark, CONTENT_HASH: mark}
+    said = {key: value for key, value in annotations_of(owner).items() if key != LAST_APPLIED}
+    return {**made, "metadata": {**made["metadata"], "labels": labels, **({"annotations": said} if said else {})}}
+
+
+def split(owner: Object, revisions: Iterable[Object]) -> tuple[Object | None, list[Object]]:
+    """The revision with the owner's present template, and the others from the first to the last."""
+    by_number = sorted(revisions, key=lambda each: (each["revision"], name_of(each)))
+    data = data_of(owner)
+    present = next((each for each in reversed(by_number) if each["data"] == data), None)
+    return present, [each for each in by_number if each is not present]
+
+
+def obsolete(owner: Object, others: Sequence[Object], live: Collection[str]) -> list[Object]:
+    """Revisions beyond those that are kept to go back to; `live` are names and hashes that pods still have."""
+    unused = [each for each in others if name_of(each) not in live and hash_of(each) not in live]
+    return unused[: max(len(unused) - owner["spec"].get("revisionHistoryLimit", HISTORY), 0)]
+
+
+# -- keeping them
+
+
+async def claimed(
+    client: Client, resource: Resource, owner: Object, selector: LabelSelector, found: Iterable[Object]
+) -> list[Object]:
+    """The owner's revisions among those `found`."""
+    own = await members.claimed(client, resource, owner, selector, found, CONTROLLER_REVISIONS)
+    return [each for each in own if not is_deleting(each)]
+
+
+async def current(client: Client, resource: Resource, owner: Object, revisions: Iterable[Object]) -> Object | None:
+    """The revision of the owner's present template, with the highest number; None where its name is another's."""
+    present, others = split(owner, revisions)
+    number = max((each["revision"] for each in others), default=0) + 1
+    if present is None:
+        return await make(client, resource, owner, number)
+    if present["revision"] < number:
+        return await client.patch(CONTROLLER_REVISIONS, present, {"revision": number})
+    return present
+
+
+async def make(client: Client, resource: Resource, owner: Object, number: int) -> Object | None:
+    collisions = value_at(owner, "status", "collisionCount", default=0)
+    wanted = new_revision(owner, number, collisions)
+    try:
+        return await client.create(CONTROLLER_REVISIONS, wanted)
+    except AlreadyExists:
+        held = await client.get(CONTROLLER_REVISIONS, name_of(wanted), namespace_of(wanted))
+        if members.is_of(held, owner) and held["data"] == wanted["data"]:
+            return held
+        await client.patch(resource, owner, {"status": {"collisionCount": collisions + 1}}, subresource="status")
+        return None
+
+
+async def forget(client: Client, revisions: Iterable[Object]) -> None:
+    for each in revisions:
+        try:
+            await client.delete(CONTROLLER_REVISIONS, each)
+        except (NotFound, Conflict):
+            continue

@@ -1,0 +1,221 @@
+"""The listener of kubelets: logs and metrics, for those who may have them.
+
+One listener is the kubelet of all its nodes: which one is called, the address says that was called.  Who calls is known
+by a client certificate or a token, and whether they may, the API server is asked, as by any kubelet.
+"""
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
+
+from tapestry.apiserver.certificates import Authority, server_context
+from tapestry.client.client import Client
+from tapestry.controller import Informer
+from tapestry.kube.errors import KubeError
+from tapestry.kube.objects import Object, name_of
+from tapestry.kube.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Resource
+from tapestry.kube.times import parse_time
+from tapestry.local.nodes import BY_ADDRESS
+from tapestry.local.usage import PodUse, metrics_page, summary
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+TRUE = ("true", "1", "")
+CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
+LOOPBACK = b"lo"
+PROMETHEUS = "text/plain; version=0.0.4"
+SHUTDOWN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which part of a log is wanted."""
+
+    follow: bool = False
+    previous: bool = False
+    timestamps: bool = False
+    tail: int | None = None
+    limit: int | None = None
+    """In bytes."""
+    since: datetime | None = None
+
+
+class NoLog(Exception):
+    """There is no such log; the message says why."""
+
+
+class Runtime(Protocol):
+    """What runs the containers of some nodes."""
+
+    def log(self, pod: Object, container: str, query: LogQuery, /) -> AsyncIterator[bytes]:
+        """The log of a container, as it comes; raises NoLog."""
+        ...
+
+    def usage(self, node: Object) -> Sequence[PodUse]: ...
+
+
+@dataclass(frozen=True)
+class Kubelet:
+    """Answers for the kubelets of `nodes`."""
+
+    client: Client
+    nodes: Informer
+    pods: Informer
+    runtime: Runtime
+    now: Callable[[], datetime]
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self.log)
+        app.router.add_get("/metrics/resource", self.metrics)
+        app.router.add_get("/stats/summary", self.stats)
+        app.router.add_route("*", "/{verb:exec|attach|run|portForward}/{rest:.*}", self.refused)
+        return app
+
+    async def log(self, request: web.Request) -> web.StreamResponse:
+        node = await self.allow(request, "proxy")
+        names = request.match_info
+        pod, container = self.pods.store.get(f"{names['namespace']}/{names['pod']}"), names["container"]
+        if pod is None or pod["spec"]["nodeName"] != name_of(node):
+            raise web.HTTPNotFound(text=f'pod "{names["pod"]}" does not exist')
+        if all(each["name"] != container for field in CONTAINERS for each in pod["spec"].get(field) or ()):
+            raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{names["pod"]}"')
+        try:
+            chunks = self.runtime.log(pod, container, log_query(request.query, self.now()))
+        except NoLog as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await answer.prepare(request)
+        async for chunk in chunks:
+            await answer.write(chunk)
+        return answer
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        node = await self.allow(request, "metrics")
+        page = metrics_page(self.runtime.usage(node), self.now())
+        return web.Response(body=page.encode(), headers={"Content-Type": PROMETHEUS})
+
+    async def stats(self, request: web.Request) -> web.Response:
+        node = await self.allow(request, "stats")
+        return web.json_response(summary(node, self.runtime.usage(node), self.now()))
+
+    async def refused(self, request: web.Request) -> web.Response:
+        node = await self.allow(request, "proxy")
+        verb = request.match_info["verb"]
+        raise web.HTTPNotImplemented(text=f"{name_of(node)} has no containers to {verb} in: only logs can be had of it")
+
+    # -- who asks
+
+    async def allow(self, request: web.Request, subresource: str) -> Object:
+        """The node that is called; raises what there is to say to somebody who may not."""
+        node = self.called(request)
+        user, groups = certified(request) or await self.token_user(request)
+        spec = {
+            "user": user,
+            "groups": groups,
+            "resourceAttributes": {
+                "verb": "get" if request.method in ("GET", "HEAD") else "create",
+                "version": "v1",
+                "resource": "nodes",
+                "subresource": subresource,
+                "name": name_of(node),
+            },
+        }
+        if not (await self.review(ACCESS_REVIEWS, spec)).get("allowed"):
+            what = f"user={user}, verb=get, resource=nodes, subresource={subresource}"
+            raise web.HTTPForbidden(text=f"Forbidden ({what})")
+        return node
+
+    def called(self, request: web.Request) -> Object:
+        address = request.transport.get_extra_info("sockname")[0] if request.transport else ""
+        node = next(self.nodes.store.each(BY_ADDRESS, address), None)
+        if node is None:
+            raise web.HTTPNotFound(text=f"{address} is no node's address")
+        return node
+
+    async def token_user(self, request: web.Request) -> tuple[str, list[str]]:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise web.HTTPUnauthorized(text="Unauthorized")
+        who = await self.review(TOKEN_REVIEWS, {"token": token})
+        if not who.get("authenticated"):
+            raise web.HTTPUnauthorized(text="Unauthorized")
+        return who["user"]["username"], who["user"].get("groups") or []
+
+    async def review(self, resource: Resource, spec: Object) -> Object:
+        try:
+            status: Object = (await self.client.review(resource, spec)).get("status") or {}
+        except KubeError as error:
+            log.warning("could not ask who calls", error=str(error))
+            raise web.HTTPServiceUnavailable(text="the API server cannot be asked who you are") from error
+        return status
+
+
+def certified(request: web.Request) -> tuple[str, list[str]] | None:
+    """Whom a client certificate names; the handshake has verified it, or there would be no request."""
+    shown = request.transport.get_extra_info("peercert") if request.transport else None
+    if not shown:
+        return None
+    names = [pair for part in shown["subject"] for pair in part]
+    groups = [value for key, value in names if key == "organizationName"]
+    return next((value for key, value in names if key == "commonName"), ""), groups
+
+
+def log_query(query: Mapping[str, str], now: datetime) -> LogQuery:
+    """What is asked; raises what a kubelet says to a question that it cannot read."""
+
+    def number(name: str) -> int | None:
+        return int(query[name]) if name in query else None
+
+    def switch(name: str) -> bool:
+        return query.get(name) in TRUE
+
+    try:
+        seconds, moment = number("sinceSeconds"), query.get("sinceTime")
+        since = now - timedelta(seconds=seconds) if seconds is not None else parse_time(moment) if moment else None
+        tail, limit = number("tailLines"), number("limitBytes")
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=str(error)) from error
+    return LogQuery(switch("follow"), switch("previous"), switch("timestamps"), tail, limit, since)
+
+
+# -- listening
+
+
+def loopback_socket(port: int = 0) -> socket.socket:
+    """A socket for every address of this machine's loopback, and for nobody elsewhere; port 0 is any free one."""
+    sock = socket.socket()
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, LOOPBACK)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("0.0.0.0", port))  # as far as the device goes
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def kubelet_tls(folder: Path, client_cas: Sequence[Path]) -> ssl.SSLContext:
+    """TLS with a certificate of its own, kept in `folder`; clients may have certificates of `client_cas`."""
+    return server_context(*Authority(folder).server(["localhost", "127.0.0.1"]), client_cas)
+
+
+@asynccontextmanager
+async def serving(kubelet: Kubelet, sock: socket.socket, tls: ssl.SSLContext) -> AsyncIterator[None]:
+    """Answer for the kubelets, as long as the context lasts; the socket is closed with it."""
+    runner = web.AppRunner(kubelet.app(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    with sock:
+        await runner.setup()
+        try:
+            await web.SockSite(runner, sock, ssl_context=tls).start()
+            yield
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,225 @@
+"""What a kubelet does for its node, for many nodes at once: it says how it is, and that it is alive.
+
+Each node has an address of its own on this machine's loopback, so that one listener can be the kubelet of all of them
+and still knows which one was called.  Leases are renewed every ten seconds, each at its own time within them.
+"""
+
+import asyncio
+import platform
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from tapestry.client.client import Client
+from tapestry.controller import Informer, Manager
+from tapestry.kube.errors import AlreadyExists, KubeError, NotFound
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, owner_reference, uid_of, value_at
+from tapestry.kube.patches import merge_patch
+from tapestry.kube.resources import LEASES, NODES
+from tapestry.kube.times import micro_timestamp, timestamp
+from tapestry.local import addresses
+from tapestry.local.addresses import Addresses
+from tapestry.local.kubernetes import KUBERNETES_VERSION
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+LEASE_NAMESPACE = "kube-node-lease"
+HEARTBEAT = 10.0
+LEASE_SECONDS = 40
+SLOTS = 100
+WORKERS = 16
+BY_ADDRESS = "address"
+CONDITIONS = {
+    "MemoryPressure": ("False", "KubeletHasSufficientMemory"),
+    "DiskPressure": ("False", "KubeletHasNoDiskPressure"),
+    "PIDPressure": ("False", "KubeletHasSufficientPID"),
+    "Ready": ("True", "KubeletReady"),
+}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """A sort of nodes that this process keeps: those with a label."""
+
+    label: str
+    runtime: str
+    """What runs their containers: `simulated`, `process`."""
+    message: str
+
+
+def new_node(
+    sort: Sort,
+    name: str,
+    room: Mapping[str, str],
+    labels: Mapping[str, str] | None = None,
+    taints: list[Object] | None = None,
+) -> Object:
+    """A node to be created; `room` is all that it has.  Whoever keeps its sort sees to the rest."""
+    known = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": architecture()}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {**known, sort.label: "", **(labels or {})}},
+        **({"spec": {"taints": taints}} if taints else {}),
+        "status": {"capacity": dict(room), "allocatable": dict(room)},
+    }
+
+
+def architecture() -> str:
+    return ARCHITECTURES.get(platform.machine(), platform.machine())
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Keeps the nodes of one sort alive; keyed by their names."""
+
+    client: Client
+    now: Callable[[], datetime]
+    sort: Sort
+    nodes: Informer
+    addresses: Addresses
+    heartbeats: "Heartbeats"
+    port: Callable[[], int]
+
+    async def reconcile(self, name: str) -> None:
+        node = self.nodes.store.get(name)
+        if node is None or is_deleting(node):
+            self.heartbeats.end(name)
+            self.addresses.release(name)
+            return
+        before = node.get("status") or {}
+        if patch := merge_patch(before, {**before, **self.status(node)}):
+            await self.client.patch(NODES, node, {"status": patch}, subresource="status")
+        await self.heartbeats.begin(node)
+
+    def status(self, node: Object) -> Object:
+        """What a kubelet would say; what it has said already it says again, in the same words."""
+        ours = [
+            {"type": "InternalIP", "address": self.addresses.of(node)},
+            {"type": "Hostname", "address": name_of(node)},
+        ]
+        return {
+            "conditions": self.conditions(node),
+            "addresses": ours,
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port()}},
+            "nodeInfo": node_info(node, self.sort),
+        }
+
+    def conditions(self, node: Object) -> list[Object]:
+        before = {each["type"]: each for each in value_at(node, "status", "conditions", default=())}
+        now = timestamp(self.now())
+        found = [each for type, each in before.items() if type not in CONDITIONS]
+        for type, (holds, reason) in CONDITIONS.items():
+            old = before.get(type)
+            said = {"type": type, "status": holds, "reason": reason, "message": self.sort.message}
+            times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
+            found.append(old if old is not None and old["status"] == holds else {**said, **times})
+        return found
+
+
+def node_info(node: Object, sort: Sort) -> Object:
+    identity = uid_of(node)
+    return {
+        "machineID": identity.replace("-", ""),
+        "systemUUID": identity,
+        "bootID": identity,
+        "kernelVersion": platform.release(),
+        "osImage": sort.message,
+        "containerRuntimeVersion": f"{sort.runtime}://{KUBERNETES_VERSION}",
+        "kubeletVersion": f"v{KUBERNETES_VERSION}",
+        "kubeProxyVersion": "",
+        "operatingSystem": "linux",
+        "architecture": labels_of(node).get("kubernetes.io/arch", architecture()),
+    }
+
+
+@dataclass
+class Heartbeats:
+    """Renews the Leases of nodes.  Each has its own tenth of a second, which its name decides."""
+
+    client: Client
+    now: Callable[[], datetime]
+    leases: dict[str, Object] = field(default_factory=dict)
+    """As last seen, by node."""
+    slots: dict[int, dict[str, Object]] = field(default_factory=lambda: defaultdict(dict))
+    """The nodes of each slot."""
+
+    async def begin(self, node: Object) -> None:
+        """Renew a node's Lease now, and ever after; the second call for a node does nothing."""
+        beating = self.slots[slot_of(name_of(node))]
+        if uid_of(beating.get(name_of(node)) or {"metadata": {}}) != uid_of(node):
+            await self.renew(node)
+            beating[name_of(node)] = node
+
+    def end(self, name: str) -> None:
+        self.slots[slot_of(name)].pop(name, None)
+        self.leases.pop(name, None)
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            for slot in range(SLOTS):
+                if nodes := list(self.slots[slot].values()):
+                    await asyncio.sleep(began + HEARTBEAT * slot / SLOTS - loop.time())
+                    async with asyncio.TaskGroup() as group:
+                        for node in nodes:
+                            group.create_task(self.try_to_renew(node))
+            await asyncio.sleep(began + HEARTBEAT - loop.time())
+
+    async def try_to_renew(self, node: Object) -> None:
+        try:
+            await self.renew(node)
+        except KubeError as error:
+            self.leases.pop(name_of(node), None)  # it may be another by now: look before the next time
+            log.warning("lease not renewed", node=name_of(node), error=str(error))
+
+    async def renew(self, node: Object) -> None:
+        name = name_of(node)
+        lease = self.leases.get(name) or await self.found(node)
+        spec = {"holderIdentity": name, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": micro_timestamp(self.now())}
+        self.leases[name] = await self.client.replace(LEASES, {**lease, "spec": spec})
+
+    async def found(self, node: Object) -> Object:
+        """The node's Lease, made where there is none."""
+        name = name_of(node)
+        owners = [owner_reference(node, controller=False, block_deletion=False)]
+        metadata = {"name": name, "namespace": LEASE_NAMESPACE, "ownerReferences": owners}
+        try:
+            return await self.client.get(LEASES, name, LEASE_NAMESPACE)
+        except NotFound:
+            pass
+        try:
+            return await self.client.create(LEASES, {"metadata": metadata, "spec": {"holderIdentity": name}})
+        except AlreadyExists:
+            return await self.client.get(LEASES, name, LEASE_NAMESPACE)
+
+
+def slot_of(name: str) -> int:
+    return zlib.crc32(name.encode()) % SLOTS
+
+
+def install(manager: Manager, sort: Sort, port: Callable[[], int]) -> Informer:
+    """Keep the nodes of a sort alive; `port` is where their kubelet listens.  Returns the nodes."""
+    nodes = manager.informer(NODES, labels=sort.label, indexers={BY_ADDRESS: shown_addresses})
+    given = Addresses(addresses.NODES, address_of, lambda address: nodes.store.by(BY_ADDRESS, address))
+    heartbeats = Heartbeats(manager.client, manager.now)
+    alive = Nodes(manager.client, manager.now, sort, nodes, given, heartbeats, port)
+    manager.controller(f"{sort.runtime}-nodes", alive.reconcile, workers=WORKERS).watch(nodes)
+    manager.while_working(f"{sort.runtime}-heartbeats", heartbeats.run)
+    return nodes
+
+
+def address_of(node: Object) -> str:
+    """The address that a node shows; empty where it has none."""
+    found: list[Object] = value_at(node, "status", "addresses", default=[])
+    return next((each["address"] for each in found if each["type"] == "InternalIP"), "")
+
+
+def shown_addresses(node: Object) -> list[str]:
+    address = address_of(node)
+    return [address] if address else []

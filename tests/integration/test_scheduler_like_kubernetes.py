@@ -1,0 +1,220 @@
+"""Our scheduler beside the real one: the same pods fit, and of those that do not the same is said."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.connection import HttpTransport
+from tapestry.client.kubeconfig import load
+from tapestry.client.waiting import wait_for
+from tapestry.controlplane.scheduler.asked import Asked, asked_by
+from tapestry.controlplane.scheduler.placing import Choice, Wishes, choose, why_not
+from tapestry.controlplane.scheduler.preemption import NEVER, Useless, Victims, victims
+from tapestry.controlplane.scheduler.rooms import Rooms
+from tapestry.controlplane.scheduler.scheduler import budget_of, claims_on_nodes
+from tapestry.controlplane.scheduler.verdicts import Verdicts
+from tapestry.controlplane.scheduler.volumes import Storage, Unready, class_of, stowage_of
+from tapestry.kube.conditions import find
+from tapestry.kube.errors import NotFound
+from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of, value_at
+from tapestry.kube.resources import (
+    DISRUPTION_BUDGETS,
+    NAMESPACES,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    STORAGE_CLASSES,
+    Resource,
+)
+from tapestry.local.kubernetes import ControlPlane
+
+from .scheduling import SITUATIONS, Situation, named, node, node_affinity, pod
+
+CLASSES = Resource("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
+KINDS = (PODS, NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, DISRUPTION_BUDGETS)
+CANARY = node("canary", taints=({"key": "canary", "effect": "NoSchedule"},), pods="1", cpu="0", memory="0")
+SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A cluster with a kube-scheduler, some namespaces and priorities."""
+    with ControlPlane(tmp_path_factory.mktemp("scheduling"), kube_assets, scheduler=True, fsync=False) as made:
+        asyncio.run(furnish(made))
+        yield made
+
+
+@asynccontextmanager
+async def connected(plane: ControlPlane) -> AsyncIterator[Client]:
+    client = Client(HttpTransport(load([plane.kubeconfig], environ=os.environ)))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def furnish(plane: ControlPlane) -> None:
+    async with connected(plane) as client:
+        for name, team in (("here", "red"), ("there", "blue")):
+            await client.create(NAMESPACES, {"metadata": {"name": name, "labels": {"team": team}}})
+        for name, value in (("high", 1000), ("low", -10), ("lowest", -20)):
+            await client.create(CLASSES, {"metadata": {"name": name}, "value": value})
+        gentle = {"metadata": {"name": "gentle"}, "value": 1000, "preemptionPolicy": "Never"}
+        await client.create(CLASSES, gentle)
+
+
+# -- the situation
+
+
+async def come_about(client: Client, situation: Situation) -> None:
+    """Make everything but the probe, and wait until the scheduler has seen it."""
+    for resource, obj in situation.others:
+        made = await client.create(resource, obj)
+        if resource == PERSISTENT_VOLUMES:
+            await client.patch(resource, made, {"status": {"phase": "Available"}}, subresource="status")
+        elif resource == DISRUPTION_BUDGETS:
+            await client.patch(resource, made, {"status": {"disruptionsAllowed": 0}}, subresource="status")
+    for each in situation.pods:
+        await client.create(PODS, each)
+    for each in (*situation.nodes, CANARY):
+        made = await client.create(NODES, each)  # the server adds a taint of its own
+        await client.patch(NODES, made, {"spec": {"taints": each["spec"]["taints"] or None}})
+    canary = pod("canary", affinity=node_affinity(named("canary")), tolerations=[{"operator": "Exists"}])
+    await client.create(PODS, canary)
+    seen = await wait_for(client, PODS, "canary", "here", until=is_placed, timeout=SECONDS)
+    assert seen is not None
+    await client.delete(PODS, seen, grace_seconds=0)
+
+
+async def clear(client: Client) -> None:
+    for resource in KINDS:
+        for each in await client.list(resource):
+            if each["metadata"].get("finalizers"):
+                await client.patch(resource, each, {"metadata": {"finalizers": None, "resourceVersion": None}})
+            try:
+                await client.delete(
+                    resource, {"metadata": {**each["metadata"], "resourceVersion": ""}}, grace_seconds=0
+                )
+            except NotFound:
+                continue
+
+
+def is_placed(obj: Object | None) -> bool:
+    return bool(value_at(obj, "spec", "nodeName"))
+
+
+# -- what we make of it
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where the pod can go; where it can go nowhere, what is said, and who makes room."""
+
+    nodes: frozenset[str] = frozenset()
+    message: str = ""
+    victims: Victims | None = None
+
+
+async def ours(client: Client, probe: Object) -> Answer:
+    found = {resource: await client.list(resource) for resource in (*KINDS, NAMESPACES)}
+    rooms = Rooms()
+    rooms.spaces = {name_of(each): labels_of(each) for each in found[NAMESPACES]}
+    for each in found[NODES]:
+        rooms.set_node(each)
+    for each in found[PODS]:
+        if is_placed(each):
+            rooms.add(asked_by(each), each["spec"]["nodeName"])
+    asked = asked_by(probe)
+    try:
+        wishes = Wishes(asked, stowage_of(probe, storage_of(found)))
+        choice = choose(wishes, rooms, Verdicts())
+    except Unready as error:
+        wishes, choice = Wishes(asked), Choice(barred=str(error))
+    if choice.node is not None:
+        return Answer(frozenset(each.name for each in rooms if why_not(wishes, each, rooms) is None))
+    return nowhere(wishes, choice, rooms, found[DISRUPTION_BUDGETS], asked)
+
+
+def nowhere(wishes: Wishes, choice: Choice, rooms: Rooms, budgets: list[Object], asked: Asked) -> Answer:
+    message = choice.message(len(rooms))
+    try:
+        if asked.pod["spec"].get("preemptionPolicy") == "Never":
+            raise Useless(NEVER)
+        leaving = victims(wishes, choice, rooms, [budget_of(each) for each in budgets])
+    except Useless as error:
+        return Answer(message=f"{message} preemption: {error}")
+    return Answer(message=message, victims=leaving)
+
+
+def storage_of(found: dict[Resource, list[Object]]) -> Storage:
+    by_key = {resource: {key_of(each): each for each in found[resource]} for resource in found}
+    volumes = found[PERSISTENT_VOLUMES]
+    return Storage(
+        by_key[PERSISTENT_VOLUME_CLAIMS].get,
+        by_key[PERSISTENT_VOLUMES].get,
+        lambda name: [each for each in volumes if class_of(each) == name],
+        by_key[STORAGE_CLASSES].get,
+        lambda key: [key_of(each) for each in found[PODS] if key in claims_on_nodes(each)],
+    )
+
+
+# -- the comparison
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+async def test_the_same_pods_fit_and_the_same_is_said_of_others(plane: ControlPlane, name: str) -> None:
+    async with connected(plane) as client:
+        try:
+            await come_about(client, SITUATIONS[name])
+            probe = await client.create(PODS, {**SITUATIONS[name].probe, "spec": gated(SITUATIONS[name].probe)})
+            answer = await ours(client, probe)
+            await client.patch(PODS, probe, {"spec": {"schedulingGates": None}})
+            if answer.nodes:
+                placed = await wait_for(client, PODS, "probe", "here", until=is_placed, timeout=SECONDS)
+                assert value_at(placed, "spec", "nodeName") in answer.nodes
+                return
+            told = await wait_for(client, PODS, "probe", "here", until=is_told, timeout=SECONDS)
+            if message_of(told) != answer.message:  # it may have looked before it had seen all
+                told = await wait_for(client, PODS, "probe", "here", until=says(answer.message), timeout=SECONDS)
+            assert value_at(told, "status", "nominatedNodeName", default=None) == (
+                answer.victims.node if answer.victims is not None else None
+            )
+            await compare_victims(client, answer)
+        finally:
+            await clear(client)
+
+
+def gated(probe: Object) -> Object:
+    """The gate lets us ask ourselves first: what the scheduler does changes the world."""
+    return {**probe["spec"], "schedulingGates": [{"name": "example.com/ours-first"}]}
+
+
+def message_of(obj: Object | None) -> str | None:
+    told = find(value_at(obj, "status", "conditions"), "PodScheduled") or {}
+    return told.get("message") if told.get("reason") == "Unschedulable" else None
+
+
+def is_told(obj: Object | None) -> bool:
+    return message_of(obj) is not None or is_placed(obj)
+
+
+def says(message: str):  # type: ignore[no-untyped-def]
+    return lambda obj: message_of(obj) == message
+
+
+async def compare_victims(client: Client, answer: Answer) -> None:
+    for each in answer.victims.pods if answer.victims is not None else ():
+        await wait_for(client, PODS, name_of(each.pod), namespace_of(each.pod), until=is_leaving, timeout=SECONDS)
+    leaving = {key_of(each) for each in await client.list(PODS) if is_leaving(each)}
+    assert leaving == {each.key for each in (answer.victims.pods if answer.victims is not None else ())}
+
+
+def is_leaving(obj: Object | None) -> bool:
+    return obj is None or find(value_at(obj, "status", "conditions"), "DisruptionTarget") is not None

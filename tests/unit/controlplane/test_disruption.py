@@ -1,0 +1,139 @@
+"""Disruption: a budget knows what it can spare, and evictions take no more."""
+
+from typing import Any
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.controlplane.disruption import Need, healthy, share, status_of
+from tapestry.kube.errors import TooManyRequests
+from tapestry.kube.objects import Object, owner_reference, value_at
+from tapestry.kube.resources import CRDS, DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, Resource
+from tapestry.kube.times import parse_time
+
+from .conftest import Beside
+from .objects import WIDGETS, a_pod, a_widget, the_definition
+
+REPLICA_SETS = Resource("apps", "v1", "ReplicaSet", "replicasets")
+LABELS = {"app": "web"}
+NOW = parse_time("2030-01-01T00:00:00Z")
+
+
+def a_budget(**spec: Any) -> Object:
+    metadata = {"name": "b", "namespace": "default"}
+    return {"metadata": metadata, "spec": {"selector": {"matchLabels": LABELS}, **spec}}
+
+
+def a_workload(name: str, replicas: int, *owners: Object) -> Object:
+    template = {"metadata": {"labels": LABELS}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": LABELS}, "template": template}
+    references = [owner_reference(each) for each in owners]
+    return {"metadata": {"name": name, "namespace": "default", "ownerReferences": references}, "spec": spec}
+
+
+async def a_running_pod(client: Client, name: str, owner: Object | None = None) -> Object:
+    pod = a_pod(name, nodeName="n")
+    references = [owner_reference(owner)] if owner is not None else []
+    pod["metadata"] |= {"labels": LABELS, "ownerReferences": references}
+    made = await client.create(PODS, pod)
+    status = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
+    return await client.patch(PODS, made, status, subresource="status")
+
+
+async def wait_for_counts(client: Client, *counts: int) -> Object:
+    """Healthy, needed, expected, to spare."""
+    fields = ("currentHealthy", "desiredHealthy", "expectedPods", "disruptionsAllowed")
+    found = await wait_for(
+        client,
+        DISRUPTION_BUDGETS,
+        "b",
+        "default",
+        until=lambda obj: tuple(value_at(obj, "status", each) for each in fields) == counts,
+        timeout=10,
+    )
+    assert found is not None
+    return found
+
+
+async def test_what_is_up_beyond_what_is_needed_can_be_spared(client: Client, beside: Beside) -> None:
+    async with beside("disruption", "accounts"):
+        await client.create(DISRUPTION_BUDGETS, a_budget(minAvailable=2))
+        await wait_for_counts(client, 0, 2, 0, 0)
+        pods = [await a_running_pod(client, name) for name in ("a", "b", "c")]
+        budget = await wait_for_counts(client, 3, 2, 3, 1)
+        assert budget["status"]["observedGeneration"] == 1
+        await client.evict(pods[0])
+        with pytest.raises(TooManyRequests):
+            await client.evict(pods[1])
+        budget = await wait_for_counts(client, 2, 2, 3, 0)
+        (condition,) = budget["status"]["conditions"]
+        assert (condition["status"], condition["reason"]) == ("False", "InsufficientPods")
+
+
+async def test_owners_say_how_many_there_should_be(client: Client, beside: Beside) -> None:
+    async with beside("disruption", "accounts"):
+        deployment = await client.create(DEPLOYMENTS, a_workload("d", 6))
+        first = await client.create(REPLICA_SETS, a_workload("r1", 4, deployment))
+        second = await client.create(REPLICA_SETS, a_workload("r2", 2, deployment))
+        alone = await client.create(REPLICA_SETS, a_workload("r3", 4))
+        await client.create(DISRUPTION_BUDGETS, a_budget(maxUnavailable="25%"))
+        for name, owner in (("a", first), ("b", second), ("c", alone)):
+            await a_running_pod(client, name, owner)
+        await wait_for_counts(client, 3, 7, 10, 0)
+        await client.patch(DEPLOYMENTS, deployment, {"spec": {"replicas": 0}})
+        await wait_for_counts(client, 3, 3, 4, 0)
+        await client.patch(REPLICA_SETS, alone, {"spec": {"replicas": 2}})
+        await wait_for_counts(client, 3, 1, 2, 2)
+
+
+async def test_where_nobody_knows_how_many_none_can_be_spared(client: Client, beside: Beside) -> None:
+    async with beside("disruption", "accounts"):
+        await client.create(CRDS, the_definition())
+        owner = await client.create(WIDGETS, a_widget("w"))
+        await client.create(DISRUPTION_BUDGETS, a_budget(maxUnavailable=1))
+        await a_running_pod(client, "a", owner)
+        budget = await wait_for(
+            client,
+            DISRUPTION_BUDGETS,
+            "b",
+            "default",
+            until=lambda obj: value_at(obj, "status", "conditions", 0, "reason") == "SyncFailed",
+            timeout=10,
+        )
+        assert value_at(budget, "status", "disruptionsAllowed") == 0
+        message = value_at(budget, "status", "conditions", 0, "message")
+        assert message == "widgets.example.com does not implement the scale subresource"
+
+
+async def test_an_owner_of_another_kind_is_asked_for_its_scale(client: Client, beside: Beside) -> None:
+    async with beside("disruption", "accounts"):
+        definition = the_definition()
+        (version,) = definition["spec"]["versions"]
+        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        paths = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
+        definition["spec"]["versions"] = [
+            {**version, "schema": {"openAPIV3Schema": schema}, "subresources": {"scale": paths, "status": {}}}
+        ]
+        await client.create(CRDS, definition)
+        owner = await client.create(WIDGETS, {**a_widget("w"), "spec": {"replicas": 4}})
+        await client.create(DISRUPTION_BUDGETS, a_budget(maxUnavailable=1))
+        await a_running_pod(client, "a", owner)
+        await wait_for_counts(client, 1, 3, 4, 0)
+
+
+@pytest.mark.parametrize(("part", "whole", "expected"), [(3, 10, 3), ("30%", 10, 3), ("25%", 10, 3), ("0%", 10, 0)])
+def test_a_share_is_rounded_up(part: int | str, whole: int, expected: int) -> None:
+    assert share(part, whole) == expected
+
+
+def test_a_pod_that_was_taken_counts_as_gone() -> None:
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    pods = [{"metadata": {"name": name}, "status": ready} for name in ("a", "b")]
+    assert healthy(pods, {}) == 2
+    assert healthy(pods, {"a": "2030-01-01T00:00:00Z"}) == 1
+
+
+def test_where_no_pod_is_expected_none_can_be_spared() -> None:
+    status = status_of({"metadata": {"generation": 1}}, Need(0, 0), 3, {}, NOW)
+    assert status["disruptionsAllowed"] == 0

@@ -1,0 +1,102 @@
+"""Quotas, budgets and protection, disturbed at every call: their controllers must come to the same end each time."""
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.controller import Manager
+from tapestry.controller.testing import Scenario, perturb
+from tapestry.controlplane import disruption, protection, quota
+from tapestry.controlplane.everything import Everything
+from tapestry.kube.objects import Object, owner_reference, value_at
+from tapestry.kube.resources import (
+    CONFIGMAPS,
+    CRDS,
+    DISRUPTION_BUDGETS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PODS,
+    RESOURCE_QUOTAS,
+    Resource,
+)
+
+from .objects import a_map, a_pod
+
+AN_HOUR = 3600.0
+STATEFUL_SETS = Resource("apps", "v1", "StatefulSet", "statefulsets")
+
+
+def counting(manager: Manager) -> None:
+    quota.install(manager, Everything(manager))
+
+
+def budgeting(manager: Manager) -> None:
+    disruption.install(manager, Everything(manager))
+
+
+def protecting(manager: Manager) -> None:
+    protection.install(manager, Everything(manager))
+
+
+async def wait_for_value(client: Client, resource: Resource, name: str, value: object, *path: str) -> None:
+    await wait_for(client, resource, name, "default", until=lambda obj: value_at(obj, *path) == value, timeout=AN_HOUR)
+
+
+async def things_that_come_and_go(client: Client) -> None:
+    hard = {"pods": "5", "requests.cpu": "4", "count/configmaps": "3"}
+    metadata = {"name": "q", "namespace": "default"}
+    await client.create(RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": hard}})
+    first = await client.create(CONFIGMAPS, a_map("a"))
+    await client.create(CONFIGMAPS, a_map("b"))
+    pod = a_pod("p")
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "500m"}}
+    await client.create(PODS, pod)
+    used = {"pods": "1", "requests.cpu": "500m", "count/configmaps": "2"}
+    await wait_for_value(client, RESOURCE_QUOTAS, "q", used, "status", "used")
+    await client.delete(CONFIGMAPS, first)
+    await wait_for_value(client, RESOURCE_QUOTAS, "q", {**used, "count/configmaps": "1"}, "status", "used")
+
+
+async def a_set_that_grows(client: Client) -> None:
+    labels = {"app": "web"}
+    owner = await client.create(
+        STATEFUL_SETS, {"metadata": {"name": "s", "namespace": "default"}, "spec": {"replicas": 2}}
+    )
+    spec = {"selector": {"matchLabels": labels}, "maxUnavailable": "50%"}
+    await client.create(DISRUPTION_BUDGETS, {"metadata": {"name": "b", "namespace": "default"}, "spec": spec})
+    for name in ("s-0", "s-1"):
+        pod: Object = a_pod(name)
+        pod["metadata"] |= {"labels": labels, "ownerReferences": [owner_reference(owner)]}
+        made = await client.create(PODS, pod)
+        ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        await client.patch(PODS, made, ready, subresource="status")
+    await wait_for_value(client, DISRUPTION_BUDGETS, "b", 1, "status", "disruptionsAllowed")
+    await client.patch(STATEFUL_SETS, owner, {"spec": {"replicas": 4}})
+    await wait_for_value(client, DISRUPTION_BUDGETS, "b", 4, "status", "expectedPods")
+
+
+async def a_claim_in_use(client: Client) -> None:
+    finalizers = ["kubernetes.io/pvc-protection"]
+    claim = await client.create(
+        PERSISTENT_VOLUME_CLAIMS, {"metadata": {"name": "v", "namespace": "default", "finalizers": finalizers}}
+    )
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}]
+    pod = await client.create(PODS, a_pod("p", nodeName="n", volumes=volumes))
+    await client.delete(PERSISTENT_VOLUME_CLAIMS, claim)
+    await client.delete(PODS, pod, grace_seconds=0)
+    await wait_for(client, PERSISTENT_VOLUME_CLAIMS, "v", "default", until=lambda obj: obj is None, timeout=AN_HOUR)
+
+
+def check(scenario: Scenario) -> None:
+    report = perturb(scenario)
+    assert report.calls > 0
+    assert not report.failures, report
+
+
+def test_what_is_used_is_counted_whatever_happens() -> None:
+    check(Scenario("quota", [RESOURCE_QUOTAS, CONFIGMAPS, PODS, CRDS], counting, things_that_come_and_go))
+
+
+def test_a_budget_is_counted_whatever_happens() -> None:
+    check(Scenario("disruption", [DISRUPTION_BUDGETS, STATEFUL_SETS, PODS, CRDS], budgeting, a_set_that_grows))
+
+
+def test_a_claim_is_let_go_whatever_happens() -> None:
+    check(Scenario("protection", [PERSISTENT_VOLUME_CLAIMS, PODS, CRDS], protecting, a_claim_in_use))
