@@ -23,10 +23,10 @@ help: ## List the targets
 
 setup: $(VENV)/installed ## Make .venv with what requirements.lock pins, and install this project into it
 
-up: setup kube-assets-if-possible ## Run a small world on this machine until Ctrl-C
+up: setup ## Run a world on this machine until Ctrl-C: a virtual cluster, and physical ones that it leases
 	$(BIN)/tapestry up
 
-test: setup $(if $(FAST),,kube-assets-if-possible) ## Run what CI runs: every test but the long ones (FAST=1: without Kubernetes)
+test: setup $(if $(FAST),,$(VENV)/installed-bench kube-assets-if-possible) ## Run what CI runs: every test but the long ones (FAST=1: without Kubernetes)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "$(MARKS)"
 
 test-long: setup kube-assets client-assets conformance ## Run soaks, kills by the hundred and other tests of many minutes

@@ -81,12 +81,17 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def kubectl(kube_assets: Path, control_plane: ControlPlane) -> Kubectl:
+    """kubectl at the control plane, unless it is told otherwise."""
+    return kubectl_of(kube_assets, control_plane.kubeconfig)
+
+
+def kubectl_of(kube_assets: Path, default: Path) -> Kubectl:
     """Runs kubectl and gives what it printed: a second opinion that shares no code with us.
 
     Another cluster is reached by `kubeconfig=`, and `stdin=` is what `-f -` reads.
     """
 
-    def run(*arguments: str, kubeconfig: Path = control_plane.kubeconfig, stdin: str = "") -> str:
+    def run(*arguments: str, kubeconfig: Path = default, stdin: str = "") -> str:
         done = subprocess.run(
             [kube_assets / "kubectl", *arguments],
             env={**os.environ, "KUBECONFIG": str(kubeconfig)},

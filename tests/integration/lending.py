@@ -31,9 +31,10 @@ from tapestry.kube.crds import crd
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import NOTHING, Object, annotations_of, is_deleting, name_of, named, uid_of, value_at
 from tapestry.kube.resources import CRDS, NAMESPACES, NODES, PODS, SECRETS, Resource
-from tapestry.local.kubernetes import ControlPlane
 from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
 from tapestry.syncer.virtual_nodes import taint_named
+
+from .planes import Plane
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 LENT_TO = "lent-to"
@@ -48,7 +49,7 @@ class Lending:
 
     virtual: Client
     physical: Client
-    virtual_plane: ControlPlane
+    virtual_plane: Plane
     name: str
     mount: str
     folder: Path
@@ -195,7 +196,7 @@ class Lending:
 
 @asynccontextmanager
 async def lending(
-    virtual: ControlPlane, physical: ControlPlane, folder: Path, *, name: str = "", **spec: Any
+    virtual: Plane, physical: Plane, folder: Path, *, name: str = "", **spec: Any
 ) -> AsyncIterator[Lending]:
     """A new binding between two clusters, of which the virtual one knows our kinds; `spec` goes into it."""
     name = name or f"c{secrets.token_hex(4)}"
@@ -220,7 +221,7 @@ async def lending(
 
 
 @asynccontextmanager
-async def client_of(plane: ControlPlane) -> AsyncIterator[Client]:
+async def client_of(plane: Plane) -> AsyncIterator[Client]:
     client = Client(HttpTransport(load([plane.kubeconfig], environ=os.environ)))
     try:
         yield client
@@ -228,7 +229,7 @@ async def client_of(plane: ControlPlane) -> AsyncIterator[Client]:
         await client.close()
 
 
-async def install_kinds(plane: ControlPlane) -> None:
+async def install_kinds(plane: Plane) -> None:
     """Our kinds, served."""
     async with client_of(plane) as client:
         for kind in (CLUSTER_BINDING, POLICY):

@@ -1,15 +1,15 @@
 """`tapestry apiserver` as a process of its own: started, asked to end or killed, and started again on its data."""
 
+import base64
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Self
-
-import yaml
 
 from tapestry.local.kubernetes import free_ports
 
@@ -19,7 +19,7 @@ TAPESTRY = Path(sys.executable).with_name("tapestry")
 class OwnServer:
     """Our API server over TLS, under the same address whenever it runs; `kubeconfig` is its administrator's."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, **settings: str) -> None:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.log = folder / "log"
@@ -27,6 +27,7 @@ class OwnServer:
         self.url = f"https://127.0.0.1:{free_ports(1)[0]}"
         self.ready_seconds = 0.0
         self._flags = flags
+        self._environ = {f"TAPESTRY_{name.upper()}": value for name, value in settings.items()}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -49,7 +50,8 @@ class OwnServer:
         said = self.log.stat().st_size if self.log.exists() else 0
         begun = time.monotonic()
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(list(map(str, command)), stderr=log, env={**os.environ, "NO_COLOR": "1"})
+            environ = {**os.environ, "NO_COLOR": "1", **self._environ}
+            self._process = subprocess.Popen(list(map(str, command)), stderr=log, env=environ)
         while not self._serves(said):
             if self._process.poll() is not None or time.monotonic() - begun > 30:
                 self.kill()
@@ -64,21 +66,22 @@ class OwnServer:
             return any(b'"serving"' in line and json.loads(line)["message"] == "serving" for line in log)
 
     def _write_kubeconfig(self) -> None:
-        cluster = {"server": self.url, "certificate-authority": str(self.ca)}
+        authority = base64.b64encode(self.ca.read_bytes()).decode()
         content = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "own",
-            "clusters": [{"name": "own", "cluster": cluster}],
+            "clusters": [{"name": "own", "cluster": {"server": self.url, "certificate-authority-data": authority}}],
             "users": [{"name": "admin", "user": {"token": self.token}}],
             "contexts": [{"name": "own", "context": {"cluster": "own", "user": "admin"}}],
         }
         self.kubeconfig.touch(mode=0o600)
-        self.kubeconfig.write_text(yaml.safe_dump(content))
+        self.kubeconfig.write_text(json.dumps(content))
 
     def stop(self) -> None:
-        """Ask it to end, and see that it does."""
+        """Ask it to end, also if it is paused, and see that it does."""
         if self._process is not None:
+            self.resume()
             self._process.terminate()
             if self._process.wait(20) != 0:
                 raise RuntimeError(f"it ended with {self._process.returncode}:\n{self.log.read_text()[-2000:]}")
@@ -87,6 +90,18 @@ class OwnServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def restart(self) -> None:
+        """Kill it, and run it again on what it has on disk."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """Stop it in its tracks: its connections stay open and silent until `resume`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> Self:
         self.start()

@@ -1,4 +1,4 @@
-"""`tapestry apiext` as a process before a real kube-apiserver."""
+"""`tapestry apiext` as a process before an API server."""
 
 import json
 import subprocess
@@ -10,15 +10,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tapestry.local.kubernetes import ControlPlane
+from .planes import Plane
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 
 
 @pytest.fixture
-def address(control_plane: ControlPlane) -> Iterator[str]:
+def address(shared_plane: Plane) -> Iterator[str]:
     """Where a process serves a few kinds."""
-    command = [TAPESTRY, "apiext", "--kubeconfig", control_plane.kubeconfig, "--listen", "127.0.0.1:0"]
+    command = [TAPESTRY, "apiext", "--kubeconfig", shared_plane.kubeconfig, "--listen", "127.0.0.1:0"]
     command += ["--kinds", "namespaces,configmaps,*.apps", "--log-level", "info"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -41,11 +41,11 @@ async def session(address: str) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_plain_rest_works_before_any_kubernetes_for_those_it_knows(
-    session: aiohttp.ClientSession, control_plane: ControlPlane, namespace: str
+    session: aiohttp.ClientSession, shared_plane: Plane, namespace: str
 ) -> None:
     refused = await session.get("/apiext/v1/namespaces")
     assert refused.status == 401
-    session.headers["Authorization"] = f"Bearer {control_plane.token}"
+    session.headers["Authorization"] = f"Bearer {shared_plane.token}"
 
     async def listed(path: str, **query: str) -> Any:
         answer = await session.get(path, params=query)

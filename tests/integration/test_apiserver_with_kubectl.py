@@ -292,6 +292,17 @@ def test_differences_are_shown_before_they_are_made(kubectl: Kubectl, tmp_path: 
     assert kubectl("get", "deployment", "web", "-o", "jsonpath={..image}") == "nginx"
 
 
+def test_a_list_of_objects_is_judged_and_applied_as_they_are(kubectl: Kubectl) -> None:
+    objects = [yaml.safe_load(DEPLOYMENT), yaml.safe_load(POD)]
+    listed = {"apiVersion": "v1", "kind": "List", "items": objects}
+    assert kubectl("apply", "-f", "-", input=json.dumps(listed)) == "deployment.apps/web created\npod/p created\n"
+    shown = kubectl("get", "deployments,pods", "-o", "yaml")
+    assert kubectl("apply", "-f", "-", input=shown).count(" ") == 2
+    objects[1]["spec"]["mystery"] = 1
+    refused = kubectl("apply", "-f", "-", input=json.dumps(listed), fails=True)
+    assert 'unknown field "mystery" in io.k8s.api.core.v1.PodSpec' in refused
+
+
 def test_an_object_can_be_edited(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
     kubectl("apply", "-f", "-", input=DEPLOYMENT)
     monkeypatch.setenv("KUBE_EDITOR", "sed -i 's/image: nginx/image: nginx:3/'")

@@ -36,7 +36,7 @@ from tapestry.kube.resources import (
     TOKEN_REVIEWS,
     Resource,
 )
-from tapestry.local.kubernetes import KUBERNETES_VERSION, ControlPlane
+from tapestry.local.kubernetes import KUBERNETES_VERSION
 from tapestry.process.audit import Audit
 
 BUDGETS = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
@@ -337,8 +337,8 @@ async def test_we_speak_for_whom_we_impersonate(kubeconfig: Path, namespace: str
         assert not await client.may("list", PODS, namespace)
 
 
-async def test_a_stranger_is_not_let_in(control_plane: ControlPlane, namespace: str) -> None:
-    access = load([control_plane.kubeconfig], environ=os.environ)
+async def test_a_stranger_is_not_let_in(kubeconfig: Path, namespace: str) -> None:
+    access = load([kubeconfig], environ=os.environ)
     credentials = Credentials(Fixed("Bearer stranger"), Tls(access.trust))
     async with a_client_with(replace(access, credentials=credentials)) as client:
         with pytest.raises(Unauthorized) as caught:

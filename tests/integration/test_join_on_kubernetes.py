@@ -21,19 +21,19 @@ from tapestry.client.kubeconfig import load
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, named, value_at
 from tapestry.kube.resources import CLUSTER_ROLES, CRDS, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
-from tapestry.local.kubernetes import ControlPlane
 from tapestry.manager.joining import PRIORITY_CLASSES
 
 from .lending import TAPESTRY, a_pod, wait_until, wait_until_gone
+from .planes import Plane, Start
 
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": "2026-01-01T00:00:00Z"}
 OURS = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
 
 
 @pytest.fixture(scope="module")
-def bare_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def bare_plane(start: Start) -> Iterator[Plane]:
     """A physical cluster that has never heard of us."""
-    with ControlPlane(tmp_path_factory.mktemp("bare"), kube_assets, fsync=False) as plane:
+    with start("bare") as plane:
         yield plane
 
 
@@ -44,8 +44,8 @@ class Owner:
     name: str
     virtual: Client
     physical: Client
-    virtual_plane: ControlPlane
-    physical_plane: ControlPlane
+    virtual_plane: Plane
+    physical_plane: Plane
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "KUBECONFIG": str(self.virtual_plane.kubeconfig)}
@@ -72,7 +72,7 @@ class Owner:
 
 
 @pytest.fixture
-async def owner(virtual_plane: ControlPlane, bare_plane: ControlPlane) -> AsyncIterator[Owner]:
+async def owner(virtual_plane: Plane, bare_plane: Plane) -> AsyncIterator[Owner]:
     virtual, physical = (
         Client(HttpTransport(load([plane.kubeconfig], environ=os.environ))) for plane in (virtual_plane, bare_plane)
     )
@@ -216,7 +216,7 @@ async def test_by_force_a_binding_goes_although_nobody_is_at_work_and_its_cluste
         (("status", "--context", "none"), "Error: context: 'none' is not there"),
     ],
 )
-def test_what_goes_wrong_is_one_line(virtual_plane: ControlPlane, arguments: tuple[str, ...], line: str) -> None:
+def test_what_goes_wrong_is_one_line(virtual_plane: Plane, arguments: tuple[str, ...], line: str) -> None:
     environ = {**os.environ, "KUBECONFIG": str(virtual_plane.kubeconfig)}
     done = subprocess.run([TAPESTRY, *arguments], env=environ, capture_output=True, text=True, check=False)
     (said,) = done.stderr.splitlines()

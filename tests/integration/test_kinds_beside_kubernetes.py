@@ -13,6 +13,7 @@ SPECIMENS: list[Object] = list(yaml.safe_load_all(Path(__file__).with_name("spec
 THEIRS_ALONE: dict[str, tuple[tuple[str, ...], ...]] = {
     "Node": (("spec", "taints"), ("status",)),  # a controller of theirs would take the taint away again
     "CustomResourceDefinition": (("status",),),  # ours is served at once
+    "ValidatingAdmissionPolicy": (("status",),),  # ours is checked at once
     "Service": tuple(("spec", field) for field in ("clusterIP", "clusterIPs")),
     "ClusterRole": (("rules",),),  # nothing at all, or an empty list
     "VolumeAttributesClass": (("metadata", "finalizers"),),

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,19 +43,20 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
     Resource,
 )
-from tapestry.local.kubernetes import ControlPlane, free_ports
+from tapestry.local.kubernetes import free_ports
+
+from ..conftest import Kubectl
+from .planes import Plane, Start
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 SYSTEM = keys.SYSTEM_NAMESPACE
 MOUNT, ACCOUNT = "leased", "syncer"
 OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
 
-Kubectl = Callable[..., str]
-
 
 @pytest.fixture(scope="module")
-def physical_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(tmp_path_factory.mktemp("physical"), kube_assets, fsync=False) as plane:
+def physical_plane(start: Start) -> Iterator[Plane]:
+    with start("physical") as plane:
         yield plane
 
 
@@ -75,7 +76,7 @@ class World:
 
     virtual: Client
     physical: Client
-    plane: ControlPlane
+    plane: Plane
     """The physical one."""
     manager_kubeconfig: Path
     folder: Path
@@ -166,7 +167,7 @@ def condition(binding: Object | None, type: str) -> Object:
     return find(value_at(binding, "status", "conditions"), type) or {}
 
 
-def kubeconfig(plane: ControlPlane, token: str) -> bytes:
+def kubeconfig(plane: Plane, token: str) -> bytes:
     """A kubeconfig for a control plane with a token in the place of the administrator's."""
     found = json.loads(plane.kubeconfig.read_text())
     found["users"][0]["user"] = {"token": token}
@@ -174,12 +175,10 @@ def kubeconfig(plane: ControlPlane, token: str) -> bytes:
 
 
 @pytest.fixture
-async def world(
-    client: Client, control_plane: ControlPlane, physical_plane: ControlPlane, tmp_path: Path
-) -> AsyncIterator[World]:
+async def world(client: Client, shared_plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIterator[World]:
     token = await client.token("tapestry-manager", SYSTEM, seconds=3600)
     file = tmp_path / "manager.kubeconfig"
-    file.write_bytes(kubeconfig(control_plane, token["token"]))
+    file.write_bytes(kubeconfig(shared_plane, token["token"]))
     physical = Client(HttpTransport(load([physical_plane.kubeconfig], environ=os.environ)))
     yield World(client, physical, physical_plane, file, tmp_path)
     await physical.close()
@@ -367,7 +366,7 @@ async def test_safety_rule_8_what_was_left_by_force_goes_when_the_cluster_return
             await world.physical.create(PODS, {"metadata": metadata, "spec": spec})
             for resource in (CONFIGMAPS, SECRETS):
                 await world.physical.create(resource, {"metadata": metadata})
-        world.plane.pause("kube-apiserver")
+        world.plane.pause()
         try:
             by_force = {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}}
             await world.virtual.patch(CLUSTER_BINDINGS, named("back"), by_force)
@@ -375,7 +374,7 @@ async def test_safety_rule_8_what_was_left_by_force_goes_when_the_cluster_return
             marked = await world.virtual.get(SECRETS, "back", SYSTEM)
             assert uid_of(binding) in annotations_of(marked)[keys.LEFT_BEHIND]
         finally:
-            world.plane.resume("kube-apiserver")
+            world.plane.resume()
         swept = lambda secret: keys.LEFT_BEHIND not in annotations_of(secret)  # noqa: E731
         await wait_for(world.virtual, SECRETS, "back", SYSTEM, until=swept, timeout=60)
     for resource in (PODS, CONFIGMAPS, SECRETS):
@@ -397,12 +396,12 @@ async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
         assert await world.physical.list(DEPLOYMENTS) == []
 
 
-async def test_metrics_are_shown_to_whoever_may_read_them(world: World, control_plane: ControlPlane) -> None:
+async def test_metrics_are_shown_to_whoever_may_read_them(world: World, shared_plane: Plane) -> None:
     (port,) = free_ports(1)
     await world.add_binding("counted", mountNamespace=None)
     with world.manager("--metrics-bind-address", f"0.0.0.0:{port}"):
         await world.reaches("counted", "Failed", "ValidationFailed")
-        status, page = await asyncio.to_thread(metrics, port, control_plane.token)
+        status, page = await asyncio.to_thread(metrics, port, shared_plane.token)
         assert status == 200
         assert re.search(r'tapestry_bindings\{phase="Failed"\} [1-9]', page)  # other tests' bindings count too
         assert 'tapestry_is_leader{election="tapestry-manager"} 1.0' in page

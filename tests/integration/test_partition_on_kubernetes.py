@@ -14,7 +14,6 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.kube.objects import Object, annotations_of, named, value_at
 from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS
-from tapestry.local.kubernetes import ControlPlane
 
 from .lending import (
     Lending,
@@ -28,30 +27,30 @@ from .lending import (
     wait_until,
     wait_until_gone,
 )
+from .planes import NODE_LIFECYCLE, Plane, Start, only_on_kubernetes
 
 UNREACHABLE = "node.kubernetes.io/unreachable"
 NOT_READY = "node.kubernetes.io/not-ready"
 
 
 @pytest.fixture(scope="module")
-def watchful_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A virtual cluster whose controllers look after nodes."""
-    folder = tmp_path_factory.mktemp("watchful")
-    with ControlPlane(folder, kube_assets, controller_manager=True, fsync=False) as plane:
+def watchful_plane(start: Start) -> Iterator[Plane]:
+    """A virtual cluster whose controllers look after nodes, as far as it has such."""
+    with start("watchful", controllers=True) as plane:
         asyncio.run(prepared(plane))
         yield plane
 
 
-async def prepared(plane: ControlPlane) -> None:
+async def prepared(plane: Plane) -> None:
     await install_kinds(plane)
     async with client_of(plane) as client:
         await wait_until(client, SERVICE_ACCOUNTS, "default", bool, "default")
 
 
 @pytest.fixture
-def frail_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def frail_plane(start: Start) -> Iterator[Plane]:
     """A physical cluster for one test alone, which may leave it silent."""
-    with ControlPlane(tmp_path_factory.mktemp("frail"), kube_assets, fsync=False) as plane:
+    with start("frail") as plane:
         yield plane
 
 
@@ -89,6 +88,7 @@ async def bind_pods(site: Lending, node: str, patience: dict[str, int]) -> None:
     await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == len(patience))
 
 
+@only_on_kubernetes(NODE_LIFECYCLE)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("silence", "patience", "lasting"),
@@ -98,9 +98,9 @@ async def bind_pods(site: Lending, node: str, patience: dict[str, int]) -> None:
     ],
 )
 async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_says_so(
-    watchful_plane: ControlPlane,
-    physical_plane: ControlPlane,
-    frail_plane: ControlPlane,
+    watchful_plane: Plane,
+    physical_plane: Plane,
+    frail_plane: Plane,
     tmp_path_factory: pytest.TempPathFactory,
     silence: int,
     patience: int,
@@ -125,7 +125,7 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
                 node = await trusted_node(held)
                 await bind_pods(held, node, {"one": patience, "two": patience})
                 await bind_pods(evicted, await trusted_node(evicted), {"one": patience})
-                frail_plane.pause("kube-apiserver")
+                frail_plane.pause()
                 await held.wait_for_virtual_node(
                     node, lambda found: readiness(found) == "Unknown", timeout=3 * silence + 20
                 )
@@ -145,7 +145,7 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
                 for name in ("one", "two", "late"):
                     assert not going(await held.wait_for_pod(name, bool))
                 assert evicts(await held.wait_for_virtual_node(node))
-                frail_plane.resume("kube-apiserver")
+                frail_plane.resume()
                 await trusted_node(held)
                 for name, seconds in {"one": patience, "two": patience, "late": lasting}.items():
                     pod = await held.wait_for_pod(
@@ -158,7 +158,7 @@ async def test_safety_rule_3_a_silent_cluster_loses_no_pod_unless_its_binding_sa
 
 
 async def test_safety_rule_8_a_silent_cluster_keeps_nothing_above_and_is_let_go_once_nothing_is_left_there(
-    watchful_plane: ControlPlane, frail_plane: ControlPlane, tmp_path: Path
+    watchful_plane: Plane, frail_plane: Plane, tmp_path: Path
 ) -> None:
     """To let go of one that never answers again takes force: that is for the manager's tests."""
     await install_kinds(frail_plane)
@@ -170,12 +170,12 @@ async def test_safety_rule_8_a_silent_cluster_keeps_nothing_above_and_is_let_go_
             await bind_pods(site, await trusted_node(site), {"one": 3600})
             await site.wait_for_twin("one")
             await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
-            frail_plane.pause("kube-apiserver")
+            frail_plane.pause()
             await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
             await wait_until_gone(site.virtual, PODS, f"{site.name}-one", "default")
             await site.wait_until_virtual_node_is_gone(f"{site.name}-n1")
             assert going(await site.wait_for_binding(bool))
-            frail_plane.resume("kube-apiserver")
+            frail_plane.resume()
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name, timeout=60)
             assert await ends(process) == 0
         assert await site.physical.list(PODS, site.mount) == []

@@ -25,10 +25,10 @@ from tapestry.kube.objects import (
     version_of,
 )
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, Resource
-from tapestry.local.kubernetes import ControlPlane
 from tapestry.manager.joining import PRIORITY_CLASSES
 
 from .lending import Lending, Until, a_pod, an_object, ends, give, lending, lends, wait_until, wait_until_gone
+from .planes import Plane
 
 QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
 LONG_AGO = "2026-01-01T00:00:00Z"
@@ -106,7 +106,7 @@ async def test_a_bound_pod_has_one_twin_that_is_pinned_and_least_important(site:
 
 
 async def test_the_bindings_own_priority_class_is_used(
-    virtual_plane: ControlPlane, physical_plane: ControlPlane, tmp_path: Path
+    virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
     """P16; and until there is one nothing is mapped, and the binding says why."""
     async with lending(virtual_plane, physical_plane, tmp_path, podPriorityClassName="owners-choice") as site:
@@ -369,9 +369,9 @@ async def test_safety_rule_1_a_stranger_with_the_twins_name_is_left_alone(site: 
 
 
 async def test_safety_rule_1_two_virtual_clusters_with_everything_named_alike_never_touch_each_other(
-    virtual_plane: ControlPlane,
-    third_plane: ControlPlane,
-    physical_plane: ControlPlane,
+    virtual_plane: Plane,
+    third_plane: Plane,
+    physical_plane: Plane,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """The same binding, mount namespace, node and pod names on one physical cluster."""

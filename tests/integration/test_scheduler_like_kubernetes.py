@@ -13,9 +13,9 @@ from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import load
 from tapestry.client.waiting import wait_for
-from tapestry.controlplane.scheduler.asked import Asked, asked_by
+from tapestry.controlplane.scheduler.asked import asked_by
 from tapestry.controlplane.scheduler.placing import Choice, Wishes, choose, why_not
-from tapestry.controlplane.scheduler.preemption import NEVER, Useless, Victims, victims
+from tapestry.controlplane.scheduler.preemption import Useless, Victims, victims
 from tapestry.controlplane.scheduler.rooms import Rooms
 from tapestry.controlplane.scheduler.scheduler import budget_of, claims_on_nodes
 from tapestry.controlplane.scheduler.verdicts import Verdicts
@@ -139,17 +139,17 @@ async def ours(client: Client, probe: Object) -> Answer:
         wishes, choice = Wishes(asked), Choice(barred=str(error))
     if choice.node is not None:
         return Answer(frozenset(each.name for each in rooms if why_not(wishes, each, rooms) is None))
-    return nowhere(wishes, choice, rooms, found[DISRUPTION_BUDGETS], asked)
+    return nowhere(wishes, choice, rooms, found[DISRUPTION_BUDGETS])
 
 
-def nowhere(wishes: Wishes, choice: Choice, rooms: Rooms, budgets: list[Object], asked: Asked) -> Answer:
+def nowhere(wishes: Wishes, choice: Choice, rooms: Rooms, budgets: list[Object]) -> Answer:
     message = choice.message(len(rooms))
+    if choice.barred:
+        return Answer(message=message)
     try:
-        if asked.pod["spec"].get("preemptionPolicy") == "Never":
-            raise Useless(NEVER)
         leaving = victims(wishes, choice, rooms, [budget_of(each) for each in budgets])
     except Useless as error:
-        return Answer(message=f"{message} preemption: {error}")
+        return Answer(message=f"{message} {error}")
     return Answer(message=message, victims=leaving)
 
 
@@ -182,7 +182,7 @@ async def test_the_same_pods_fit_and_the_same_is_said_of_others(plane: ControlPl
                 return
             told = await wait_for(client, PODS, "probe", "here", until=is_told, timeout=SECONDS)
             if message_of(told) != answer.message:  # it may have looked before it had seen all
-                told = await wait_for(client, PODS, "probe", "here", until=says(answer.message), timeout=SECONDS)
+                told = await wait_for(client, PODS, "probe", "here", until=says(answer.message), timeout=3)
             assert value_at(told, "status", "nominatedNodeName", default=None) == (
                 answer.victims.node if answer.victims is not None else None
             )

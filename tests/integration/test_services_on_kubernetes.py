@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,19 +10,18 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.kube.objects import Object, labels_of, name_of, named, uid_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, PODS, SERVICES
-from tapestry.local.kubernetes import ControlPlane
 from tapestry.syncer.translate.services import SERVICE_NAME, SLICE_MANAGER, twin_name
 
 from .lending import Lending, a_pod, an_object, give, install_kinds, wait_for_all, wait_until, wait_until_gone
+from .planes import Plane, Start
 
 PORT = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
 
 
 @pytest.fixture(scope="module")
-def physical_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def physical_plane(start: Start) -> Iterator[Plane]:
     """The physical cluster, with its own controllers."""
-    folder = tmp_path_factory.mktemp("physical")
-    with ControlPlane(folder, kube_assets, controller_manager=True, fsync=False) as plane:
+    with start("physical", controllers=True) as plane:
         asyncio.run(install_kinds(plane))
         yield plane
 

@@ -27,7 +27,6 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
 )
 from tapestry.kube.times import parse_time
-from tapestry.local.kubernetes import ControlPlane
 from tapestry.syncer.virtual_nodes import taint_named
 
 from .lending import (
@@ -48,6 +47,7 @@ from .lending import (
     wait_until,
     wait_until_gone,
 )
+from .planes import Plane
 
 NODE_LEASES = "kube-node-lease"
 
@@ -80,7 +80,7 @@ async def test_a_ready_node_is_leased_as_a_virtual_one(site: Lending) -> None:
     assert is_true(binding, "Leasing")
 
 
-def test_a_syncer_without_a_binding_says_so_and_ends(virtual_plane: ControlPlane) -> None:
+def test_a_syncer_without_a_binding_says_so_and_ends(virtual_plane: Plane) -> None:
     """S3."""
     command = [TAPESTRY, "syncer", "--binding", "nobody", "--kubeconfig", virtual_plane.kubeconfig]
     done = subprocess.run([*command, "--metrics-bind-address", ""], capture_output=True, text=True, check=False)
@@ -89,7 +89,7 @@ def test_a_syncer_without_a_binding_says_so_and_ends(virtual_plane: ControlPlane
 
 
 async def test_garbage_in_place_of_a_kubeconfig_withdraws_nothing_and_is_waited_out(
-    site: Lending, physical_plane: ControlPlane
+    site: Lending, physical_plane: Plane
 ) -> None:
     """S4: the process stays, and begins as soon as the Secret is right."""
     await site.add_node(f"{site.name}-n1")
@@ -118,7 +118,7 @@ async def test_without_a_policy_nothing_is_leased_and_the_binding_says_why(site:
 
 
 async def test_unbinding_takes_everything_back_and_ends_the_process(
-    virtual_plane: ControlPlane, physical_plane: ControlPlane, tmp_path: Path
+    virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
     """S5."""
     async with lending(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
@@ -155,7 +155,7 @@ async def test_unbinding_takes_everything_back_and_ends_the_process(
 
 
 async def test_unbinding_does_not_wait_for_pods_that_have_ended(
-    virtual_plane: ControlPlane, physical_plane: ControlPlane, tmp_path: Path
+    virtual_plane: Plane, physical_plane: Plane, tmp_path: Path
 ) -> None:
     async with lending(virtual_plane, physical_plane, tmp_path, unbindGraceSeconds=0) as site:
         await site.add_node(f"{site.name}-n1")
@@ -564,7 +564,7 @@ async def test_a_policy_that_cannot_be_read_evicts_nobody(site: Lending) -> None
 
 
 async def test_credentials_that_end_withdraw_nothing_and_new_ones_are_used_without_a_restart(
-    site: Lending, physical_plane: ControlPlane
+    site: Lending, physical_plane: Plane
 ) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -585,9 +585,7 @@ async def test_credentials_that_end_withdraw_nothing_and_new_ones_are_used_witho
         assert readiness(await site.wait_for_virtual_node(node)) == "True"
 
 
-async def test_another_secret_is_followed_as_soon_as_the_binding_names_it(
-    site: Lending, physical_plane: ControlPlane
-) -> None:
+async def test_another_secret_is_followed_as_soon_as_the_binding_names_it(site: Lending, physical_plane: Plane) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")
@@ -601,7 +599,7 @@ async def test_another_secret_is_followed_as_soon_as_the_binding_names_it(
 
 
 async def test_safety_rule_5_another_cluster_behind_the_kubeconfig_is_refused_until_approved(
-    site: Lending, third_plane: ControlPlane, tmp_path: Path
+    site: Lending, third_plane: Plane, tmp_path: Path
 ) -> None:
     node = f"{site.name}-n1"
     await site.add_node(node)
@@ -624,7 +622,7 @@ async def test_safety_rule_5_another_cluster_behind_the_kubeconfig_is_refused_un
 
 
 async def test_two_virtual_clusters_that_lease_one_physical_cluster_do_not_meet(
-    site: Lending, third_plane: ControlPlane, physical_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+    site: Lending, third_plane: Plane, physical_plane: Plane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Not even where both call it the same, in one mount namespace and under one owner's policy."""
     node, folder = f"{site.name}-n1", tmp_path_factory.mktemp("other")

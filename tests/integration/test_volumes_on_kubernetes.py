@@ -6,7 +6,6 @@ below, is done by hand.
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,19 +21,18 @@ from tapestry.kube.resources import (
     PODS,
     SECRETS,
 )
-from tapestry.local.kubernetes import ControlPlane
 from tapestry.syncer.translate.volumes import name_below
 
 from .lending import Lending, install_kinds, wait_until, wait_until_gone
+from .planes import Plane, Start
 
 DRIVER = "disk.example"
 
 
 @pytest.fixture(scope="module")
-def physical_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def physical_plane(start: Start) -> Iterator[Plane]:
     """The physical cluster, with its own controllers."""
-    folder = tmp_path_factory.mktemp("physical")
-    with ControlPlane(folder, kube_assets, controller_manager=True, fsync=False) as plane:
+    with start("physical", controllers=True) as plane:
         asyncio.run(install_kinds(plane))
         yield plane
 

@@ -64,6 +64,8 @@ VNODE_TAINT: Final = PREFIX + "vnode"
 OUT_OF_TIME_WINDOWS: Final = PREFIX + "out-of-time-windows"
 WITHDRAWING: Final = PREFIX + "withdrawing"
 PHYSICAL_NODE_UNSCHEDULABLE: Final = PREFIX + "physical-node-unschedulable"
+PROCESS_NODE: Final = PREFIX + "process-node"
+"""Also a label: of nodes whose containers are processes of one machine, where only syncers run unless told otherwise."""
 NO_SCHEDULE: Final = "NoSchedule"
 
 PRIORITY_CLASS: Final = "tapestry-leased"

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import discovery, openapi, swagger
+from tapestry.apiserver import discovery, openapi, swagger, swagger_protobuf
 from tapestry.apiserver.rows import Row, Rows, descriptions
 from tapestry.kube.objects import Object
 
@@ -23,8 +23,8 @@ class Document:
     """Another one for another body."""
 
 
-def document(value: Object) -> Document:
-    body = msgspec.json.encode(value)
+def document(value: Object | bytes) -> Document:
+    body = value if isinstance(value, bytes) else msgspec.json.encode(value)
     return Document(body, sha512(body).hexdigest().upper())
 
 
@@ -58,13 +58,17 @@ class Documents:
         """/openapi/v2"""
         return self._kept("swagger", self._swagger)
 
+    def swagger_protobuf(self) -> Document:
+        """The same for Go clients."""
+        return self._kept("swagger protobuf", lambda: swagger_protobuf.document(self._swagger()))
+
     def discovery(self, *, legacy: bool) -> Document:
         """/api and /apis, with all that is below."""
         if legacy:
             return self._kept("api", lambda: discovery.aggregated(self._rows, legacy=True))
         return self._kept("apis", lambda: discovery.aggregated(self._rows, legacy=False))
 
-    def _kept(self, name: str, make: Callable[[], Object]) -> Document:
+    def _kept(self, name: str, make: Callable[[], Object | bytes]) -> Document:
         if self._edition != self._rows.edition:
             self._made, self._edition = {}, self._rows.edition
             served = self._rows.groups()

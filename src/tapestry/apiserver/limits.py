@@ -36,7 +36,7 @@ class LimitRanges:
             return new if new is not None else old or {}
         judge = pod_faults if request.target.row.storage == "pods" else claim_faults
         for limit_range in self.of(request.target.namespace):
-            found = list(dict.fromkeys(fault for limit in limit_range["spec"]["limits"] for fault in judge(new, limit)))
+            found = list(dict.fromkeys(fault for limit in limits_of(limit_range) for fault in judge(new, limit)))
             if found:
                 raise refused(request, found[0] if len(found) == 1 else f"[{', '.join(found)}]")
         return new
@@ -44,6 +44,11 @@ class LimitRanges:
     def of(self, namespace: str) -> Iterator[Object]:
         for version in self.store.every("limitranges", namespace):
             yield msgspec.json.decode(version.raw)
+
+
+def limits_of(limit_range: Object) -> list[Object]:
+    found: list[Object] = value_at(limit_range, "spec", "limits", default=[])
+    return found
 
 
 def is_limited(request: Request) -> bool:
@@ -58,7 +63,7 @@ def is_limited(request: Request) -> bool:
 
 
 def defaulted(pod: Object, limit_range: Object) -> Object:
-    limits = [each for each in limit_range["spec"]["limits"] if each.get("type") == "Container"]
+    limits = [each for each in limits_of(limit_range) if each.get("type") == "Container"]
     wanted = {
         "limits": {name: amount for each in limits for name, amount in (each.get("default") or {}).items()},
         "requests": {name: amount for each in limits for name, amount in (each.get("defaultRequest") or {}).items()},

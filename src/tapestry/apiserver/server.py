@@ -14,13 +14,15 @@ from tapestry.apiserver import discovery, options, refusals, views
 from tapestry.apiserver.codec import JSON, accepted, chosen_form, decoded, media_type
 from tapestry.apiserver.documents import Document, Documents
 from tapestry.apiserver.pipeline import report_repetitions
-from tapestry.apiserver.requests import Call, Target, User, number, target_of, unserved
+from tapestry.apiserver.requests import NAME, Call, Target, User, number, target_of, unserved
 from tapestry.apiserver.rows import Rows
 from tapestry.apiserver.storage.log import LogError
+from tapestry.apiserver.swagger_protobuf import CONTENT_TYPE, MEDIA_TYPES
 from tapestry.apiserver.verbs import APPLY_PATCH, Request, Verbs
 from tapestry.apiserver.watches import Watching, line
 from tapestry.kube.errors import ApiError, Gone, NotFound
 from tapestry.kube.objects import Object
+from tapestry.kube.selectors import SelectorError, parse_field_selector
 from tapestry.process.logs import logger
 
 log = logger(__name__)
@@ -157,6 +159,8 @@ class Server:
     def check(self, call: Call, target: Target | None) -> None:
         """Raise Forbidden if its sender may not do that, to a resource or to the path itself."""
         verb = verb_of(call, target) if target is not None else call.method.lower()
+        if target is not None and not target.name and "fieldSelector" in call.query:
+            target = target._replace(name=only_name(call.query["fieldSelector"]))
         if self.authorize(Attributes(call.user, verb, target, call.path)):
             return
         if target is None:
@@ -189,6 +193,8 @@ class Server:
     def openapi(self, call: Call, rest: list[str]) -> Answer | None:
         with suppress(KeyError):  # a group or a version that is not served
             match rest:
+                case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted(call.headers.get("accept", ""))):
+                    return tagged(call, self.documents.swagger_protobuf(), CONTENT_TYPE)
                 case ["v2"]:
                     chosen_form(call.headers.get("accept", ""), frozenset())
                     return tagged(call, self.documents.swagger())
@@ -285,6 +291,15 @@ def serves(target: Target, verb: str) -> bool:
     """Whether a resource has a verb; what a custom one has not says so itself, in words of its own."""
     row = target.row
     return row.is_custom or verb in (row.subresources[target.subresource] if target.subresource else row).verbs
+
+
+def only_name(fields: str) -> str:
+    """The name of the one object that a field selector can choose: who may see that one may look for it so."""
+    try:
+        terms = parse_field_selector(fields).terms
+    except SelectorError:
+        return ""
+    return next((term.value for term in terms if term.field == NAME and term.equal), "")
 
 
 def form_of(call: Call) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tapestry.apiserver import printing
+from tapestry.apiserver.printing import tables
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.verbs import Listing, list_text, shown
 from tapestry.apiserver.watches import AS_IS, Flavour
@@ -21,8 +21,8 @@ def one(row: Row, raw: bytes, form: str, include: str) -> bytes:
     obj: Object = msgspec.json.decode(raw)
     if form == TABLE:
         version = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
-        return msgspec.json.encode(printing.table(row, [obj], version, include))
-    return msgspec.json.encode(printing.partial(obj))
+        return msgspec.json.encode(tables.table(row, [obj], version, include))
+    return msgspec.json.encode(tables.partial(obj))
 
 
 def many(row: Row, listing: Listing, form: str, include: str) -> bytes:
@@ -31,8 +31,8 @@ def many(row: Row, listing: Listing, form: str, include: str) -> bytes:
         return list_text(row, listing.metadata, listing.items)
     objects = decoded(listing.items)
     if form == TABLE:
-        return msgspec.json.encode(printing.table(row, objects, listing.metadata, include))
-    items = [printing.partial(obj) for obj in objects]
+        return msgspec.json.encode(tables.table(row, objects, listing.metadata, include))
+    items = [tables.partial(obj) for obj in objects]
     head = {"kind": PARTIALS, "apiVersion": "meta.k8s.io/v1", "metadata": listing.metadata, "items": items}
     return msgspec.json.encode(head)
 
@@ -40,10 +40,10 @@ def many(row: Row, listing: Listing, form: str, include: str) -> bytes:
 def bookmark(row: Row, raw: bytes, form: str) -> bytes:
     """The object of a bookmark, of which no column can say anything."""
     obj: Object = msgspec.json.decode(raw)
-    mark = printing.partial(obj)
+    mark = tables.partial(obj)
     if form != TABLE:
         return msgspec.json.encode(mark)
-    table = printing.table(row, [], {"resourceVersion": obj["metadata"]["resourceVersion"]}, "None")
+    table = tables.table(row, [], {"resourceVersion": obj["metadata"]["resourceVersion"]}, "None")
     cells = [""] * len(table["columnDefinitions"])
     return msgspec.json.encode({**table, "rows": [{"cells": cells, "object": mark}]})
 

@@ -14,12 +14,14 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "up": Entry("tapestry.cli.up", "Run what exists on this machine, to try it."),
+    "up": Entry("tapestry.cli.up", "Run a world on this machine: a virtual cluster, and physical ones that it leases."),
+    "down": Entry("tapestry.cli.up", "Stop that world, or forget it."),
     "run": Entry("tapestry.cli.controllers", "Run one controller."),
     "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
     "apiserver": Entry("tapestry.cli.apiserver", "Serve Kubernetes' API where there is no Kubernetes."),
     "apiext": Entry("tapestry.cli.apiext", "Serve plain REST over the kinds of a Kubernetes API."),
     "token": Entry("tapestry.cli.token", "Make, show and revoke tokens that expire, for `apiserver`."),
+    "cluster": Entry("tapestry.cli.cluster", "Run a whole cluster in one process, its nodes simulated."),
     "manager": Entry("tapestry.cli.manager", "Run a syncer for every ClusterBinding."),
     "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),
     "join": Entry("tapestry.cli.join", "Join a physical cluster: what is idle there is lent."),

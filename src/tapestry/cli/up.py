@@ -1,26 +1,82 @@
-"""`tapestry up`: a small world on this machine."""
+"""`tapestry up` and `tapestry down`: a world on this machine, and its end."""
 
-import os
+import asyncio
+import shutil
+import signal
 from pathlib import Path
 
 import click
+import uvloop
 
-from tapestry.cli.registry import the_registry
-from tapestry.local.kubernetes import AssetsMissing, ControlPlaneFailed
-from tapestry.local.up import up as run_up
+from tapestry.local.kubernetes import find_kubectl
+from tapestry.local.world import World, WorldFailed
 
-
-@click.command()
-@click.option(
+DATA = click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(".tapestry"),
     show_default=True,
     help="The folder for everything that lasts: objects, certificates, logs.",
 )
-def up(data: Path) -> None:
-    """Run what exists of Tapestry on this machine until Ctrl-C, and say what to try."""
+LINES = """
+A compute cluster woven from {clusters} physical ones is at work.  In another terminal:
+
+  export KUBECONFIG={kubeconfig}
+  {kubectl} get nodes
+  {kubectl} create deployment web --image nginx --replicas 20
+  {kubectl} get pods -o wide
+  tapestry status
+  tapestry tree
+
+Ctrl-C stops everything; the next `tapestry up` finds it as it was.
+"""
+
+
+@click.command()
+@click.option("--clusters", type=click.IntRange(min=1), default=2, show_default=True, help="Physical clusters.")
+@click.option("--nodes", type=click.IntRange(min=0), default=5, show_default=True, help="Simulated nodes of each.")
+@DATA
+def up(clusters: int, nodes: int, data: Path) -> None:
+    """Run a virtual cluster and the physical clusters that it leases from, until Ctrl-C."""
+    world = World(data.absolute(), clusters, nodes, click.echo)
     try:
-        run_up(the_registry(), data, os.environ, click.echo)
-    except (AssetsMissing, ControlPlaneFailed) as error:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(world))
+    except (WorldFailed, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
+
+
+async def serve(world: World) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    starting, stopped = asyncio.create_task(world.start()), asyncio.create_task(stopping.wait())
+    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            return
+        starting.result()
+        kubectl = find_kubectl() or "tapestry k"
+        click.echo(LINES.format(clusters=world.clusters, kubeconfig=world.kubeconfig(), kubectl=kubectl))
+        while not stopping.is_set():
+            if ended := world.ended():
+                raise WorldFailed(f"{', '.join(ended)} ended by itself; its log is in {world.folder}")
+            await asyncio.wait([stopped], timeout=1.0)
+    finally:
+        stopped.cancel()
+        with world.step("stopping"):
+            await asyncio.to_thread(world.stop)
+
+
+@click.command()
+@DATA
+@click.option("--purge", is_flag=True, help="Delete the folder, with everything in it.")
+def down(data: Path, purge: bool) -> None:
+    """Stop the world that `tapestry up` runs there, and with --purge forget it."""
+    stopped = World(data.absolute()).stop_running()
+    click.echo("stopped" if stopped else "nothing was running")
+    if purge and data.exists():
+        shutil.rmtree(data)
+        click.echo(f"deleted {data}")

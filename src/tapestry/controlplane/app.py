@@ -17,6 +17,7 @@ from tapestry.controlplane.everything import Everything
 NAMES = ("namespaces", "garbage", "accounts", "quota", "disruption", "protection", "roles")
 WORKLOADS = {
     "scheduler": "scheduler.scheduler",
+    "nodes": "nodes",
     "deployments": "workloads.deployments",
     "replicasets": "workloads.replicasets",
     "replicationcontrollers": "workloads.replicationcontrollers",

@@ -6,8 +6,8 @@ of the quota that it is about, and is written only if the quota is still the sam
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from tapestry.client.client import Client
@@ -26,8 +26,8 @@ MEASURED = ("pods", "services", "persistentvolumeclaims")
 """Resources of which not only the number is used."""
 GRACE = 0.1
 """Seconds after which whatever was charged for is stored."""
-PAUSE = 1.0
-"""Seconds in which changes are counted together."""
+PAUSE, PAUSES = 1.0, 10
+"""Seconds in which changes are counted together; in a crowd, so many times the seconds that counting takes."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,21 @@ class Quotas:
     reads: Client
     client: Client
     now: Callable[[], datetime]
+    took: dict[str, float] = field(default_factory=dict)
+    """How long it took to count, by key."""
 
     async def reconcile(self, key: str) -> None:
         await self.everything.settled.wait()
         quota = self.quotas.get(key)
         if quota is None:
+            self.took.pop(key, None)
             return
         if not is_news(quota):
             await asyncio.sleep(GRACE)
         hard, status = limits(quota), quota.get("status") or {}
+        began = asyncio.get_running_loop().time()
         used = await self.used(quota, hard)
+        self.took[key] = asyncio.get_running_loop().time() - began
         if is_news(quota) or Amounts.parse(status.get("used")) != used:
             wanted = {"hard": value_at(quota, "spec", "hard", default={}), "used": used.texts()}
             patch = {"status": merge_patch(status, wanted)}
@@ -60,8 +65,7 @@ class Quotas:
         namespace = namespace_of(quota) or ""
         for resource in self.countable():
             if names := counted(resource.name, hard):
-                total = await self.total(resource, namespace, quota)
-                found = found + Amounts({name: total[name] for name in names})
+                found = found + await self.total(resource, namespace, quota, names)
         return found
 
     def countable(self) -> list[Resource]:
@@ -71,14 +75,17 @@ class Quotas:
             if each.namespaced and "list" in verbs and each.name not in UNCOUNTED
         ]
 
-    async def total(self, resource: Resource, namespace: str, quota: Object) -> Amounts:
-        found = Amounts()
+    async def total(self, resource: Resource, namespace: str, quota: Object, names: Sequence[str]) -> Amounts:
+        """What all objects of a resource use, under these names."""
+        found = dict.fromkeys(names, ZERO)
         is_measured, now = resource.name in MEASURED, self.now()
         async for page in self.reads.pages(resource, namespace, lean=True, only_metadata=not is_measured):
             for obj in page.items:
                 if in_scopes(resource.name, quota, obj):
-                    found = found + usage(resource.name, obj, now)
-        return found
+                    used = usage(resource.name, obj, now)
+                    for name in names:
+                        found[name] += used[name]
+        return Amounts(found)
 
     def noticed(self, queue: Queue, resource: Resource, old: Object | None, new: Object | None) -> None:
         """Something came, changed or went: what counts it is counted again."""
@@ -86,14 +93,17 @@ class Quotas:
         namespace = namespace_of(obj) if obj is not None else None
         for quota in self.quotas.by(NAMESPACE, namespace) if namespace else ():
             if counted(resource.name, limits(quota)):
-                queue.add_after(key_of(quota), PAUSE)
+                self.put_off(queue, key_of(quota))
 
     def changed(self, queue: Queue, _: Object | None, new: Object | None) -> None:
         """The quota itself changed: where others are charged for, there is no hurry."""
         if new is not None and is_news(new):
             queue.add(key_of(new))
         elif new is not None:
-            queue.add_after(key_of(new), PAUSE)
+            self.put_off(queue, key_of(new))
+
+    def put_off(self, queue: Queue, key: str) -> None:
+        queue.add_after(key, max(PAUSE, PAUSES * self.took.get(key, 0.0)))
 
 
 def limits(quota: Object) -> Amounts:

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import ssl
@@ -66,6 +67,14 @@ def find_assets(environ: Mapping[str, str]) -> Path:
             f"no {', '.join(missing)} in {folder}: run make kube-assets (needs Go 1.24+), or set KUBEBUILDER_ASSETS"
         )
     return folder
+
+
+def find_kubectl(environ: Mapping[str, str] = os.environ) -> str | None:
+    """kubectl as somebody would call it here; None where there is none."""
+    if shutil.which("kubectl"):
+        return "kubectl"
+    built = assets_folder(environ) / "kubectl"
+    return str(built) if built.exists() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +144,7 @@ class ControlPlane:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_private(self._tokens, f"{self.token},admin,admin,system:masters\n")
         _write_private(self._audit_policy, json.dumps(AUDIT_POLICY))
-        self._guard = self._guard or _guard()
+        self._guard = self._guard or guard()
         try:
             for component in self._programs:
                 self.launch(component)
@@ -177,16 +186,16 @@ class ControlPlane:
         process.kill()
         process.wait()
 
-    def restart(self, component: Component) -> None:
+    def restart(self, component: Component = "kube-apiserver") -> None:
         """Kill a component and run it again on the same port."""
         self.kill(component)
         self.launch(component)
 
-    def pause(self, component: Component) -> None:
+    def pause(self, component: Component = "kube-apiserver") -> None:
         """Stop a component in its tracks: its connections stay open and silent until `resume`."""
         self._processes[component].send_signal(signal.SIGSTOP)
 
-    def resume(self, component: Component) -> None:
+    def resume(self, component: Component = "kube-apiserver") -> None:
         self._processes[component].send_signal(signal.SIGCONT)
 
     def pids(self) -> dict[Component, int]:
@@ -316,7 +325,7 @@ def free_ports(count: int) -> list[int]:
     return list(found)
 
 
-def _guard() -> subprocess.Popen[bytes]:
+def guard() -> subprocess.Popen[bytes]:
     """A shell that leads the process group of the components and kills it when we are gone, whatever ended us.
 
     It notices by the end of its input, which the kernel closes with the process that holds the other end.  Unlike

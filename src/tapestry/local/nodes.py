@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from tapestry.apis.keys import NODE_TYPE
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
 from tapestry.kube.errors import AlreadyExists, KubeError, NotFound
@@ -205,7 +206,7 @@ def slot_of(name: str) -> int:
 
 def install(manager: Manager, sort: Sort, port: Callable[[], int]) -> Informer:
     """Keep the nodes of a sort alive; `port` is where their kubelet listens.  Returns the nodes."""
-    nodes = manager.informer(NODES, labels=sort.label, indexers={BY_ADDRESS: shown_addresses})
+    nodes = manager.informer(NODES, labels=f"{sort.label},{NODE_TYPE}!=virtual", indexers={BY_ADDRESS: shown_addresses})
     given = Addresses(addresses.NODES, address_of, lambda address: nodes.store.by(BY_ADDRESS, address))
     heartbeats = Heartbeats(manager.client, manager.now)
     alive = Nodes(manager.client, manager.now, sort, nodes, given, heartbeats, port)

@@ -43,6 +43,7 @@ MASKS = (
     (re.compile(r"10\.96\.\d+\.\d+(?!\d*/)"), "<service ip>"),
     (re.compile(r"Invalid value: \{.*\}: field is immutable"), "Invalid value: <object>: field is immutable"),
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "<time>"),
+    (re.compile(r"^\d{1,3}s$"), "<age>"),
 )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.printing import columns
+from tapestry.apiserver.printing.tables import columns
 from tapestry.apiserver.rows import Rows, built_in
 from tapestry.kube.objects import Object
 
@@ -125,7 +125,7 @@ def hosts(*names: str) -> Object:
                     "jobTemplate": {"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "i"}]}}}},
                 }
             },
-            ["* * * * *", "<none>", "False", 0, "<none>", "5m", "c", "i", "<none>"],
+            ["* * * * *", "<none>", "<unset>", 0, "<none>", "5m", "c", "i", "<none>"],
         ),
     ],
 )

@@ -259,3 +259,17 @@ def test_a_rule_covers_itself_and_masters_cover_it(rule: Rule) -> None:
     assert uncovered([rule], [rule]) == []
     assert uncovered([rule], [Rule(("*",), ("*",), ("*",)), Rule(("*",), paths=("*",))]) == []
     assert all(is_within(part, rule) for part in single(rule))
+
+
+async def test_who_may_see_one_object_may_list_and_watch_it_by_its_name(call: Hand) -> None:
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["mine"], "verbs": ["list", "watch"]}
+    await call.made(f"{RBAC}/namespaces/default/roles", {"metadata": {"name": "one"}, "rules": [rule]})
+    subject = {"kind": "User", "name": "jane", "apiGroup": "rbac.authorization.k8s.io"}
+    reference = {"kind": "Role", "name": "one", "apiGroup": "rbac.authorization.k8s.io"}
+    binding = {"metadata": {"name": "one"}, "subjects": [subject], "roleRef": reference}
+    await call.made(f"{RBAC}/namespaces/default/rolebindings", binding)
+    jane = Hand(call.server, call.accounts, User("jane"))
+    path = "/api/v1/namespaces/default/configmaps"
+    assert (await jane("GET", path, fieldSelector="metadata.name=mine"))[0] == 200
+    assert (await jane("GET", path, fieldSelector="metadata.name=yours"))[0] == 403
+    assert (await jane("GET", path))[0] == 403

@@ -1,150 +1,335 @@
-"""Deployments, ReplicaSets and the scheduler together: pods come, move to a new template, and go back."""
+"""Deployments and ReplicaSets at work in a cluster: pods come, move to a new template, and go back."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import Any
 
-import pytest
-
-from tapestry.apiserver import bootstrap
-from tapestry.apiserver.server import Server
 from tapestry.client.client import Client, PatchType
-from tapestry.client.waiting import wait_for
-from tapestry.client.watch import Changes, Page, Watch
-from tapestry.controller import Manager
-from tapestry.controller.app import new_identity
-from tapestry.controller.config import ManagerConfig, Metrics, Probes
-from tapestry.controlplane.direct import Direct
-from tapestry.controlplane.scheduler import scheduler
-from tapestry.controlplane.workloads import deployments, replicasets
+from tapestry.controlplane.workloads import deployments, rollouts
 from tapestry.kube.conditions import find
-from tapestry.kube.objects import Object, name_of, named, value_at
-from tapestry.kube.resources import DEPLOYMENTS, NODES, PODS, REPLICA_SETS
-from tapestry.kube.times import timestamp
-from datetime import UTC, datetime
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, owner_reference, uid_of, value_at
+from tapestry.kube.resources import DEPLOYMENTS, EVENTS, PODS, REPLICA_SETS, REPLICATION_CONTROLLERS, RESOURCE_QUOTAS
+
+from .worlds import in_a_world, live_pods, settled, wait_until
+
+WEB = named("web", "default")
+REVISION = "deployment.kubernetes.io/revision"
+NEVER_READY = {"simulated.tapestry.io/starts-after": "1000h"}
 
 
-@pytest.fixture
-async def cluster(server: Server, client: Client) -> AsyncIterator[Client]:
-    """Three nodes on which pods run as soon as they come, and controllers that make them."""
-    for number in range(3):
-        node = {"metadata": {"name": f"n{number}", "labels": {"kubernetes.io/hostname": f"n{number}"}}}
-        made = await client.create(NODES, node)
-        room = {"cpu": "4", "memory": "8Gi", "pods": "20"}
-        await client.patch(NODES, made, {"status": {"allocatable": room, "capacity": room}}, subresource="status")
-        await client.create(
-            __import__("tapestry.kube.resources", fromlist=["x"]).SERVICE_ACCOUNTS,
-            {"metadata": {"name": "default", "namespace": "default"}},
-        ) if number == 0 else None
-    async with at_work(server):
-        yield client
-
-
-@asynccontextmanager
-async def at_work(server: Server) -> AsyncIterator[None]:
-    config = ManagerConfig(name="test", metrics=Metrics(address=""), probes=Probes(address=""))
-    manager = Manager(config, lambda: Direct(server, bootstrap.SYSTEM), identity=new_identity())
-    for name, install in {
-        "scheduler": scheduler.install,
-        "replicasets": replicasets.install,
-        "deployments": deployments.install,
-    }.items():
-        manager.with_(name, install)
-    async with asyncio.TaskGroup() as group:
-        working = group.create_task(manager.run())
-        kubelet = group.create_task(run_pods(Client(Direct(server, bootstrap.SYSTEM))))
-        yield
-        manager.stop()
-        await asyncio.wait([working])
-        kubelet.cancel()
-
-
-async def run_pods(client: Client) -> None:
-    """A kubelet for all nodes: what is bound runs, what is deleted goes."""
-    async for event in Watch(client, PODS, fields="spec.nodeName!=").events():
-        match event:
-            case Page(objects):
-                changes = [("ADDED", each) for each in objects]
-            case Changes(found):
-                changes = list(found)
-            case _:
-                continue
-        for type, pod in changes:
-            if type == "DELETED":
-                continue
-            try:
-                await serve(client, pod)
-            except Exception as error:  # noqa: BLE001
-                print(error)
-
-
-async def serve(client: Client, pod: Object) -> None:
-    if "deletionTimestamp" in pod["metadata"]:
-        await client.delete(PODS, pod, grace_seconds=0)
-    elif value_at(pod, "status", "phase") != "Running" and "broken" not in str(pod["spec"]):
-        ready = {"type": "Ready", "status": "True", "lastTransitionTime": timestamp(datetime.now(UTC))}
-        status = {"phase": "Running", "conditions": [ready]}
-        await client.patch(PODS, pod, {"status": status}, type=PatchType.STRATEGIC, subresource="status")
-
-
-def a_deployment(replicas: int, image: str = "nginx:1") -> Object:
-    container = {"name": "c", "image": image, "resources": {"requests": {"cpu": "100m"}}}
-    return {
-        "metadata": {"name": "web", "namespace": "default"},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": {"app": "web"}},
-            "template": {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [container]}},
-        },
+def a_deployment(replicas: int, image: str = "web:1", annotations: dict[str, str] | None = None, **spec: Any) -> Object:
+    template = {
+        "metadata": {"labels": {"app": "web"}, "annotations": annotations or {}},
+        "spec": {"containers": [{"name": "c", "image": image}]},
     }
+    needed = {"selector": {"matchLabels": {"app": "web"}}, "template": template}
+    return {"metadata": {"name": "web", "namespace": "default"}, "spec": {"replicas": replicas, **needed, **spec}}
 
 
-def rolled_out(replicas: int) -> object:
-    def until(obj: Object | None) -> bool:
-        status = (obj or {}).get("status") or {}
-        return (
-            obj is not None
-            and status.get("observedGeneration") == obj["metadata"]["generation"]
-            and status.get("updatedReplicas", 0) == status.get("replicas", 0) == status.get("availableReplicas", 0) == replicas
-        )
-
-    return until
+def is_rolled_out(deployment: Object, replicas: int) -> bool:
+    status = deployment.get("status") or {}
+    keys = ("replicas", "updatedReplicas", "availableReplicas")
+    is_new = status.get("observedGeneration") == deployment["metadata"]["generation"]
+    return is_new and [status.get(key, 0) for key in keys] == [replicas] * 3
 
 
 async def wait_until_rolled_out(client: Client, replicas: int) -> Object:
-    return await wait_for(client, DEPLOYMENTS, "web", "default", until=rolled_out(replicas), timeout=10)
+    return await wait_until(client, DEPLOYMENTS, "web", lambda found: is_rolled_out(found, replicas))
 
 
-async def test_a_deployment_gets_its_pods_and_they_get_nodes(cluster: Client) -> None:
-    await cluster.create(DEPLOYMENTS, a_deployment(6))
-    found = await wait_until_rolled_out(cluster, 6)
-    assert find(found["status"]["conditions"], "Progressing")["reason"] == "NewReplicaSetAvailable"
-    pods = await cluster.list(PODS, "default")
-    assert sorted(value_at(pod, "spec", "nodeName") for pod in pods) == ["n0", "n0", "n1", "n1", "n2", "n2"]
+async def wait_for_reason(client: Client, type: str, reason: str) -> Object:
+    def holds(found: Object) -> bool:
+        return (find(value_at(found, "status", "conditions"), type) or {}).get("reason") == reason
+
+    found = find((await wait_until(client, DEPLOYMENTS, "web", holds))["status"]["conditions"], type)
+    assert found is not None
+    return found
 
 
-async def test_another_template_replaces_every_pod_and_can_be_taken_back(cluster: Client) -> None:
-    await cluster.create(DEPLOYMENTS, a_deployment(5))
-    await wait_until_rolled_out(cluster, 5)
-    target = named("web", "default")
-    patch = {"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "nginx:2"}]}}}}
-    await cluster.patch(DEPLOYMENTS, target, patch, type=PatchType.STRATEGIC)
-    await wait_until_rolled_out(cluster, 5)
-    pods = await cluster.list(PODS, "default")
-    assert {pod["spec"]["containers"][0]["image"] for pod in pods if "deletionTimestamp" not in pod["metadata"]} == {"nginx:2"}
-    patch = {"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "nginx:1"}]}}}}
-    await cluster.patch(DEPLOYMENTS, target, patch, type=PatchType.STRATEGIC)
-    await wait_until_rolled_out(cluster, 5)
-    sets = {each["metadata"]["annotations"]["deployment.kubernetes.io/revision"]: each for each in await cluster.list(REPLICA_SETS)}
-    assert sorted(sets) == ["2", "3"]
-    assert sets["3"]["spec"]["replicas"] == 5
+async def change(client: Client, **spec: Any) -> None:
+    await client.patch(DEPLOYMENTS, WEB, {"spec": spec})
 
 
-@pytest.mark.parametrize("sizes", [(3, 9, 1, 0, 4)])
-async def test_a_deployment_grows_and_shrinks(cluster: Client, sizes: tuple[int, ...]) -> None:
-    await cluster.create(DEPLOYMENTS, a_deployment(sizes[0]))
-    for size in sizes:
-        await cluster.patch(DEPLOYMENTS, named("web", "default"), {"spec": {"replicas": size}})
-        await wait_until_rolled_out(cluster, size)
-        live = [each for each in await cluster.list(PODS, "default") if "deletionTimestamp" not in each["metadata"]]
-        assert len(live) == size, [name_of(each) for each in live]
+async def roll_to(client: Client, image: str, annotations: dict[str, str] | None = None) -> None:
+    template = {"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "c", "image": image}]}}
+    await client.patch(DEPLOYMENTS, WEB, {"spec": {"template": template}}, type=PatchType.STRATEGIC)
+
+
+async def images(client: Client) -> list[str]:
+    return sorted(pod["spec"]["containers"][0]["image"] for pod in await live_pods(client))
+
+
+async def sets(client: Client) -> dict[str, Object]:
+    """ReplicaSets by their revisions."""
+    return {annotations_of(each)[REVISION]: each for each in await client.list(REPLICA_SETS)}
+
+
+async def messages(client: Client, kind: str = "Deployment") -> list[str]:
+    await settled(1)
+    events = [event for event in await client.list(EVENTS) if event["involvedObject"]["kind"] == kind]
+    return [event["message"] for event in sorted(events, key=lambda each: int(each["metadata"]["resourceVersion"]))]
+
+
+@in_a_world("deployments", "replicasets")
+async def test_a_deployment_gets_its_pods(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(6))
+    found = await wait_until_rolled_out(client, 6)
+    (only,) = await client.list(REPLICA_SETS)
+    said = find(found["status"]["conditions"], "Progressing")
+    assert said is not None
+    assert said["reason"] == "NewReplicaSetAvailable"
+    assert said["message"] == f'ReplicaSet "{name_of(only)}" has successfully progressed.'
+    assert {"lastUpdateTime", "lastTransitionTime"} <= said.keys()
+    assert annotations_of(found)[REVISION] == "1"
+    for pod in await live_pods(client):
+        assert labels_of(pod)["pod-template-hash"] == labels_of(only)["pod-template-hash"]
+    assert await messages(client) == [f"Scaled up replica set {name_of(only)} from 0 to 6"]
+
+
+@in_a_world("deployments", "replicasets")
+async def test_another_template_replaces_every_pod_and_can_be_taken_back(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(5))
+    await wait_until_rolled_out(client, 5)
+    first = (await sets(client))["1"]
+    await roll_to(client, "web:2")
+    await wait_until_rolled_out(client, 5)
+    assert await images(client) == ["web:2"] * 5
+    await roll_to(client, "web:1")
+    await wait_until_rolled_out(client, 5)
+    found = await sets(client)
+    assert sorted(found) == ["2", "3"]
+    assert uid_of(found["3"]) == uid_of(first)
+    assert annotations_of(found["3"])["deployment.kubernetes.io/revision-history"] == "1"
+    assert (found["2"]["spec"]["replicas"], found["3"]["spec"]["replicas"]) == (0, 5)
+
+
+@in_a_world("deployments", "replicasets")
+async def test_a_deployment_grows_and_shrinks(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(3))
+    for size in (3, 9, 1, 0, 4):
+        await change(client, replicas=size)
+        await wait_until_rolled_out(client, size)
+        assert len(await live_pods(client)) == size
+
+
+@in_a_world("deployments", "replicasets")
+async def test_pods_work_all_the_while_and_are_never_too_many(client: Client) -> None:
+    slowly = {"simulated.tapestry.io/starts-after": "3s", "simulated.tapestry.io/stops-after": "2s"}
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 1}}
+    await client.create(DEPLOYMENTS, a_deployment(6, annotations=slowly, strategy=strategy))
+    await wait_until_rolled_out(client, 6)
+    await roll_to(client, "web:2", slowly)
+    for _ in range(30):
+        await settled(0.5)
+        pods = await live_pods(client)
+        assert len(pods) <= 8
+        assert sum(value_at(pod, "status", "phase") == "Running" for pod in pods) >= 5
+    assert await images(client) == ["web:2"] * 6
+
+
+@in_a_world("deployments", "replicasets")
+async def test_a_rollout_that_does_not_come_along_fails_and_can_be_taken_back(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(4, progressDeadlineSeconds=60))
+    await wait_until_rolled_out(client, 4)
+    await roll_to(client, "web:2", NEVER_READY)
+    said = await wait_for_reason(client, "Progressing", "ProgressDeadlineExceeded")
+    broken = (await sets(client))["2"]
+    assert (said["status"], said["message"]) == ("False", f'ReplicaSet "{name_of(broken)}" has timed out progressing.')
+    available = await wait_for_reason(client, "Available", "MinimumReplicasAvailable")
+    assert available["status"] == "True"
+    assert await images(client) == ["web:1"] * 3 + ["web:2"] * 2
+    await roll_to(client, "web:1", {"simulated.tapestry.io/starts-after": None})  # type: ignore[dict-item]
+    await wait_until_rolled_out(client, 4)
+    assert await images(client) == ["web:1"] * 4
+    assert (await wait_for_reason(client, "Progressing", "NewReplicaSetAvailable"))["status"] == "True"
+
+
+@in_a_world("deployments", "replicasets")
+async def test_a_short_deadline_is_kept_too(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(6))
+    await wait_until_rolled_out(client, 6)
+    await change(client, progressDeadlineSeconds=2)
+    await settled(3.7)
+    await roll_to(client, "web:2", NEVER_READY)
+    await settled(6)
+    await wait_for_reason(client, "Progressing", "ProgressDeadlineExceeded")
+
+
+@in_a_world("deployments", "replicasets")
+async def test_a_deployment_that_is_paused_scales_but_does_not_roll(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(3))
+    await wait_until_rolled_out(client, 3)
+    await change(client, paused=True)
+    said = await wait_for_reason(client, "Progressing", "DeploymentPaused")
+    assert (said["status"], said["message"]) == ("Unknown", "Deployment is paused")
+    await roll_to(client, "web:2")
+    await change(client, replicas=5)
+    await settled()
+    assert await images(client) == ["web:1"] * 5
+    await change(client, paused=False)
+    await wait_until_rolled_out(client, 5)
+    assert await images(client) == ["web:2"] * 5
+
+
+@in_a_world("deployments", "replicasets")
+async def test_a_rollout_that_is_scaled_on_its_way_keeps_its_proportions(client: Client) -> None:
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 2}}
+    await client.create(DEPLOYMENTS, a_deployment(10, strategy=strategy))
+    await wait_until_rolled_out(client, 10)
+    await roll_to(client, "web:2", NEVER_READY)
+    await settled()
+    assert [each["spec"]["replicas"] for _, each in sorted((await sets(client)).items())] == [8, 4]
+    await change(client, replicas=30)
+    await settled()
+    assert [each["spec"]["replicas"] for _, each in sorted((await sets(client)).items())] == [21, 11]
+
+
+@in_a_world("deployments", "replicasets")
+async def test_recreate_never_has_both(client: Client) -> None:
+    slowly = {"simulated.tapestry.io/stops-after": "10s"}
+    await client.create(DEPLOYMENTS, a_deployment(3, annotations=slowly, strategy={"type": "Recreate"}))
+    await wait_until_rolled_out(client, 3)
+    await roll_to(client, "web:2", slowly)
+    await settled(5)
+    assert len(await client.list(PODS)) == 3
+    assert await live_pods(client) == []
+    assert (await wait_for_reason(client, "Available", "MinimumReplicasUnavailable"))["status"] == "False"
+    await wait_until_rolled_out(client, 3)
+    assert await images(client) == ["web:2"] * 3
+
+
+@in_a_world("deployments", "replicasets")
+async def test_pods_have_to_be_ready_for_a_while(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(2, minReadySeconds=30))
+    await settled(20)
+    status = (await client.get(DEPLOYMENTS, "web", "default"))["status"]
+    assert (status["readyReplicas"], status.get("availableReplicas", 0), status["unavailableReplicas"]) == (2, 0, 2)
+    await wait_until_rolled_out(client, 2)
+
+
+@in_a_world("deployments", "replicasets")
+async def test_old_sets_beyond_the_limit_are_forgotten(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(1, revisionHistoryLimit=1))
+    for number in range(1, 5):
+        await roll_to(client, f"web:{number}")
+        await wait_until_rolled_out(client, 1)
+    await settled()
+    assert sorted(await sets(client)) == ["3", "4"]
+
+
+@in_a_world("deployments", "replicasets")
+async def test_annotations_travel_to_the_new_set(client: Client) -> None:
+    deployment = a_deployment(1)
+    deployment["metadata"]["annotations"] = {"kubernetes.io/change-cause": "first"}
+    await client.create(DEPLOYMENTS, deployment)
+    await wait_until_rolled_out(client, 1)
+    assert annotations_of((await sets(client))["1"])["kubernetes.io/change-cause"] == "first"
+
+
+@in_a_world("deployments", "replicasets")
+async def test_a_set_whose_name_is_taken_gets_another(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(1, paused=True))
+    await settled(5)
+    deployment = await client.get(DEPLOYMENTS, "web", "default")
+    taken = deployments.set_name(deployment, rollouts.new_set(deployment, 0))
+    other = a_deployment(0)["spec"]
+    other["selector"] = {"matchLabels": {"app": "other"}}
+    other["template"]["metadata"]["labels"] = {"app": "other"}
+    await client.create(REPLICA_SETS, {"metadata": {"name": taken, "namespace": "default"}, "spec": other})
+    await change(client, paused=False)
+    found = await wait_until_rolled_out(client, 1)
+    assert found["status"]["collisionCount"] == 1
+
+
+@in_a_world("deployments", "replicasets", "quota")
+async def test_what_keeps_pods_from_being_made_is_said(client: Client) -> None:
+    metadata = {"name": "q", "namespace": "default"}
+    await client.create(RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": {"pods": "2"}}})
+    await settled()
+    await client.create(DEPLOYMENTS, a_deployment(3))
+    said = await wait_for_reason(client, "ReplicaFailure", "FailedCreate")
+    assert "exceeded quota: q" in said["message"]
+    await client.delete(RESOURCE_QUOTAS, named("q", "default"))
+    found = await wait_until_rolled_out(client, 3)
+    assert find(found["status"]["conditions"], "ReplicaFailure") is None
+
+
+@in_a_world("deployments", "replicasets")
+async def test_sets_and_pods_go_with_their_deployment(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(2))
+    await wait_until_rolled_out(client, 2)
+    await client.delete(DEPLOYMENTS, WEB)
+    await settled()
+    assert await client.list(REPLICA_SETS) == []
+    assert await client.list(PODS) == []
+
+
+# -- ReplicaSets by themselves
+
+
+def a_replica_set(replicas: int, name: str = "own") -> Object:
+    spec = a_deployment(replicas)["spec"]
+    return {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
+
+
+async def wait_until_has(client: Client, replicas: int) -> Object:
+    return await wait_until(
+        client, REPLICA_SETS, "own", lambda found: value_at(found, "status", "availableReplicas", default=0) == replicas
+    )
+
+
+@in_a_world("replicasets")
+async def test_a_pod_that_fits_and_is_nobodys_is_taken_and_one_that_fits_no_more_is_left(client: Client) -> None:
+    metadata = {"name": "stray", "namespace": "default", "labels": {"app": "web"}}
+    await client.create(PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "x"}]}})
+    made = await client.create(REPLICA_SETS, a_replica_set(2))
+    await wait_until_has(client, 2)
+    stray = await client.get(PODS, "stray", "default")
+    assert stray["metadata"]["ownerReferences"] == [owner_reference(made)]
+    await client.patch(PODS, stray, {"metadata": {"labels": {"app": "debug"}}})
+    await settled()
+    assert "ownerReferences" not in (await client.get(PODS, "stray", "default"))["metadata"]
+    assert len(await live_pods(client)) == 3
+
+
+@in_a_world("replicasets")
+async def test_a_pod_that_ends_or_goes_is_replaced(client: Client) -> None:
+    await client.create(REPLICA_SETS, a_replica_set(3))
+    await wait_until_has(client, 3)
+    first, second, _ = await live_pods(client)
+    await client.delete(PODS, first)
+    await client.patch(PODS, second, {"status": {"phase": "Failed"}}, subresource="status")
+    await settled()
+    await wait_until_has(client, 3)
+    assert uid_of(first) not in map(uid_of, await live_pods(client))
+
+
+@in_a_world("replicasets")
+async def test_the_pods_that_are_worth_least_go_first(client: Client) -> None:
+    await client.create(REPLICA_SETS, a_replica_set(3))
+    await wait_until_has(client, 3)
+    cheap, dear, _ = await live_pods(client)
+    cost = "controller.kubernetes.io/pod-deletion-cost"
+    await client.patch(PODS, cheap, {"metadata": {"annotations": {cost: "-1"}}})
+    await client.patch(PODS, dear, {"metadata": {"annotations": {cost: "10"}}})
+    await settled(1)
+    await client.patch(REPLICA_SETS, named("own", "default"), {"spec": {"replicas": 1}})
+    await wait_until_has(client, 1)
+    await settled()
+    assert [name_of(pod) for pod in await live_pods(client)] == [name_of(dear)]
+
+
+@in_a_world("replicationcontrollers")
+async def test_replication_controllers_work_the_same(client: Client) -> None:
+    spec = a_deployment(2)["spec"]
+    spec["selector"] = {"app": "web"}
+    await client.create(REPLICATION_CONTROLLERS, {"metadata": {"name": "old", "namespace": "default"}, "spec": spec})
+
+    def has(count: int) -> Any:
+        return lambda found: value_at(found, "status", "availableReplicas", default=0) == count
+
+    await wait_until(client, REPLICATION_CONTROLLERS, "old", has(2))
+    (pod, _) = await live_pods(client)
+    await client.delete(PODS, pod)
+    await settled()
+    await wait_until(client, REPLICATION_CONTROLLERS, "old", has(2))
+    await client.patch(REPLICATION_CONTROLLERS, named("old", "default"), {"spec": {"replicas": 0}})
+    await wait_until(client, REPLICATION_CONTROLLERS, "old", has(0))

@@ -1,17 +1,312 @@
-"""StatefulSets at work in a cluster."""
-from tapestry.client.client import Client
-from tapestry.kube.objects import *
-from tapestry.kube.resources import *
-from .worlds import in_a_world, live_pods, wait_until, settled
+"""StatefulSets at work in a cluster: pods with numbers, and volumes of their own."""
 
-def a_set(replicas=3, **spec):
-    return {"metadata": {"name": "db", "namespace": "default"}, "spec": {"replicas": replicas, "serviceName": "db",
-      "selector": {"matchLabels": {"app": "db"}}, "template": {"metadata": {"labels": {"app": "db"}}, "spec": {"containers": [{"name": "c", "image": "a"}]}}, **spec}}
+from typing import Any
+
+import pytest
+
+from tapestry.client.client import Client, PatchType
+from tapestry.controlplane.workloads.ordinals import number_of
+from tapestry.kube.objects import Object, labels_of, name_of, named, value_at
+from tapestry.kube.resources import CONTROLLER_REVISIONS, PERSISTENT_VOLUME_CLAIMS, PODS, STATEFUL_SETS
+from tapestry.kube.times import parse_time
+
+from .worlds import in_a_world, live_pods, settled, wait_until
+
+DB = named("db", "default")
+SLOWLY = {"simulated.tapestry.io/starts-after": "5s"}
+CLAIM = {
+    "metadata": {"name": "data"},
+    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+}
+
+
+def a_set(replicas: int = 3, annotations: dict[str, str] | None = None, **spec: Any) -> Object:
+    template = {
+        "metadata": {"labels": {"app": "db"}, "annotations": annotations or {}},
+        "spec": {"containers": [{"name": "c", "image": "db:1"}]},
+    }
+    needed = {"serviceName": "db", "selector": {"matchLabels": {"app": "db"}}, "template": template}
+    return {"metadata": {"name": "db", "namespace": "default"}, "spec": {"replicas": replicas, **needed, **spec}}
+
+
+async def wait_until_ready(client: Client, replicas: int) -> Object:
+    def holds(found: Object) -> bool:
+        status = found.get("status") or {}
+        counts = [status.get(key, 0) for key in ("replicas", "readyReplicas")]
+        return status.get("observedGeneration") == found["metadata"]["generation"] and counts == [replicas] * 2
+
+    return await wait_until(client, STATEFUL_SETS, "db", holds)
+
+
+async def wait_until_updated(client: Client, replicas: int, updated: int) -> Object:
+    def holds(found: Object) -> bool:
+        status = found.get("status") or {}
+        counts = [status.get(key, 0) for key in ("replicas", "readyReplicas", "updatedReplicas")]
+        is_new = status.get("observedGeneration") == found["metadata"]["generation"]
+        return is_new and counts == [replicas, replicas, updated]
+
+    return await wait_until(client, STATEFUL_SETS, "db", holds)
+
+
+async def update(client: Client, image: str) -> None:
+    patch = {"spec": {"template": {"spec": {"containers": [{"name": "c", "image": image}]}}}}
+    await client.patch(STATEFUL_SETS, DB, patch, type=PatchType.STRATEGIC)
+
+
+async def images(client: Client) -> dict[str, str]:
+    return {name_of(pod): pod["spec"]["containers"][0]["image"] for pod in await live_pods(client)}
+
+
+async def names(client: Client) -> list[str]:
+    return sorted(map(name_of, await live_pods(client)))
+
+
+def made_at(pod: Object) -> float:
+    return parse_time(pod["metadata"]["creationTimestamp"]).timestamp()
+
 
 @in_a_world("statefulsets")
-async def test_a_set_gets_its_pods(client: Client) -> None:
-    await client.create(STATEFUL_SETS, a_set())
-    got = await wait_until(client, STATEFUL_SETS, "db", lambda s: value_at(s, "status", "readyReplicas") == 3)
+async def test_pods_come_one_after_the_other_and_know_who_they_are(client: Client) -> None:
+    await client.create(STATEFUL_SETS, a_set(annotations=SLOWLY))
+    found = await wait_until_ready(client, 3)
+    pods = sorted(await live_pods(client), key=name_of)
+    assert [name_of(pod) for pod in pods] == ["db-0", "db-1", "db-2"]
+    assert [made_at(pod) - made_at(pods[0]) for pod in pods] == [0, 5, 10]
+    for number, pod in enumerate(pods):
+        assert labels_of(pod)["statefulset.kubernetes.io/pod-name"] == f"db-{number}"
+        assert labels_of(pod)["apps.kubernetes.io/pod-index"] == str(number)
+        assert labels_of(pod)["controller-revision-hash"] == found["status"]["currentRevision"]
+        assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (f"db-{number}", "db")
+
+
+@in_a_world("statefulsets")
+async def test_pods_of_a_parallel_set_come_together_and_go_together(client: Client) -> None:
+    await client.create(STATEFUL_SETS, a_set(4, SLOWLY, podManagementPolicy="Parallel"))
+    await wait_until_ready(client, 4)
+    assert len({made_at(pod) for pod in await live_pods(client)}) == 1
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 1}})
+    await wait_until_ready(client, 1)
+    assert await names(client) == ["db-0"]
+
+
+@in_a_world("statefulsets")
+async def test_numbers_begin_where_the_set_says(client: Client) -> None:
+    await client.create(STATEFUL_SETS, a_set(2, ordinals={"start": 5}))
+    await wait_until_ready(client, 2)
+    assert await names(client) == ["db-5", "db-6"]
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"ordinals": {"start": 6}}})
+    await wait_until(client, PODS, "db-7", lambda pod: value_at(pod, "status", "phase") == "Running")
     await settled()
-    print((await client.get(STATEFUL_SETS, "db", "default"))["status"], [name_of(p) for p in await live_pods(client)])
-    assert 0
+    assert await names(client) == ["db-6", "db-7"]
+
+
+@in_a_world("statefulsets")
+async def test_the_last_goes_first_and_only_while_the_others_work(client: Client) -> None:
+    await client.create(STATEFUL_SETS, a_set(4, {"simulated.tapestry.io/stops-after": "7s"}))
+    await wait_until_ready(client, 4)
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 2}})
+    await settled(3)
+    assert await names(client) == ["db-0", "db-1", "db-2"]
+    await settled(7)
+    assert await names(client) == ["db-0", "db-1"]
+
+
+@in_a_world("statefulsets")
+async def test_a_pod_that_is_deleted_or_ends_comes_back_under_its_name(client: Client) -> None:
+    await client.create(STATEFUL_SETS, a_set())
+    await wait_until_ready(client, 3)
+    before = {name_of(pod): pod for pod in await live_pods(client)}
+    await client.delete(PODS, before["db-1"])
+    await client.patch(PODS, before["db-2"], {"status": {"phase": "Failed"}}, subresource="status")
+    await settled()
+    await wait_until_ready(client, 3)
+    after = {name_of(pod): pod for pod in await live_pods(client)}
+    assert sorted(after) == sorted(before)
+    assert {name for name, pod in after.items() if pod["metadata"]["uid"] != before[name]["metadata"]["uid"]} == {
+        "db-1",
+        "db-2",
+    }
+
+
+@in_a_world("statefulsets")
+async def test_an_update_goes_from_the_last_to_the_first(client: Client) -> None:
+    await client.create(STATEFUL_SETS, a_set(annotations=SLOWLY))
+    before = await wait_until_ready(client, 3)
+    await update(client, "db:2")
+    found = await wait_until_updated(client, 3, 3)
+    pods = sorted(await live_pods(client), key=made_at)
+    assert [name_of(pod) for pod in pods] == ["db-2", "db-1", "db-0"]
+    assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {"db:2"}
+    status = found["status"]
+    assert status["currentRevision"] == status["updateRevision"] != before["status"]["currentRevision"]
+    assert status["currentReplicas"] == 3
+
+
+@in_a_world("statefulsets")
+async def test_a_partition_keeps_the_first_pods_as_they_were(client: Client) -> None:
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"partition": 2}}
+    await client.create(STATEFUL_SETS, a_set(updateStrategy=strategy))
+    await wait_until_ready(client, 3)
+    await update(client, "db:2")
+    found = await wait_until_updated(client, 3, 1)
+    assert await images(client) == {"db-0": "db:1", "db-1": "db:1", "db-2": "db:2"}
+    assert found["status"]["currentRevision"] != found["status"]["updateRevision"]
+    assert found["status"]["currentReplicas"] == 2
+    await client.delete(PODS, named("db-0", "default"))
+    await settled()
+    assert (await images(client))["db-0"] == "db:1"  # it comes back as it was
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"updateStrategy": {"rollingUpdate": {"partition": 0}}}})
+    await wait_until_updated(client, 3, 3)
+    assert set((await images(client)).values()) == {"db:2"}
+
+
+@in_a_world("statefulsets")
+async def test_several_pods_can_be_updated_at_a_time(client: Client) -> None:
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2}}
+    await client.create(STATEFUL_SETS, a_set(5, SLOWLY, updateStrategy=strategy, podManagementPolicy="Parallel"))
+    await wait_until_ready(client, 5)
+    await update(client, "db:2")
+    await wait_until_updated(client, 5, 5)
+    made = {name_of(pod): made_at(pod) for pod in await live_pods(client)}
+    assert made["db-4"] == made["db-3"] < made["db-2"] == made["db-1"] < made["db-0"]
+
+
+@in_a_world("statefulsets")
+async def test_on_delete_waits_for_somebody_to_delete(client: Client) -> None:
+    await client.create(STATEFUL_SETS, a_set(2, updateStrategy={"type": "OnDelete"}))
+    await wait_until_ready(client, 2)
+    await update(client, "db:2")
+    await settled()
+    assert set((await images(client)).values()) == {"db:1"}
+    await client.delete(PODS, named("db-0", "default"))
+    await settled()
+    assert await images(client) == {"db-0": "db:2", "db-1": "db:1"}
+
+
+@in_a_world("statefulsets")
+async def test_templates_that_were_are_kept_and_can_be_gone_back_to(client: Client) -> None:
+    await client.create(STATEFUL_SETS, a_set(1, revisionHistoryLimit=2))
+    first = (await wait_until_ready(client, 1))["status"]["currentRevision"]
+    for number in (2, 3, 4):
+        await update(client, f"db:{number}")
+        await wait_until_updated(client, 1, 1)
+    await settled()
+    kept = {name_of(each): each["revision"] for each in await client.list(CONTROLLER_REVISIONS)}
+    assert sorted(kept.values()) == [2, 3, 4]
+    assert first not in kept
+    third = next(name for name, number in kept.items() if number == 3)
+    await update(client, "db:3")
+    found = await wait_until_updated(client, 1, 1)
+    assert found["status"]["updateRevision"] == third
+    assert (await client.get(CONTROLLER_REVISIONS, third, "default"))["revision"] == 5
+
+
+# -- volumes
+
+
+async def claims(client: Client) -> dict[str, list[str]]:
+    """Names of claims, with the kinds of those that they go with."""
+    return {
+        name_of(each): [owner["kind"] for owner in each["metadata"].get("ownerReferences") or ()]
+        for each in await client.list(PERSISTENT_VOLUME_CLAIMS)
+    }
+
+
+def with_claims(replicas: int, scaled: str = "Retain", deleted: str = "Retain") -> Object:
+    policy = {"whenScaled": scaled, "whenDeleted": deleted}
+    return a_set(replicas, volumeClaimTemplates=[CLAIM], persistentVolumeClaimRetentionPolicy=policy)
+
+
+@in_a_world("statefulsets")
+async def test_each_pod_has_claims_that_it_finds_again(client: Client) -> None:
+    await client.create(STATEFUL_SETS, with_claims(2))
+    await wait_until_ready(client, 2)
+    assert await claims(client) == {"data-db-0": [], "data-db-1": []}
+    pod = await client.get(PODS, "db-1", "default")
+    (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "data"]
+    assert volume["persistentVolumeClaim"]["claimName"] == "data-db-1"
+    claim = await client.get(PERSISTENT_VOLUME_CLAIMS, "data-db-1", "default")
+    assert labels_of(claim) == {"app": "db"}
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 1}})
+    await wait_until_ready(client, 1)
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 2}})
+    await wait_until_ready(client, 2)
+    assert (await client.get(PERSISTENT_VOLUME_CLAIMS, "data-db-1", "default"))["metadata"]["uid"] == claim["metadata"][
+        "uid"
+    ]
+
+
+@in_a_world("statefulsets", "protection")
+async def test_claims_can_go_with_the_pods_that_are_too_many(client: Client) -> None:
+    await client.create(STATEFUL_SETS, with_claims(3, scaled="Delete"))
+    await wait_until_ready(client, 3)
+    old = await client.get(PERSISTENT_VOLUME_CLAIMS, "data-db-2", "default")
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 1}})
+    await wait_until_ready(client, 1)
+    await settled()
+    assert await claims(client) == {"data-db-0": []}
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 3}})
+    await wait_until_ready(client, 3)
+    assert (await client.get(PERSISTENT_VOLUME_CLAIMS, "data-db-2", "default"))["metadata"]["uid"] != old["metadata"][
+        "uid"
+    ]
+
+
+@in_a_world("statefulsets", "protection")
+async def test_claims_can_go_with_the_set(client: Client) -> None:
+    await client.create(STATEFUL_SETS, with_claims(2, deleted="Delete"))
+    await wait_until_ready(client, 2)
+    assert await claims(client) == {"data-db-0": ["StatefulSet"], "data-db-1": ["StatefulSet"]}
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"replicas": 1}})
+    await wait_until_ready(client, 1)
+    assert sorted(await claims(client)) == ["data-db-0", "data-db-1"]
+    await client.delete(STATEFUL_SETS, DB)
+    await settled()
+    assert await claims(client) == {}
+    assert await live_pods(client) == []
+
+
+@in_a_world("statefulsets")
+async def test_another_policy_changes_whom_claims_go_with(client: Client) -> None:
+    await client.create(STATEFUL_SETS, with_claims(1))
+    await wait_until_ready(client, 1)
+    policy = {"persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete"}}
+    await client.patch(STATEFUL_SETS, DB, {"spec": policy})
+    await settled()
+    assert await claims(client) == {"data-db-0": ["StatefulSet"]}
+    await client.patch(STATEFUL_SETS, DB, {"spec": {"persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain"}}})
+    await settled()
+    assert await claims(client) == {"data-db-0": []}
+
+
+# -- whose pods
+
+
+@in_a_world("statefulsets")
+async def test_a_pod_that_fits_is_taken_and_one_with_another_name_is_not(client: Client) -> None:
+    for name in ("db-1", "stranger"):
+        pod = {"metadata": {"name": name, "namespace": "default", "labels": {"app": "db"}}}
+        await client.create(PODS, {**pod, "spec": {"containers": [{"name": "c", "image": "db:0"}]}})
+    await client.create(STATEFUL_SETS, a_set(2, updateStrategy={"type": "OnDelete"}))
+    await wait_until(client, STATEFUL_SETS, "db", lambda found: value_at(found, "status", "readyReplicas") == 2)
+    taken = await client.get(PODS, "db-1", "default")
+    assert [each["name"] for each in taken["metadata"]["ownerReferences"]] == ["db"]
+    assert labels_of(taken)["apps.kubernetes.io/pod-index"] == "1"
+    assert "ownerReferences" not in (await client.get(PODS, "stranger", "default"))["metadata"]
+
+
+@in_a_world("statefulsets")
+async def test_a_pod_is_available_only_after_a_while(client: Client) -> None:
+    await client.create(STATEFUL_SETS, a_set(2, minReadySeconds=20))
+    await settled(10)
+    assert await names(client) == ["db-0"]
+    await wait_until(client, STATEFUL_SETS, "db", lambda found: value_at(found, "status", "availableReplicas") == 2)
+    first, second = sorted(await live_pods(client), key=name_of)
+    assert made_at(second) - made_at(first) >= 20
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("db-0", 0), ("db-12", 12), ("db-01", None), ("db-x", None), ("a-1", None)]
+)
+def test_a_name_says_which_number_a_pod_has(name: str, number: int | None) -> None:
+    assert number_of(a_set(), named(name)) == number

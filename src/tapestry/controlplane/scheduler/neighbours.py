@@ -11,24 +11,18 @@ from typing import NamedTuple
 
 from tapestry.controlplane.scheduler.asked import ALONE, Asked, Kind, Spread, Term
 from tapestry.controlplane.scheduler.rooms import Counts, Room, Rooms
-from tapestry.controlplane.scheduler.verdicts import HIGHEST, is_selected, is_tolerant
+from tapestry.controlplane.scheduler.verdicts import HIGHEST, Refusal, is_selected, is_tolerant
 
 HOSTNAME = "kubernetes.io/hostname"
 
-NEAR = "node(s) didn't match pod affinity rules"
-APART = "node(s) didn't match pod anti-affinity rules"
-GUARDED = "node(s) didn't satisfy existing pods anti-affinity rules"
-SPREAD = "node(s) didn't match pod topology spread constraints"
-UNLABELLED = "node(s) didn't match pod topology spread constraints (missing required label)"
+NEAR = Refusal(("node(s) didn't match pod affinity rules",), True)
+APART = Refusal(("node(s) didn't match pod anti-affinity rules",), False)
+GUARDED = Refusal(("node(s) didn't satisfy existing pods anti-affinity rules",), False)
+SPREAD = Refusal(("node(s) didn't match pod topology spread constraints",), False)
+UNLABELLED = Refusal(("node(s) didn't match pod topology spread constraints (missing required label)",), True)
 
 Domain = tuple[str, str]
 """A label and its value."""
-
-
-class Objection(NamedTuple):
-    reason: str
-    is_final: bool
-    """Whether it would hold even if others left."""
 
 
 class Evenness(NamedTuple):
@@ -70,23 +64,27 @@ class Neighbours:
     """By label and value, what a domain is worth for the pods in it."""
     apart: tuple[Term, ...] = ()
 
-    def objection(self, room: Room) -> Objection | None:
+    @property
+    def can_object(self) -> bool:
+        return bool(self.even or self.near or self.apart or self.forbidden)
+
+    def objection(self, room: Room) -> Refusal | None:
         """What there is against the node."""
         labels = room.labels
         for each, counts, limit in self.even:
             value = labels.get(each.topology)
             if value is None:
-                return Objection(UNLABELLED, True)
+                return UNLABELLED
             if counts.get(value, 0) > limit:
-                return Objection(SPREAD, False)
+                return SPREAD
         if self.near and not self.is_near(labels):
-            return Objection(NEAR, True)
+            return NEAR
         for term in self.apart:
             if (term.topology, labels.get(term.topology)) in self.avoided:
-                return Objection(APART, False)
+                return APART
         for label, values in self.forbidden.items():
             if labels.get(label) in values:
-                return Objection(GUARDED, False)
+                return GUARDED
         return None
 
     def is_near(self, labels: Mapping[str, str]) -> bool:
@@ -201,39 +199,44 @@ def counts_by_node(pod: Asked, spread: Spread, rooms: Rooms) -> Counts:
 
 
 def evenness_of(pod: Asked, spread: Spread, rooms: Rooms) -> Evenness:
-    labels = [each.topology for each in pod.company.hard]
-    by_node = counts_by_node(pod, spread, rooms)
-    counts: dict[str, int] = {}
-    for room in rooms:
-        if is_counted(pod, spread, room, labels):
-            value = room.labels[spread.topology]
-            counts[value] = counts.get(value, 0) + by_node.get(room.name, 0)
+    counted = counted_nodes(pod, spread, tuple(each.topology for each in pod.company.hard), rooms)
+    counts = dict.fromkeys(counted.values(), 0)
+    add_up(counts, counts_by_node(pod, spread, rooms), counted)
     least = min(counts.values()) if len(counts) >= spread.least_domains else 0
     return Evenness(spread, counts, spread.most + least - int(spread.matches(pod.kind)))
-
-
-def is_counted(pod: Asked, spread: Spread, room: Room, labels: Sequence[str]) -> bool:
-    """Whether pods on that node count where pods are to be spread; `labels` are those it has to have."""
-    for label in labels:
-        if label not in room.labels:
-            return False
-    if spread.by_affinity and not is_selected(pod.needs, room):
-        return False
-    return not spread.by_taints or is_tolerant(pod.needs, room)
 
 
 def crowding_of(pod: Asked, spread: Spread, rooms: Rooms) -> Crowding:
     by_node = counts_by_node(pod, spread, rooms)
     if spread.topology == HOSTNAME:
         return Crowding(spread, by_node, {})
-    labels = [] if pod.company.is_spread_by_default else [each.topology for each in pod.company.soft]
+    labels = (spread.topology,) if pod.company.is_spread_by_default else tuple(e.topology for e in pod.company.soft)
     found: dict[str, int] = {}
-    for name, number in by_node.items():
-        room = rooms.rooms.get(name)
-        if room is not None and is_counted(pod, spread, room, labels):
-            value = room.labels.get(spread.topology, "")
-            found[value] = found.get(value, 0) + number
+    add_up(found, by_node, counted_nodes(pod, spread, labels, rooms))
     return Crowding(spread, by_node, found)
+
+
+def add_up(counts: dict[str, int], by_node: Counts, counted: Mapping[str, str]) -> None:
+    for name, number in by_node.items():
+        if (value := counted.get(name)) is not None:
+            counts[value] = counts.get(value, 0) + number
+
+
+def counted_nodes(pod: Asked, spread: Spread, labels: tuple[str, ...], rooms: Rooms) -> Mapping[str, str]:
+    """The domain of each node that counts where pods are to be spread; `labels` are those it has to have."""
+    needs = pod.needs
+    is_choosy = spread.by_affinity and (needs.selector or needs.affinity is not None)
+    key = (labels, spread.topology, needs if is_choosy else None, needs if spread.by_taints else None)
+    return rooms.domains(
+        key,
+        lambda: {
+            room.name: room.labels[spread.topology]
+            for room in rooms
+            if all(label in room.labels for label in labels)
+            and (not is_choosy or is_selected(needs, room))
+            and (not spread.by_taints or is_tolerant(needs, room))
+        },
+    )
 
 
 def liking_of(pod: Asked, rooms: Rooms) -> Mapping[str, Mapping[str, int]]:

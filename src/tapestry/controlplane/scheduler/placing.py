@@ -41,7 +41,7 @@ class Choice:
         if not total:
             return NO_NODES
         if self.barred:
-            return f"0/{total} nodes are available: {self.barred}."
+            return f"0/{total} nodes are available: {self.barred}. not found"  # so it ends there
         reasons = Counter(reason for refusal in self.refusals.values() for reason in refusal.reasons)
         if self.others:
             reasons[self.others] += total - len(self.refusals)
@@ -85,11 +85,7 @@ def why_not_here(wishes: Wishes, room: Room, around: Neighbours) -> Refusal | No
     """What storage and pods elsewhere have against it."""
     if wishes.stowage is not volumes.NOTHING and (found := wishes.stowage.why_not(room)):
         return Refusal(found, found != (volumes.TAKEN,))
-    if around is NOBODY:
-        return None
-    if (objection := around.objection(room)) is not None:
-        return Refusal((objection.reason,), objection.is_final)
-    return None
+    return around.objection(room)
 
 
 # -- which
@@ -133,7 +129,7 @@ def choose(wishes: Wishes, rooms: Rooms, verdicts: Verdicts, start: int = 0, fir
     choice = Choice(others=NOT_NAMED if needs.names is not None else "")
     found: list[tuple[Room, Verdict]] = []
     wanted, known = enough(len(every)), verdicts.of(needs)
-    is_plain = around is NOBODY and wishes.stowage is volumes.NOTHING
+    is_plain = wishes.stowage is volumes.NOTHING and not around.can_object
     for room in in_turn(every, start):
         choice.asked += 1
         verdict = known.get(room.name)

@@ -70,9 +70,15 @@ class Victims:
 class Useless(Exception):
     """Nobody's leaving would help; the message says why."""
 
+    def __str__(self) -> str:
+        # What it says first is of dynamic resources, which kube-scheduler tries to free before it pushes pods aside.
+        return f"no new claims to deallocate, preemption: {super().__str__()}"
+
 
 def victims(wishes: Wishes, choice: Choice, rooms: Rooms, budgets: Sequence[Budget]) -> Victims:
     """Who leaves for the pod; raises Useless."""
+    if wishes.asked.pod["spec"].get("preemptionPolicy") == "Never":
+        raise Useless(NEVER)
     reasons: Counter[str] = Counter()
     found: list[Victims] = []
     hopeful = [name for name, refusal in choice.refusals.items() if not refusal.is_final]

@@ -5,7 +5,7 @@ are few, and not at pods.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,6 +13,8 @@ from typing import TypeVar
 from tapestry.controlplane.scheduler.asked import ANY_ADDRESS, Asked, Company, Kind, Port
 from tapestry.kube.objects import Object, labels_of, name_of, value_at
 from tapestry.kube.quantity import Amounts
+
+REMEMBERED = 64
 
 _versions = itertools.count(1)
 
@@ -94,12 +96,22 @@ class Rooms:
         self.kinds: dict[Kind, Counts] = {}
         self.opinions: dict[Company, Counts] = {}
         """What pods that are somewhere say about others."""
+        self._domains: dict[Hashable, Mapping[str, str]] = {}
 
     def __iter__(self) -> Iterator[Room]:
         return iter(self.rooms.values())
 
     def __len__(self) -> int:
         return len(self.rooms)
+
+    def domains(self, key: Hashable, worked_out: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
+        """What was worked out under that key: it must depend on nodes alone, and holds until one of them changes."""
+        found = self._domains.get(key)
+        if found is None:
+            if len(self._domains) >= REMEMBERED:
+                self._domains.clear()
+            found = self._domains[key] = worked_out()
+        return found
 
     def place_of(self, key: str) -> str | None:
         found = self.places.get(key)
@@ -108,6 +120,7 @@ class Rooms:
     def set_node(self, node: Object) -> None:
         """The node as it is now; its pods stay where they are.  Raises QuantityError, and then nothing has changed."""
         name = name_of(node)
+        self._domains.clear()
         room = self.rooms.get(name)
         if room is not None:
             room.become(node)
@@ -120,6 +133,7 @@ class Rooms:
                 room.add(pod)
 
     def remove_node(self, name: str) -> None:
+        self._domains.clear()
         self.rooms.pop(name, None)
 
     def add(self, pod: Asked, node: str) -> None:

@@ -25,7 +25,6 @@ from tapestry.controlplane.scheduler.asked import (
 )
 from tapestry.controlplane.scheduler.placing import Choice, Wishes, choose
 from tapestry.controlplane.scheduler.preemption import (
-    NEVER,
     ONGOING,
     REASON,
     Budget,
@@ -358,20 +357,18 @@ class Scheduler:
         message = choice.message(len(self.rooms))
         kept = self.nominated.get(asked.key)
         node = kept[1] if kept is not None else None
-        if not self.rooms:
-            await self.wait(asked.pod, message)
+        if not self.rooms or choice.barred:
+            await self.wait(asked.pod, message, node)
             return
         try:
-            if asked.pod["spec"].get("preemptionPolicy") == "Never":
-                raise Useless(NEVER)
             if node is not None and self.is_being_cleared(asked, node, choice):
-                await self.wait(asked.pod, f"{message} preemption: {ONGOING}", node)
-                return
+                raise Useless(ONGOING)
             found = victims(wishes, choice, self.rooms, self.budgets_now())
         except Useless as error:
-            if self.nominated.pop(asked.key, None) is not None:
+            if error.args[0] != ONGOING and self.nominated.pop(asked.key, None) is not None:
+                node = None
                 self.soon()
-            await self.wait(asked.pod, f"{message} preemption: {error}")
+            await self.wait(asked.pod, f"{message} {error}", node)
             return
         self.nominated[asked.key] = asked, found.node
         await self.wait(asked.pod, message, found.node)
@@ -428,6 +425,8 @@ class Scheduler:
         if is_told and value_at(pod, "status", "nominatedNodeName") == nominated:
             return
         condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+        if generation := pod["metadata"].get("generation"):
+            condition["observedGeneration"] = generation
         if told.get("status") != "False":
             condition["lastTransitionTime"] = timestamp(self.now())
         status: Object = {"conditions": [condition], "nominatedNodeName": nominated}

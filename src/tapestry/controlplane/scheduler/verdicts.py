@@ -14,17 +14,18 @@ CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 REMEMBERED = 64
 """Needs whose verdicts are remembered."""
 
-UNSCHEDULABLE = "node(s) were unschedulable"
-TAINTED = "node(s) had untolerated taint(s)"
-SELECTOR = "node(s) didn't match Pod's node affinity/selector"
-PORTS = "node(s) didn't have free ports for the requested pod ports"
-
 
 class Refusal(NamedTuple):
     """Why a pod cannot go to a node, and whether it could not even if others left."""
 
     reasons: tuple[str, ...]
     is_final: bool
+
+
+UNSCHEDULABLE = Refusal(("node(s) were unschedulable",), True)
+TAINTED = Refusal(("node(s) had untolerated taint(s)",), True)
+SELECTOR = Refusal(("node(s) didn't match Pod's node affinity/selector",), True)
+PORTS = Refusal(("node(s) didn't have free ports for the requested pod ports",), False)
 
 
 class Verdict(NamedTuple):
@@ -70,13 +71,13 @@ def verdict_of(needs: Needs, room: Room) -> Verdict:
 
 def unfit(needs: Needs, room: Room) -> Refusal | None:
     if room.is_cordoned and not tolerates(needs.tolerations, CORDON):
-        return Refusal((UNSCHEDULABLE,), True)
+        return UNSCHEDULABLE
     if room.taints and not is_tolerant(needs, room):
-        return Refusal((TAINTED,), True)
+        return TAINTED
     if not is_selected(needs, room):
-        return Refusal((SELECTOR,), True)
+        return SELECTOR
     if needs.ports and room.is_taken(needs.ports):
-        return Refusal((PORTS,), False)
+        return PORTS
     if short := room.lacks(needs.requests):
         is_final = any(name != "pods" and needs.requests[name] > room.has.get(name, 0) for name in short)
         return Refusal(tuple("Too many pods" if name == "pods" else f"Insufficient {name}" for name in short), is_final)

@@ -167,7 +167,7 @@ def claim_names(pod: Object) -> Iterable[tuple[str, bool]]:
     for volume in value_at(pod, "spec", "volumes", default=()):
         if name := value_at(volume, "persistentVolumeClaim", "claimName"):
             yield name, False
-        elif volume.get("ephemeral"):
+        elif volume.get("ephemeral") is not None:
             yield f"{name_of(pod)}-{volume['name']}", True
 
 

@@ -2,15 +2,15 @@
 
 A pod that has ended counts once, even if nobody was there to see it: it carries a finalizer until the Job's status has
 it.  First its UID is written down in `uncountedTerminatedPods`, then the finalizer goes, then the UID becomes a number.
-Whoever is interrupted in between finds out where by looking.  The success of an index needs no UID: indexes are counted.
+Whoever is interrupted in between finds out where by looking.  The success of an index needs no UID: it is in the list.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
-from tapestry.kube.conditions import find
+from tapestry.controlplane.workloads.failures import action_for, is_over, match_of
+from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at
 from tapestry.kube.times import parse_time
 
@@ -18,7 +18,6 @@ FINALIZER = "batch.kubernetes.io/job-tracking"
 INDEX = "batch.kubernetes.io/job-completion-index"
 INDEX_FAILURES = "batch.kubernetes.io/job-index-failure-count"
 BACKOFF_LIMIT = 6
-FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +46,6 @@ class Tally:
 
 def is_indexed(job: Object) -> bool:
     return bool(job["spec"].get("completionMode") == "Indexed")
-
-
-def is_over(pod: Object) -> bool:
-    return value_at(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
 def is_tracked(pod: Object) -> bool:
@@ -161,14 +156,16 @@ def read_indexes(text: str) -> list[int]:
 
 
 def written_indexes(indexes: Iterable[int]) -> str:
-    """Numbers as `0-2,5`."""
+    """Numbers as `0-2,5,6`: two of them are no range yet."""
     parts: list[list[int]] = []
     for index in sorted(indexes):
         if parts and parts[-1][1] == index - 1:
             parts[-1][1] = index
         else:
             parts.append([index, index])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+    return ",".join(
+        f"{first}-{last}" if last > first + 1 else ",".join(map(str, range(first, last + 1))) for first, last in parts
+    )
 
 
 # -- whether it is over
@@ -242,18 +239,10 @@ def too_many_failures(job: Object, pods: Iterable[Object], tally: Tally) -> bool
         each.get("restartCount", 0)
         for pod in pods
         if not is_over(pod)
-        for field in ("initContainerStatuses", "containerStatuses")
-        for each in value_at(pod, "status", field, default=())
+        for kind in ("initContainerStatuses", "containerStatuses")
+        for each in value_at(pod, "status", kind, default=())
     )
-    return restarts >= max(limit, 1)
-
-
-class Match(NamedTuple):
-    """The rule of a Job's that a failed pod matches first: where it stands, what it says, and what matched."""
-
-    number: int
-    action: str
-    why: str
+    return bool(restarts >= max(limit, 1))
 
 
 def failed_by_rule(job: Object, pods: Iterable[Object]) -> End | None:
@@ -266,51 +255,10 @@ def failed_by_rule(job: Object, pods: Iterable[Object]) -> End | None:
     return None
 
 
-def action_for(job: Object, pod: Object) -> str:
-    """What the Job's rules say of a failed pod."""
-    match = match_of(job, pod)
-    return match.action if match is not None else "Count"
-
-
-def match_of(job: Object, pod: Object) -> Match | None:
-    name = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
-    for number, rule in enumerate(value_at(job, "spec", "podFailurePolicy", "rules", default=())):
-        if (found := container_with(rule.get("onExitCodes"), pod)) is not None:
-            code = found["state"]["terminated"]["exitCode"]
-            why = f"Container {found['name']} for pod {name} failed with exit code {code}"
-            return Match(number, rule["action"], why)
-        if (type := condition_with(rule.get("onPodConditions"), pod)) is not None:
-            return Match(number, rule["action"], f"Pod {name} has condition {type}")
-    return None
-
-
-def container_with(wanted: Object | None, pod: Object) -> Object | None:
-    """The first container that ended with a code that is meant."""
-    if wanted is None:
-        return None
-    for field in ("containerStatuses", "initContainerStatuses"):
-        for each in value_at(pod, "status", field, default=()):
-            code = value_at(each, "state", "terminated", "exitCode")
-            if code in (None, 0) or wanted.get("containerName") not in (None, each["name"]):
-                continue
-            if (code in wanted["values"]) == (wanted["operator"] == "In"):
-                found: Object = each
-                return found
-    return None
-
-
-def condition_with(wanted: Sequence[Object] | None, pod: Object) -> str | None:
-    conditions = value_at(pod, "status", "conditions", default=())
-    for each in wanted or ():
-        if (find(conditions, each["type"]) or {}).get("status") == each.get("status", "True"):
-            return str(each["type"])
-    return None
-
-
 def deadline_of(job: Object) -> datetime | None:
     seconds, started = job["spec"].get("activeDeadlineSeconds"), value_at(job, "status", "startTime")
-    if seconds is None or started is None or job["spec"].get("suspend"):
-        return None
+    if seconds is None or started is None or job["spec"].get("suspend") or is_true(job, "Suspended"):
+        return None  # one that is resumed starts anew
     return parse_time(started) + timedelta(seconds=seconds)
 
 
@@ -332,25 +280,3 @@ def missing_indexes(job: Object, tally: Tally, taken: Iterable[int | None]) -> l
     """Indexes that nobody has completed or works on."""
     held = {*tally.completed, *tally.lost, *taken}
     return [each for each in range(job["spec"].get("completions") or 0) if each not in held]
-
-
-def may_start_at(pods: Iterable[Object]) -> datetime | None:
-    """When the next pod may be made after some failed; None where none has since one succeeded."""
-    over = [pod for pod in pods if is_over(pod)]
-    failed = [ended_at(pod) for pod in over if value_at(pod, "status", "phase") == "Failed"]
-    succeeded = [ended_at(pod) for pod in over if value_at(pod, "status", "phase") == "Succeeded"]
-    since = [end for end in failed if not succeeded or end > max(succeeded)]
-    return max(since) + pause_after(len(since)) if since else None
-
-
-def pause_after(failures: int) -> timedelta:
-    return min(FIRST_PAUSE * (1 << min(failures - 1, 10)), LONGEST_PAUSE) if failures else timedelta()
-
-
-def ended_at(pod: Object) -> datetime:
-    """When the pod's last container ended; where nobody says, when it was last ready, or came."""
-    statuses = value_at(pod, "status", "containerStatuses", default=())
-    moments = [value_at(each, "state", "terminated", "finishedAt") for each in statuses]
-    ready = find(value_at(pod, "status", "conditions"), "Ready") or {}
-    told = max(filter(None, moments), default=None) or ready.get("lastTransitionTime")
-    return parse_time(told or pod["metadata"]["creationTimestamp"])

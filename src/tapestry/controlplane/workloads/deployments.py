@@ -14,7 +14,7 @@ from tapestry.controller.events import Recorder
 from tapestry.controller.store import Indexer
 from tapestry.controlplane.workloads import members, rollouts
 from tapestry.controlplane.workloads.members import in_namespace, owner_uid
-from tapestry.controlplane.workloads.rollouts import DESIRED, HASH, LIMIT, REVISION
+from tapestry.controlplane.workloads.rollouts import DESIRED, HASH, LIMIT, PAST, REVISION
 from tapestry.kube.conditions import condition, find, with_condition
 from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
 from tapestry.kube.objects import (
@@ -103,6 +103,8 @@ class Deployments:
         highest = max(map(rollouts.revision_of, old), default=0)
         revision = max(rollouts.revision_of(new), highest + 1)
         wanted = {**rollouts.travelling(annotations_of(deployment)), REVISION: str(revision)}
+        if before := rollouts.revision_of(new) if rollouts.revision_of(new) != revision else 0:
+            wanted[PAST] = ",".join(filter(None, (annotations_of(new).get(PAST), str(before))))
         patience = deployment["spec"].get("minReadySeconds", 0)
         patch: Object = {}
         if missing := {key: value for key, value in wanted.items() if annotations_of(new).get(key) != value}:

@@ -21,19 +21,16 @@ from tapestry.controlplane.workloads.completions import (
     counted,
     deadline_of,
     end_of,
-    ended_at,
     failures_of,
     index_of,
     is_indexed,
-    is_over,
     is_tracked,
-    may_start_at,
     missing_indexes,
-    pause_after,
     replaces_only_failed,
     wanted_pods,
     written_indexes,
 )
+from tapestry.controlplane.workloads.failures import ended_at, is_over, may_start_at, pause_after
 from tapestry.controlplane.workloads.members import in_namespace, owner_uid
 from tapestry.kube.conditions import condition, find, is_true, with_condition
 from tapestry.kube.errors import ApiError, Conflict, NotFound
@@ -291,12 +288,11 @@ def status_of(job: Object, pods: Sequence[Object], tally: Tally, end: End | None
     working = [pod for pod in pods if not is_over(pod) and not is_deleting(pod)]
     going = [pod for pod in pods if not is_over(pod) and is_deleting(pod)]
     suspended = bool(job["spec"].get("suspend"))
+    counts = {"active": len(working), "succeeded": tally.succeeded, "failed": tally.failed}
     found: Object = {
-        "active": len(working),
+        **{key: count for key, count in counts.items() if count},
         "ready": sum(map(members.is_ready, working)),
         "terminating": len(going),
-        "succeeded": tally.succeeded,
-        "failed": tally.failed,
         "uncountedTerminatedPods": {how: uids for how, uids in tally.uncounted.items() if uids},
     }
     if suspended:

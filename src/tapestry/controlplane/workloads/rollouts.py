@@ -16,6 +16,7 @@ from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, ui
 RECREATE = "Recreate"
 HASH = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"
+PAST = "deployment.kubernetes.io/revision-history"
 DESIRED = "deployment.kubernetes.io/desired-replicas"
 LIMIT = "deployment.kubernetes.io/max-replicas"
 
@@ -64,10 +65,11 @@ def share(amount: int | str, of: int, rounded: Callable[[float], int]) -> int:
 
 
 def template_of(replica_set: Object) -> Object:
-    """The template without the label that tells ReplicaSets apart."""
+    """The template without the label that tells ReplicaSets apart, and without what says nothing."""
     template = replica_set["spec"]["template"]
     labels = {key: value for key, value in labels_of(template).items() if key != HASH}
-    return {**template, "metadata": {**(template.get("metadata") or {}), "labels": labels}}
+    metadata = {**(template.get("metadata") or {}), "labels": labels}
+    return {**template, "metadata": {key: value for key, value in metadata.items() if value}}
 
 
 def is_for(replica_set: Object, deployment: Object) -> bool:
@@ -129,6 +131,7 @@ def travelling(annotations: Mapping[str, str]) -> dict[str, str]:
     """What a Deployment says of itself that its ReplicaSets say as well."""
     own = (
         REVISION,
+        PAST,
         DESIRED,
         LIMIT,
         "kubectl.kubernetes.io/last-applied-configuration",

@@ -1,6 +1,6 @@
 """Prints: what a column of a table is, and the common ways to fill one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,6 +9,8 @@ from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.times import parse_time
 
 NONE, UNKNOWN, UNSET = "<none>", "<unknown>", "<unset>"
+MOST_SHOWN = 3
+"""How many addresses or hosts are shown of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +20,19 @@ class Print:
     name: str
     show: Callable[[Object, datetime], Any]
     type: str = "string"
-    wide: bool = False
+    priority: int = 0
+    """Columns of any but 0 are shown to who asks for wide tables."""
     format: str = ""
     description: str = ""
 
 
+Columns = Mapping[str, tuple[Print, ...]]
+"""The columns of kinds, by the name under which they are stored."""
+
+
 def path(*steps: str | int, default: Any = "") -> Callable[[Object, datetime], Any]:
-    return lambda obj, _: value_at(obj, *steps, default=default)
+    """What is there; empty is as good as missing."""
+    return lambda obj, _: found if (found := value_at(obj, *steps, default=default)) != "" else default
 
 
 def of(show: Callable[[Object], Any]) -> Callable[[Object, datetime], Any]:
@@ -33,6 +41,10 @@ def of(show: Callable[[Object], Any]) -> Callable[[Object, datetime], Any]:
 
 def since(*steps: str | int) -> Callable[[Object, datetime], Any]:
     return lambda obj, now: age(value_at(obj, *steps), now)
+
+
+def count(*steps: str | int) -> Callable[[Object, datetime], Any]:
+    return lambda obj, _: len(value_at(obj, *steps, default=[]))
 
 
 def age(moment: str | None, now: datetime) -> str:
@@ -71,8 +83,44 @@ def duration(seconds: float) -> str:
     return f"{days // 365}y"
 
 
-def count(*steps: str | int) -> Callable[[Object, datetime], Any]:
-    return lambda obj, _: len(value_at(obj, *steps, default=[]))
+def some(values: list[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f" + {len(values) - MOST_SHOWN} more..." if len(values) > MOST_SHOWN else ""
+    return ",".join(values[:MOST_SHOWN]) + more
+
+
+def pairs(labels: Mapping[str, str] | None) -> str:
+    """Labels, or a selector that is nothing but labels."""
+    return ",".join(f"{key}={value}" for key, value in sorted((labels or {}).items())) or NONE
+
+
+def selector(spec: Object | None) -> str:
+    """A selector with `matchLabels` and `matchExpressions`."""
+    labels = (spec or {}).get("matchLabels") or {}
+    expressions = (spec or {}).get("matchExpressions") or ()
+    terms = [*((key, f"{key}={value}") for key, value in labels.items()), *map(term, expressions)]
+    return ",".join(text for _, text in sorted(terms)) or NONE
+
+
+def term(expression: Object) -> tuple[str, str]:
+    key, values = expression.get("key", ""), ",".join(sorted(expression.get("values") or ()))
+    match expression.get("operator"):
+        case "Exists":
+            return key, key
+        case "DoesNotExist":
+            return key, f"!{key}"
+        case "In":
+            return key, f"{key} in ({values})"
+    return key, f"{key} notin ({values})"
+
+
+def containers(*steps: str, priority: int = 1) -> tuple[Print, Print]:
+    """The names and the images of the containers of a template."""
+
+    def shown(field: str) -> Callable[[Object, datetime], Any]:
+        return of(lambda obj: ",".join(each.get(field, "") for each in value_at(obj, *steps, default=[])))
+
+    return Print("Containers", shown("name"), priority=priority), Print("Images", shown("image"), priority=priority)
 
 
 INTEGER, BOOLEAN, DATE = "integer", "boolean", "date"

@@ -1,0 +1,317 @@
+"""What is said of pods, and of the templates of pods, that are accepted all the same.
+
+A plain pod passes by in a few microseconds: what can be wrong is asked for by the few fields that it can be wrong in.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+
+from tapestry.apiserver.validation.names import label_value
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.quantity import parse
+
+NODE_LABELS = {
+    "beta.kubernetes.io/arch": 'deprecated since v1.14; use "kubernetes.io/arch" instead',
+    "beta.kubernetes.io/os": 'deprecated since v1.14; use "kubernetes.io/os" instead',
+    "failure-domain.beta.kubernetes.io/region": 'deprecated since v1.17; use "topology.kubernetes.io/region" instead',
+    "failure-domain.beta.kubernetes.io/zone": 'deprecated since v1.17; use "topology.kubernetes.io/zone" instead',
+    "beta.kubernetes.io/instance-type": 'deprecated since v1.17; use "node.kubernetes.io/instance-type" instead',
+    "app.kubernetes.io/created-by": "deprecated since v1.9",
+    "scheduler.alpha.kubernetes.io/preferAvoidPods": "deprecated since v1.22; use Taints and Tolerations instead",
+    "node-role.kubernetes.io/master": 'use "node-role.kubernetes.io/control-plane" instead',
+}
+VOLUMES = {
+    "photonPersistentDisk": "deprecated in v1.11, non-functional in v1.16+",
+    "gitRepo": "deprecated in v1.11, and disabled by default in v1.33+",
+    "scaleIO": "deprecated in v1.16, non-functional in v1.22+",
+    "flocker": "deprecated in v1.22, non-functional in v1.25+",
+    "storageos": "deprecated in v1.22, non-functional in v1.25+",
+    "quobyte": "deprecated in v1.22, non-functional in v1.25+",
+    "glusterfs": "deprecated in v1.25, non-functional in v1.26+",
+    "cephfs": "deprecated in v1.28, non-functional in v1.31+",
+    "rbd": "deprecated in v1.28, non-functional in v1.31+",
+}
+SHOWN_AS = {"storageos": "storageOS"}
+SYSCTLS = 'non-functional in v1.11+; use the "sysctls" field instead'
+ANNOTATIONS = {
+    "scheduler.alpha.kubernetes.io/critical-pod": 'non-functional in v1.16+; use the "priorityClassName" field instead',
+    "security.alpha.kubernetes.io/sysctls": SYSCTLS,
+    "security.alpha.kubernetes.io/unsafe-sysctls": SYSCTLS,
+}
+SECCOMP, SECCOMP_OF = "seccomp.security.alpha.kubernetes.io/pod", "container.seccomp.security.alpha.kubernetes.io/"
+APPARMOR_OF = "container.apparmor.security.beta.kubernetes.io/"
+USE_SECCOMP = 'non-functional in v1.27+; use the "seccompProfile" field instead'
+USE_APPARMOR = 'deprecated since v1.30; use the "appArmorProfile" field instead'
+BYTES = ("memory", "ephemeral-storage")
+NO_SELECTOR = "a null labelSelector results in matching no pod"
+
+
+def pod_advice(at: str, pod: Object) -> Iterator[str]:
+    """Of a pod, or of a template under `at`, which ends with a dot."""
+    spec = pod.get("spec") or {}
+    yield from placement(f"{at}spec.", spec)
+    if annotations := value_at(pod, "metadata", "annotations"):
+        yield from old_annotations(f"{at}metadata.annotations", spec, annotations)
+    for number, volume in enumerate(spec.get("volumes") or ()):
+        yield from volume_advice(f"{at}spec.volumes[{number}]", volume)
+    yield from repetitions(f"{at}spec.", spec)
+    if "overhead" in spec:
+        yield from broken_bytes(f"{at}spec.overhead", spec["overhead"])
+    everyone = [
+        (f"{at}spec.{field}[{number}]", each)
+        for field in ("initContainers", "containers", "ephemeralContainers")
+        for number, each in enumerate(spec.get(field) or ())
+    ]
+    for path, container in everyone:
+        yield from container_advice(path, container)
+    yield from port_advice([(path, each["ports"]) for path, each in everyone if each.get("ports")])
+    if (spec.get("terminationGracePeriodSeconds") or 0) < 0:
+        why = "must be >= 0; negative values are invalid and will be treated as 1"
+        yield f"{at}spec.terminationGracePeriodSeconds: {why}"
+
+
+# -- where pods go
+
+
+def placement(at: str, spec: Object) -> Iterator[str]:
+    for key in spec.get("nodeSelector") or ():
+        if key in NODE_LABELS:
+            yield f"{at}nodeSelector[{key}]: {NODE_LABELS[key]}"
+    for number, each in enumerate(spec.get("topologySpreadConstraints") or ()):
+        path = f"{at}topologySpreadConstraints[{number}]"
+        if (key := each.get("topologyKey")) in NODE_LABELS:
+            yield f"{path}.topologyKey: {key} is {NODE_LABELS[key]}"
+        if each.get("labelSelector") is None:
+            yield f"{path}.labelSelector: {NO_SELECTOR}"
+    if affinity := spec.get("affinity"):
+        yield from affinity_advice(f"{at}affinity", affinity)
+
+
+def affinity_advice(at: str, affinity: Object) -> Iterator[str]:
+    required, preferred = (f"{when}DuringSchedulingIgnoredDuringExecution" for when in ("required", "preferred"))
+    nodes = affinity.get("nodeAffinity") or {}
+    for number, term in enumerate(value_at(nodes, required, "nodeSelectorTerms", default=[])):
+        yield from node_term_advice(f"{at}.nodeAffinity.{required}.nodeSelectorTerms[{number}]", term)
+    for number, each in enumerate(nodes.get(preferred) or ()):
+        path, term = f"{at}.nodeAffinity.{preferred}[{number}].preference", each.get("preference") or {}
+        yield from node_term_advice(path, term)
+        yield from odd_values(path, term)
+    for field in ("podAffinity", "podAntiAffinity"):
+        pods = affinity.get(field) or {}
+        for number, term in enumerate(pods.get(required) or ()):
+            if term.get("labelSelector") is None:
+                yield f"{at}.{field}.{required}[{number}].labelSelector: {NO_SELECTOR}"
+        for number, each in enumerate(pods.get(preferred) or ()):
+            if value_at(each, "podAffinityTerm", "labelSelector") is None:
+                yield f"{at}.{field}.{preferred}[{number}].podAffinityTerm.labelSelector: {NO_SELECTOR}"
+
+
+def node_term_advice(at: str, term: Object) -> Iterator[str]:
+    for number, each in enumerate(term.get("matchExpressions") or ()):
+        if (key := each.get("key")) in NODE_LABELS:
+            yield f"{at}.matchExpressions[{number}].key: {key} is {NODE_LABELS[key]}"
+
+
+def odd_values(at: str, term: Object) -> Iterator[str]:
+    for number, each in enumerate(term.get("matchExpressions") or ()):
+        for index, value in enumerate(each.get("values") or ()):
+            for why in label_value(value):
+                yield f"{at}.matchExpressions[{number}].values[{index}]: {value} is invalid, {why}"
+
+
+# -- what pods are made of
+
+
+def old_annotations(at: str, spec: Object, annotations: Mapping[str, str]) -> Iterator[str]:
+    """Annotations whose place fields have taken."""
+    for key, why in ANNOTATIONS.items():
+        if key in annotations:
+            yield f"{at}[{key}]: {why}"
+    if SECCOMP in annotations and value_at(spec, "securityContext", "seccompProfile") is None:
+        yield f"{at}[{SECCOMP}]: {USE_SECCOMP}"
+    for field in ("initContainers", "containers", "ephemeralContainers"):
+        for each in spec.get(field) or ():
+            seccomp, apparmor = f"{SECCOMP_OF}{each['name']}", f"{APPARMOR_OF}{each['name']}"
+            if seccomp in annotations and value_at(each, "securityContext", "seccompProfile") is None:
+                yield f"{at}[{seccomp}]: {USE_SECCOMP}"
+            if apparmor in annotations and not any(
+                value_at(holder, "securityContext", "appArmorProfile") for holder in (each, spec)
+            ):
+                yield f"{at}[{apparmor}]: {USE_APPARMOR}"
+
+
+def volume_advice(at: str, volume: Object) -> Iterator[str]:
+    for kind in VOLUMES.keys() & volume.keys():
+        yield f"{at}.{SHOWN_AS.get(kind, kind)}: {VOLUMES[kind]}"
+    if claim := value_at(volume, "ephemeral", "volumeClaimTemplate", "spec"):
+        yield from claim_advice(f"{at}.ephemeral.volumeClaimTemplate.spec", claim)
+    yield from overlaps(volume)
+
+
+def claim_advice(at: str, spec: Object) -> Iterator[str]:
+    for field in ("requests", "limits"):
+        amounts = value_at(spec, "resources", field, default={})
+        yield from broken_bytes(f"{at}.resources.{field}", amounts, ("storage",))
+
+
+def overlaps(volume: Object) -> Iterator[str]:
+    """Files of a volume that are in each other's place."""
+    head = f'volume "{volume["name"]}" '
+    for field, named, kind in (("configMap", "name", "ConfigMap"), ("secret", "secretName", "Secret")):
+        source = volume.get(field) or {}
+        if items := source.get("items"):
+            whose = f'({kind} "{source.get(named, "")}"): overlapping paths: '
+            yield from (head + whose + each for each in collisions([(path_of(item), "") for item in items]))
+    if items := value_at(volume, "downwardAPI", "items"):
+        found = collisions([(path_of(item), "") for item in items])
+        yield from (f"{head}(DownwardAPI): overlapping paths: {each}" for each in found)
+    if (sources := value_at(volume, "projected", "sources")) is not None:
+        yield from (f"{head}(Projected) has no sources provided" for each in sources if not each)
+        found = collisions([path for each in sources for path in projected_paths(each)])
+        yield from (f"{head}(Projected): overlapping paths: {each}" for each in found)
+
+
+def projected_paths(source: Object) -> Iterator[tuple[str, str]]:
+    for field, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
+        about = source.get(field) or {}
+        yield from ((path_of(item), f'{kind} "{about.get("name", "")}"') for item in about.get("items") or ())
+    for item in value_at(source, "downwardAPI", "items", default=[]):
+        yield path_of(item), "DownwardAPI"
+    if token := source.get("serviceAccountToken"):
+        yield path_of(token), "ServiceAccountToken"
+    if bundle := source.get("clusterTrustBundle"):
+        yield path_of(bundle), f'ClusterTrustBundle "{bundle.get("name") or bundle.get("signerName", "")}"'
+
+
+def path_of(item: Object) -> str:
+    return str(item.get("path", "")).rstrip("/")
+
+
+def collisions(paths: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for number, (path, source) in enumerate(paths):
+        for other, whose in paths[:number]:
+            one, two = f"{path}/", f"{other}/"
+            if path and other and (one.startswith(two) or two.startswith(one)):
+                yield f"{placed(path, source)} with {placed(other, whose)}"
+
+
+def placed(path: str, source: str) -> str:
+    return f'"{path}" ({source})' if source else f'"{path}"'
+
+
+def repetitions(at: str, spec: Object) -> Iterator[str]:
+    for field, key in (("hostAliases", "ip"), ("imagePullSecrets", "name")):
+        seen: set[str] = set()
+        for number, each in enumerate(spec.get(field) or ()):
+            value = each.get(key, "")
+            if value in seen:
+                yield f'{at}{field}[{number}].{key}: duplicate {key} "{value}"'
+            seen.add(value)
+            if field == "hostAliases":
+                yield from ip_advice(f"{at}{field}[{number}].ip", value)
+            elif not value:
+                yield f'{at}{field}[{number}].name: invalid empty name ""'
+    for number, server in enumerate(value_at(spec, "dnsConfig", "nameservers", default=[])):
+        yield from ip_advice(f"{at}dnsConfig.nameservers[{number}]", server)
+
+
+def container_advice(at: str, container: Object) -> Iterator[str]:
+    for field, amounts in (container.get("resources") or {}).items():
+        if field in ("limits", "requests"):
+            yield from broken_bytes(f"{at}.resources.{field}", amounts)
+    seen: set[str] = set()
+    for number, each in enumerate(container.get("env") or ()):
+        name = each["name"]
+        reference, value = f"$({name})", each.get("value", "")
+        if name in seen and ("valueFrom" in each or value == reference or reference not in value):
+            why = "which may be dropped when using apply"
+            yield f'{at}.env[{number}]: hides previous definition of "{name}", {why}'
+        seen.add(name)
+
+
+def broken_bytes(at: str, amounts: Mapping[str, str], kinds: Sequence[str] = BYTES) -> Iterator[str]:
+    for kind in kinds:
+        if kind in amounts and (found := parse(amounts[kind])).milli_value() % 1000:
+            yield f'{at}[{kind}]: fractional byte value "{found}" is invalid, must be an integer'
+
+
+def port_advice(ports: Sequence[tuple[str, Sequence[Object]]]) -> Iterator[str]:
+    """Of the ports of all containers of a pod, which share one address."""
+    seen: list[tuple[str, Object]] = []
+    for path, listed in ports:
+        for number, port in enumerate(listed):
+            where = f"{path}.ports[{number}]"
+            if port.get("hostIP") and not port.get("hostPort"):
+                yield f"{where}: hostIP set without hostPort: {go_port(port)}"
+            for other, earlier in seen:
+                if word := conflict(port, earlier):
+                    yield f"{where}: {word} port definition with {other}"
+            seen.append((where, port))
+    first: dict[str, str] = {}
+    for where, port in seen:
+        if (name := port.get("name")) and (other := first.setdefault(name, where)) != where:
+            use = "services and probes that select ports by name will use"
+            yield f'{where}: duplicate port name "{name}" with {other}, {use} {other}'
+
+
+def conflict(port: Object, other: Object) -> str:
+    if any(port.get(field) != other.get(field) for field in ("containerPort", "protocol")):
+        return ""
+    places = [(each.get("hostIP", ""), each.get("hostPort", 0)) for each in (port, other)]
+    (ip, number), (other_ip, other_number) = places
+    if places[0] == places[1]:
+        return "duplicate"
+    if not number or not other_number:
+        return "overlapping"
+    return "dangerously ambiguous" if number == other_number and bool(ip) is not bool(other_ip) else ""
+
+
+def go_port(port: Object) -> str:
+    fields = {"Name": "name", "HostPort": "hostPort", "ContainerPort": "containerPort", "Protocol": "protocol"}
+    numbers = ("hostPort", "containerPort")
+    shown = [f"{name}:{port.get(field, 0 if field in numbers else '')}" for name, field in fields.items()]
+    return f"{{{' '.join(shown)} HostIP:{port['hostIP']}}}"
+
+
+# -- addresses
+
+
+def ip_advice(at: str, value: str) -> Iterator[str]:
+    """Of an address that is not written as it should be."""
+    try:
+        found = ipaddress.ip_address(value)
+    except ValueError:
+        if (usual := without_zeroes(value)) is None:
+            return
+    else:
+        if not isinstance(found, ipaddress.IPv6Address):
+            return
+        if found.ipv4_mapped is None:
+            if str(found) != value:
+                yield f'{at}: IPv6 address "{value}" should be in RFC 5952 canonical format ("{found}")'
+            return
+        usual = str(found.ipv4_mapped)
+    later = "will be considered invalid in a future Kubernetes release"
+    yield f'{at}: non-standard IP address "{value}" {later}: use "{usual}"'
+
+
+def without_zeroes(value: str) -> str | None:
+    """An address whose numbers begin with zeroes, without them."""
+    try:
+        return str(ipaddress.IPv4Address(".".join(str(int(each)) for each in value.split("."))))
+    except ValueError:
+        return None
+
+
+def cidr_advice(at: str, value: str) -> Iterator[str]:
+    """Of a network that is not written as it should be."""
+    try:
+        found = ipaddress.ip_interface(value)
+    except ValueError:
+        return
+    network = found.network
+    if found.ip != network.network_address:
+        single = f"{found.ip}/{found.max_prefixlen}"
+        yield f'{at}: CIDR value "{value}" is ambiguous in this context (should be "{network}" or "{single}"?)'
+    elif found.version == 6 and str(network) != value:
+        yield f'{at}: IPv6 CIDR value "{value}" should be in RFC 5952 canonical format ("{network}")'

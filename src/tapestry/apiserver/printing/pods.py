@@ -1,0 +1,176 @@
+"""Pods and nodes in a table: how far a pod has come is told in one word, which takes a look at its containers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tapestry.apiserver.printing.prints import AGE, NAME, NONE, UNKNOWN, Columns, Print, age, of, path
+from tapestry.kube.conditions import find, is_true
+from tapestry.kube.objects import Object, labels_of, value_at
+
+ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far some containers have come; `reason` is what keeps them from going on, if anything does."""
+
+    reason: str = ""
+    ready: int = 0
+    restarts: int = 0
+    last_restart: str = ""
+
+
+def progress(pod: Object) -> Progress:
+    """Of a pod whose first containers are still at work, theirs; else that of its containers and of its sidecars."""
+    status = pod.get("status") or {}
+    begun, sidecars = initialization(pod)
+    if begun.reason and not is_true(pod, "Initialized"):
+        return begun
+    statuses = status.get("containerStatuses") or []
+    states = [(each, each.get("state") or {}) for each in statuses]
+    running = sum(bool(each.get("ready")) and is_running(state) for each, state in states)
+    counted = restarts([*sidecars, *statuses])
+    reason = next((word for _, state in states if (word := trouble(state))), begun.reason or word_of(pod))
+    if reason == "Completed" and running:
+        reason = "Running" if is_true(pod, "Ready") else "NotReady"
+    return Progress(reason, begun.ready + running, *counted)
+
+
+def initialization(pod: Object) -> tuple[Progress, list[Object]]:
+    """How far the containers that run first have come, and the statuses of those among them that stay."""
+    containers = value_at(pod, "spec", "initContainers", default=[])
+    staying = {each["name"] for each in containers if each.get("restartPolicy") == "Always"}
+    seen: list[Object] = []
+    reason, ready = "", 0
+    for number, each in enumerate(value_at(pod, "status", "initContainerStatuses", default=[])):
+        seen.append(each)
+        state = each.get("state") or {}
+        if state.get("terminated") is not None and not state["terminated"].get("exitCode"):
+            continue
+        if each["name"] in staying and each.get("started"):
+            ready += bool(each.get("ready"))
+            continue
+        word = trouble(state)
+        reason = f"Init:{word}" if word not in ("", "PodInitializing") else f"Init:{number}/{len(containers)}"
+        break
+    return Progress(reason, ready, *restarts(seen)), [each for each in seen if each["name"] in staying]
+
+
+def is_running(state: Object) -> bool:
+    return state.get("running") is not None and state.get("terminated") is None and not trouble(state)
+
+
+def trouble(state: Object) -> str:
+    """Why a container waits, or how it ended."""
+    if reason := value_at(state, "waiting", "reason", default=""):
+        return str(reason)
+    if (ended := state.get("terminated")) is None:
+        return ""
+    signal = f"Signal:{ended['signal']}" if ended.get("signal") else f"ExitCode:{ended.get('exitCode', 0)}"
+    return str(ended.get("reason") or signal)
+
+
+def restarts(statuses: Sequence[Object]) -> tuple[int, str]:
+    """How often they were started again, and when last."""
+    ends = [value_at(each, "lastState", "terminated", "finishedAt", default="") for each in statuses]
+    return sum(each.get("restartCount", 0) for each in statuses), max(ends, default="")
+
+
+def word_of(pod: Object) -> str:
+    """What is said of the pod itself."""
+    status = pod.get("status") or {}
+    scheduled = find(status.get("conditions"), "PodScheduled") or {}
+    if scheduled.get("reason") == "SchedulingGated":
+        return "SchedulingGated"
+    return str(status.get("reason") or status.get("phase") or "")
+
+
+def pod_status(pod: Object) -> str:
+    if "deletionTimestamp" in pod["metadata"]:
+        if value_at(pod, "status", "reason") == "NodeLost":
+            return "Unknown"
+        if value_at(pod, "status", "phase") not in ENDED:
+            return "Terminating"
+    return progress(pod).reason or word_of(pod)
+
+
+def pod_ready(pod: Object) -> str:
+    first = value_at(pod, "spec", "initContainers", default=[])
+    total = len(value_at(pod, "spec", "containers", default=[]))
+    total += sum(each.get("restartPolicy") == "Always" for each in first)
+    return f"{progress(pod).ready}/{total}"
+
+
+def pod_restarts(pod: Object, now: datetime) -> str:
+    found = progress(pod)
+    when = f" ({age(found.last_restart, now)} ago)" if found.restarts and found.last_restart else ""
+    return f"{found.restarts}{when}"
+
+
+def gates(pod: Object) -> str:
+    listed = [each.get("conditionType", "") for each in value_at(pod, "spec", "readinessGates", default=[])]
+    return f"{sum(is_true(pod, each) for each in listed)}/{len(listed)}" if listed else NONE
+
+
+def is_over(pod: Object) -> list[Object]:
+    """The condition that the row of a pod has which will not run again."""
+    messages = {"Succeeded": "The pod has completed successfully.", "Failed": "The pod failed."}
+    phase = value_at(pod, "status", "phase")
+    if phase not in messages:
+        return []
+    return [{"type": "Completed", "status": "True", "reason": phase, "message": messages[phase]}]
+
+
+# -- nodes
+
+
+def node_status(node: Object) -> str:
+    ready = find(value_at(node, "status", "conditions"), "Ready")
+    words = ["Unknown" if ready is None else "Ready" if ready.get("status") == "True" else "NotReady"]
+    if value_at(node, "spec", "unschedulable"):
+        words.append("SchedulingDisabled")
+    return ",".join(words)
+
+
+def node_roles(node: Object) -> str:
+    prefix = "node-role.kubernetes.io/"
+    labels = labels_of(node)
+    roles = {key.removeprefix(prefix) for key in labels if key.startswith(prefix)}
+    roles.add(labels.get("kubernetes.io/role", ""))
+    return ",".join(sorted(roles - {""})) or NONE
+
+
+def node_address(kind: str) -> Callable[[Object], str]:
+    def show(node: Object) -> str:
+        addresses = value_at(node, "status", "addresses", default=[])
+        return next((each["address"] for each in addresses if each.get("type") == kind), NONE)
+
+    return show
+
+
+COLUMNS: Columns = {
+    "pods": (
+        NAME,
+        Print("Ready", of(pod_ready)),
+        Print("Status", of(pod_status)),
+        Print("Restarts", pod_restarts),
+        AGE,
+        Print("IP", path("status", "podIPs", 0, "ip", default=NONE), priority=1),
+        Print("Node", path("spec", "nodeName", default=NONE), priority=1),
+        Print("Nominated Node", path("status", "nominatedNodeName", default=NONE), priority=1),
+        Print("Readiness Gates", of(gates), priority=1),
+    ),
+    "nodes": (
+        NAME,
+        Print("Status", of(node_status)),
+        Print("Roles", of(node_roles)),
+        AGE,
+        Print("Version", path("status", "nodeInfo", "kubeletVersion")),
+        Print("Internal-IP", of(node_address("InternalIP")), priority=1),
+        Print("External-IP", of(node_address("ExternalIP")), priority=1),
+        Print("OS-Image", path("status", "nodeInfo", "osImage", default=UNKNOWN), priority=1),
+        Print("Kernel-Version", path("status", "nodeInfo", "kernelVersion", default=UNKNOWN), priority=1),
+        Print("Container-Runtime", path("status", "nodeInfo", "containerRuntimeVersion", default=UNKNOWN), priority=1),
+    ),
+}

@@ -1,0 +1,335 @@
+"""Node lifecycle: what becomes of a node that is not heard of, as far as its pods and the scheduler can see.
+
+A kubelet renews its node's Lease.  When it has not for a while, nobody knows how the node is: its conditions become
+Unknown, its pods count as not ready, and taints keep new pods away and, after what each tolerates, send those that are
+there elsewhere (`departures`).  Times are those of our own clock: what counts is when we last heard something new.
+
+A node is given up one at a time.  Where most of a zone is silent, slower or not at all; and where every node of the
+cluster is, the fault is likely on our side: then nobody is sent away.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import NamedTuple
+
+from tapestry.client.client import Client, PatchType
+from tapestry.controller import Informer, Manager, Result
+from tapestry.controller.events import Recorder
+from tapestry.controlplane import departures
+from tapestry.kube.conditions import find, is_true, with_condition
+from tapestry.kube.errors import NotFound
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, value_at
+from tapestry.kube.resources import LEASES, NODES, PODS
+from tapestry.kube.times import timestamp
+
+LEASE_NAMESPACE = "kube-node-lease"
+GRACE = timedelta(seconds=40)
+"""How long a node may be silent."""
+FIRST_GRACE = timedelta(seconds=60)
+"""How long a new one may take until it says anything."""
+KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
+"""Conditions that only the kubelet knows about."""
+UNREACHABLE, NOT_READY = "node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
+CORDONED = "node.kubernetes.io/unschedulable"
+TAINTS = {
+    ("Ready", "False"): NOT_READY,
+    ("Ready", "Unknown"): UNREACHABLE,
+    ("MemoryPressure", "True"): "node.kubernetes.io/memory-pressure",
+    ("DiskPressure", "True"): "node.kubernetes.io/disk-pressure",
+    ("PIDPressure", "True"): "node.kubernetes.io/pid-pressure",
+    ("NetworkUnavailable", "True"): "node.kubernetes.io/network-unavailable",
+}
+"""What keeps new pods away, by condition and status."""
+OURS = frozenset({*TAINTS.values(), CORDONED})
+EXEMPT = "node.kubernetes.io/exclude-disruption"
+ZONES = ("topology.kubernetes.io/region", "topology.kubernetes.io/zone")
+MOST_SILENT, FEW, LARGE = 0.55, 2, 50
+TURN, SLOW_TURN = timedelta(seconds=10), timedelta(seconds=100)
+"""Time between two nodes of a zone that are given up."""
+PLACED = "placed"
+
+
+class State(Enum):
+    NORMAL = "normal"
+    PARTIAL = "most of it is silent"
+    FULL = "all of it is silent"
+
+
+# -- pure
+
+
+def status_of(node: Object) -> str:
+    """Of its Ready condition; empty where nobody has said anything."""
+    return str((find(value_at(node, "status", "conditions"), "Ready") or {}).get("status", ""))
+
+
+def deadline(node: Object, heard: datetime) -> datetime:
+    """When it has been silent for too long."""
+    return heard + (GRACE if status_of(node) else FIRST_GRACE)
+
+
+def silenced(node: Object, now: datetime) -> list[Object]:
+    """Its conditions, now that nobody knows."""
+    conditions: list[Object] = value_at(node, "status", "conditions", default=[])
+    for type in KUBELETS:
+        old = find(conditions, type)
+        if old is None:
+            said = {"reason": "NodeStatusNeverUpdated", "message": "Kubelet never posted node status."}
+            heartbeat = node["metadata"].get("creationTimestamp")
+        elif old["status"] == "Unknown":
+            continue
+        else:
+            said = {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
+            heartbeat = old.get("lastHeartbeatTime")
+        new = {"type": type, "status": "Unknown", "lastHeartbeatTime": heartbeat, **said}
+        conditions = with_condition(conditions, new, now)
+    return conditions
+
+
+def barring(node: Object) -> Iterator[str]:
+    """The taints that keep new pods away, as its conditions have it."""
+    for each in value_at(node, "status", "conditions", default=()):
+        if (key := TAINTS.get((each["type"], each["status"]))) is not None:
+            yield key
+    if value_at(node, "spec", "unschedulable"):
+        yield CORDONED
+
+
+def expelling(node: Object) -> str | None:
+    """The taint that it should have for its pods to go."""
+    return {"False": NOT_READY, "Unknown": UNREACHABLE}.get(status_of(node))
+
+
+def expels(node: Object) -> bool:
+    """Whether it has such a taint, be it the right one or not."""
+    return any(each["effect"] == "NoExecute" and each["key"] in (NOT_READY, UNREACHABLE) for each in taints_of(node))
+
+
+def tainted(node: Object, expelled_by: str | None, now: datetime) -> list[Object]:
+    """Its taints as they should be; those of others, and those that are right already, stay as they are."""
+    wanted = {(key, "NoSchedule") for key in barring(node)}
+    if expelled_by is not None:
+        wanted.add((expelled_by, "NoExecute"))
+    kept = [each for each in taints_of(node) if not is_ours(each) or (each["key"], each["effect"]) in wanted]
+    there = {(each["key"], each["effect"]) for each in kept}
+    new = [{"key": key, "effect": effect, "timeAdded": timestamp(now)} for key, effect in sorted(wanted - there)]
+    return [*kept, *new]
+
+
+def is_ours(taint: Object) -> bool:
+    if taint["effect"] == "NoExecute":
+        return taint["key"] in (NOT_READY, UNREACHABLE)
+    return taint["effect"] == "NoSchedule" and taint["key"] in OURS
+
+
+def taints_of(node: Object) -> list[Object]:
+    taints: list[Object] = value_at(node, "spec", "taints", default=[])
+    return taints
+
+
+def zone_of(node: Object) -> str:
+    return "/".join(labels_of(node).get(label, "") for label in ZONES)
+
+
+def state_of(ready: int, silent: int) -> State:
+    if not ready and silent:
+        return State.FULL
+    if silent > FEW and silent / (silent + ready) >= MOST_SILENT:
+        return State.PARTIAL
+    return State.NORMAL
+
+
+def turn_in(state: State, size: int) -> timedelta | None:
+    """The time between two nodes that are given up in a zone of that size; None where none is."""
+    if state is State.PARTIAL:
+        return SLOW_TURN if size > LARGE else None
+    return TURN
+
+
+# -- what is remembered
+
+
+class Heard(NamedTuple):
+    """What was last heard of a node, and when we heard it."""
+
+    sign: tuple[str | None, str | None]
+    at: datetime
+
+
+@dataclass
+class Zones:
+    """How the parts of the cluster are, and whose turn it is in each."""
+
+    known: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """By node: its zone, and whether it is ready."""
+    counts: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    turns: dict[str, datetime] = field(default_factory=dict)
+    """By zone, when the next node may be given up."""
+
+    def put(self, node: Object) -> None:
+        self.drop(name_of(node))
+        if EXEMPT not in labels_of(node):
+            entry = self.known[name_of(node)] = zone_of(node), is_true(node, "Ready")
+            self.counts[entry] += 1
+
+    def drop(self, name: str) -> None:
+        if (entry := self.known.pop(name, None)) is not None:
+            self.counts[entry] -= 1
+
+    def state(self, zone: str) -> State:
+        return state_of(self.counts[zone, True], self.counts[zone, False])
+
+    @property
+    def is_all_silent(self) -> bool:
+        return not any(number for (_, is_ready), number in self.counts.items() if is_ready)
+
+    def turn(self, zone: str, now: datetime) -> datetime | None:
+        """When a node of the zone may be given up, which is taken if it is now; None where none may be."""
+        pause = turn_in(self.state(zone), self.counts[zone, True] + self.counts[zone, False])
+        if pause is None:
+            return None
+        due = self.turns.get(zone, now)
+        if due <= now:
+            self.turns[zone] = now + pause
+        return due
+
+
+@dataclass
+class Nodes:
+    """Keeps conditions and taints of nodes as they are heard of; keyed by name."""
+
+    client: Client
+    events: Recorder
+    now: Callable[[], datetime]
+    nodes: Informer
+    leases: Informer
+    pods: Informer
+    heard: dict[str, Heard] = field(default_factory=dict)
+    zones: Zones = field(default_factory=Zones)
+    call: Callable[[str], None] = lambda _: None
+
+    # -- what happens
+
+    def node_changed(self, old: Object | None, new: Object | None) -> None:
+        before = self.zones.is_all_silent
+        if new is None:
+            assert old is not None
+            self.zones.drop(name_of(old))
+            self.heard.pop(name_of(old), None)
+        else:
+            self.zones.put(new)
+            self.listen(new)
+        if self.zones.is_all_silent != before:
+            if before:  # whoever was not heard in the silence may be heard now
+                self.heard = {name: Heard(each.sign, self.now()) for name, each in self.heard.items()}
+            for name in self.nodes.store:
+                self.call(name)
+
+    def lease_changed(self, _old: Object | None, new: Object | None) -> None:
+        if new is not None and (node := self.nodes.store.get(name_of(new))) is not None:
+            self.listen(node)
+
+    def listen(self, node: Object) -> Heard:
+        """What was last heard of the node: its Lease, and what it says itself."""
+        lease = self.leases.store.get(f"{LEASE_NAMESPACE}/{name_of(node)}")
+        ready = find(value_at(node, "status", "conditions"), "Ready") or {}
+        sign = value_at(lease, "spec", "renewTime"), ready.get("lastHeartbeatTime")
+        last = self.heard.get(name_of(node))
+        if last is None or last.sign != sign:
+            last = self.heard[name_of(node)] = Heard(sign, self.now())
+        return last
+
+    # -- one node
+
+    async def reconcile(self, name: str) -> Result | None:
+        node = self.nodes.store.get(name)
+        if node is None or is_deleting(node):
+            return None
+        now = self.now()
+        due = deadline(node, self.listen(node).at)
+        if due <= now:
+            node = await self.silence(node, now)
+        again = await self.taint(node, now)
+        if status_of(node) in ("False", "Unknown"):
+            await self.unready(node)
+        waits = [each for each in (due if due > now else None, again) if each is not None]
+        return Result(requeue_at=min(waits)) if waits else None
+
+    async def silence(self, node: Object, now: datetime) -> Object:
+        conditions = silenced(node, now)
+        if conditions == value_at(node, "status", "conditions"):
+            return node
+        was_ready = is_true(node, "Ready")
+        patch = {"status": {"conditions": conditions}}
+        found = await self.client.patch(NODES, node, patch, subresource="status")
+        if was_ready:
+            self.events.normal(node, "NodeNotReady", f"Node {name_of(node)} status is now: NodeNotReady")
+        return found
+
+    async def taint(self, node: Object, now: datetime) -> datetime | None:
+        """Taint the node as its conditions have it; when to look again, if its turn has not come."""
+        wanted, again = expelling(node), None
+        if wanted is not None and self.zones.is_all_silent:
+            wanted = None
+        elif wanted is not None and not expels(node):
+            due = self.zones.turn(zone_of(node), now)
+            if due is None or due > now:
+                wanted, again = None, due or now + TURN
+        taints = tainted(node, wanted, now)
+        if taints != taints_of(node):
+            await self.client.patch(NODES, node, {"spec": {"taints": taints or None}})
+        return again
+
+    async def unready(self, node: Object) -> None:
+        """Nobody should be sent to pods of a node that is not ready."""
+        for pod in self.pods.store.by(PLACED, name_of(node)):
+            ready = find(value_at(pod, "status", "conditions"), "Ready")
+            if ready is None or ready["status"] == "False":
+                continue
+            said = {**ready, "status": "False", "lastTransitionTime": timestamp(self.now())}
+            patch = {"status": {"conditions": [said]}}
+            try:
+                await self.client.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
+            except NotFound:
+                continue
+            self.events.warning(pod, "NodeNotReady", "Node is not ready")
+
+
+def node_of(pod: Object) -> Iterable[str]:
+    node = value_at(pod, "spec", "nodeName")
+    return (node,) if node else ()
+
+
+def is_news(old: Object | None, new: Object | None) -> bool:
+    """Whether anything changed that we act on: heartbeats alone come by the thousand."""
+    if old is None or new is None:
+        return True
+    return (
+        [(each["type"], each["status"]) for each in value_at(old, "status", "conditions", default=())]
+        != [(each["type"], each["status"]) for each in value_at(new, "status", "conditions", default=())]
+        or old.get("spec") != new.get("spec")
+        or zone_of(old) != zone_of(new)
+    )
+
+
+def install(manager: Manager) -> None:
+    """Have this manager see to nodes that are not heard of, and to pods whose node is lost to them."""
+    nodes = manager.informer(NODES)
+    leases = manager.informer(LEASES, namespace=LEASE_NAMESPACE)
+    pods = manager.informer(PODS, indexers={PLACED: node_of})
+    keeper = Nodes(manager.client, manager.events, manager.now, nodes, leases, pods)
+    controller = manager.controller("nodes", keeper.reconcile)
+    keeper.call = controller.queue.add
+    nodes.on_change(keeper.node_changed)
+    leases.on_change(keeper.lease_changed)
+    controller.watch(nodes, when=is_news)
+    controller.watch(pods, node_of, when=is_newly_placed)
+    departures.install(manager, nodes, pods, PLACED)
+
+
+def is_newly_placed(old: Object | None, new: Object | None) -> bool:
+    """Whether a pod came to a node: if that is not ready, neither is the pod."""
+    return new is not None and (old is None or list(node_of(old)) != list(node_of(new)))

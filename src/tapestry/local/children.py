@@ -1,0 +1,130 @@
+"""Processes that do not outlive us, nor leave anything behind.
+
+A child shares a process group with a guard: a shell that kills the group, and itself with it, when its input ends,
+which is when we end it, or when we are gone, whatever ended us.  So no descendant of a child survives it, or us, unless
+it leaves the group on purpose.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK = 64 << 10
+LAST_WORDS_SECONDS = 1.0
+"""For what is still in the pipe when the process is gone: a descendant that left the group may hold it open."""
+GUARD = ("sh", "-c", "read -r _; kill -s KILL 0")
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process that was started."""
+
+    process: subprocess.Popen[bytes]
+    ended: asyncio.Future[None]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def wait(self) -> int:
+        """What it ended with, as a shell has it: 128 and the number of the signal that killed it."""
+        await asyncio.shield(self.ended)
+        code = self.process.wait()
+        return code if code >= 0 else 128 - code
+
+    async def stop(self, grace: float) -> None:
+        """SIGTERM, and time to end; whatever remains then is killed with the context."""
+        if not self.ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                self.process.terminate()
+            await asyncio.wait([self.ended], timeout=grace)
+
+
+@asynccontextmanager
+async def child(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, write: Callable[[bytes], None]
+) -> AsyncIterator[Child]:
+    """Run a command as long as the context lasts; all of it is gone afterwards.  Raises OSError.
+
+    What it writes goes to `write`.
+    """
+    with guard() as leader:
+        process = started(command, environment, folder, leader)
+        assert process.stdout is not None
+        with process.stdout, pumped(process.stdout.fileno(), write) as emptied, end_of(process.pid) as ended:
+            try:
+                yield Child(process, ended)
+            finally:
+                os.killpg(leader, signal.SIGKILL)
+                process.wait()
+                await asyncio.wait([emptied], timeout=LAST_WORDS_SECONDS)
+
+
+def started(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, leader: int
+) -> subprocess.Popen[bytes]:
+    # Not by asyncio: uvloop cannot put a process into a group.
+    return subprocess.Popen(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        cwd=folder,
+        process_group=leader,
+    )
+
+
+@contextmanager
+def guard() -> Iterator[int]:
+    """The process group of a guard, who is gone with the context."""
+    with subprocess.Popen(GUARD, stdin=subprocess.PIPE, process_group=0) as leader:
+        try:
+            yield leader.pid
+        finally:
+            leader.kill()
+
+
+@contextmanager
+def pumped(source: int, write: Callable[[bytes], None]) -> Iterator[asyncio.Future[None]]:
+    """Hand on all that comes from a pipe; done when its other end is closed."""
+    loop = asyncio.get_running_loop()
+    emptied: asyncio.Future[None] = loop.create_future()
+
+    def readable() -> None:
+        if data := os.read(source, CHUNK):
+            write(data)
+        else:
+            loop.remove_reader(source)
+            emptied.set_result(None)
+
+    loop.add_reader(source, readable)
+    try:
+        yield emptied
+    finally:
+        loop.remove_reader(source)
+
+
+@contextmanager
+def end_of(pid: int) -> Iterator[asyncio.Future[None]]:
+    """Done when a child of ours has ended; it has still to be waited for."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    descriptor = os.pidfd_open(pid)
+
+    def exited() -> None:
+        loop.remove_reader(descriptor)
+        ended.set_result(None)
+
+    loop.add_reader(descriptor, exited)
+    try:
+        yield ended
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

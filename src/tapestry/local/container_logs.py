@@ -1,0 +1,144 @@
+"""Logs of containers: what a process writes, line by line and with the time of each, in a file that stays small.
+
+Log       takes what one run of a container writes
+reading   the part of it that somebody wants, and then, for those who follow, what comes
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+from tapestry.kube.times import micro_timestamp
+from tapestry.local.kubelet_api import LogQuery
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+LARGEST = 10 << 20
+"""Bytes of a file; it then becomes the older one of two, of which only the newer is read."""
+LONGEST_LINE = 16 << 10
+TIME = len("2006-01-02T15:04:05.000000Z ")
+
+
+@dataclass
+class Log:
+    """The log of one run.  For one event loop."""
+
+    path: Path
+    now: Callable[[], datetime]
+    largest: int = LARGEST
+    rotations: int = 0
+    closed: bool = False
+    grew: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced by another, at each change."""
+    _file: FileIO | None = None
+    _rest: bytes = b""
+
+    def write(self, data: bytes) -> None:
+        """Take what was written; a line is in the file when it is complete, or too long."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) >= LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        if lines:
+            self._append(lines)
+
+    def close(self) -> None:
+        """No more comes; followers are told."""
+        if self._rest:
+            self._append([self._rest])
+        self.closed = True
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._tell()
+
+    def _append(self, lines: Iterable[bytes]) -> None:
+        stamp = f"{micro_timestamp(self.now())} ".encode()
+        try:
+            file = self._opened()
+            file.write(b"".join(stamp + line + b"\n" for line in lines))
+            if file.tell() > self.largest:
+                self._rotate(file)
+        except OSError as error:  # a full disk takes lines from the log, and must not take more
+            log.warning("lines of a container are lost", path=str(self.path), error=str(error))
+        self._tell()
+
+    def _rotate(self, file: FileIO) -> None:
+        file.close()
+        self._file = None
+        self.path.replace(self.path.with_suffix(".older"))
+        self.rotations += 1
+
+    def _opened(self) -> FileIO:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
+        return self._file
+
+    def _tell(self) -> None:
+        grown, self.grew = self.grew, asyncio.Event()
+        grown.set()
+
+
+async def reading(path: Path, query: LogQuery, source: Log | None) -> AsyncIterator[bytes]:
+    """What is wanted of the log in a file; `source` is what still writes it, if anything does."""
+    left = query.limit
+    async for line in wanted_lines(path, query, source):
+        text = line if query.timestamps else line[TIME:]
+        if left is not None:
+            text = text[:left]
+            left -= len(text)
+        if text:
+            yield text
+        if left == 0:
+            return
+
+
+async def wanted_lines(path: Path, query: LogQuery, source: Log | None) -> AsyncIterator[bytes]:
+    since = micro_timestamp(query.since).encode() if query.since else b""
+    reader = Reader(path)
+    try:
+        rotations = source.rotations if source is not None else 0
+        first: Iterable[bytes] = (line for line in reader.lines() if line[: TIME - 1] >= since)
+        for line in first if query.tail is None else deque(first, maxlen=query.tail):
+            yield line
+        while query.follow and source is not None:
+            grew, is_last = source.grew, source.closed
+            for line in reader.lines():
+                yield line
+            if rotations != source.rotations:  # the rest of the older file is read; go on in the newer one
+                rotations = source.rotations
+                reader.close()
+                reader = Reader(path)
+                continue
+            if is_last:
+                return
+            await grew.wait()
+    finally:
+        reader.close()
+
+
+class Reader:
+    """Complete lines of a file, as far as it goes; it need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def lines(self) -> Iterator[bytes]:
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb")
+            except FileNotFoundError:
+                return
+        while (line := self._file.readline()).endswith(b"\n"):
+            yield line
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,113 @@
+"""The folder of a pod: its volumes, and where its containers live and write their logs.
+
+<uid>/volumes/<volume>/...          what the volume consists of, kept as its sources are
+<uid>/volumes/<volume>.kubeconfig   the way to the API server by the token in there
+<uid>/containers/<name>/            where a container runs
+<uid>/containers/<name>-<run>.log   what it writes
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from tapestry.kube.objects import Object, namespace_of, uid_of
+from tapestry.local.commands import TOKENS_AT
+from tapestry.local.sources import Files
+
+
+@dataclass(frozen=True)
+class PodFolder:
+    """Where a pod lives on this machine."""
+
+    path: Path
+
+    def volume(self, name: str) -> Path:
+        return self.path / "volumes" / name
+
+    def container(self, name: str) -> Path:
+        return self.path / "containers" / name
+
+    def log(self, container: str, run: int) -> Path:
+        return self.path / "containers" / f"{container}-{run}.log"
+
+    def make(self, pod: Object) -> None:
+        for field in ("initContainers", "containers"):
+            for each in pod["spec"].get(field) or ():
+                self.container(each["name"]).mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def write(self, volume: str, files: Files) -> None:
+        """Have a volume consist of these files and no others."""
+        folder = self.volume(volume)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        wanted = {folder / safe(name): content for name, content in files.items()}
+        for path in [each for each in folder.rglob("*") if each.is_file() and each not in wanted]:
+            path.unlink()
+        for path, content in wanted.items():
+            if not path.exists() or path.read_bytes() != content:
+                replace(path, content)
+
+    def mounts(self, container: Object) -> dict[str, Path]:
+        """What stands for the paths that the container has mounted."""
+        return {
+            each["mountPath"].rstrip("/") or "/": self.volume(each["name"]) / safe(each.get("subPath") or "")
+            for each in container.get("volumeMounts") or ()
+        }
+
+    def kubeconfig(self, pod: Object, container: Object, server: str) -> Path | None:
+        """The way to the API server as the pod's account, if the container has its token mounted."""
+        folder = self.mounts(container).get(TOKENS_AT)
+        if folder is None:
+            return None
+        where = {"server": server, "certificate-authority": str(folder / "ca.crt")}
+        context = {"cluster": "home", "user": "account", "namespace": namespace_of(pod)}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "home",
+            "clusters": [{"name": "home", "cluster": where}],
+            "users": [{"name": "account", "user": {"tokenFile": str(folder / "token")}}],
+            "contexts": [{"name": "home", "context": context}],
+        }
+        path = folder.with_name(f"{folder.name}.kubeconfig")
+        replace(path, json.dumps(document, indent=2).encode())
+        return path
+
+    def forget_logs(self, container: str, before: int) -> None:
+        """Remove what runs before that one wrote."""
+        for path in (self.path / "containers").glob(f"{container}-*.*"):
+            run = path.stem.removeprefix(f"{container}-")
+            if run.isdecimal() and int(run) < before:
+                path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def safe(name: str) -> PurePosixPath:
+    """A path that stays below the folder it is put in; API servers admit no other."""
+    return PurePosixPath(*(part for part in PurePosixPath(name).parts if part not in ("..", "/")))
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file for us alone; whoever reads it finds what was there before, or all of the new."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    part.replace(path)
+
+
+def folder_of(root: Path, pod: Object) -> PodFolder:
+    return PodFolder(root / uid_of(pod))
+
+
+def sweep(root: Path, pods: Collection[Object]) -> None:
+    """Remove the folders of pods that are no more."""
+    known = {uid_of(pod) for pod in pods}
+    for path in root.iterdir() if root.is_dir() else ():
+        if path.name not in known:
+            PodFolder(path).remove()

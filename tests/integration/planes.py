@@ -1,0 +1,70 @@
+"""What scenarios run over: Kubernetes' own API server and etcd, or our API server in their place.
+
+A scenario that asks for a cluster runs over both, and has to come out the same.  What stays on Kubernetes is marked
+`only_on_kubernetes`, with one of the reasons below.  Controllers run in neither unless a test asks for them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tapestry.local.kubernetes import ControlPlane
+
+from .servers import OwnServer
+
+KUBERNETES = pytest.param("kubernetes", id="kubernetes", marks=pytest.mark.kubernetes)
+OWN = pytest.param("own", id="own")
+OWN_ABOVE = pytest.param("own above", id="own-above", marks=pytest.mark.kubernetes)
+"""The virtual cluster is ours, every other is Kubernetes'."""
+
+
+class Plane(Protocol):
+    """A cluster without nodes, as far as scenarios use it; `kubeconfig` is its administrator's, as `token` is."""
+
+    kubeconfig: Path
+    url: str
+    token: str
+
+    def restart(self) -> None:
+        """Kill the API server and run it again under the same address."""
+
+    def pause(self) -> None:
+        """Stop the API server in its tracks: its connections stay open and silent until `resume`."""
+
+    def resume(self) -> None: ...
+
+
+Start = Callable[..., AbstractContextManager[Plane]]
+"""`start("physical", controllers=True)` runs a cluster for as long as the context lasts."""
+
+
+def starts_kubernetes(assets: Path, folders: pytest.TempPathFactory) -> Start:
+    def start(name: str, *, controllers: bool = False) -> ControlPlane:
+        return ControlPlane(folders.mktemp(name), assets, controller_manager=controllers, fsync=False)
+
+    return start
+
+
+def starts_own(folders: pytest.TempPathFactory) -> Start:
+    @contextmanager
+    def start(name: str, *, controllers: bool = False) -> Iterator[OwnServer]:
+        flags = ("--service-cluster-ip-range", "10.96.0.0/16", "--controllers", "*" if controllers else "none")
+        # As in `ControlPlane`: pods without a service account would be refused where no controller makes accounts.
+        with OwnServer(folders.mktemp(name), *flags, pod_accounts=str(controllers).lower()) as server:
+            yield server
+
+    return start
+
+
+def only_on_kubernetes(reason: str) -> pytest.MarkDecorator:
+    assert reason in REASONS
+    return pytest.mark.parametrize("flavour", [KUBERNETES], indirect=True)
+
+
+NODE_LIFECYCLE = "kube-controller-manager evicts pods from nodes that are silent; no controller of ours does"
+VOLUME_BINDING = "kube-controller-manager binds claims to volumes; no controller of ours does"
+THEIR_PROGRAMS = "it is about the processes of Kubernetes"
+REASONS = (NODE_LIFECYCLE, VOLUME_BINDING, THEIR_PROGRAMS)

@@ -1,0 +1,316 @@
+"""DaemonSets at work in a cluster: a pod on each node that it fits."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.client.client import Client, PatchType
+from tapestry.controlplane.workloads import daemons
+from tapestry.controlplane.workloads.daemons import Fit
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, named, uid_of, value_at
+from tapestry.kube.resources import CONTROLLER_REVISIONS, DAEMON_SETS, NODES, PODS
+from tapestry.kube.times import parse_time, timestamp
+from tapestry.local.kubelets import simulated_node
+
+from .worlds import ROOM, in_a_world, live_pods, settled, wait_until
+
+AGENT = named("agent", "default")
+SLOWLY = {"simulated.tapestry.io/starts-after": "5s"}
+NOW = datetime(2024, 1, 1, tzinfo=UTC)
+ONLY = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def a_set(annotations: dict[str, str] | None = None, pod: dict[str, Any] | None = None, **spec: Any) -> Object:
+    template = {
+        "metadata": {"labels": {"app": "agent"}, "annotations": annotations or {}},
+        "spec": {"containers": [{"name": "c", "image": "agent:1"}], **(pod or {})},
+    }
+    needed = {"selector": {"matchLabels": {"app": "agent"}}, "template": template}
+    return {"metadata": {"name": "agent", "namespace": "default"}, "spec": {**needed, **spec}}
+
+
+async def wait_until_ready(client: Client, nodes: int, updated: int | None = None) -> Object:
+    def holds(found: Object) -> bool:
+        status = found.get("status") or {}
+        keys = ("desiredNumberScheduled", "currentNumberScheduled", "numberAvailable", "updatedNumberScheduled")
+        is_new = status.get("observedGeneration") == found["metadata"]["generation"]
+        wanted = [nodes, nodes, nodes, nodes if updated is None else updated]
+        return is_new and [status.get(key, 0) for key in keys] == wanted
+
+    return await wait_until(client, DAEMON_SETS, "agent", holds)
+
+
+async def places(client: Client) -> list[str]:
+    return sorted(value_at(pod, "spec", "nodeName") for pod in await live_pods(client))
+
+
+async def update(client: Client, image: str = "agent:2") -> None:
+    patch = {"spec": {"template": {"spec": {"containers": [{"name": "c", "image": image}]}}}}
+    await client.patch(DAEMON_SETS, AGENT, patch, type=PatchType.STRATEGIC)
+
+
+async def taint(client: Client, node: str, effect: str, key: str = "example.com/mine") -> None:
+    await client.patch(NODES, named(node), {"spec": {"taints": [{"key": key, "effect": effect}]}})
+
+
+@in_a_world("daemonsets")
+async def test_every_node_has_a_pod_and_so_has_one_that_comes_later(client: Client) -> None:
+    await client.create(DAEMON_SETS, a_set())
+    await wait_until_ready(client, 3)
+    assert await places(client) == ["n0", "n1", "n2"]
+    await client.create(NODES, simulated_node("n3", ROOM))
+    await wait_until_ready(client, 4)
+    assert await places(client) == ["n0", "n1", "n2", "n3"]
+
+
+@in_a_world("daemonsets")
+async def test_pods_say_which_node_they_are_for_and_tolerate_its_troubles(client: Client) -> None:
+    await client.create(DAEMON_SETS, a_set(pod={"hostNetwork": True, "nodeSelector": {"kubernetes.io/hostname": "n1"}}))
+    await wait_until_ready(client, 1)
+    (pod,) = await live_pods(client)
+    (term,) = pod["spec"]["affinity"]["nodeAffinity"][ONLY]["nodeSelectorTerms"]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    tolerated = {
+        (each["key"].removeprefix("node.kubernetes.io/"), each["effect"]) for each in pod["spec"]["tolerations"]
+    }
+    assert tolerated == {
+        ("not-ready", "NoExecute"),
+        ("unreachable", "NoExecute"),
+        ("disk-pressure", "NoSchedule"),
+        ("memory-pressure", "NoSchedule"),
+        ("pid-pressure", "NoSchedule"),
+        ("unschedulable", "NoSchedule"),
+        ("network-unavailable", "NoSchedule"),
+    }
+    assert labels_of(pod)["pod-template-generation"] == "1"
+
+
+@in_a_world("daemonsets")
+async def test_a_node_that_is_relabelled_gets_or_loses_its_pod(client: Client) -> None:
+    await client.create(DAEMON_SETS, a_set(pod={"nodeSelector": {"disk": "fast"}}))
+    await settled()
+    assert await places(client) == []
+    await client.patch(NODES, named("n1"), {"metadata": {"labels": {"disk": "fast"}}})
+    await wait_until_ready(client, 1)
+    assert await places(client) == ["n1"]
+    await client.patch(NODES, named("n1"), {"metadata": {"labels": {"disk": "slow"}}})
+    await settled()
+    assert await places(client) == []
+
+
+@in_a_world("daemonsets")
+async def test_no_pod_is_made_for_a_node_whose_taint_it_does_not_tolerate(client: Client) -> None:
+    await taint(client, "n0", "NoSchedule")
+    await taint(client, "n1", "NoExecute")
+    await taint(client, "n2", "PreferNoSchedule")
+    await client.create(DAEMON_SETS, a_set())
+    found = await wait_until_ready(client, 1)
+    assert await places(client) == ["n2"]
+    assert found["status"]["numberMisscheduled"] == 0
+    await taint(client, "n2", "NoSchedule")  # what is there may stay
+    await settled()
+    assert await places(client) == ["n2"]
+    assert (await client.get(DAEMON_SETS, "agent", "default"))["status"]["numberMisscheduled"] == 1
+    await taint(client, "n2", "NoExecute")
+    await settled()
+    assert await places(client) == []
+
+
+@in_a_world("daemonsets")
+async def test_a_node_that_is_cordoned_has_its_pod(client: Client) -> None:
+    await client.patch(NODES, named("n0"), {"spec": {"unschedulable": True}})
+    await taint(client, "n0", "NoSchedule", "node.kubernetes.io/unschedulable")
+    await client.create(DAEMON_SETS, a_set())
+    await wait_until_ready(client, 3)
+    assert await places(client) == ["n0", "n1", "n2"]
+
+
+@in_a_world("daemonsets")
+async def test_an_update_replaces_one_pod_after_the_other(client: Client) -> None:
+    await client.create(DAEMON_SETS, a_set(SLOWLY))
+    await wait_until_ready(client, 3)
+    await update(client)
+    await wait_until_ready(client, 3)
+    made = sorted(parse_time(pod["metadata"]["creationTimestamp"]) for pod in await live_pods(client))
+    assert [(each - made[0]).total_seconds() for each in made] == [0, 5, 10]
+    assert {pod["spec"]["containers"][0]["image"] for pod in await live_pods(client)} == {"agent:2"}
+
+
+@in_a_world("daemonsets")
+async def test_an_update_can_surge_so_that_no_node_is_ever_without(client: Client) -> None:
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    await client.create(DAEMON_SETS, a_set(SLOWLY, updateStrategy=strategy))
+    await wait_until_ready(client, 3)
+    await update(client)
+    for _ in range(12):
+        await settled(1)
+        pods = await live_pods(client)
+        ready = {value_at(pod, "spec", "nodeName") for pod in pods if value_at(pod, "status", "phase") == "Running"}
+        assert ready == {"n0", "n1", "n2"}
+        assert len(pods) <= 4
+    await wait_until_ready(client, 3)
+    assert {pod["spec"]["containers"][0]["image"] for pod in await live_pods(client)} == {"agent:2"}
+
+
+@in_a_world("daemonsets")
+async def test_on_delete_waits_for_somebody_to_delete(client: Client) -> None:
+    await client.create(DAEMON_SETS, a_set(updateStrategy={"type": "OnDelete"}))
+    await wait_until_ready(client, 3)
+    await update(client)
+    await wait_until_ready(client, 3, updated=0)
+    (pod, *_) = await live_pods(client)
+    await client.delete(PODS, pod)
+    await settled()
+    await wait_until_ready(client, 3, updated=1)
+
+
+@in_a_world("daemonsets")
+async def test_templates_that_were_are_kept_and_can_be_gone_back_to(client: Client) -> None:
+    await client.create(DAEMON_SETS, a_set(revisionHistoryLimit=1))
+    await wait_until_ready(client, 3)
+    for number in (2, 3):
+        await update(client, f"agent:{number}")
+        await wait_until_ready(client, 3)
+    await settled()
+    assert sorted(each["revision"] for each in await client.list(CONTROLLER_REVISIONS)) == [2, 3]
+    await update(client, "agent:2")
+    await wait_until_ready(client, 3)
+    assert sorted(each["revision"] for each in await client.list(CONTROLLER_REVISIONS)) == [3, 4]
+
+
+@in_a_world("daemonsets")
+async def test_a_pod_that_failed_is_replaced_after_a_pause(client: Client) -> None:
+    await client.create(DAEMON_SETS, a_set())
+    await wait_until_ready(client, 3)
+    (pod, *_) = await live_pods(client)
+    await client.patch(PODS, pod, {"status": {"phase": "Failed"}}, subresource="status")
+    await settled(5)
+    assert uid_of(await client.get(PODS, name_of(pod), "default")) == uid_of(pod)
+    await settled()
+    await wait_until_ready(client, 3)
+    assert uid_of(pod) not in {uid_of(each) for each in await live_pods(client)}
+
+
+# -- the pure part
+
+
+def a_pod(node: str, mark: str, *, works: bool = True, number: int = 0, going: bool = False) -> Object:
+    name = f"{node}-{mark}-{number}"
+    metadata = {
+        "name": name,
+        "uid": name,
+        "creationTimestamp": timestamp(NOW),
+        "labels": {"controller-revision-hash": mark},
+    }
+    if going:
+        metadata["deletionTimestamp"] = timestamp(NOW)
+    ready = {"type": "Ready", "status": str(works), "lastTransitionTime": timestamp(NOW)}
+    return {
+        "metadata": metadata,
+        "spec": {"nodeName": node},
+        "status": {"phase": "Running" if works else "Pending", "conditions": [ready]},
+    }
+
+
+@st.composite
+def states(draw: st.DrawFn) -> dict[str, list[Object]]:
+    def pods(node: str) -> list[Object]:
+        kinds = draw(st.lists(st.tuples(st.sampled_from(["old", "new"]), st.booleans(), st.booleans()), max_size=2))
+        return [
+            a_pod(node, mark, works=works, number=number, going=going)
+            for number, (mark, works, going) in enumerate(kinds)
+        ]
+
+    return {f"n{number}": pods(f"n{number}") for number in range(draw(st.integers(1, 6)))}
+
+
+def with_strategy(unavailable: int, surge: int) -> Object:
+    rolling = {"maxUnavailable": unavailable, "maxSurge": surge}
+    return a_set(updateStrategy={"type": "RollingUpdate", "rollingUpdate": rolling})
+
+
+def working_nodes(pods: dict[str, list[Object]]) -> set[str]:
+    return {
+        node
+        for node, found in pods.items()
+        if any(value_at(pod, "status", "phase") == "Running" and not is_deleting(pod) for pod in found)
+    }
+
+
+@given(states(), st.integers(0, 3), st.integers(0, 3))
+def test_an_update_takes_no_more_nodes_out_of_work_than_it_may(
+    pods: dict[str, list[Object]], unavailable: int, surge: int
+) -> None:
+    fits = dict.fromkeys(pods, Fit(True, True))
+    step = daemons.next_step(with_strategy(unavailable, surge), fits, pods, "new", NOW)
+    limits = daemons.limits_of(with_strategy(unavailable, surge), len(pods))
+    before = working_nodes(pods)
+    leaving = {uid_of(pod) for pod in step.leave}
+    after = working_nodes({node: [pod for pod in found if uid_of(pod) not in leaving] for node, found in pods.items()})
+    allowed = max(limits.unavailable - (len(pods) - len(before)), 0) if not limits.surge else 0
+    doubled = {node for node, found in pods.items() if len(found) > 1}
+    assert len(before - after - doubled) <= allowed
+
+
+@given(states(), st.integers(1, 3))
+def test_a_node_never_gets_more_than_one_pod_of_each_kind(pods: dict[str, list[Object]], surge: int) -> None:
+    fits = dict.fromkeys(pods, Fit(True, True))
+    step = daemons.next_step(with_strategy(0, surge), fits, pods, "new", NOW)
+    assert len(set(step.make)) == len(step.make)
+    for node in step.make:
+        kept = [pod for pod in pods[node] if not is_deleting(pod) and pod not in step.leave]
+        assert not any(daemons.is_new(pod, "new") for pod in kept)
+
+
+@given(states(), st.integers(0, 3), st.integers(0, 3))
+def test_an_update_comes_to_its_end(pods: dict[str, list[Object]], unavailable: int, surge: int) -> None:
+    daemon_set, fits = with_strategy(unavailable, surge), dict.fromkeys(pods, Fit(True, True))
+    for turn in range(20):
+        step = daemons.next_step(daemon_set, fits, pods, "new", NOW)
+        leaving = {uid_of(pod) for pod in step.leave}
+        pods = {
+            node: [
+                a_pod(node, labels_of(pod)["controller-revision-hash"], number=hash(name_of(pod)))
+                for pod in found
+                if uid_of(pod) not in leaving and not is_deleting(pod)
+            ]
+            + [a_pod(node, "new", number=1000 + turn) for each in step.make if each == node]
+            for node, found in pods.items()
+        }
+    assert all([labels_of(pod)["controller-revision-hash"] for pod in found] == ["new"] for found in pods.values())
+
+
+@pytest.mark.parametrize(
+    ("node", "pod", "fit"),
+    [
+        ({}, {}, Fit(True, True)),
+        ({}, {"nodeName": "n"}, Fit(True, True)),
+        ({}, {"nodeName": "other"}, Fit(False, False)),
+        ({}, {"nodeSelector": {"a": "b"}}, Fit(False, False)),
+        ({"taints": [{"key": "k", "effect": "NoSchedule"}]}, {}, Fit(False, True)),
+        ({"taints": [{"key": "k", "effect": "NoExecute"}]}, {}, Fit(False, False)),
+        ({"taints": [{"key": "k", "effect": "NoExecute"}]}, {"tolerations": [{"operator": "Exists"}]}, Fit(True, True)),
+        ({"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]}, {}, Fit(True, True)),
+        ({"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]}, {}, Fit(False, True)),
+        ({"taints": [{"key": "node.kubernetes.io/network-unavailable", "effect": "NoSchedule"}]}, {}, Fit(False, True)),
+    ],
+)
+def test_a_node_fits_as_in_kubernetes(node: dict[str, Any], pod: dict[str, Any], fit: Fit) -> None:
+    assert daemons.fit_of(a_set(pod=pod), {"metadata": {"name": "n"}, "spec": node}) == fit
+
+
+def test_a_field_of_the_node_can_be_meant() -> None:
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}]
+    pod = {"affinity": {"nodeAffinity": {ONLY: {"nodeSelectorTerms": terms}}}}
+    fits = [daemons.fit_of(a_set(pod=pod), {"metadata": {"name": name}}).wanted for name in ("n", "m")]
+    assert fits == [True, False]
+
+
+def test_a_pod_for_a_node_that_is_gone_goes_unless_it_was_there() -> None:
+    bound = a_pod("gone", "new")
+    waiting = {**a_pod("gone", "new", number=1), "spec": {}}
+    step = daemons.next_step(a_set(), {}, {"gone": [bound, waiting]}, "new", NOW + timedelta(hours=1))
+    assert (step.make, step.leave) == ([], [waiting])

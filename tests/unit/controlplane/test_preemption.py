@@ -1,0 +1,197 @@
+"""Who makes room for whom."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tapestry.controlplane.scheduler.asked import asked_by
+from tapestry.controlplane.scheduler.placing import Wishes, choose, why_not
+from tapestry.controlplane.scheduler.preemption import Budget, Useless, Victims, is_pushed_aside, victims
+from tapestry.controlplane.scheduler.rooms import Rooms
+from tapestry.controlplane.scheduler.verdicts import Verdicts
+from tapestry.kube.objects import Object, name_of
+from tapestry.kube.selectors import label_selector
+
+from .places import a_node, a_pod, fits, rooms_of
+
+A = label_selector({"matchLabels": {"app": "a"}})
+
+
+def found(nodes: list[Object], pods: list[Object], pod: Object, *budgets: Budget) -> Victims:
+    return of_rooms(rooms_of(nodes, pods), pod, *budgets)
+
+
+def of_rooms(rooms: Rooms, pod: Object, *budgets: Budget) -> Victims:
+    wishes = Wishes(asked_by(pod))
+    choice = choose(wishes, rooms, Verdicts())
+    assert choice.node is None
+    return victims(wishes, choice, rooms, budgets)
+
+
+def names(leaving: Victims) -> list[str]:
+    return [name_of(each.pod) for each in leaving.pods]
+
+
+def test_the_least_important_go_and_no_more_than_it_takes() -> None:
+    pods = [
+        a_pod("low", "n", cpu="2", priority=1),
+        a_pod("lower", "n", cpu="1", priority=0),
+        a_pod("same", "n", priority=5),
+    ]
+    assert names(found([a_node("n", cpu="3")], pods, a_pod("p", cpu="1", priority=5))) == ["lower"]
+    assert names(found([a_node("n", cpu="3")], pods, a_pod("p", cpu="2", priority=5))) == ["low"]
+    assert names(found([a_node("n", cpu="3")], pods, a_pod("p", cpu="3", priority=5))) == ["low", "lower"]
+
+
+def test_the_younger_go_before_the_older() -> None:
+    pods = [a_pod("a", "n", cpu="1"), a_pod("b", "n", cpu="1")]
+    for pod, moment in zip(pods, ("2024-01-02T00:00:00Z", "2024-01-01T00:00:00Z"), strict=True):
+        pod["metadata"]["creationTimestamp"] = moment
+    assert names(found([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=5))) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "node"),
+    [
+        ([a_pod("a", "n", cpu="2", priority=3), a_pod("b", "m", cpu="2", priority=2)], "m"),
+        (
+            [
+                a_pod("a", "n", cpu="1", priority=2),
+                a_pod("c", "n", cpu="1", priority=2),
+                a_pod("b", "m", cpu="2", priority=2),
+            ],
+            "m",
+        ),
+        ([a_pod("a", "n", cpu="2", priority=-5), a_pod("b", "m", cpu="2", priority=-7)], "m"),
+    ],
+    ids=["less important", "fewer", "below zero"],
+)
+def test_the_node_where_least_is_lost(pods: list[Object], node: str) -> None:
+    assert found([a_node("n", cpu="2"), a_node("m", cpu="2")], pods, a_pod("p", cpu="2", priority=9)).node == node
+
+
+def test_a_budget_is_broken_only_where_nothing_else_helps() -> None:
+    nodes = [a_node("n", cpu="2"), a_node("m", cpu="2")]
+    kept = Budget("x", A, 0)
+    pods = [a_pod("a", "n", cpu="2", app="a"), a_pod("b", "m", cpu="2", priority=4)]
+    assert found(nodes, pods, a_pod("p", cpu="2", priority=9)).node == "n"
+    assert found(nodes, pods, a_pod("p", cpu="2", priority=9), kept).node == "m"
+    only = found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), kept)
+    assert (names(only), only.broken) == (["a"], 1)
+    gone_already = Budget("x", A, 0, frozenset({"a"}))
+    assert found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), gone_already).broken == 0
+    elsewhere = Budget("y", A, 0)
+    assert found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), elsewhere).broken == 0
+
+
+def test_of_two_on_a_node_the_one_without_a_budget_goes() -> None:
+    pods = [a_pod("a", "n", cpu="1", app="a"), a_pod("b", "n", cpu="1", priority=4)]
+    assert names(found([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=9), Budget("x", A, 0))) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "pod", "words"),
+    [
+        (
+            [a_pod("a", "n", cpu="2", priority=9)],
+            a_pod("p", cpu="2", priority=9),
+            "1 No preemption victims found for incoming pod.",
+        ),
+        ([a_pod("a", "n", cpu="2")], a_pod("p", cpu="3", priority=9), "1 Preemption is not helpful for scheduling."),
+        (
+            [a_pod("a", "n", cpu="2")],
+            a_pod("p", cpu="2", priority=9, preemptionPolicy="Never"),
+            "preemptionPolicy=Never.",
+        ),
+        (
+            [a_pod("a", "n", cpu="1"), a_pod("b", "n", cpu="1", priority=9)],
+            a_pod("p", cpu="2", priority=9),
+            "preemption: 0/1 nodes are available: 1 Insufficient cpu.",
+        ),
+    ],
+)
+def test_what_is_said_where_nobody_goes(pods: list[Object], pod: Object, words: str) -> None:
+    with pytest.raises(Useless) as said:
+        found([a_node("n", cpu="2")], pods, pod)
+    assert str(said.value).endswith(words)
+
+
+def test_who_is_pushed_aside_is_known_by_what_is_said_of_it() -> None:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    pod = {**a_pod("a", "n", going=True), "status": {"conditions": [condition]}}
+    assert is_pushed_aside(asked_by(pod))
+    assert not is_pushed_aside(asked_by({**a_pod("a", "n"), "status": {"conditions": [condition]}}))
+    assert not is_pushed_aside(asked_by(a_pod("a", "n", going=True)))
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> tuple[list[Object], list[Object], Object]:
+    nodes = [
+        a_node(f"n{number}", cpu=str(draw(st.integers(1, 4))), pods="4") for number in range(draw(st.integers(1, 3)))
+    ]
+    anti = {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "a"}}}
+            ]
+        }
+    }
+    pods = [
+        a_pod(
+            f"p{number}",
+            name_of(draw(st.sampled_from(nodes))),
+            cpu=str(draw(st.integers(0, 2))),
+            priority=draw(st.integers(0, 3)),
+            app=draw(st.sampled_from(["", "a"])),
+            affinity=draw(st.sampled_from([{}, {}, anti])),
+        )
+        for number in range(draw(st.integers(0, 8)))
+    ]
+    cpu = str(draw(st.integers(1, 4)))
+    return (
+        nodes,
+        pods,
+        a_pod(
+            "probe",
+            cpu=cpu,
+            priority=draw(st.integers(0, 4)),
+            app=draw(st.sampled_from(["", "a"])),
+            affinity=draw(st.sampled_from([{}, anti])),
+        ),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(crowded())
+def test_whoever_goes_is_needed_and_enough(situation: tuple[list[Object], list[Object], Object]) -> None:
+    nodes, pods, probe = situation
+    rooms, wishes = rooms_of(nodes, pods), Wishes(asked_by(probe))
+    choice = choose(wishes, rooms, Verdicts())
+    if choice.node is not None:
+        return
+    places = dict(rooms.places)
+    try:
+        leaving = victims(wishes, choice, rooms, ())
+    except Useless:
+        for node in nodes:  # nobody less important could make room
+            rest = [
+                each
+                for each in pods
+                if each["spec"]["nodeName"] != name_of(node) or each["spec"]["priority"] >= probe["spec"]["priority"]
+            ]
+            assert not fits(probe, node, nodes, rest) or len(rest) == len(pods)
+        leaving = None
+    assert {key: place for key, (place, _) in rooms.places.items()} == {
+        key: place for key, (place, _) in places.items()
+    }
+    if leaving is None:
+        return
+    node = next(each for each in nodes if name_of(each) == leaving.node)
+    gone = set(names(leaving))
+    stay = [each for each in pods if name_of(each) not in gone]
+    assert all(each["spec"]["priority"] < probe["spec"]["priority"] for each in pods if name_of(each) in gone)
+    assert fits(probe, node, nodes, stay)
+    for each in pods:
+        if name_of(each) in gone:
+            assert not fits(probe, node, nodes, [*stay, each])
+    assert why_not(wishes, rooms.rooms[leaving.node], rooms) is not None
