@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks import cached_pods, events, leases, list_decode, overhead
+from benchmarks import cached_pods, events, leases, list_decode, overhead, placing
 from benchmarks.table import table
 
 QUESTIONS = {
@@ -14,6 +14,7 @@ QUESTIONS = {
     "events": events,
     "leases": leases,
     "overhead": overhead,
+    "placing": placing,
 }
 
 

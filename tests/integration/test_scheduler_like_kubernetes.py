@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,7 +205,7 @@ def is_told(obj: Object | None) -> bool:
     return message_of(obj) is not None or is_placed(obj)
 
 
-def says(message: str):  # type: ignore[no-untyped-def]
+def says(message: str) -> Callable[[Object | None], bool]:
     return lambda obj: message_of(obj) == message
 
 

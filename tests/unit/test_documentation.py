@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 import tapestry.manager.app
 import tapestry.syncer.app  # noqa: F401  with the manager's, all the metrics there are
 from tapestry.apiext.config import ApiExtConfig
+from tapestry.apiserver.config import ApiServerConfig
 from tapestry.controller.config import ManagerConfig
 from tapestry.manager.config import BindingsConfig
 from tapestry.process.config import Section, settings
@@ -16,7 +17,7 @@ from tapestry.syncer.config import SyncerConfig
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("config", [ManagerConfig, BindingsConfig, SyncerConfig, ApiExtConfig])
+@pytest.mark.parametrize("config", [ManagerConfig, BindingsConfig, SyncerConfig, ApiServerConfig, ApiExtConfig])
 def test_every_setting_is_in_the_reference(config: type[Section]) -> None:
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert [path for path in settings(config) if f"`{path}`" not in text] == []

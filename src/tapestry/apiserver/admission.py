@@ -225,7 +225,25 @@ def namespace(obj: Object, old: Object | None) -> Object:
 def pod(obj: Object, old: Object | None) -> Object:
     if old is not None:
         return obj
-    return {**obj, "status": {"phase": "Pending", "qosClass": quality(obj)}}
+    spec = obj["spec"]
+    status: Object = {"phase": "Pending", "qosClass": quality(obj)}
+    if spec.get("schedulingGates"):
+        status["conditions"] = [{"type": "PodScheduled", **GATED, "lastTransitionTime": made_at(obj)}]
+    if (spec.get("terminationGracePeriodSeconds") or 0) < 0:
+        spec = {**spec, "terminationGracePeriodSeconds": 1}
+    return {**obj, "spec": spec, "status": status}
+
+
+GATED = {
+    "status": "False",
+    "reason": "SchedulingGated",
+    "message": "Scheduling is blocked due to non-empty scheduling gates",
+}
+
+
+def made_at(obj: Object) -> str:
+    found: str = obj["metadata"]["creationTimestamp"]
+    return found
 
 
 def quality(obj: Object) -> str:
@@ -270,8 +288,7 @@ def claim(obj: Object, old: Object | None) -> Object:
 def persistent_volume(obj: Object, old: Object | None) -> Object:
     if old is not None:
         return obj
-    since = obj["metadata"]["creationTimestamp"]
-    return {**obj, "status": {"phase": "Pending", "lastPhaseTransitionTime": since}}
+    return {**obj, "status": {"phase": "Pending", "lastPhaseTransitionTime": made_at(obj)}}
 
 
 def daemon_set(obj: Object, old: Object | None) -> Object:

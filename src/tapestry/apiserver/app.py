@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from tapestry.apiserver import admission, bootstrap, defaults, own_service
+from tapestry.apiserver.advice import kinds as advice
 from tapestry.apiserver.apply import Ownership
 from tapestry.apiserver.audit_policy import WHO_DID_WHAT, policy_in
 from tapestry.apiserver.auditing import Auditor
@@ -162,7 +163,7 @@ def server_of(
         [
             *((Escalation(authorize),) if isinstance(authorize, Authorizer) else ()),
             *(admission.immortal, admission.kinds, addresses, validation.step),
-            *(definitions.check, rules.settle, policy_rules.settle, requests.check),
+            *(definitions.check, rules.settle, policy_rules.settle, requests.check, advice.step),
             *(ownership.steady, limits.check, PodSecurity(store), policies, webhooks.validate),
             Quotas(store, rows.of(RESOURCE_QUOTAS), now),  # the last: what is charged follows at once
         ]

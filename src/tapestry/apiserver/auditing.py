@@ -44,6 +44,11 @@ class Auditor:
         return trail
 
 
+def audit_id(call: Call) -> str:
+    """By what a request is known: what its client calls it, or a name of its own."""
+    return call.headers.get("audit-id", "")[:64] or str(uuid4())
+
+
 @dataclass(slots=True)
 class Trail:
     """What is written down of one request."""
@@ -58,7 +63,7 @@ class Trail:
     """In whose name it is made, where that is somebody else and allowed."""
 
     def __post_init__(self) -> None:
-        self.id = self.call.headers.get("audit-id", "")[:64] or str(uuid4())
+        self.id = audit_id(self.call)
         self.began = micro_timestamp(self.auditor.now())
 
     def note(self, stage: Stage, answer: Answer | None = None) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.pipeline import report_fields
-from tapestry.apiserver.rows import Column, Row, Rows, Subresource
+from tapestry.apiserver.rows import Column, Row, Rows, Subresource, precedence
 from tapestry.apiserver.rule_checks import rule_faults
 from tapestry.apiserver.rules import Ruled, ruled
 from tapestry.apiserver.storage.store import Event, Store
@@ -242,9 +242,21 @@ def rows_of(definition: Object) -> list[Row]:
             scale=value_at(version, "subresources", "scale", default={}),
             conversion=conversion_of(spec),
             other_list_kind=names.get("listKind", ""),
+            deprecation=deprecation_of(version, spec) if version.get("deprecated") else "",
         )
         found.append(replace(row, stored_as=storage) if storage != resource.api_version else row)
     return found
+
+
+def deprecation_of(version: Object, spec: Object) -> str:
+    """What is said of a version that is deprecated: what its author says, or which one to use."""
+    if "deprecationWarning" in version:
+        return str(version["deprecationWarning"])
+    old, kind = version["name"], spec["names"]["kind"]
+    others = [each["name"] for each in spec["versions"] if each.get("served") and not each.get("deprecated")]
+    newer = sorted((each for each in others if precedence(each) < precedence(old)), key=precedence)
+    use = f"; use {spec['group']}/{newer[0]} {kind}" if newer else ""
+    return f"{spec['group']}/{old} {kind} is deprecated{use}"
 
 
 def conversion_of(spec: Object) -> Object:

@@ -486,12 +486,17 @@ def ingress_class(obj: Object) -> Object:
     return within(obj, "spec", lambda spec: within(spec, "parameters", lambda found: {"scope": "Cluster", **found}))
 
 
+def api_service(obj: Object) -> Object:
+    return within(obj, "spec", lambda spec: within(spec, "service", lambda found: {"port": 443, **found}))
+
+
 ELSEWHERE = (namespace, node)
 """Defaults that are not of the spec."""
 DEFAULTS: Mapping[str, Default] = {
     "ingressclasses.networking.k8s.io": ingress_class,
     "namespaces": namespace,
     "nodes": node,
+    "apiservices.apiregistration.k8s.io": api_service,
     "pods": pod,
     "podtemplates": lambda obj: within(obj, "template", template),
     "replicationcontrollers": replication_controller,

@@ -54,7 +54,7 @@ class TypedReading:
         if changed is new:
             return found
         kept = {key: each for key, each in new.items() if key not in changed}
-        return {key: kept.get(key, found.get(key)) for key in new if key in kept or key in found}
+        return {key: kept.get(key, found.get(key)) for key in {**new, **found} if key in kept or key in found}
 
 
 def duplicates(request: Request) -> list[str]:

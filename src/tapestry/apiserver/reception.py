@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tapestry.apiserver import refusals
-from tapestry.apiserver.auditing import Auditor, Trail
+from tapestry.apiserver.auditing import Auditor, Trail, audit_id
 from tapestry.apiserver.impersonation import impersonated
 from tapestry.apiserver.metrics import COMPONENT, TERMINATED, Tally, tally_of
 from tapestry.apiserver.requests import Call, target_of
@@ -51,19 +51,14 @@ class Reception:
         tally.count(answer.status, time.perf_counter() - began)
         if call.method == "GET":
             tally.sizes.observe(len(answer.body))
-        if trail is not None:
-            trail.note("ResponseComplete", answer)
-            return replace(answer, headers={**answer.headers, "Audit-Id": trail.id})
-        return answer
+        return complete(answer, call, trail)
 
     def refused(self, call: Call, error: ApiError) -> Answer:
         """The answer to a call that is not answered, because nobody knows whose it is, or there is no room for it."""
         asked, answer = self.asked(call), refused(error)
         tally_of(call, asked).count(answer.status, 0.0)
         trail = self.auditor.begun(call, asked) if self.auditor is not None else None
-        if trail is not None:
-            trail.note("ResponseComplete", answer)
-        return answer
+        return complete(answer, call, trail)
 
     def asked(self, call: Call) -> Attributes:
         """What the call is about, as far as its path tells."""
@@ -93,6 +88,13 @@ class Reception:
         except TimeoutError:
             TERMINATED.labels(call.method, "504", COMPONENT).inc()
             raise refusals.out_of_time() from None
+
+
+def complete(answer: Answer, call: Call, trail: Trail | None) -> Answer:
+    """The answer with the name under which the request is found again, in an audit log if there is one."""
+    if trail is not None:
+        trail.note("ResponseComplete", answer)
+    return replace(answer, headers={**answer.headers, "Audit-Id": trail.id if trail is not None else audit_id(call)})
 
 
 def allowed(call: Call, longest: float) -> float:

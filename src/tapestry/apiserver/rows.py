@@ -71,6 +71,8 @@ class Row:
     """The status of a new object, where there is one from the start."""
     other_list_kind: str = ""
     """What a list is called, where that is not the kind and `List`."""
+    deprecation: str = ""
+    """What is said to whoever still uses it."""
 
     @property
     def list_kind(self) -> str:
@@ -133,6 +135,7 @@ def row_of(each: Object, patches: PatchSchemas) -> Row:
         type=each["schema"],
         blank_status=each.get("blankStatus"),
         patches=patches.of(each["schema"]),
+        deprecation=DEPRECATED.get(resource.name, ""),
     )
 
 
@@ -209,7 +212,7 @@ WITH_GENERATION = frozenset(
         *(f"{plural}.apps" for plural in ("deployments", "replicasets", "statefulsets", "daemonsets")),
         *("jobs.batch", "cronjobs.batch", "customresourcedefinitions.apiextensions.k8s.io"),
         *(f"{plural}.networking.k8s.io" for plural in ("ingresses", "networkpolicies", "ingressclasses")),
-        *("certificatesigningrequests.certificates.k8s.io", "priorityclasses.scheduling.k8s.io"),
+        "priorityclasses.scheduling.k8s.io",
         *(
             f"{plural}.admissionregistration.k8s.io"
             for plural in (
@@ -222,6 +225,12 @@ WITH_GENERATION = frozenset(
     }
 )
 """Built-in kinds whose objects count the changes of what is wanted of them."""
+
+DEPRECATED = {
+    "endpoints": "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
+    "componentstatuses": "v1 ComponentStatus is deprecated in v1.19+",
+}
+"""Built-in kinds that clients are told to do without."""
 
 SHOWN_WHEN_GONE = frozenset(
     {
@@ -248,10 +257,19 @@ ONLY_CONDITIONALLY = frozenset(
                 *("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
             )
         ),
-        "customresourcedefinitions.apiextensions.k8s.io",
+        *("customresourcedefinitions.apiextensions.k8s.io", "apiservices.apiregistration.k8s.io"),
     }
 )
 """Built-in resources that a PUT must name the version of; every custom resource is one, too."""
+
+STATUS_ALONE = frozenset(
+    {
+        *("servicecidrs.networking.k8s.io", "volumeattachments.storage.k8s.io", "resourceclaims.resource.k8s.io"),
+        *(f"{plural}.flowcontrol.apiserver.k8s.io" for plural in ("flowschemas", "prioritylevelconfigurations")),
+        *("validatingadmissionpolicies.admissionregistration.k8s.io", "apiservices.apiregistration.k8s.io"),
+    }
+)
+"""Built-in resources of which a write to the status changes nothing else, not even labels; as of all custom ones."""
 
 MADE_BY_PUT = frozenset(
     {

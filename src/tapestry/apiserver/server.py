@@ -5,7 +5,7 @@ Who asks has been found out before (`Call.user`); whether they may is asked here
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -130,6 +130,23 @@ class Server:
         self.check(call, target)
         if not serves(target, verb_of(call, target)):
             raise refusals.not_allowed()
+        if target.row.deprecation:
+            return await self.discouraged(call, target)
+        return await self.asked(call, target)
+
+    async def discouraged(self, call: Call, target: Target) -> Answer | Watching:
+        """The same of a resource that is deprecated, with a word of warning; refusals have it, too."""
+        try:
+            found = await self.asked(call, target)
+        except ApiError as error:
+            found = refused(error)
+        if isinstance(found, Watching):
+            return found
+        said = found.headers.get("Warning", "")
+        words = ", ".join(filter(None, (warning(target.row.deprecation), said)))
+        return replace(found, headers={**found.headers, "Warning": words})
+
+    async def asked(self, call: Call, target: Target) -> Answer | Watching:
         name, subresource = target.row.resource.name, target.subresource
         handler = self.special.get((name, subresource))
         if handler is None and subresource:
@@ -325,8 +342,14 @@ def warned(request: Request, status: int, raw: bytes) -> Answer:
     """An answer with the warnings that came up."""
     if not request.warnings:
         return Answer(status, raw)
-    texts = ", ".join('299 - "' + each.replace("\\", "\\\\").replace('"', '\\"') + '"' for each in request.warnings)
+    texts = ", ".join(map(warning, request.warnings))
     return Answer(status, raw, headers={"Warning": texts[:4096]})
+
+
+def warning(text: str) -> str:
+    """What a `Warning` header says of one thing."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'299 - "{escaped}"'
 
 
 def refused(error: ApiError) -> Answer:

@@ -359,6 +359,8 @@ class Shapes:
         preserve = preserve or bool(schema.get(PRESERVE))
         if schema.get(MAP_TYPE) == "atomic":
             return ONE
+        if schema.get(MAP_TYPE) == "granular" and "$ref" in schema:  # its type is atomic everywhere else
+            return self.made({**self._types[schema["$ref"]], MAP_TYPE: ""}, preserve=preserve)
         if "$ref" in schema:
             return self.named(schema["$ref"])
         if schema.get("type") == "array":

@@ -1,8 +1,8 @@
 """Types: what JSON has to look like to be an object of a built-in kind, compiled once from its schema.
 
 Reading a value checks it as Kubernetes' own decoding does: a field that the type does not have is dropped and reported,
-null is absent, a struct that Go always has is there, and a value of the wrong JSON type is refused.  What is
-meaningless all the same is for validation.
+null is absent, and so are lists and maps without anything in them; a struct that Go always has is there, and a value of
+the wrong JSON type is refused.  What is meaningless all the same is for validation.
 """
 
 import re
@@ -59,10 +59,10 @@ class Types:
 
     def named(self, name: str) -> Read:
         if name not in self._compiled:
-            self._compiled[name] = WRITTEN_OTHERWISE.get(name) or self._compile(self._schemas[name])
+            self._compiled[name] = WRITTEN_OTHERWISE.get(name) or self._compile(self._schemas[name], name)
         return self._compiled[name]
 
-    def _compile(self, schema: Object) -> Read:
+    def _compile(self, schema: Object, name: str = "") -> Read:
         if "$ref" in schema:
             return Deferred(self, schema["$ref"])
         if schema.get("x-kubernetes-int-or-string"):
@@ -75,8 +75,9 @@ class Types:
         if kind == "array":
             return array(self._compile(schema["items"]))
         if "properties" in schema:
-            fields = {name: self._compile(each) for name, each in schema["properties"].items()}
-            return struct(fields, self._always(schema))
+            fields = {field: self._compile(each) for field, each in schema["properties"].items()}
+            several = frozenset(field for field, each in schema["properties"].items() if is_several(each)) - TELLING
+            return struct(fields, several, self._always(schema) | dict.fromkeys(NULL_WHERE_EMPTY.get(name, ())))
         if isinstance(values := schema.get("additionalProperties"), dict):
             return mapping(self._compile(values))
         return raw_object if kind else anything
@@ -166,7 +167,14 @@ def array(item: Read) -> Read:
     return read
 
 
-def struct(fields: Mapping[str, Read], always: Object) -> Read:
+def is_several(schema: Object) -> bool:
+    """Whether it is that of a list or a map."""
+    return schema.get("type") == "array" or isinstance(schema.get("additionalProperties"), dict)
+
+
+def struct(fields: Mapping[str, Read], several: frozenset[str], always: Object) -> Read:
+    """`several` are the fields that are absent where there is nothing in them: Kubernetes stores nothing of those."""
+
     def read(value: Any, path: str, reading: Reading) -> Any:
         if type(value) is not dict:
             raise Mismatch(value, path, "object")
@@ -176,7 +184,9 @@ def struct(fields: Mapping[str, Read], always: Object) -> Read:
             if known is None:
                 reading.unknown.append(f"{path}.{key}" if path else key)
             elif each is not None:
-                found[key] = known(each, f"{path}.{key}" if path else key, reading)
+                inside = known(each, f"{path}.{key}" if path else key, reading)
+                if inside or key not in several:
+                    found[key] = inside
         for key, empty in always.items():
             found.setdefault(key, empty)
         return found
@@ -245,3 +255,12 @@ WRITTEN_OTHERWISE: Mapping[str, Read] = {
     "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime": time(rf"{SECONDS}\.\d{{6}}Z", micro_timestamp),
 }
 """Types whose values Go writes in a way of its own."""
+TELLING = frozenset({"managedFields"})
+"""Lists of which an empty one is not none: it forgets all managers."""
+NULL_WHERE_EMPTY: Mapping[str, tuple[str, ...]] = {
+    "io.k8s.api.discovery.v1.EndpointSlice": ("endpoints", "ports"),
+    "io.k8s.api.rbac.v1.ClusterRole": ("rules",),
+    "io.k8s.api.rbac.v1.Role": ("rules",),
+    "io.k8s.api.storage.v1.CSINodeSpec": ("drivers",),
+}
+"""Lists that may be empty and are written all the same, as null: their fields in Go are not marked `omitempty`."""

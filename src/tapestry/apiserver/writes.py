@@ -16,7 +16,7 @@ from typing import Any
 from tapestry.apiserver import refusals
 from tapestry.apiserver.parts import PARTS
 from tapestry.apiserver.requests import Target
-from tapestry.apiserver.rows import FINALIZED, ONLY_CONDITIONALLY, ORPHANING, Row
+from tapestry.apiserver.rows import FINALIZED, ONLY_CONDITIONALLY, ORPHANING, STATUS_ALONE, Row
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, with_value, without
 from tapestry.kube.times import timestamp
@@ -179,9 +179,9 @@ def tidy(metadata: Object, keep: tuple[str, ...] = ()) -> Object:
 
 
 def status_metadata(row: Row, current: Object, metadata: Object) -> Object:
-    """Metadata after a write to /status: built-in kinds take it too, except for owners."""
+    """Metadata after a write to /status: most built-in kinds take it too, except for owners."""
     before: Object = current["metadata"]
-    if row.is_custom:
+    if row.is_custom or row.resource.name in STATUS_ALONE:
         return {**before, **({"managedFields": metadata["managedFields"]} if "managedFields" in metadata else {})}
     return tidy({**metadata, "ownerReferences": before.get("ownerReferences")}, keep=("deletionGracePeriodSeconds",))
 

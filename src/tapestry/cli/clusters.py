@@ -1,6 +1,7 @@
 """Opening clusters for a command that asks or changes something and ends; what goes wrong is one line."""
 
 import asyncio
+import importlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -23,10 +24,15 @@ from tapestry.manager.faults import Fault
 from tapestry.manager.steps import JoinError
 
 VIRTUAL = (
-    click.option("--kubeconfig", help="The virtual cluster; else KUBECONFIG, ~/.kube/config or the pod's own account."),
+    click.option(
+        "--kubeconfig",
+        help="The virtual cluster; else KUBECONFIG, a world that is up here, ~/.kube/config or the pod's own account.",
+    ),
     click.option("--context", help="A context of the kubeconfig."),
 )
 ZONE = click.option("--time-zone", help="Of windows that name none. [default: that of the syncer]")
+HERE = Path(".tapestry")
+"""Where `tapestry up` keeps its world."""
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -38,8 +44,16 @@ def with_virtual_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def virtual_access(kubeconfig: str | None, context: str | None) -> Access:
-    file = Path(kubeconfig) if kubeconfig else None
+    file = Path(kubeconfig) if kubeconfig else world_here()
     return default_access(file, context, environ=os.environ, home=Path.home())
+
+
+def world_here() -> Path | None:
+    """The virtual cluster of the world that `tapestry up` runs from this folder, unless KUBECONFIG names another."""
+    if os.environ.get("KUBECONFIG") or not (HERE / "pid").exists():
+        return None
+    world = importlib.import_module("tapestry.local.world").World(HERE.absolute())
+    return world.kubeconfig() if world.running_pid() is not None else None
 
 
 def physical_access(kubeconfig: Path, context: str | None) -> Access:

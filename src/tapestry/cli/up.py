@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 import uvloop
 
+from tapestry.cli.clusters import HERE
 from tapestry.local.kubernetes import find_kubectl
 from tapestry.local.world import World, WorldFailed
 
 DATA = click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path(".tapestry"),
+    default=HERE,
     show_default=True,
     help="The folder for everything that lasts: objects, certificates, logs.",
 )

@@ -86,8 +86,12 @@ class Controller:
         keys: Keys = own_key,
         *,
         when: Callable[[Object | None, Object | None], bool] | None = None,
+        after: float = 0.0,
     ) -> None:
-        """Look at `keys` of an object, as it was and as it is, whenever it changes (and `when` agrees)."""
+        """Look at `keys` of an object, as it was and as it is, whenever it changes (and `when` agrees).
+
+        With `after`, so many seconds later, once for all changes until then: for passes that cost more than a change.
+        """
         self.sources.append((informer, keys))
 
         def enqueue(old: Object | None, new: Object | None) -> None:
@@ -96,7 +100,7 @@ class Controller:
             for obj in (old, new):
                 if obj is not None:
                     for key in keys(obj):
-                        self.queue.add(key)
+                        self.queue.add_after(key, after)
 
         informer.on_change(enqueue)
 

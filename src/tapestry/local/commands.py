@@ -88,8 +88,12 @@ def faults(container: Object, trust: Trust) -> Iterator[str]:
         yield "has lifecycle hooks, which are not run here"
     if any(value_at(container, probe, "grpc") for probe in PROBES):
         yield "has a probe by gRPC, which is not made here"
-    if trust.run_pods:
-        return
+    if not trust.run_pods:
+        yield from foreign(container)
+
+
+def foreign(container: Object) -> Iterator[str]:
+    """What of the container is not our own program."""
     commands = [container.get("command"), *(value_at(container, probe, "exec", "command") for probe in PROBES)]
     for program in (each[0] for each in commands if each):
         if program != OURS:

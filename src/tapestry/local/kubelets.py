@@ -47,7 +47,7 @@ class SimulatedPods:
             self.addresses.release(key)
             return None
         node = self.nodes.store.get(pod["spec"]["nodeName"])
-        if node is None:
+        if node is None or not address_of(node):
             return None
         now = self.now()
         try:

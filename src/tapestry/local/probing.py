@@ -16,6 +16,7 @@ from tapestry.local.children import child
 from tapestry.local.commands import Launch
 
 LONGEST_REASON = 256
+EAGER_SECONDS = 1
 
 Run = Callable[[Sequence[str]], Launch]
 """What to run for the command of a probe."""
@@ -74,14 +75,21 @@ class Prober:
         return self.ports[port]
 
 
-async def verdicts(probe: Object, attempt: Callable[[], Awaitable[str | None]]) -> AsyncGenerator[bool, None]:
-    """Whether the container is found well, whenever that changes, and first when it is known."""
+async def verdicts(
+    probe: Object, attempt: Callable[[], Awaitable[str | None]], *, eager: bool = False
+) -> AsyncGenerator[bool, None]:
+    """Whether the container is found well, whenever that changes, and first when it is known.
+
+    The `eager` do not wait for a whole period as long as it has never been.
+    """
     await asyncio.sleep(probe.get("initialDelaySeconds") or 0)
     needed = {True: probe.get("successThreshold") or 1, False: probe.get("failureThreshold") or 3}
+    period = probe.get("periodSeconds") or 10
     last, in_a_row = True, 0
     while True:
         well = await attempt() is None
         last, in_a_row = well, in_a_row + 1 if well == last else 1
         if in_a_row == needed[well]:
             yield well
-        await asyncio.sleep(probe.get("periodSeconds") or 10)
+        eager = eager and not well
+        await asyncio.sleep(min(period, EAGER_SECONDS) if eager else period)

@@ -117,9 +117,13 @@ def observed(pod: Object) -> Object:
 
 def differs(has: Object, status: Object) -> bool:
     """Whether a pod that has one status would change by the other being laid over it."""
-    # kube-apiserver shows times that nobody gave: lastProbeTime is null
-    shown = [{key: value for key, value in each.items() if value is not None} for each in has.get("conditions") or ()]
-    return any(value != (shown if field == "conditions" else has.get(field)) for field, value in status.items())
+    shown = {**has, "conditions": shown_conditions(has)}
+    return any(value != shown.get(field) for field, value in status.items())
+
+
+def shown_conditions(status: Object) -> list[Object]:
+    """The conditions of a pod, without what nobody said: kube-apiserver shows a lastProbeTime that is null."""
+    return [{key: value for key, value in each.items() if value is not None} for each in status.get("conditions") or ()]
 
 
 def failed(pod: Object, reason: str, message: str, said: Containers, place: Place, now: datetime) -> Object:
@@ -165,7 +169,7 @@ def incomplete(pod: Object, said: Containers) -> list[str]:
 
 def conditions(pod: Object, said: Containers, phase: str, now: datetime, *, has_network: bool) -> list[Object]:
     """As a kubelet has them; those of others stay, and what was so stays so since then."""
-    before: Mapping[str, Object] = {each["type"]: each for each in value_at(pod, "status", "conditions", default=())}
+    before = {each["type"]: each for each in shown_conditions(pod.get("status") or {})}
     completed = "PodCompleted" if phase == "Succeeded" else ""
     missing = incomplete(pod, said)
     listed = f"containers with incomplete status: [{' '.join(missing)}]"

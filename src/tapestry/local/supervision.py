@@ -252,7 +252,7 @@ class Supervision:
             if liveness := spec.get("livenessProbe"):
                 group.create_task(self.live(container, verdicts(liveness, lambda: found("Liveness"))))
             if readiness := spec.get("readinessProbe"):
-                group.create_task(self.serve(container, verdicts(readiness, lambda: found("Readiness"))))
+                group.create_task(self.serve(container, verdicts(readiness, lambda: found("Readiness"), eager=True)))
 
     async def live(self, container: Container, opinions: AsyncIterator[bool]) -> None:
         async for well in opinions:

@@ -157,7 +157,7 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     nodes.watch(site.physical_pods, claimed_node, when=is_foreign)
     nodes.watch(site.virtual_nodes, physical_node_of)
     nodes.watch(site.virtual_pods, lambda pod: node_below(site, pod), when=hold_changed)
-    soon(nodes, site.virtual_pods, lambda pod: node_below(site, pod), when=came)
+    nodes.watch(site.virtual_pods, lambda pod: node_below(site, pod), when=came, after=SUMMARY_SECONDS)
     for informer in (site.bindings, site.operator_policies, site.owner_policies, site.mount_namespaces):
         nodes.watch(informer, every_node, when=spec_changed)
     for informer in (*site.decisive, site.csi_nodes):
@@ -243,13 +243,13 @@ def wire_copies(site: Site, wake: Callable[[str], None]) -> tuple[Mirrored, Cont
     namespaces = site.manager.controller("copied-namespaces", sources.reconcile, workers=1)
     copies.watch(site.virtual_pods, needs_of, when=concerns_copies)
     namespaces.watch(site.virtual_pods, own_namespace, when=concerns_copies)
-    soon(unused, site.virtual_pods, own_namespace, when=concerns_copies)
+    unused.watch(site.virtual_pods, own_namespace, when=concerns_copies, after=SUMMARY_SECONDS)
     copies.watch(site.virtual_nodes, on_pods_of(needs_of), when=came_or_goes)
-    soon(unused, site.virtual_nodes, on_pods_of(own_namespace), when=came_or_goes)
+    unused.watch(site.virtual_nodes, on_pods_of(own_namespace), when=came_or_goes, after=SUMMARY_SECONDS)
     for informer in below.values():
         informer.on_change(mirrored.changed)
         copies.watch(informer, key_above)
-        soon(unused, informer, source_namespace, when=came_or_goes)
+        unused.watch(informer, source_namespace, when=came_or_goes, after=SUMMARY_SECONDS)
         informer.after_sync(copies.resync)
     for kind, following in sources.following.items():
         site.manager.from_the_start(f"sources-{kind}", following.run)
@@ -359,32 +359,15 @@ def wire_summaries(site: Site, connect: Connect) -> Controller:
     bindings.watch(site.bindings, when=not_only_told)
     bindings.watch(site.secrets, lambda _: [site.binding_name])
     for informer in (site.virtual_nodes, site.virtual_pods, site.operator_policies, site.owner_policies):
-        soon(bindings, informer, lambda _: [site.binding_name])
-    soon(bindings, site.placeholders, lambda _: [site.binding_name])
+        bindings.watch(informer, lambda _: [site.binding_name], after=SUMMARY_SECONDS)
+    bindings.watch(site.placeholders, lambda _: [site.binding_name], after=SUMMARY_SECONDS)
     credentials = site.manager.controller("credentials", Credentials(site).reconcile, workers=1)
     credentials.watch(site.secrets, lambda _: [site.binding_name])
     for side, informer in ((Side.OPERATOR, site.operator_policies), (Side.OWNER, site.owner_policies)):
         status = site.manager.controller(f"{side}-policies", PolicyStatus(site, side).reconcile, workers=1)
         status.watch(informer, when=not_only_told)
-        soon(status, site.virtual_nodes, policy_names)
+        status.watch(site.virtual_nodes, policy_names, after=SUMMARY_SECONDS)
     return bindings
-
-
-def soon(
-    controller: Controller,
-    informer: Informer,
-    names: Callable[[Object], Iterable[str]],
-    *,
-    when: Callable[[Object | None, Object | None], bool] | None = None,
-) -> None:
-    """Have `names` looked at within a second of a change, once for however many changes."""
-
-    def enqueue(old: Object | None, new: Object | None) -> None:
-        for obj in (old, new) if when is None or when(old, new) else ():
-            for name in names(obj) if obj is not None else ():
-                controller.queue.add_after(name, SUMMARY_SECONDS)
-
-    informer.on_change(enqueue)
 
 
 def pods_over(site: Site, node: Object) -> Iterable[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tapestry.apiserver.printing.prints import selector
 from tapestry.apiserver.printing.tables import columns
 from tapestry.apiserver.rows import Rows, built_in
 from tapestry.kube.objects import Object
@@ -153,3 +154,72 @@ def test_an_event_says_who_saw_it_how_often(rows: Rows) -> None:
     shown = [each.show(event, NOW) for each in columns(row)]
     about = ["5m", "Normal", "Because", "pod/p", "spec.containers{c}", "me, here", "it was"]
     assert shown == [*about, "24h", 4, "e"]
+
+
+RUNS, ENDED = {"running": {}}, {"terminated": {"exitCode": 0, "reason": "Completed"}}
+WAITS = {"waiting": {"reason": "CrashLoopBackOff"}}
+
+
+def status(name: str, state: Object, *, ready: bool = False, restarts: int = 0, **more: Any) -> Object:
+    return {"name": name, "state": state, "ready": ready, "restartCount": restarts, **more}
+
+
+@pytest.mark.parametrize(
+    ("spec", "found", "cells"),
+    [
+        ({}, {"phase": "Pending"}, ["0/1", "Pending", "0"]),
+        ({}, {"phase": "Failed", "reason": "Evicted"}, ["0/1", "Evicted", "0"]),
+        ({}, {"containerStatuses": [status("c", RUNS, ready=True)], "phase": "Running"}, ["1/1", "Running", "0"]),
+        ({}, {"containerStatuses": [status("c", WAITS, restarts=3)]}, ["0/1", "CrashLoopBackOff", "3"]),
+        (
+            {"containers": [{"name": "c"}, {"name": "d"}]},
+            {"containerStatuses": [status("c", RUNS, ready=True), status("d", ENDED)]},
+            ["1/2", "NotReady", "0"],
+        ),
+        (
+            {"initContainers": [{"name": "a"}, {"name": "b"}]},
+            {"initContainerStatuses": [status("a", ENDED, restarts=1), status("b", RUNS, restarts=2)]},
+            ["0/1", "Init:1/2", "3"],
+        ),
+        (
+            {"initContainers": [{"name": "a"}]},
+            {"initContainerStatuses": [status("a", {"terminated": {"exitCode": 2}})]},
+            ["0/1", "Init:ExitCode:2", "0"],
+        ),
+        (
+            {"initContainers": [{"name": "s", "restartPolicy": "Always"}]},
+            {
+                "phase": "Running",
+                "initContainerStatuses": [
+                    status(
+                        *("s", RUNS),
+                        ready=True,
+                        restarts=2,
+                        started=True,
+                        lastState={"terminated": {"exitCode": 1, "finishedAt": MADE}},
+                    )
+                ],
+                "containerStatuses": [status("c", RUNS, ready=True, restarts=1)],
+            },
+            ["2/2", "Running", "3 (5m ago)"],
+        ),
+    ],
+)
+def test_a_pod_says_in_one_word_how_far_it_has_come(rows: Rows, spec: Object, found: Object, cells: list[str]) -> None:
+    row = rows.of_kind("", "Pod")
+    assert row is not None
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}], **spec}, "status": found}
+    assert [each.show(pod, NOW) for each in columns(row)][1:4] == cells
+
+
+def test_a_selector_is_shown_as_one_would_type_it() -> None:
+    spec = {
+        "matchLabels": {"b": "1"},
+        "matchExpressions": [
+            {"key": "a", "operator": "In", "values": ["y", "x"]},
+            {"key": "c", "operator": "DoesNotExist"},
+            {"key": "d", "operator": "NotIn", "values": ["z"]},
+        ],
+    }
+    assert selector(spec) == "a in (x,y),b=1,!c,d notin (z)"
+    assert selector(None) == "<none>"

@@ -75,3 +75,19 @@ async def test_moments_are_kept_to_the_microsecond(call: Hand) -> None:
     path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
     made = await call.made(path, {"metadata": {"name": "x"}, "spec": {"renewTime": "2026-01-02T03:04:05.5Z"}})
     assert made["spec"]["renewTime"] == "2026-01-02T03:04:05.500000Z"
+
+
+@pytest.mark.parametrize(
+    ("path", "spec", "is_taken"),
+    [
+        (f"{APPS}/deployments", SELECTED, True),
+        ("/apis/storage.k8s.io/v1/volumeattachments", VOLUME, False),
+    ],
+)
+async def test_some_kinds_take_metadata_with_a_status_and_others_do_not(
+    call: Hand, path: str, spec: Object, is_taken: bool
+) -> None:
+    await call.made(path, {"metadata": {"name": "x"}, "spec": spec})
+    patch = {"metadata": {"annotations": {"a": "b"}}}
+    status, found = await call("PATCH", f"{path}/x/status", patch, kind="application/merge-patch+json")
+    assert (status, "annotations" in found["metadata"]) == (200, is_taken)

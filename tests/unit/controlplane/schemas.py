@@ -10,6 +10,5 @@ CONDITIONS: Object = {
     "x-kubernetes-patch-merge-key": "type",
 }
 STATUS: Object = {"type": "object", "properties": {"conditions": CONDITIONS}}
-SCHEMAS: dict[Resource, PatchSchema] = {
-    PODS: PatchSchemas({"Pod": {"type": "object", "properties": {"status": STATUS}}}).of("Pod")
-}
+POD: Object = {"type": "object", "properties": {"metadata": {"type": "object"}, "status": STATUS}}
+SCHEMAS: dict[Resource, PatchSchema] = {PODS: PatchSchemas({"Pod": POD}).of("Pod")}

@@ -183,6 +183,15 @@ async def test_a_job_that_somebody_deleted_is_not_made_again(client: Client) -> 
     assert "MissingJob" in await reasons(client)
 
 
+@in_a_world("cronjobs", nodes=0)
+async def test_a_template_needs_no_metadata(client: Client) -> None:
+    cron = a_cron_job()
+    del cron["spec"]["jobTemplate"]["metadata"]
+    await client.create(CRON_JOBS, cron)
+    await settled(11 * MINUTE)
+    assert await minutes(client) == [10]
+
+
 @in_a_world("cronjobs", "jobs", nodes=1)
 async def test_its_jobs_go_with_it(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job(lasts="5m"))

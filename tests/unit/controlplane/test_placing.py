@@ -309,6 +309,24 @@ def test_in_a_large_cluster_some_nodes_are_enough_and_others_come_next() -> None
     assert (first.node, second.node) == ("n0", "n188")
 
 
+def test_a_node_is_asked_again_only_when_it_has_changed() -> None:
+    rooms, verdicts = rooms_of(a_node(f"n{number}") for number in range(5)), Verdicts()
+    first, second = (asked_by(a_pod(name, cpu="1")) for name in ("p", "q"))
+    assert first.needs is second.needs
+    choose(Wishes(first), rooms, verdicts)
+    before = dict(verdicts.of(first.needs))
+    rooms.add(first, "n3")
+    choose(Wishes(second), rooms, verdicts)
+    after = verdicts.of(second.needs)
+    assert [name for name in after if after[name] is not before[name]] == ["n3"]
+
+
+def test_what_tells_pods_of_a_template_apart_is_no_need() -> None:
+    one, other = a_pod("p", cpu="1"), a_pod("q", cpu="1")
+    other["spec"]["containers"][0]["volumeMounts"] = [{"name": "kube-api-access-x7k2q", "mountPath": "/there"}]
+    assert asked_by(one).needs is asked_by(other).needs
+
+
 def test_a_nominated_node_is_taken_if_it_will_do() -> None:
     rooms = rooms_of(TWO, [a_pod("a", "n1", cpu="3")])
     assert choose(Wishes(asked_by(a_pod("p", cpu="1"))), rooms, Verdicts(), first="n1").node == "n1"

@@ -38,6 +38,8 @@ def test_an_object_keeps_the_address_that_it_shows() -> None:
 
 def test_the_address_of_an_object_that_is_gone_is_free() -> None:
     addresses = Addresses(SMALL, shown, lambda _: [])
+    given = set()
     for number in range(1000):
-        addresses.of(a_pod(number))
+        given.add(addresses.of(a_pod(number)))
         addresses.release(f"p{number}")
+    assert given == {str(each) for each in SMALL.hosts()}

@@ -70,6 +70,7 @@ async def test_all_that_it_wrote_arrives(tmp_path: Path) -> None:
 async def test_nothing_that_it_started_survives_it(tmp_path: Path) -> None:
     _, said = await ended_with(tmp_path, "sleep 1000 & echo $!")
     await gone(int(said))
+    assert not is_alive(int(said))
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from tapestry.kube.objects import Object
 from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NODES, PODS, SERVICE_ACCOUNTS
 from tapestry.local.kubelets import simulated_node
 
-from .conftest import World
+from .worlds import World
 
 REQUESTS = {"requests": {"cpu": "500m", "memory": "64Mi"}}
 

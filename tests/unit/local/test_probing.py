@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -67,7 +68,7 @@ async def test_where_nobody_listens_nobody_is_well(prober: Prober) -> None:
         assert await prober.attempt(probe) is not None
 
 
-def verdicts_of(found: list[bool], **probe: int) -> list[tuple[bool, float]]:
+def verdicts_of(found: list[bool], *, eager: bool = False, **probe: int) -> list[tuple[bool, float]]:
     """What attempts that come out like this amount to, and when."""
 
     async def amount() -> list[tuple[bool, float]]:
@@ -81,11 +82,10 @@ def verdicts_of(found: list[bool], **probe: int) -> list[tuple[bool, float]]:
                 raise EOFError
             return None if well else "ill"
 
-        try:
-            async for verdict in verdicts(probe, attempt):
-                said.append((verdict, loop.time() - began))
-        except EOFError:
-            pass
+        opinions = verdicts(probe, attempt, eager=eager)
+        with suppress(EOFError):
+            while True:
+                said.append((await anext(opinions), loop.time() - began))
         return said
 
     return run(amount())
@@ -99,6 +99,11 @@ def test_a_verdict_takes_as_many_in_a_row_as_it_takes() -> None:
 
 def test_by_default_one_success_and_three_failures_decide() -> None:
     assert verdicts_of([False, False, True, False, False, False]) == [(True, 20), (False, 50)]
+
+
+def test_the_eager_ask_every_second_until_it_is_well_for_the_first_time() -> None:
+    said = verdicts_of([False, False, True, False, True], eager=True, failureThreshold=1)
+    assert said == [(False, 0), (True, 2), (False, 12), (True, 22)]
 
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.integers(1, 4))

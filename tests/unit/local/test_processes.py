@@ -13,7 +13,7 @@ from tapestry.kube.objects import Object, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, NODES, PODS, SECRETS, TOKEN_REVIEWS
 from tapestry.local.processes import TAINT
 
-from .conftest import World, a_cluster
+from .worlds import World, a_cluster
 
 FOR_EVER = "while :; do sleep 0.05; done"
 

@@ -69,6 +69,14 @@ def test_what_was_said_is_not_said_again() -> None:
     assert told(pod, seconds(100), PLACE) == (None, None)
 
 
+def test_times_that_nobody_gave_are_no_news() -> None:
+    """kube-apiserver shows them as null."""
+    pod = at(a_pod(), 0)
+    shown = [{**each, "lastProbeTime": None} for each in pod["status"]["conditions"]]
+    pod = {**pod, "status": {**pod["status"], "conditions": shown}}
+    assert told(pod, seconds(100), PLACE) == (None, None)
+
+
 def test_it_starts_and_becomes_ready_when_it_is_told_to() -> None:
     found = course(a_pod(annotations=simulated(starts_after="2s", ready_after="5s")), until=60)
     assert phases(found) == ["Pending", "Running", "Running"]

@@ -76,7 +76,9 @@ class InProcessApi:
     ) -> None:
         self._resources = {(each.group, each.version, each.plural): each for each in (*resources, *REVIEWS)}
         self._storage = Storage(history)
-        self._verbs = Verbs(self._storage, now, frozenset(without_status), schemas or {}, Random(seed))
+        random = Random(seed)
+        salt = random.getrandbits(64)
+        self._verbs = Verbs(self._storage, now, frozenset(without_status), schemas or {}, random, salt)
         self._review = review
         self._watches: set[Watch] = set()
         self._own = self.connect()

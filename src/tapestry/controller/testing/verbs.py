@@ -4,8 +4,9 @@ Reads see the revision that readers are let to see, writes always the truth.  No
 """
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, NamedTuple
@@ -55,6 +56,9 @@ class Verbs:
     without_status: frozenset[Resource]
     schemas: Mapping[Resource, PatchSchema]
     random: Random
+    salt: int
+    """Makes this server's UIDs unlike those of others."""
+    births: Counter[str] = field(default_factory=Counter)
 
     # -- reading
 
@@ -114,7 +118,7 @@ class Verbs:
             raise refusals.already_exists(resource, name)
         wanted = with_value(wanted, ("metadata", "name"), name)
         has_status = resource not in self.without_status
-        found = writes.created(resource, wanted, uid=self._uid(), has_status=has_status, now=self.now())
+        found = writes.created(resource, wanted, uid=self._uid(key), has_status=has_status, now=self.now())
         return self._commit(key, None, found, query)
 
     def replace(self, target: Target, body: Any, query: Query) -> Object:
@@ -180,7 +184,7 @@ class Verbs:
         expiry = self.now() + timedelta(seconds=value_at(body, "spec", "expirationSeconds", default=3600))
         return {
             **body,
-            "status": {"token": f"{uid_of(account)}.{self._uid()}", "expirationTimestamp": timestamp(expiry)},
+            "status": {"token": f"{uid_of(account)}.{self._uid(target.key)}", "expirationTimestamp": timestamp(expiry)},
         }
 
     def _current(self, target: Target) -> Object:
@@ -221,8 +225,12 @@ class Verbs:
             raise refusals.rejected_patch(str(error)) from error
         raise refusals.unknown_format(content_type)
 
-    def _uid(self) -> str:
-        return str(UUID(int=self.random.getrandbits(128), version=4))
+    def _uid(self, key: Key) -> str:
+        """Follows from the name and from how often it was given, not from what else was made before: names of ours
+        are made of UIDs, and a replay that makes one thing more must come to the same ones."""
+        name = f"{key.resource}/{key.namespace}/{key.name}"
+        self.births[name] += 1
+        return str(UUID(int=Random(f"{self.salt}/{name}/{self.births[name]}").getrandbits(128), version=4))
 
     def _generated_name(self, resource: Resource, wanted: Object) -> str:
         base: str = wanted["metadata"].get("generateName", "")

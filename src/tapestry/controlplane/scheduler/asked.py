@@ -28,7 +28,10 @@ DEFAULT_SCHEDULER = "default-scheduler"
 LEAST = {"cpu": "100m", "memory": "200Mi"}
 """What a container that asks for nothing counts for when nodes are compared."""
 ANY_ADDRESS = "0.0.0.0"
-NODE_FIELDS = ("containers", "initContainers", "overhead", "resources", "nodeSelector", "tolerations")
+CONTAINERS = ("containers", "initContainers")
+NODE_FIELDS = ("overhead", "resources", "nodeSelector", "tolerations")
+CONTAINER_FIELDS = ("resources", "ports", "restartPolicy")
+"""Of all that a pod says, what matters to a node: the rest tells pods of one template apart, or is long."""
 SPREAD_OWNERS = ("ReplicaSet", "StatefulSet", "ReplicationController")
 """Whose pods are spread over nodes and zones where they do not say how they want it."""
 REMEMBERED = 4096
@@ -176,10 +179,12 @@ def _kind(namespace: str, labels: tuple[tuple[str, str], ...], owner: str, is_go
 def needs_of(pod: Object) -> Needs:
     spec = pod["spec"]
     parts: Object = {name: spec[name] for name in NODE_FIELDS if name in spec}
+    for name in CONTAINERS:
+        parts[name] = [{key: each[key] for key in CONTAINER_FIELDS if key in each} for each in spec.get(name) or ()]
     if nodes := value_at(spec, "affinity", "nodeAffinity"):
         parts["nodeAffinity"] = nodes
     if shows_resources(pod):  # it is, or was, resized: what it holds is its own
-        return _needs_of_parts(parts, pod["status"])
+        return _needs_of_parts({**parts, **{name: spec.get(name) for name in CONTAINERS}}, pod["status"])
     return _needs(_encode(parts))
 
 
@@ -221,7 +226,7 @@ def _needs_of_parts(spec: Object, status: Object) -> Needs:
 
 def counted(spec: Object) -> Object:
     """The spec with something asked for where a container asks for nothing."""
-    return {**spec, **{name: [at_least(each) for each in spec.get(name) or ()] for name in NODE_FIELDS[:2]}}
+    return {**spec, **{name: [at_least(each) for each in spec.get(name) or ()] for name in CONTAINERS}}
 
 
 def at_least(container: Object) -> Object:

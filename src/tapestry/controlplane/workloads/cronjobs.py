@@ -16,12 +16,10 @@ from tapestry.controlplane.workloads import members
 from tapestry.controlplane.workloads.jobs import is_finished
 from tapestry.controlplane.workloads.schedules import Schedule, ScheduleError, schedule_of
 from tapestry.kube.conditions import is_true
-from tapestry.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
+from tapestry.kube.errors import AlreadyExists, ApiError, NotFound
 from tapestry.kube.objects import (
     Object,
-    annotations_of,
     is_deleting,
-    labels_of,
     name_of,
     namespace_of,
     of_resource,
@@ -165,7 +163,7 @@ class CronJobs:
     async def remove(self, cron: Object, job: Object) -> None:
         try:
             await self.client.delete(JOBS, job, propagation=Propagation.BACKGROUND)
-        except (NotFound, Conflict):
+        except NotFound:
             return
         self.events.normal(cron, "SuccessfulDelete", f"Deleted job {name_of(job)}")
 
@@ -206,14 +204,13 @@ def reference(job: Object) -> Object:
 
 
 def job_of(cron: Object, due: datetime) -> Object:
-    template = cron["spec"]["jobTemplate"]
-    zone = cron["spec"].get("timeZone")
+    template, zone = cron["spec"]["jobTemplate"], cron["spec"].get("timeZone")
+    metadata = template.get("metadata") or {}
     moment = due.astimezone(ZoneInfo(zone)).isoformat() if zone else timestamp(due)
     made = owned_object(cron, JOBS, {"spec": template["spec"]}, name=f"{name_of(cron)}-{int(due.timestamp()) // 60}")
-    said = {
-        "annotations": {**annotations_of(template), SCHEDULED: moment},
-        **({"labels": dict(labels_of(template))} if labels_of(template) else {}),
-    }
+    said = {"annotations": {**(metadata.get("annotations") or {}), SCHEDULED: moment}}
+    if metadata.get("labels"):
+        said["labels"] = metadata["labels"]
     return {**made, "metadata": {**made["metadata"], **said}}
 
 

@@ -11,7 +11,7 @@ from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.events import Recorder
 from tapestry.controlplane.workloads import daemons, members, revisions
-from tapestry.controlplane.workloads.members import in_namespace, keepers_among
+from tapestry.controlplane.workloads.members import PAUSE, in_namespace, keepers_among
 from tapestry.kube.errors import ApiError, Conflict, NotFound
 from tapestry.kube.objects import (
     Object,
@@ -59,6 +59,8 @@ class DaemonSets:
         failure: ApiError | None = None
         try:
             await self.act(daemon_set, step, pods, mark)
+        except Conflict:
+            raise
         except ApiError as error:
             failure = error
         await self.tell(daemon_set, daemons.status_of(daemon_set, fits, places, mark, now))
@@ -96,8 +98,8 @@ class DaemonSets:
         if patch := merge_patch(before, {**kept, **status}):
             try:
                 await self.client.patch(DAEMON_SETS, daemon_set, {"status": patch}, subresource="status")
-            except (Conflict, NotFound):
-                return  # it changed, which brings us back
+            except NotFound:
+                return
 
 
 def changes_fit(old: Object | None, new: Object | None) -> bool:
@@ -119,5 +121,5 @@ def install(manager: Manager) -> None:
         return map(key_of, sets.store.list())
 
     controller.watch(sets)
-    controller.watch(pods, keepers_among(sets, DAEMON_SETS))
+    controller.watch(pods, keepers_among(sets, DAEMON_SETS), after=PAUSE)
     controller.watch(nodes, every_set, when=changes_fit)

@@ -16,7 +16,7 @@ from tapestry.controlplane.workloads import members, rollouts
 from tapestry.controlplane.workloads.members import in_namespace, owner_uid
 from tapestry.controlplane.workloads.rollouts import DESIRED, HASH, LIMIT, PAST, REVISION
 from tapestry.kube.conditions import condition, find, with_condition
-from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
+from tapestry.kube.errors import AlreadyExists, NotFound
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -132,7 +132,7 @@ class Deployments:
     async def remove(self, replica_set: Object) -> None:
         try:
             await self.client.delete(REPLICA_SETS, replica_set)
-        except (NotFound, Conflict):
+        except NotFound:
             return
 
     # -- telling
@@ -145,7 +145,7 @@ class Deployments:
         ):
             await self.client.patch(DEPLOYMENTS, deployment, {"status": patch}, subresource="status")
         due = deadline_of(deployment, status)
-        return Result(requeue_at=due) if due is not None and due > self.now() else None
+        return Result(requeue_at=due) if due is not None else None
 
 
 def set_name(deployment: Object, content: Object) -> str:

@@ -33,7 +33,7 @@ from tapestry.controlplane.workloads.completions import (
 from tapestry.controlplane.workloads.failures import ended_at, is_over, may_start_at, pause_after
 from tapestry.controlplane.workloads.members import in_namespace, owner_uid
 from tapestry.kube.conditions import condition, find, is_true, with_condition
-from tapestry.kube.errors import ApiError, Conflict, NotFound
+from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -107,7 +107,7 @@ class Jobs:
             return True
         try:
             made = await self.client.patch(JOBS, job, {"status": patch}, subresource="status")
-        except (Conflict, NotFound):
+        except NotFound:
             return False
         self.written[uid_of(job)] = version_of(made)
         self.announce(job, status)
@@ -138,7 +138,7 @@ class Jobs:
         left = [each for each in pod["metadata"]["finalizers"] if each != FINALIZER]
         try:
             return await self.client.patch(PODS, pod, {"metadata": {"finalizers": left or None}})
-        except (NotFound, Conflict):
+        except NotFound:
             return None
 
     async def remove(self, job: Object, pod: Object, *, counts: bool = False) -> None:
@@ -220,7 +220,7 @@ class Jobs:
             return Result(requeue_at=due)
         try:
             await self.client.delete(JOBS, job, propagation=Propagation.FOREGROUND)
-        except (NotFound, Conflict):
+        except NotFound:
             return None
         return None
 
@@ -337,4 +337,4 @@ def install(manager: Manager) -> None:
     reconciler = Jobs(manager.client, manager.events, manager.now, jobs, pods)
     controller = manager.controller("jobs", reconciler.reconcile)
     controller.watch(jobs)
-    controller.watch(pods, members.keepers_among(jobs, JOBS))
+    controller.watch(pods, members.keepers_among(jobs, JOBS), after=members.PAUSE)

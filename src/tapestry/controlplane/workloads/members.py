@@ -14,7 +14,7 @@ from tapestry.client.client import Client
 from tapestry.controller import Informer, Result
 from tapestry.controller.controller import controller_key
 from tapestry.kube.conditions import find
-from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
+from tapestry.kube.errors import AlreadyExists, NotFound
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -35,6 +35,8 @@ from tapestry.kube.times import parse_time
 LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 SUFFIX = 5
 LONGEST_BASE = 63 - SUFFIX - 1
+PAUSE = 0.1
+"""Seconds in which changes of pods are looked at together: each look is at all pods of an owner."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -187,7 +189,7 @@ async def let_go(client: Client, pod: Object) -> None:
     """Delete a pod as it was seen; one that changed meanwhile is judged again."""
     try:
         await client.delete(PODS, pod)
-    except (NotFound, Conflict):
+    except NotFound:
         return
 
 
@@ -229,7 +231,7 @@ async def adopt(client: Client, resource: Resource, obj: Object, owner: Object) 
     owners = [*(obj["metadata"].get("ownerReferences") or ()), owner_reference(owner)]
     try:
         return await client.patch(resource, obj, {"metadata": {"ownerReferences": owners}})
-    except (NotFound, Conflict):
+    except NotFound:
         return None
 
 
@@ -237,5 +239,5 @@ async def release(client: Client, resource: Resource, obj: Object, owner: Object
     owners = [each for each in obj["metadata"]["ownerReferences"] if each["uid"] != uid_of(owner)]
     try:
         await client.patch(resource, obj, {"metadata": {"ownerReferences": owners}})
-    except (NotFound, Conflict):
+    except NotFound:
         return

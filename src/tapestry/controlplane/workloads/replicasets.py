@@ -44,12 +44,15 @@ class ReplicaSets:
         if not is_deleting(replica_set):
             try:
                 active = await self.scale(replica_set, active, {name_of(pod) for pod in pods})
+            except Conflict:
+                raise
             except ApiError as error:
                 failure = error
-        await self.tell(replica_set, active, failure)
+        now = self.now()  # once: what becomes available between two looks at the clock would be told by neither
+        await self.tell(replica_set, active, failure, now)
         if failure is not None:
             raise failure
-        return members.when_available(active, patience_of(replica_set), self.now())
+        return members.when_available(active, patience_of(replica_set), now)
 
     async def scale(self, replica_set: Object, active: list[Object], taken: set[str]) -> list[Object]:
         """Make or let go what is missing or too many; those that are known to stay."""
@@ -95,14 +98,16 @@ class ReplicaSets:
         sets = [each for each in self.sets.store.by("owner", owner["uid"]) if name_of(each) != name_of(replica_set)]
         return [pod for each in sets for pod in self.pods.store.by("owner", each["metadata"]["uid"])]
 
-    async def tell(self, replica_set: Object, active: Sequence[Object], failure: ApiError | None) -> None:
-        status = status_of(replica_set, active, failure, self.now())
+    async def tell(
+        self, replica_set: Object, active: Sequence[Object], failure: ApiError | None, now: datetime
+    ) -> None:
+        status = status_of(replica_set, active, failure, now)
         patch = merge_patch(replica_set.get("status") or {}, status)
         if patch:
             try:
                 await self.client.patch(self.resource, replica_set, {"status": patch}, subresource="status")
-            except (Conflict, NotFound):
-                return  # it changed, which brings us back
+            except NotFound:
+                return
 
 
 def patience_of(replica_set: Object) -> timedelta:
@@ -140,7 +145,7 @@ def keeping(resource: Resource, name: str) -> Callable[[Manager], None]:
         reconciler = ReplicaSets(manager.client, manager.events, manager.now, sets, pods, resource)
         controller = manager.controller(name, reconciler.reconcile, workers=WORKERS)
         controller.watch(sets)
-        controller.watch(pods, members.keepers_among(sets, resource))
+        controller.watch(pods, members.keepers_among(sets, resource), after=members.PAUSE)
 
     return install
 

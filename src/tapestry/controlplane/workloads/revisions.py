@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from tapestry.client.client import Client
 from tapestry.controlplane.workloads import members
 from tapestry.kube.digests import digest_of
-from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
+from tapestry.kube.errors import AlreadyExists, NotFound
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -110,5 +110,5 @@ async def forget(client: Client, revisions: Iterable[Object]) -> None:
     for each in revisions:
         try:
             await client.delete(CONTROLLER_REVISIONS, each)
-        except (NotFound, Conflict):
+        except NotFound:
             continue

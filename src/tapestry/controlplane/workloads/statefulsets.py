@@ -58,25 +58,33 @@ class StatefulSets:
         names = Revisions(said if said in by_name else name_of(update), name_of(update))
         numbered = {number: pod for pod in pods if (number := ordinals.number_of(stateful_set, pod)) is not None}
         failure: ApiError | None = None
+        now = self.now()
         if not is_deleting(stateful_set):
             try:
-                await self.act(stateful_set, numbered, names, by_name)
+                await self.act(stateful_set, numbered, names, by_name, now)
+            except Conflict:
+                raise
             except ApiError as error:
                 failure = error
-        await self.tell(stateful_set, list(numbered.values()), names)
+        await self.tell(stateful_set, ordinals.status_of(stateful_set, list(numbered.values()), names, now))
         live = {*map(ordinals.revision_of, pods), names.current, names.update}
         _, others = revisions.split(stateful_set, kept)
         await revisions.forget(self.client, revisions.obsolete(stateful_set, others, live))
         if failure is not None:
             raise failure
-        return members.when_available(numbered.values(), ordinals.patience_of(stateful_set), self.now())
+        return members.when_available(numbered.values(), ordinals.patience_of(stateful_set), now)
 
     async def act(
-        self, stateful_set: Object, pods: Mapping[int, Object], names: Revisions, by_name: Mapping[str, Object]
+        self,
+        stateful_set: Object,
+        pods: Mapping[int, Object],
+        names: Revisions,
+        by_name: Mapping[str, Object],
+        now: datetime,
     ) -> None:
         for number, pod in pods.items():
             await self.mend(stateful_set, number, pod)
-        step = ordinals.next_step(stateful_set, pods, names, self.now())
+        step = ordinals.next_step(stateful_set, pods, names, now)
         for pod in step.leave:
             await members.let_go(self.client, pod)
             message = f"delete Pod {name_of(pod)} in StatefulSet {name_of(stateful_set)} successful"
@@ -140,13 +148,12 @@ class StatefulSets:
         except NotFound:
             return None
 
-    async def tell(self, stateful_set: Object, pods: list[Object], names: Revisions) -> None:
-        status = ordinals.status_of(stateful_set, pods, names, self.now())
+    async def tell(self, stateful_set: Object, status: Object) -> None:
         if patch := merge_patch(stateful_set.get("status") or {}, status):
             try:
                 await self.client.patch(STATEFUL_SETS, stateful_set, {"status": patch}, subresource="status")
-            except (Conflict, NotFound):
-                return  # it changed, which brings us back
+            except NotFound:
+                return
 
 
 def goes_with_another(claim: Object, pod: str) -> bool:
@@ -174,5 +181,5 @@ def install(manager: Manager) -> None:
         ]
 
     controller.watch(sets)
-    controller.watch(pods, keepers_among(sets, STATEFUL_SETS))
+    controller.watch(pods, keepers_among(sets, STATEFUL_SETS), after=members.PAUSE)
     controller.watch(claims, waits_for, when=lambda _, new: new is None)

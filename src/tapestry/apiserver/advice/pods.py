@@ -3,9 +3,9 @@
 A plain pod passes by in a few microseconds: what can be wrong is asked for by the few fields that it can be wrong in.
 """
 
-import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
+from tapestry.apiserver.advice.addresses import ip_advice
 from tapestry.apiserver.validation.names import label_value
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import parse
@@ -43,28 +43,36 @@ APPARMOR_OF = "container.apparmor.security.beta.kubernetes.io/"
 USE_SECCOMP = 'non-functional in v1.27+; use the "seccompProfile" field instead'
 USE_APPARMOR = 'deprecated since v1.30; use the "appArmorProfile" field instead'
 BYTES = ("memory", "ephemeral-storage")
+PARTS_OF_BYTES = ("m", "u", "n")
+CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
+PLACING = frozenset({"nodeSelector", "topologySpreadConstraints", "affinity"})
+REPEATING = frozenset({"hostAliases", "imagePullSecrets", "dnsConfig"})
+OWN_VOLUMES = "kube-api-access-"
+"""How the volumes are called that the server itself gives to pods."""
 NO_SELECTOR = "a null labelSelector results in matching no pod"
 
 
 def pod_advice(at: str, pod: Object) -> Iterator[str]:
     """Of a pod, or of a template under `at`, which ends with a dot."""
     spec = pod.get("spec") or {}
-    yield from placement(f"{at}spec.", spec)
+    if not PLACING.isdisjoint(spec):
+        yield from placement(f"{at}spec.", spec)
     if annotations := value_at(pod, "metadata", "annotations"):
         yield from old_annotations(f"{at}metadata.annotations", spec, annotations)
     for number, volume in enumerate(spec.get("volumes") or ()):
-        yield from volume_advice(f"{at}spec.volumes[{number}]", volume)
-    yield from repetitions(f"{at}spec.", spec)
+        if not volume["name"].startswith(OWN_VOLUMES):
+            yield from volume_advice(f"{at}spec.volumes[{number}]", volume)
+    if not REPEATING.isdisjoint(spec):
+        yield from repetitions(f"{at}spec.", spec)
     if "overhead" in spec:
         yield from broken_bytes(f"{at}spec.overhead", spec["overhead"])
-    everyone = [
-        (f"{at}spec.{field}[{number}]", each)
-        for field in ("initContainers", "containers", "ephemeralContainers")
-        for number, each in enumerate(spec.get(field) or ())
-    ]
-    for path, container in everyone:
-        yield from container_advice(path, container)
-    yield from port_advice([(path, each["ports"]) for path, each in everyone if each.get("ports")])
+    ports: list[tuple[str, Object]] = []
+    for field in CONTAINERS:
+        for number, each in enumerate(spec.get(field) or ()):
+            path = f"{at}spec.{field}[{number}]"
+            yield from container_advice(path, each)
+            ports += [(f"{path}.ports[{index}]", port) for index, port in enumerate(each.get("ports") or ())]
+    yield from port_advice(ports)
     if (spec.get("terminationGracePeriodSeconds") or 0) < 0:
         why = "must be >= 0; negative values are invalid and will be treated as 1"
         yield f"{at}spec.terminationGracePeriodSeconds: {why}"
@@ -129,7 +137,7 @@ def old_annotations(at: str, spec: Object, annotations: Mapping[str, str]) -> It
             yield f"{at}[{key}]: {why}"
     if SECCOMP in annotations and value_at(spec, "securityContext", "seccompProfile") is None:
         yield f"{at}[{SECCOMP}]: {USE_SECCOMP}"
-    for field in ("initContainers", "containers", "ephemeralContainers"):
+    for field in CONTAINERS:
         for each in spec.get(field) or ():
             seccomp, apparmor = f"{SECCOMP_OF}{each['name']}", f"{APPARMOR_OF}{each['name']}"
             if seccomp in annotations and value_at(each, "securityContext", "seccompProfile") is None:
@@ -216,11 +224,14 @@ def repetitions(at: str, spec: Object) -> Iterator[str]:
 
 
 def container_advice(at: str, container: Object) -> Iterator[str]:
-    for field, amounts in (container.get("resources") or {}).items():
-        if field in ("limits", "requests"):
+    resources = container.get("resources") or {}
+    for field in ("limits", "requests"):
+        if amounts := resources.get(field):
             yield from broken_bytes(f"{at}.resources.{field}", amounts)
+    if "env" not in container:
+        return
     seen: set[str] = set()
-    for number, each in enumerate(container.get("env") or ()):
+    for number, each in enumerate(container["env"] or ()):
         name = each["name"]
         reference, value = f"$({name})", each.get("value", "")
         if name in seen and ("valueFrom" in each or value == reference or reference not in value):
@@ -230,25 +241,22 @@ def container_advice(at: str, container: Object) -> Iterator[str]:
 
 
 def broken_bytes(at: str, amounts: Mapping[str, str], kinds: Sequence[str] = BYTES) -> Iterator[str]:
+    """Of amounts that are no whole number of bytes."""
     for kind in kinds:
-        if kind in amounts and (found := parse(amounts[kind])).milli_value() % 1000:
+        text = str(amounts.get(kind, ""))
+        if text.endswith(PARTS_OF_BYTES) and (found := parse(text)).milli_value() % 1000:
             yield f'{at}[{kind}]: fractional byte value "{found}" is invalid, must be an integer'
 
 
-def port_advice(ports: Sequence[tuple[str, Sequence[Object]]]) -> Iterator[str]:
+def port_advice(ports: Sequence[tuple[str, Object]]) -> Iterator[str]:
     """Of the ports of all containers of a pod, which share one address."""
-    seen: list[tuple[str, Object]] = []
-    for path, listed in ports:
-        for number, port in enumerate(listed):
-            where = f"{path}.ports[{number}]"
-            if port.get("hostIP") and not port.get("hostPort"):
-                yield f"{where}: hostIP set without hostPort: {go_port(port)}"
-            for other, earlier in seen:
-                if word := conflict(port, earlier):
-                    yield f"{where}: {word} port definition with {other}"
-            seen.append((where, port))
     first: dict[str, str] = {}
-    for where, port in seen:
+    for number, (where, port) in enumerate(ports):
+        if port.get("hostIP") and not port.get("hostPort"):
+            yield f"{where}: hostIP set without hostPort: {go_port(port)}"
+        for other, earlier in ports[:number]:
+            if word := conflict(port, earlier):
+                yield f"{where}: {word} port definition with {other}"
         if (name := port.get("name")) and (other := first.setdefault(name, where)) != where:
             use = "services and probes that select ports by name will use"
             yield f'{where}: duplicate port name "{name}" with {other}, {use} {other}'
@@ -271,47 +279,3 @@ def go_port(port: Object) -> str:
     numbers = ("hostPort", "containerPort")
     shown = [f"{name}:{port.get(field, 0 if field in numbers else '')}" for name, field in fields.items()]
     return f"{{{' '.join(shown)} HostIP:{port['hostIP']}}}"
-
-
-# -- addresses
-
-
-def ip_advice(at: str, value: str) -> Iterator[str]:
-    """Of an address that is not written as it should be."""
-    try:
-        found = ipaddress.ip_address(value)
-    except ValueError:
-        if (usual := without_zeroes(value)) is None:
-            return
-    else:
-        if not isinstance(found, ipaddress.IPv6Address):
-            return
-        if found.ipv4_mapped is None:
-            if str(found) != value:
-                yield f'{at}: IPv6 address "{value}" should be in RFC 5952 canonical format ("{found}")'
-            return
-        usual = str(found.ipv4_mapped)
-    later = "will be considered invalid in a future Kubernetes release"
-    yield f'{at}: non-standard IP address "{value}" {later}: use "{usual}"'
-
-
-def without_zeroes(value: str) -> str | None:
-    """An address whose numbers begin with zeroes, without them."""
-    try:
-        return str(ipaddress.IPv4Address(".".join(str(int(each)) for each in value.split("."))))
-    except ValueError:
-        return None
-
-
-def cidr_advice(at: str, value: str) -> Iterator[str]:
-    """Of a network that is not written as it should be."""
-    try:
-        found = ipaddress.ip_interface(value)
-    except ValueError:
-        return
-    network = found.network
-    if found.ip != network.network_address:
-        single = f"{found.ip}/{found.max_prefixlen}"
-        yield f'{at}: CIDR value "{value}" is ambiguous in this context (should be "{network}" or "{single}"?)'
-    elif found.version == 6 and str(network) != value:
-        yield f'{at}: IPv6 CIDR value "{value}" should be in RFC 5952 canonical format ("{network}")'

@@ -1,0 +1,131 @@
+"""Syncers as processes: what the manager asks for is a Deployment, and here this is how it runs."""
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICY
+from tapestry.client.waiting import wait_for
+from tapestry.kube.conditions import is_true
+from tapestry.kube.crds import crd, decode
+from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.resources import CLUSTER_ROLES, CRDS, DEPLOYMENTS, NAMESPACES, PODS, SECRETS
+from tapestry.manager.config import BindingsConfig
+from tapestry.manager.installation import installation
+from tapestry.manager.manifests import KINDS, manifests
+from tapestry.manager.syncers import packaged, scopes, templates_in, values
+
+from ..unit.local.worlds import MASTERS, World, a_cluster
+
+SYSTEM = "tapestry-system"
+WORKLOADS = ("deployments", "replicasets", "scheduler", "garbage")
+
+RESOURCES = {each.kind: each for each in (*KINDS, CLUSTER_ROLES, CRDS, NAMESPACES)}
+
+
+def kubeconfig(world: World) -> str:
+    """An administrator's, with the certificates in it."""
+    certificate, key = world.authority.client("admin", MASTERS)
+
+    def data(path: Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
+
+    cluster = {"server": world.server, "certificate-authority-data": data(world.authority.certificate_file)}
+    user = {"client-certificate-data": data(certificate), "client-key-data": data(key)}
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        }
+    )
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """A cluster with what bindings need, and with a binding, of itself; its manager is played by the test."""
+    async with a_cluster(tmp_path, *WORKLOADS) as world:
+        for obj in installation():
+            if obj["kind"] != DEPLOYMENTS.kind:
+                await world.client.create(RESOURCES[obj["kind"]], obj)
+        for kind in (CLUSTER_BINDING, POLICY):
+            await wait_for(world.client, CRDS, name_of(crd(kind)), until=is_established, timeout=10)
+        (tmp_path / "kubeconfig").write_text(kubeconfig(world))
+        data = {"kubeconfig": base64.b64encode(kubeconfig(world).encode()).decode()}
+        await world.client.create(SECRETS, {"metadata": {"name": "east", "namespace": SYSTEM}, "data": data})
+        yield world
+
+
+def is_established(definition: Object | None) -> bool:
+    return definition is not None and is_true(definition, "Established")
+
+
+async def a_syncer(world: World) -> Object:
+    """The Deployment of a binding's syncer, as the manager makes it, with all that it needs."""
+    secret = {"name": "east", "namespace": SYSTEM}
+    spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
+    binding = await world.client.create(CLUSTER_BINDINGS, {"metadata": {"name": "east"}, "spec": spec})
+    config = BindingsConfig()
+    filled = values(binding, decode(CLUSTER_BINDING, binding), config)
+    for each in manifests(templates_in(packaged("syncer")), filled, scopes(config)):
+        made = await world.client.create(each.resource, each.object)
+        if each.resource is DEPLOYMENTS:
+            deployment = made
+    return deployment
+
+
+def has_ready(count: int) -> Callable[[Object | None], bool]:
+    return lambda deployment: value_at(deployment, "status", "readyReplicas") == count
+
+
+async def test_the_managers_syncers_run_as_processes_and_come_back(world: World, kube_assets: Path) -> None:
+    async def kubectl(*arguments: str) -> str:
+        command = [kube_assets / "kubectl", f"--kubeconfig={world.folder / 'kubeconfig'}", "-n", SYSTEM, *arguments]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async def pids() -> dict[str, int]:
+        """The process of each replica, as it says itself in every line that it logs about who it is."""
+        found = {}
+        for pod in await world.client.list(PODS, SYSTEM):
+            text = await kubectl("logs", name_of(pod))
+            said = next(json.loads(line) for line in text.splitlines() if '"listening"' in line)
+            found[name_of(pod)] = int(said["identity"].split("-")[-2])
+        return found
+
+    deployment = await a_syncer(world)
+    name = name_of(deployment)
+    await wait_for(world.client, DEPLOYMENTS, name, SYSTEM, until=has_ready(2), timeout=40)
+    running = await pids()
+    assert len(running) == 2
+    victim, pid = next(iter(running.items()))
+    os.kill(pid, signal.SIGKILL)
+    await world.wait_for_pod(victim, lambda pod: restarts(pod) == 1 and is_true(pod, "Ready"), SYSTEM)
+    assert (await pids())[victim] != pid
+    assert "listening" in await kubectl("logs", victim, "--previous")
+    assert "syncer" in await kubectl("get", "pods", "-o", "wide")
+    await kubectl("scale", "deployment", name, "--replicas=0")
+    for pod in running:
+        await world.wait_until_gone(pod, SYSTEM)
+    assert not any(map(is_alive, running.values()))
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def restarts(pod: Object) -> int:
+    count: int = value_at(pod, "status", "containerStatuses", 0, "restartCount", default=0)
+    return count

@@ -1,0 +1,168 @@
+"""The scheduler, disturbed at every call it makes: everybody gets a place, and no node more than it has."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.client.watch import Watch
+from tapestry.controller.testing import Scenario, perturb
+from tapestry.controlplane.scheduler import scheduler
+from tapestry.controlplane.scheduler.volumes import SELECTED_NODE
+from tapestry.kube.conditions import find
+from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at
+from tapestry.kube.resources import (
+    DISRUPTION_BUDGETS,
+    NAMESPACES,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    STORAGE_CLASSES,
+)
+
+from .places import HOST, REQUIRED, a_node, a_pod
+from .schemas import SCHEMAS
+
+SERVED = [PODS, NODES, NAMESPACES, DISRUPTION_BUDGETS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES]
+A_DAY = 24 * 3600.0
+
+
+def is_placed(pod: Object | None) -> bool:
+    return bool(value_at(pod, "spec", "nodeName"))
+
+
+def is_told(pod: Object | None) -> bool:
+    condition = find(value_at(pod, "status", "conditions"), "PodScheduled") or {}
+    return condition.get("reason") == "Unschedulable" or is_placed(pod)
+
+
+def is_leaving(pod: Object | None) -> bool:
+    return pod is not None and "deletionTimestamp" in pod["metadata"]
+
+
+async def more_than_there_is_room_for(client: Client) -> None:
+    """Which of them go is nobody's business; how many is."""
+    for name in ("m", "n"):
+        await client.create(NODES, a_node(name, cpu="2"))
+    names = [f"p{number}" for number in range(6)]
+    for name in names:
+        await client.create(PODS, a_pod(name, cpu="1"))
+    for name in names:
+        await wait_for(client, PODS, name, "x", until=is_told, timeout=A_DAY)
+    for left in (2, 1, 0):
+        await wait_until_placed(client, 4)
+        pods = await client.list(PODS)
+        assert sorted(value_at(pod, "spec", "nodeName", default="") for pod in pods) == [
+            *[""] * left,
+            "m",
+            "m",
+            "n",
+            "n",
+        ]
+        gone = next(pod for pod in pods if is_placed(pod))
+        await client.delete(PODS, named(name_of(gone), "x"), grace_seconds=0)
+    for pod in await client.list(PODS):
+        await client.delete(PODS, named(name_of(pod), "x"), grace_seconds=0)
+
+
+async def wait_until_placed(client: Client, number: int) -> None:
+    async with asyncio.timeout(A_DAY), aclosing(Watch(client, PODS, "x").events()) as events:
+        async for _ in events:
+            if sum(map(is_placed, await client.list(PODS, "x"))) == number:
+                return
+
+
+async def one_that_pushes_another_aside(client: Client) -> None:
+    await client.create(NODES, a_node("n", cpu="2"))
+    await client.create(PODS, a_pod("low", cpu="2", terminationGracePeriodSeconds=30))
+    await wait_for(client, PODS, "low", "x", until=is_placed, timeout=A_DAY)
+    await client.create(PODS, a_pod("high", cpu="2", priority=10))
+    await wait_for(client, PODS, "low", "x", until=is_leaving, timeout=A_DAY)
+    await client.delete(PODS, named("low", "x"), grace_seconds=0)
+    await wait_for(client, PODS, "high", "x", until=is_placed, timeout=A_DAY)
+
+
+async def pods_that_keep_apart(client: Client) -> None:
+    term = {"topologyKey": HOST, "labelSelector": {"matchLabels": {"app": "a"}}}
+    for number in range(3):
+        await client.create(NODES, a_node(f"n{number}"))
+        affinity = {"podAntiAffinity": {REQUIRED: [term]}}
+        await client.create(PODS, a_pod(f"p{number}", app="a", affinity=affinity, nodeSelector={HOST: f"n{number}"}))
+    for number in range(3):
+        await wait_for(client, PODS, f"p{number}", "x", until=is_placed, timeout=A_DAY)
+    await client.create(PODS, a_pod("late", app="a", affinity={"podAntiAffinity": {REQUIRED: [term]}}))
+    await wait_for(client, PODS, "late", "x", until=is_told, timeout=A_DAY)
+    await client.create(NODES, a_node("n3"))
+    await wait_for(client, PODS, "late", "x", until=is_placed, timeout=A_DAY)
+    pods = await client.list(PODS)
+    assert len({value_at(pod, "spec", "nodeName") for pod in pods}) == 4
+    for pod in pods:
+        await client.delete(PODS, named(name_of(pod), "x"), grace_seconds=0)
+
+
+async def a_volume_for_the_first_consumer(client: Client) -> None:
+    late = {"metadata": {"name": "late"}, "provisioner": "maker", "volumeBindingMode": "WaitForFirstConsumer"}
+    await client.create(STORAGE_CLASSES, late)
+    claim = {"metadata": {"name": "c", "namespace": "x"}, "spec": {"storageClassName": "late"}}
+    await client.create(PERSISTENT_VOLUME_CLAIMS, claim)
+    await client.create(NODES, a_node("n"))
+    await client.create(PODS, a_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
+    await wait_for(
+        client,
+        PERSISTENT_VOLUME_CLAIMS,
+        "c",
+        "x",
+        until=lambda obj: annotations_of(obj or named("c")).get(SELECTED_NODE) == "n",
+        timeout=A_DAY,
+    )
+    await client.create(PERSISTENT_VOLUMES, {"metadata": {"name": "v"}, "spec": {"storageClassName": "late"}})
+    await client.patch(PERSISTENT_VOLUME_CLAIMS, named("c", "x"), {"spec": {"volumeName": "v"}})
+    bound = {"status": {"phase": "Bound"}}
+    await client.patch(PERSISTENT_VOLUME_CLAIMS, named("c", "x"), bound, subresource="status")
+    await wait_for(client, PODS, "p", "x", until=is_placed, timeout=A_DAY)
+
+
+async def a_gate_and_a_node_that_comes_late(client: Client) -> None:
+    await client.create(PODS, a_pod("p", schedulingGates=[{"name": "g"}]))
+    await wait_for(client, PODS, "p", "x", until=is_gated, timeout=A_DAY)
+    await client.patch(PODS, named("p", "x"), {"spec": {"schedulingGates": None}})
+    await wait_for(client, PODS, "p", "x", until=is_told, timeout=A_DAY)
+    await client.create(NODES, a_node("n"))
+    await wait_for(client, PODS, "p", "x", until=is_placed, timeout=A_DAY)
+
+
+def is_gated(pod: Object | None) -> bool:
+    condition = find(value_at(pod, "status", "conditions"), "PodScheduled") or {}
+    return condition.get("reason") == "SchedulingGated"
+
+
+def check(world: Callable[[Client], Awaitable[None]]) -> None:
+    report = perturb(Scenario("scheduler", SERVED, scheduler.install, world, schemas=SCHEMAS, counts=is_no_event))
+    assert report.calls > 0
+    assert not report.failures, report
+
+
+def is_no_event(call: str) -> bool:
+    return "/events" not in call
+
+
+def test_no_node_gets_more_than_it_has_whatever_happens() -> None:
+    check(more_than_there_is_room_for)
+
+
+def test_room_is_made_whatever_happens() -> None:
+    check(one_that_pushes_another_aside)
+
+
+def test_pods_keep_apart_whatever_happens() -> None:
+    check(pods_that_keep_apart)
+
+
+def test_volumes_are_bound_first_whatever_happens() -> None:
+    check(a_volume_for_the_first_consumer)
+
+
+def test_a_gate_opens_whatever_happens() -> None:
+    check(a_gate_and_a_node_that_comes_late)

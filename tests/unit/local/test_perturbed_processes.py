@@ -1,0 +1,102 @@
+"""The process kubelet, disturbed at every call it makes; the processes themselves are played."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.controller import Manager
+from tapestry.controller.testing import Scenario, perturb
+from tapestry.kube.conditions import is_true
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS
+from tapestry.local import processes, supervision
+from tapestry.local.commands import Trust
+from tapestry.local.processes import Settings, process_node
+
+AN_HOUR = 3600.0
+
+
+class Played:
+    """A process that ends when it is asked to, or by itself after a while."""
+
+    pid = 1
+
+    def __init__(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._code = 0
+        self._timer = loop.call_later(seconds, self._end, 0)
+
+    def _end(self, code: int) -> None:
+        if not self.ended.done():
+            self._code = code
+            self.ended.set_result(None)
+
+    async def wait(self) -> int:
+        await self.ended
+        return self._code
+
+    async def stop(self, _: float) -> None:
+        self._timer.cancel()
+        self._end(143)
+
+
+@asynccontextmanager
+async def played(
+    command: Sequence[str], _: Mapping[str, str], __: Path, write: Callable[[bytes], None]
+) -> AsyncIterator[Played]:
+    write(b"up\n")
+    yield Played(float(command[1]))
+
+
+def a_pod(name: str, command: list[str], **spec: object) -> Object:
+    container = {"name": "c", "image": "i", "command": command, "volumeMounts": [{"name": "m", "mountPath": "/m"}]}
+    volumes = [{"name": "m", "configMap": {"name": "m"}}]
+    return {
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"nodeName": "n", "containers": [container], "volumes": volumes, **spec},
+    }
+
+
+async def pods_that_come_and_go(client: Client) -> None:
+    async def wait(name: str, until: Callable[[Object], bool]) -> Object:
+        found = await wait_for(
+            client, PODS, name, "default", until=lambda pod: pod is not None and until(pod), timeout=AN_HOUR
+        )
+        assert found is not None
+        return found
+
+    await client.create(NODES, process_node("n", {"cpu": "1"}))
+    await client.create(PODS, a_pod("long", ["sleep", "1e9"]))
+    await client.create(PODS, a_pod("job", ["sleep", "5"], restartPolicy="OnFailure"))
+    await client.create(PODS, a_pod("refused", ["sleep", "1"], volumes=[{"name": "m", "hostPath": {"path": "/"}}]))
+    await asyncio.sleep(3)
+    await client.create(CONFIGMAPS, {"metadata": {"name": "m", "namespace": "default"}, "data": {"k": "v"}})
+    await wait("job", lambda pod: value_at(pod, "status", "phase") == "Succeeded")
+    await wait("long", lambda pod: is_true(pod, "Ready"))
+    await wait("refused", lambda pod: bool(value_at(pod, "status", "containerStatuses", 0, "state", "waiting")))
+    for name in ("long", "job", "refused"):
+        await client.delete(PODS, await client.get(PODS, name, "default"))
+    for name in ("long", "job", "refused"):
+        await wait_for(client, PODS, name, "default", until=lambda pod: pod is None, timeout=AN_HOUR)
+
+
+def test_pods_run_and_go_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "child", played)
+
+    def set_up(manager: Manager) -> None:
+        settings = Settings(tmp_path, "https://nowhere", Trust(Path("tapestry"), run_pods=True), {})
+        processes.install(manager, lambda: 1, settings)
+
+    def counts(call: str) -> bool:
+        return ("/pods" in call or "/configmaps" in call) and not call.startswith("watch")
+
+    resources = [NODES, PODS, CONFIGMAPS, SECRETS]
+    report = perturb(Scenario("processes", resources, set_up, pods_that_come_and_go, counts=counts))
+    assert report.calls > 10, report
+    assert not report.failures, report

@@ -1,0 +1,128 @@
+"""A cluster in this process whose pods run as processes of this machine."""
+
+import asyncio
+import os
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tapestry.apiserver.app import running
+from tapestry.apiserver.bootstrap import SYSTEM
+from tapestry.apiserver.certificates import Authority
+from tapestry.apiserver.config import ApiServerConfig, Kubelets
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.controlplane.app import manager_beside
+from tapestry.controlplane.direct import Direct
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import NODES, PODS
+from tapestry.local import kubelets, processes
+from tapestry.local.commands import Trust
+from tapestry.local.kubelet_api import kubelet_tls, loopback_socket, serving
+from tapestry.local.nodes import address_of
+from tapestry.local.processes import Settings, machine_room, process_node
+
+TAPESTRY = Path(sys.executable).with_name("tapestry")
+MASTERS = ["system:masters"]
+
+
+@dataclass(frozen=True)
+class World:
+    """A cluster, and the way to its kubelets."""
+
+    client: Client
+    server: str
+    folder: Path
+    authority: Authority
+
+    async def wait_for_pod(self, name: str, until: Callable[[Object], bool], namespace: str = "default") -> Object:
+        found = await wait_for(
+            self.client, PODS, name, namespace, until=lambda pod: pod is not None and until(pod), timeout=20
+        )
+        assert found is not None
+        return found
+
+    async def wait_until_gone(self, name: str, namespace: str = "default") -> None:
+        await wait_for(self.client, PODS, name, namespace, until=lambda pod: pod is None, timeout=20)
+
+    async def log(self, name: str, namespace: str = "default", **query: Any) -> str:
+        """The log of a pod, as the API server gives it."""
+        async with self._log(name, namespace, query) as answer:
+            return await answer.text()
+
+    async def first_line(self, name: str, namespace: str = "default") -> str:
+        """The first line that the pod writes, as soon as it has."""
+        async with asyncio.timeout(10), self._log(name, namespace, {"follow": "true"}) as answer:
+            return (await answer.content.readline()).decode()
+
+    @asynccontextmanager
+    async def _log(self, name: str, namespace: str, query: Object) -> AsyncIterator[aiohttp.ClientResponse]:
+        url = f"{self.server}/api/v1/namespaces/{namespace}/pods/{name}/log"
+        async with (
+            self.session(self.authority.client("admin", MASTERS)) as session,
+            session.get(url, params=query) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+            yield answer
+
+    async def ask(self, path: str, node: str = "n", token: str = "", certificate: bool = False) -> tuple[int, str]:
+        """What the kubelet of a node answers, to somebody who shows a certificate, a token, or nothing."""
+        found = await self.client.get(NODES, node)
+        port = found["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+        shown = self.authority.client("admin", MASTERS) if certificate else None
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with (
+            self.session(shown) as session,
+            session.get(f"https://{address_of(found)}:{port}{path}", headers=headers) as answer,
+        ):
+            return answer.status, await answer.text()
+
+    def session(self, certificate: tuple[Path, Path] | None) -> aiohttp.ClientSession:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if certificate is not None:
+            context.load_cert_chain(*certificate)
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context))
+
+
+@asynccontextmanager
+async def a_cluster(
+    folder: Path, *controllers: str, run_pods: bool = False, simulated: bool = False
+) -> AsyncIterator[World]:
+    """A cluster with one node, `n`; the second one over the same folder is the first one, started again."""
+    authority = Authority(folder / "data" / "pki")
+    certificate, key = authority.client("apiserver-kubelet-client", MASTERS)
+    config = ApiServerConfig(
+        file_rootpath=str(folder / "data"),
+        secure_address="127.0.0.1:0",
+        kubelet=Kubelets(str(certificate), str(key)),
+    )
+    async with running(config) as served:
+        server = f"https://{served.addresses['secure']}"
+        manager = manager_beside(served.reception, authority.certificate(), ["accounts", *controllers])
+        client, sock = Client(Direct(served.server, SYSTEM)), loopback_socket()
+
+        def port() -> int:
+            return int(sock.getsockname()[1])
+
+        if simulated:
+            node, kubelet = kubelets.simulated_node("n", {"cpu": "8"}), kubelets.install(manager, port)
+        else:
+            trust = Trust(TAPESTRY, run_pods=run_pods)
+            settings = Settings(folder / "pods", server, trust, os.environ)
+            node, kubelet = process_node("n", machine_room()), processes.install(manager, port, settings)
+        if not any(True for _ in await client.list(NODES)):
+            await client.create(NODES, node)
+        tls = kubelet_tls(folder / "kubelets", [authority.certificate_file])
+        async with serving(kubelet, sock, tls), asyncio.TaskGroup() as group:
+            working = group.create_task(manager.run())
+            await wait_for(client, NODES, "n", until=lambda obj: obj is not None and bool(address_of(obj)))
+            yield World(client, server, folder, authority)
+            manager.stop()
+            await asyncio.wait([working])
