@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Self
@@ -28,6 +29,7 @@ class OwnServer:
         self.ready_seconds = 0.0
         self._flags = flags
         self._environ = {f"TAPESTRY_{name.upper()}": value for name, value in settings.items()}
+        self._ticks = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -56,7 +58,7 @@ class OwnServer:
             if self._process.poll() is not None or time.monotonic() - begun > 30:
                 self.kill()
                 raise RuntimeError(f"the server does not serve; the end of its log:\n{self.log.read_text()[-2000:]}")
-            time.sleep(0.01)
+            self._ticks.wait(0.01)
         self.ready_seconds = time.monotonic() - begun
         self._write_kubeconfig()
 

@@ -26,6 +26,10 @@ READERS = 2
 SLOW = 2
 PAUSE = 0.05
 """Seconds that a slow watcher takes for each chunk."""
+RETRY = 0.05
+"""Seconds after which somebody asks again who got no answer."""
+REST = 1.0
+"""Seconds after the last kill in which everybody goes on."""
 decode = msgspec.json.decode
 
 
@@ -87,7 +91,7 @@ class Storm:
                 try:
                     status, found = await self.ask("GET", f"{PATH}/{key}")
                 except Lost:
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(RETRY)
                     continue
                 self.ledger.found(key, value_of(found) if status == 200 else None)
                 break
@@ -99,7 +103,7 @@ class Storm:
             try:
                 status, found = await self.ask("GET", f"{PATH}/{key}")
             except Lost:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(RETRY)
                 continue
             self.ledger.seen_by_another(key, value_of(found) if status == 200 else None, known)
 
@@ -112,7 +116,7 @@ class Storm:
                 fresh = await self.follow(watcher, pause)
             except (Lost, aiohttp.ClientError, OSError, TimeoutError):
                 fresh = False
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(RETRY)
 
     async def list_for(self, watcher: Watcher) -> None:
         status, found = await self.ask("GET", PATH)
@@ -143,7 +147,7 @@ class Storm:
             self.serving_seconds += time.monotonic() - begun
             await asyncio.to_thread(self.server.kill)
             await asyncio.to_thread(self.server.start)
-        await asyncio.sleep(1)
+        await asyncio.sleep(REST)
         self.over = True
 
 

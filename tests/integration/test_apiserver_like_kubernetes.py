@@ -15,13 +15,19 @@ from tapestry.apiserver.app import running
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.local.kubernetes import ControlPlane
 
-from .differential.replay import NAMESPACE, Caller, Step, changed, compared, spoiled, steps
+from .differential.replay import NAMESPACE, Caller, Step, changed, compared, paths, spoiled, steps
 
 HERE = Path(__file__).with_name("differential")
 LEAST = 400
 AGENT = {"user-agent": "differential"}
 
 
+ELSEWHERE = {
+    *("bindings", "componentstatuses", "apiservices"),
+    *("tokenreviews", "selfsubjectreviews"),
+    *("subjectaccessreviews", "selfsubjectaccessreviews", "localsubjectaccessreviews", "selfsubjectrulesreviews"),
+}
+"""What is not kept, or is what Kubernetes says of itself."""
 SAMPLE = 11
 """Every how manieth of the spoiled requests is sent: there are some thirty thousand."""
 
@@ -68,6 +74,14 @@ async def test_both_servers_answer_alike_but_for_what_is_known(
     assert len(requests) >= LEAST
     assert not unknown, "\n".join([f"{len(unknown)} of {len(requests)} requests differ:", *unknown])
     assert not unused, f"known differences that are none any longer: {unused}"
+
+
+def test_every_kind_that_is_kept_is_looked_at_in_a_table() -> None:
+    tables = [step for step in steps(HERE / "scripts") if step.verb == "TABLE" and step.where.startswith("tables")]
+    shown = {step.path.partition("?")[0] for step in tables}
+    kept = {plural: path for plural, path in paths().items() if plural not in ELSEWHERE}
+    assert len(kept) > 50
+    assert [plural for plural, path in kept.items() if not any(each.startswith(path) for each in shown)] == []
 
 
 async def test_no_spoiled_object_makes_our_server_fail(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
                 await world.client.create(RESOURCES[obj["kind"]], obj)
         for kind in (CLUSTER_BINDING, POLICY):
             await wait_for(world.client, CRDS, name_of(crd(kind)), until=is_established, timeout=10)
-        (tmp_path / "kubeconfig").write_text(kubeconfig(world))
         data = {"kubeconfig": base64.b64encode(kubeconfig(world).encode()).decode()}
         await world.client.create(SECRETS, {"metadata": {"name": "east", "namespace": SYSTEM}, "data": data})
         yield world
@@ -89,12 +89,34 @@ def has_ready(count: int) -> Callable[[Object | None], bool]:
     return lambda deployment: value_at(deployment, "status", "readyReplicas") == count
 
 
-async def test_the_managers_syncers_run_as_processes_and_come_back(world: World, kube_assets: Path) -> None:
-    async def kubectl(*arguments: str) -> str:
-        command = [kube_assets / "kubectl", f"--kubeconfig={world.folder / 'kubeconfig'}", "-n", SYSTEM, *arguments]
+def kubectl_of(world: World, assets: Path) -> Callable[..., Awaitable[str]]:
+    (world.folder / "kubeconfig").write_text(kubeconfig(world))
+
+    async def run(*arguments: str, fails: bool = False) -> str:
+        command = [assets / "kubectl", f"--kubeconfig={world.folder / 'kubeconfig'}", *arguments]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert (done.returncode != 0) is fails, done.stdout + done.stderr
+        return done.stderr if fails else done.stdout
+
+    return run
+
+
+async def test_kubectl_reads_the_one_line_that_simulated_pods_have(tmp_path: Path, kube_assets: Path) -> None:
+    async with a_cluster(tmp_path, simulated=True) as world:
+        kubectl = kubectl_of(world, kube_assets)
+        spec = {"nodeName": "n", "containers": [{"name": "c", "image": "nginx"}]}
+        await world.client.create(PODS, {"metadata": {"name": "web", "namespace": "default"}, "spec": spec})
+        await world.wait_for_pod("web", lambda pod: is_true(pod, "Ready"))
+        assert await kubectl("logs", "web", "-f") == (
+            "default/web is simulated: nothing runs in c, and nothing is written\n"
+        )
+        assert "1/1" in await kubectl("get", "pod", "web")
+        assert "Ready" in await kubectl("get", "nodes")
+        assert "NotImplemented" in await kubectl("exec", "web", "--", "true", fails=True)
+
+
+async def test_the_managers_syncers_run_as_processes_and_come_back(world: World, kube_assets: Path) -> None:
+    kubectl = partial(kubectl_of(world, kube_assets), "-n", SYSTEM)
 
     async def pids() -> dict[str, int]:
         """The process of each replica, as it says itself in every line that it logs about who it is."""

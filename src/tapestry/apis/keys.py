@@ -65,7 +65,7 @@ OUT_OF_TIME_WINDOWS: Final = PREFIX + "out-of-time-windows"
 WITHDRAWING: Final = PREFIX + "withdrawing"
 PHYSICAL_NODE_UNSCHEDULABLE: Final = PREFIX + "physical-node-unschedulable"
 PROCESS_NODE: Final = PREFIX + "process-node"
-"""Also a label: of nodes whose containers are processes of one machine, where only syncers run unless told otherwise."""
+"""Also a label: of nodes whose containers are processes of one machine; only our own run there, unless told so."""
 NO_SCHEDULE: Final = "NoSchedule"
 
 PRIORITY_CLASS: Final = "tapestry-leased"

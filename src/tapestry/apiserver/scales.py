@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import refusals
+from tapestry.apiserver import refusals, views
 from tapestry.apiserver.codec import JSON, decoded, media_type
 from tapestry.apiserver.matching import Attempt, kind_of
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import Row
-from tapestry.apiserver.server import Answer, answered, warned
+from tapestry.apiserver.server import Answer, answered, form_of, warned
 from tapestry.apiserver.verbs import JSON_PATCH, TRIES, Request, Verbs
 from tapestry.apiserver.webhooks import Webhooks
 from tapestry.kube.errors import Conflict
@@ -34,7 +34,8 @@ class Scales:
 
     async def handle(self, call: Call, target: Target) -> Answer:
         if call.method == "GET":
-            return answered(200, scale_of(target.row, await self.current(target)))
+            form, include = form_of(call)
+            return answered(200, views.scale(scale_of(target.row, await self.current(target)), form, include))
         if call.method not in ("PUT", "PATCH"):
             raise refusals.not_allowed()
         content_type = media_type(call.headers.get("content-type", "")) or JSON

@@ -3,6 +3,7 @@
 Who asks has been found out before (`Call.user`); whether they may is asked here, before anything is read or done.
 """
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -289,6 +290,9 @@ class Server:
         return request, body
 
 
+MOST_WARNED = 4096
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""What would end a header, or is none of it."""
 VIEWS = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})
 """Subresources that are the object itself, of which a write may change a part."""
 WRITES: Mapping[str, Any] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -343,12 +347,14 @@ def warned(request: Request, status: int, raw: bytes) -> Answer:
     if not request.warnings:
         return Answer(status, raw)
     texts = ", ".join(map(warning, request.warnings))
-    return Answer(status, raw, headers={"Warning": texts[:4096]})
+    if len(texts) > MOST_WARNED:  # clients take no longer headers: of many, the beginnings of some
+        texts = ", ".join(warning(each[:256]) for each in request.warnings[:15])
+    return Answer(status, raw, headers={"Warning": texts})
 
 
 def warning(text: str) -> str:
     """What a `Warning` header says of one thing."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = CONTROL.sub(" ", text).replace("\\", "\\\\").replace('"', '\\"')
     return f'299 - "{escaped}"'
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tapestry.apiserver.printing import tables
+from tapestry.apiserver.printing import tables, workloads
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.verbs import Listing, list_text, shown
 from tapestry.apiserver.watches import AS_IS, Flavour
@@ -23,6 +23,14 @@ def one(row: Row, raw: bytes, form: str, include: str) -> bytes:
         version = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
         return msgspec.json.encode(tables.table(row, [obj], version, include))
     return msgspec.json.encode(tables.partial(obj))
+
+
+def scale(obj: Object, form: str, include: str) -> Object:
+    """How many replicas there are, and should be."""
+    if form != TABLE:
+        return tables.partial(obj) if form else obj
+    version = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
+    return tables.table_of(workloads.SCALE, [obj], version, include)
 
 
 def many(row: Row, listing: Listing, form: str, include: str) -> bytes:

@@ -19,6 +19,7 @@ DATA = click.option(
     show_default=True,
     help="The folder for everything that lasts: objects, certificates, logs.",
 )
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 LINES = """
 A compute cluster woven from {clusters} physical ones is at work.  In another terminal:
 
@@ -48,25 +49,21 @@ def up(clusters: int, nodes: int, data: Path) -> None:
 
 
 async def serve(world: World) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    starting, stopped = asyncio.create_task(world.start()), asyncio.create_task(stopping.wait())
-    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+    """Run the world until somebody says that it is enough."""
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None
+    for number in STOPPING:
+        loop.add_signal_handler(number, this.cancel)
     try:
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait([starting])
-            return
-        starting.result()
-        kubectl = find_kubectl() or "tapestry k"
+        await world.start()
+        kubectl = find_kubectl() or "kubectl"
         click.echo(LINES.format(clusters=world.clusters, kubeconfig=world.kubeconfig(), kubectl=kubectl))
-        while not stopping.is_set():
-            if ended := world.ended():
-                raise WorldFailed(f"{', '.join(ended)} ended by itself; its log is in {world.folder}")
-            await asyncio.wait([stopped], timeout=1.0)
+        ended = await asyncio.to_thread(world.wait)
+        raise WorldFailed(f"{ended} ended by itself; its log is in {world.folder}")
+    except asyncio.CancelledError:
+        for number in STOPPING:
+            loop.add_signal_handler(number, lambda: None)  # it is being seen to
     finally:
-        stopped.cancel()
         with world.step("stopping"):
             await asyncio.to_thread(world.stop)
 

@@ -111,42 +111,55 @@ class Processes:
         """Have the pod run, and say how it does."""
         place = self.place(node, pod)
         if why := refusal(pod, self.settings.trust):
-            self.events.warning(pod, "Refused", why)
-            await self.say(pod, held_up(pod, "Refused", why), Place(place.node))
+            if await self.say(pod, held_up(pod, "Refused", why), Place(place.node)) is not pod:
+                self.events.warning(pod, "Refused", why)
             return None
+        found = self.supervised.get(key)
         try:
-            again = await self.prepare(key, pod, place)
+            again = await self.prepare(pod, place)
         except Missing as error:
             self.events.warning(pod, "FailedMount", str(error))
             again = self.now() + RETRY
-            if key not in self.supervised:
+            if found is None:
                 await self.say(pod, held_up(pod, "ContainerCreating", str(error)), Place(place.node))
                 return Result(requeue_at=again)
-        if key not in self.supervised:
-            self.start(key, pod, place)
-        await self.say(pod, self.supervised[key].report(), place)
+        if found is None:
+            found = self.start(key, pod, place)
+        await self.say(pod, found.report(), place)
         return Result(requeue_at=again)
 
-    def start(self, key: str, pod: Object, place: Place) -> None:
+    def start(self, key: str, pod: Object, place: Place) -> Supervision:
         def said(type: str, reason: str, message: str) -> None:
             (self.events.normal if type == "Normal" else self.events.warning)(pod, reason, message)
 
         def changed() -> None:
             self.again(key)
 
-        found = Supervision(pod, place.pod, self.preparations[key], self.session, self.now, changed, said)
+        launches = self.launches_of(pod, place)
+        found = Supervision(pod, place.pod, launches, self.session, self.now, changed, said)
         self.supervised[key] = found
-        self.group.create_task(watched(found), name=f"pod-{key}")
+        self.group.create_task(self.watched(key, found), name=f"pod-{key}")
+        return found
+
+    async def watched(self, key: str, found: Supervision) -> None:
+        try:
+            await found.run()
+        except Exception:  # one pod's trouble must not be that of all
+            log.exception("a pod is started anew", pod=key)
+            await asyncio.sleep(RETRY.total_seconds())
+            del self.supervised[key]
+            self.again(key)
 
     async def stop(self, key: str, pod: Object, node: Object) -> Result | None:
         """Have a deleted pod end, and let go of it when it has."""
-        found = self.supervised.get(key)
-        if found is not None:
+        if value_at(pod, "status", "phase") not in OVER:
+            place = self.place(node, pod)
+            found = self.supervised.get(key) or self.start(key, pod, place)  # that nothing of it runs, it says as well
             found.stop(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
-            pod = await self.say(pod, found.report(), self.place(node, pod))
+            pod = await self.say(pod, found.report(), place)
             if not found.over:
                 return None  # its end brings us back
-        else:
+        if key not in self.supervised:
             folder_of(self.settings.folder, pod).remove()
         await finish(self.client, pod)
         return None
@@ -161,23 +174,26 @@ class Processes:
 
     def forget(self, key: str, pod: Object) -> None:
         del self.supervised[key]
-        self.preparations.pop(key, None)
+        self.preparations.pop(uid_of(pod), None)
         self.tokens.forget(pod)
         self.addresses.release(key)
         folder_of(self.settings.folder, pod).remove()
 
-    async def prepare(self, key: str, pod: Object, place: Place) -> datetime:
-        """Bring what the pod's containers find on the disk up to date; returns when to look again."""
+    async def prepare(self, pod: Object, place: Place) -> datetime:
+        """Bring what the pod's containers find on the disk up to date; returns when to look again.  Raises Missing."""
         sources = await self.fetched(pod, asked_by(pod))
-        if key not in self.preparations:
-            folder = folder_of(self.settings.folder, pod)
-            self.preparations[key] = Launches(
-                folder, place.pod, self.settings.server, self.settings.trust, self.settings.environ
-            )
-        shown = {**(pod.get("status") or {}), "podIP": place.pod, "podIPs": [{"ip": place.pod}], "hostIP": place.node}
-        shown["hostIPs"] = [{"ip": place.node}]
-        await asyncio.to_thread(self.preparations[key].prepare, {**pod, "status": shown}, sources)
+        addresses = {"podIP": place.pod, "podIPs": [{"ip": place.pod}], "hostIP": place.node}
+        shown = {**(pod.get("status") or {}), **addresses, "hostIPs": [{"ip": place.node}]}
+        await asyncio.to_thread(self.launches_of(pod, place).prepare, {**pod, "status": shown}, sources)
         return min(filter(None, (self.now() + REFRESH, self.tokens.next_renewal(pod))))
+
+    def launches_of(self, pod: Object, place: Place) -> Launches:
+        found = self.preparations.get(uid_of(pod))
+        if found is None:
+            folder, given = folder_of(self.settings.folder, pod), self.settings
+            found = Launches(folder, place.pod, given.server, given.trust, given.environ)
+            self.preparations[uid_of(pod)] = found
+        return found
 
     async def fetched(self, pod: Object, asked: Asked) -> Sources:
         async def found(resource: Resource, name: str) -> Object | None:
@@ -208,8 +224,9 @@ class Processes:
     def log(self, pod: Object, container: str, query: LogQuery, /) -> AsyncIterator[bytes]:
         found = self.supervised.get(key_of(pod))
         known = found.containers.get(container) if found is not None else None
-        restarts: int = known.restarts if known is not None else restarts_of(pod, container)
-        run = restarts - 1 if query.previous else restarts
+        said = known.status() if known is not None else status_of(pod, container)
+        is_waiting = "waiting" in value_at(said, "state", default={})  # the run before is the last there was
+        run = said.get("restartCount", 0) - (query.previous and not is_waiting)
         path = folder_of(self.settings.folder, pod).log(container, run)
         if query.previous and not path.exists():
             raise NoLog(f'previous terminated container "{container}" in pod "{name_of(pod)}" not found')
@@ -229,13 +246,6 @@ class Processes:
         return found
 
 
-async def watched(supervision: Supervision) -> None:
-    try:
-        await supervision.run()
-    except Exception:  # one pod's trouble must not be that of all
-        log.exception("a pod is not run any more", pod=key_of(supervision.pod))
-
-
 def held_up(pod: Object, reason: str, message: str) -> Containers:
     """What is said of containers that do not start."""
     state, spec = waiting(reason, message), pod["spec"]
@@ -245,10 +255,10 @@ def held_up(pod: Object, reason: str, message: str) -> Containers:
     )
 
 
-def restarts_of(pod: Object, container: str) -> int:
+def status_of(pod: Object, container: str) -> Object:
     status = pod.get("status") or {}
     said = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
-    return next((each["restartCount"] for each in said if each["name"] == container), 0)
+    return next((each for each in said if each["name"] == container), {})
 
 
 def measured(container: str, pid: int, now: datetime) -> Use | None:

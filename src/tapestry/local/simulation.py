@@ -155,7 +155,7 @@ def pause(number: int) -> timedelta:
 
 def containers(pod: Object, run: Run, begins: datetime, now: datetime, course: Course) -> Containers:
     """What is said of the containers once they have begun."""
-    last, ready = None, False
+    last, ready, restarts = None, False, run.number
     if run.number and course.ends is not None:
         end = run.started - pause(run.number - 1)
         last = terminated(course.code, end - course.ends, end)
@@ -163,10 +163,11 @@ def containers(pod: Object, run: Run, begins: datetime, now: datetime, course: C
         state = terminated(course.code, run.started, run.ended)
     elif run.started > now:
         state = waiting("CrashLoopBackOff", f"back-off {pause(run.number - 1).seconds}s restarting failed container")
+        restarts -= 1
     else:
         state, ready = runs(run.started), now >= run.started + course.ready
     main = [
-        container_status(each, state, identity(pod, each, run.number), run.number, last, ready=ready)
+        container_status(each, state, identity(pod, each, restarts), restarts, last, ready=ready)
         for each in pod["spec"]["containers"]
     ]
     sidecar = terminated(0, begins, run.ended) if run.ended else runs(begins)

@@ -142,7 +142,8 @@ def phase_of(pod: Object, said: Containers) -> str:
     if any(code is None for code in codes):
         begun = all("waiting" not in each["state"] or each["lastState"] for each in said.main)
         return "Running" if begun else "Pending"
-    if policy == "Always" and not is_over:
+    helped = any("running" in each["state"] for each in said.init)  # by a sidecar, which has yet to end
+    if helped or (policy == "Always" and not is_over):
         return "Running"
     if not any(codes):
         return "Succeeded"

@@ -176,7 +176,7 @@ class Supervision:
 
     async def pause(self, container: Container, failures: int) -> None:
         """Wait before another run; what the last one came to is history from now on."""
-        container.last, container.restarts = container.state, container.restarts + 1
+        container.last = container.state
         if failures > 1:
             seconds = min(FIRST_PAUSE * 2 ** (failures - 2), LONGEST_PAUSE)
             message = f"back-off {seconds:g}s restarting failed container={container.name}"
@@ -191,6 +191,7 @@ class Supervision:
     async def once(self, container: Container) -> None:
         """One run of a container, from its start to its end."""
         began = self.now()
+        container.restarts += container.last is not None
         container.ill.clear()
         container.log = Log(self.launching.log(container.name, container.restarts), self.now)
         code, message = NOT_STARTED, ""

@@ -6,6 +6,7 @@ Nothing outlives whoever started the world, however they end; what is in its fol
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -193,9 +194,15 @@ class World:
             self._guard.wait()
             self._guard = None
 
-    def ended(self) -> list[str]:
-        """Clusters that ended by themselves."""
-        return [name for name, process in self._processes.items() if process.poll() is not None]
+    def wait(self) -> str:
+        """Wait until a cluster ends, and say which."""
+        ends = {os.pidfd_open(process.pid): name for name, process in self._processes.items()}
+        try:
+            found, _, _ = select.select(list(ends), [], [])
+            return ends[found[0]]
+        finally:
+            for each in ends:
+                os.close(each)
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:

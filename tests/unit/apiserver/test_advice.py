@@ -103,3 +103,14 @@ async def test_who_deletes_a_job_is_told_of_its_pods(call: Hand) -> None:
         answer = await call.answer("DELETE", f"{jobs}/{name}", options)
         assert isinstance(answer, Answer)
         assert ("child pods are preserved" in answer.headers.get("Warning", "")) is is_told
+
+
+async def test_no_warning_breaks_the_header_that_it_is_in(call: Hand) -> None:
+    odd = {f"odd\r\nX-{number}": 1 for number in range(200)}
+    answer = await call.answer("POST", "/api/v1/namespaces/default/configmaps", {"metadata": {"name": "m"}, **odd})
+    assert isinstance(answer, Answer)
+    said = answer.headers["Warning"]
+    assert said.startswith('299 - "unknown field \\"odd  X-0\\""')
+    assert said.endswith('"')
+    assert len(said) <= 8000
+    assert said.isprintable()

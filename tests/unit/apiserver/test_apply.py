@@ -14,8 +14,8 @@ from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import built_in
 from tapestry.apiserver.server import Answer
 from tapestry.apiserver.service_accounts import Accounts
-from tapestry.apiserver.signing import keys_in
 from tapestry.apiserver.shapes import Shapes
+from tapestry.apiserver.signing import keys_in
 from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.apiserver.verbs import Request

@@ -64,8 +64,9 @@ def fits(pod: Object, node: Object, nodes: Sequence[Object], pods: Sequence[Obje
 
 
 def has_room(pod: Object, node: Object, there: Sequence[Object]) -> bool:
-    has = node["status"]["allocatable"]
-    return sum(map(cpu_of, there)) + cpu_of(pod) <= int(has["cpu"]) and len(there) + 1 <= int(has["pods"])
+    has, asked = node["status"]["allocatable"], cpu_of(pod)
+    is_enough = not asked or sum(map(cpu_of, there)) + asked <= int(has["cpu"])  # nothing fits everywhere
+    return is_enough and len(there) + 1 <= int(has["pods"])
 
 
 def cpu_of(pod: Object) -> int:

@@ -3,10 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
 from tapestry.client.client import Client
-from tapestry.controlplane.workloads.completions import read_indexes, written_indexes
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at
 from tapestry.kube.resources import EVENTS, JOBS, PODS
@@ -285,8 +282,3 @@ async def test_two_jobs_do_not_count_each_others_pods(client: Client) -> None:
     await wait_for_job(client, "Complete")
     owners = [pod["metadata"]["ownerReferences"][0]["name"] for pod in await client.list(PODS)]
     assert (owners.count("work"), owners.count("other")) == (2, 3)
-
-
-@pytest.mark.parametrize("text", ["", "0", "0,1", "0-2", "1,3-5,9"])
-def test_indexes_are_written_as_they_are_read(text: str) -> None:
-    assert written_indexes(read_indexes(text)) == text

@@ -172,8 +172,9 @@ async def test_a_pod_that_is_found_ill_is_started_again(sample: World) -> None:
     await sample.client.create(PODS, a_pod(script, volumes=[{"name": "e", "emptyDir": {}}], container=container))
     again = await sample.wait_for_pod("p", lambda pod: container_of(pod).get("restartCount", 0) >= 1)
     assert container_of(again)["lastState"]["terminated"]["exitCode"] == 143
-    reasons = {each["reason"] for each in await sample.client.list(EVENTS, "default")}
-    assert {"Started", "Unhealthy", "Killing"} <= reasons
+    events = await sample.client.list(EVENTS, "default")
+    assert {"Started", "Unhealthy", "Killing"} <= {each["reason"] for each in events}
+    assert {(each["involvedObject"].get("kind"), each["involvedObject"]["name"]) for each in events} == {("Pod", "p")}
 
 
 # -- restarts and ends
@@ -190,12 +191,14 @@ async def test_what_was_killed_comes_back_and_its_old_log_is_kept(sample: World)
 
 
 async def test_what_fails_again_and_again_has_to_wait(sample: World) -> None:
-    await sample.client.create(PODS, a_pod("exit 3"))
+    await sample.client.create(PODS, a_pod("echo no; exit 3"))
     pod = await sample.wait_for_pod(
         "p", lambda pod: "waiting" in container_of(pod).get("state", {}) and phase(pod) == "Running"
     )
     assert container_of(pod)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
     assert container_of(pod)["lastState"]["terminated"]["exitCode"] == 3
+    assert container_of(pod)["restartCount"] == 1
+    assert await sample.log("p") == await sample.log("p", previous="true") == "no\n"
     await sample.client.delete(PODS, pod)
     await sample.wait_until_gone("p")
 
@@ -270,7 +273,7 @@ async def test_only_what_tolerates_it_comes_to_the_node(strict: World) -> None:
 async def test_pods_end_with_us_and_are_started_anew(tmp_path: Path) -> None:
     async with a_cluster(tmp_path, run_pods=True) as world:
         await world.client.create(PODS, a_pod(f"echo $$$$; {FOR_EVER}"))
-        await world.client.create(PODS, a_pod(f"{FOR_EVER}", "once", restartPolicy="Never"))
+        await world.client.create(PODS, a_pod(FOR_EVER, "once", restartPolicy="Never"))
         await world.wait_for_pod("p", is_ready)
         await world.wait_for_pod("once", is_ready)
         pid = int(await world.first_line("p"))
@@ -281,3 +284,18 @@ async def test_pods_end_with_us_and_are_started_anew(tmp_path: Path) -> None:
         assert int(await world.first_line("p")) != pid
         assert int(await world.log("p", previous="true")) == pid
         assert phase(await world.wait_for_pod("once", is_over)) == "Failed"
+
+
+async def test_a_pod_that_was_deleted_while_we_were_away_has_ended(tmp_path: Path) -> None:
+    held = a_pod(FOR_EVER, restartPolicy="OnFailure")
+    held["metadata"]["finalizers"] = ["example.com/counted"]
+    async with a_cluster(tmp_path, run_pods=True) as world:
+        await world.client.create(PODS, held)
+        await world.wait_for_pod("p", is_ready)
+    async with a_cluster(tmp_path, simulated=True) as world:  # whose kubelet is another's
+        await world.client.delete(PODS, await world.client.get(PODS, "p", "default"))
+    async with a_cluster(tmp_path, run_pods=True) as world:
+        pod = await world.wait_for_pod("p", is_over)
+        assert phase(pod) == "Failed"
+        await world.client.patch(PODS, pod, {"metadata": {"finalizers": None}})
+        await world.wait_until_gone("p")

@@ -8,7 +8,7 @@ from tapestry.apiserver.printing.prints import AGE, NAME, NONE, UNKNOWN, Columns
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import Object, labels_of, value_at
 
-ENDED = ("Succeeded", "Failed")
+ENDINGS = {"Succeeded": "The pod has completed successfully.", "Failed": "The pod failed."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def pod_status(pod: Object) -> str:
     if "deletionTimestamp" in pod["metadata"]:
         if value_at(pod, "status", "reason") == "NodeLost":
             return "Unknown"
-        if value_at(pod, "status", "phase") not in ENDED:
+        if value_at(pod, "status", "phase") not in ENDINGS:
             return "Terminating"
     return progress(pod).reason or word_of(pod)
 
@@ -113,13 +113,12 @@ def gates(pod: Object) -> str:
     return f"{sum(is_true(pod, each) for each in listed)}/{len(listed)}" if listed else NONE
 
 
-def is_over(pod: Object) -> list[Object]:
-    """The condition that the row of a pod has which will not run again."""
-    messages = {"Succeeded": "The pod has completed successfully.", "Failed": "The pod failed."}
+def ending(pod: Object) -> Object:
+    """What the row of a pod has beside its cells, once the pod will not run again."""
     phase = value_at(pod, "status", "phase")
-    if phase not in messages:
-        return []
-    return [{"type": "Completed", "status": "True", "reason": phase, "message": messages[phase]}]
+    if phase not in ENDINGS:
+        return {}
+    return {"conditions": [{"type": "Completed", "status": "True", "reason": phase, "message": ENDINGS[phase]}]}
 
 
 # -- nodes

@@ -49,23 +49,25 @@ def text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def table(row: Row, objects: Iterable[Object], metadata: Object, include: str) -> Object:
+def table(row: Row, objects: Sequence[Object], metadata: Object, include: str) -> Object:
     """A Table of `objects`; each row has the object with it as far as `include` says."""
-    shown, now = columns(row), datetime.now(UTC)
     if row.storage == FLOW_SCHEMAS:
         objects = sorted(objects, key=precedence)
+    found = table_of(columns(row), objects, metadata, include)
+    if row.storage == PODS:
+        found["rows"] = [{**each, **pods.ending(obj)} for each, obj in zip(found["rows"], objects, strict=True)]
+    return found
+
+
+def table_of(shown: Sequence[Print], objects: Iterable[Object], metadata: Object, include: str) -> Object:
+    now = datetime.now(UTC)
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
         "metadata": metadata,
         "columnDefinitions": [head(each) for each in shown],
         "rows": [
-            {
-                "cells": [each.show(obj, now) for each in shown],
-                **({"conditions": over} if row.storage == PODS and (over := pods.is_over(obj)) else {}),
-                "object": included(obj, include),
-            }
-            for obj in objects
+            {"cells": [each.show(obj, now) for each in shown], "object": included(obj, include)} for obj in objects
         ],
     }
 

@@ -23,7 +23,7 @@ from tapestry.apiserver.printing.prints import (
     selector,
 )
 from tapestry.kube.conditions import is_true
-from tapestry.kube.objects import Object, controller_of, value_at
+from tapestry.kube.objects import Object, controller_of, name_of, value_at
 from tapestry.kube.times import parse_time
 
 
@@ -139,6 +139,13 @@ OF_REPLICAS = (
     *TEMPLATE,
 )
 
+SCALE = (
+    Print("Name", of(name_of)),
+    Print("Desired", path("spec", "replicas", default=0), INTEGER),
+    Print("Available", path("status", "replicas", default=0), INTEGER),
+    AGE,
+)
+"""Of the scale of any of them."""
 COLUMNS: Columns = {
     "deployments.apps": (
         NAME,

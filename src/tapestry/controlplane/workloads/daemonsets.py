@@ -45,13 +45,13 @@ class DaemonSets:
         daemon_set = self.sets.store.get(key)
         if daemon_set is None or is_deleting(daemon_set):
             return None
-        selector, space = members.selector_of(daemon_set), namespace_of(daemon_set) or ""
-        found = self.revisions.store.by("namespace", space)
+        selector = members.selector_of(daemon_set)
+        found = members.candidates(self.revisions, daemon_set)
         kept = await revisions.claimed(self.client, DAEMON_SETS, daemon_set, selector, found)
         present = await revisions.current(self.client, DAEMON_SETS, daemon_set, kept)
         if present is None:
             return Result(requeue_after=LAG)
-        candidates = self.pods.store.by("namespace", space)
+        candidates = members.candidates(self.pods, daemon_set)
         pods = await members.claimed(self.client, DAEMON_SETS, daemon_set, selector, candidates, PODS)
         fits = {name_of(node): daemons.fit_of(daemon_set, node) for node in self.nodes.store.list()}
         places, mark, now = daemons.by_node(pods), revisions.hash_of(present), self.now()
@@ -112,8 +112,8 @@ def changes_fit(old: Object | None, new: Object | None) -> bool:
 def install(manager: Manager) -> None:
     sets = manager.informer(DAEMON_SETS, indexers={"namespace": in_namespace})
     nodes = manager.informer(NODES)
-    pods = manager.informer(PODS, indexers={"namespace": in_namespace})
-    kept = manager.informer(CONTROLLER_REVISIONS, indexers={"namespace": in_namespace})
+    pods = manager.informer(PODS, indexers=members.BY_OWNER)
+    kept = manager.informer(CONTROLLER_REVISIONS, indexers=members.BY_OWNER)
     reconciler = DaemonSets(manager.client, manager.events, manager.now, sets, nodes, pods, kept)
     controller = manager.controller("daemonsets", reconciler.reconcile)
 

@@ -11,7 +11,6 @@ from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.controller import controller_key
 from tapestry.controller.events import Recorder
-from tapestry.controller.store import Indexer
 from tapestry.controlplane.workloads import members, rollouts
 from tapestry.controlplane.workloads.members import in_namespace, owner_uid
 from tapestry.controlplane.workloads.rollouts import DESIRED, HASH, LIMIT, PAST, REVISION
@@ -53,7 +52,7 @@ class Deployments:
         if deployment is None:
             return None
         selector = label_selector(value_at(deployment, "spec", "selector"))
-        candidates = self.sets.store.by("namespace", namespace_of(deployment) or "")
+        candidates = members.candidates(self.sets, deployment)
         sets = await members.claimed(self.client, DEPLOYMENTS, deployment, selector, candidates, REPLICA_SETS)
         sets = [each for each in sets if not is_deleting(each)]
         new, old = rollouts.split(deployment, sets)
@@ -256,9 +255,8 @@ def deadline_of(deployment: Object, status: Object) -> datetime | None:
 
 def install(manager: Manager) -> None:
     deployments = manager.informer(DEPLOYMENTS, indexers={"namespace": in_namespace})
-    indexers: dict[str, Indexer] = {"owner": owner_uid, "namespace": in_namespace}
-    sets = manager.informer(REPLICA_SETS, indexers={**indexers, "uid": lambda each: [uid_of(each)]})
-    pods = manager.informer(PODS, indexers=indexers)
+    sets = manager.informer(REPLICA_SETS, indexers={**members.BY_OWNER, "uid": lambda each: [uid_of(each)]})
+    pods = manager.informer(PODS, indexers=members.BY_OWNER)
     reconciler = Deployments(manager.client, manager.events, manager.now, deployments, sets, pods)
     controller = manager.controller("deployments", reconciler.reconcile)
 

@@ -31,7 +31,7 @@ from tapestry.controlplane.workloads.completions import (
     written_indexes,
 )
 from tapestry.controlplane.workloads.failures import ended_at, is_over, may_start_at, pause_after
-from tapestry.controlplane.workloads.members import in_namespace, owner_uid
+from tapestry.controlplane.workloads.members import in_namespace
 from tapestry.kube.conditions import condition, find, is_true, with_condition
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.objects import (
@@ -40,7 +40,6 @@ from tapestry.kube.objects import (
     is_deleting,
     labels_of,
     name_of,
-    namespace_of,
     uid_of,
     value_at,
     version_of,
@@ -73,7 +72,7 @@ class Jobs:
         if not self.is_current(job):
             return Result(requeue_after=LAG)
         selector = label_selector(value_at(job, "spec", "selector"))
-        candidates = self.pods.store.by("namespace", namespace_of(job) or "")
+        candidates = members.candidates(self.pods, job)
         pods = await members.claimed(self.client, JOBS, job, selector, candidates, PODS)
         if is_finished(job) or is_deleting(job):
             return await self.after_the_end(job, pods)
@@ -333,7 +332,7 @@ def ended(conditions: list[Object], end: End, now: datetime, *, at_rest: bool) -
 
 def install(manager: Manager) -> None:
     jobs = manager.informer(JOBS, indexers={"namespace": in_namespace})
-    pods = manager.informer(PODS, indexers={"owner": owner_uid, "namespace": in_namespace})
+    pods = manager.informer(PODS, indexers=members.BY_OWNER)
     reconciler = Jobs(manager.client, manager.events, manager.now, jobs, pods)
     controller = manager.controller("jobs", reconciler.reconcile)
     controller.watch(jobs)

@@ -13,6 +13,7 @@ from hashlib import sha256
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Result
 from tapestry.controller.controller import controller_key
+from tapestry.controller.store import Indexer
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import AlreadyExists, NotFound
 from tapestry.kube.objects import (
@@ -146,6 +147,19 @@ def owner_uid(obj: Object) -> Iterable[str]:
 
 def in_namespace(obj: Object) -> Iterable[str]:
     return [namespace_of(obj) or ""]
+
+
+def without_owner(obj: Object) -> Iterable[str]:
+    return in_namespace(obj) if controller_of(obj) is None else []
+
+
+BY_OWNER: dict[str, Indexer] = {"owner": owner_uid, "orphans": without_owner}
+"""How a cache of what controllers own is indexed."""
+
+
+def candidates(owned: Informer, owner: Object) -> list[Object]:
+    """What is the owner's, and what is nobody's: the pods of others in its namespace may be many."""
+    return [*owned.store.by("owner", uid_of(owner)), *owned.store.by("orphans", namespace_of(owner) or "")]
 
 
 def selector_of(owner: Object) -> LabelSelector:

@@ -79,24 +79,36 @@ def next_step(stateful_set: Object, pods: Mapping[int, Object], revisions: Revis
     beyond = [pods[number] for number in sorted(pods, reverse=True) if number not in numbers]
     broken = [pods[number] for number in sorted(pods) if not works(pods[number], patience, now)]
     if stateful_set["spec"].get("podManagementPolicy") == "Parallel":
-        missing = [number for number in numbers if number not in pods]
-        ended = [pods[number] for number in numbers if number in pods and is_over(pods[number])]
-        leave = [pod for pod in (*ended, *beyond) if not is_deleting(pod)]
-        if missing or leave:
-            return Step(missing, leave)
+        step = all_at_once(numbers, pods, beyond)
     else:
-        for number in numbers:
-            if number not in pods:
-                return Step([number])
-            if is_over(pods[number]) and not is_deleting(pods[number]):
-                return Step(leave=[pods[number]])
-            if pods[number] in broken:
-                return Step()
-        if beyond:
-            last = beyond[0]
-            waits = is_deleting(last) or (last in broken and last is not broken[0])
-            return Step() if waits else Step(leave=[last])
-    return Step(leave=outdated(stateful_set, pods, revisions, broken))
+        step = one_by_one(numbers, pods, beyond, broken)
+    return step if step is not None else Step(leave=outdated(stateful_set, pods, revisions, broken))
+
+
+def all_at_once(numbers: range, pods: Mapping[int, Object], beyond: Sequence[Object]) -> Step | None:
+    """Who comes and goes in a set that knows no order; None where nobody does."""
+    missing = [number for number in numbers if number not in pods]
+    ended = [pods[number] for number in numbers if number in pods and is_over(pods[number])]
+    leave = [pod for pod in (*ended, *beyond) if not is_deleting(pod)]
+    return Step(missing, leave) if missing or leave else None
+
+
+def one_by_one(
+    numbers: range, pods: Mapping[int, Object], beyond: Sequence[Object], broken: Sequence[Object]
+) -> Step | None:
+    """Who comes or goes next in a set that knows one; None where all that are wanted work and there are no others."""
+    for number in numbers:
+        if number not in pods:
+            return Step([number])
+        if is_over(pods[number]) and not is_deleting(pods[number]):
+            return Step(leave=[pods[number]])
+        if pods[number] in broken:
+            return Step()
+    if not beyond:
+        return None
+    last = beyond[0]
+    waits = is_deleting(last) or (last in broken and last is not broken[0])
+    return Step() if waits else Step(leave=[last])
 
 
 def is_over(pod: Object) -> bool:

@@ -12,7 +12,7 @@ from tapestry.controller.store import Indexer
 from tapestry.controlplane.workloads import members
 from tapestry.kube.conditions import condition, with_condition
 from tapestry.kube.errors import ApiError, Conflict, NotFound
-from tapestry.kube.objects import Object, controller_of, is_deleting, labels_of, name_of, namespace_of, value_at
+from tapestry.kube.objects import Object, controller_of, is_deleting, labels_of, name_of, value_at
 from tapestry.kube.patches import merge_patch
 from tapestry.kube.resources import PODS, REPLICA_SETS, Resource
 
@@ -37,7 +37,7 @@ class ReplicaSets:
         if replica_set is None:
             return None
         selector = members.selector_of(replica_set)
-        candidates = self.pods.store.by("namespace", namespace_of(replica_set) or "")
+        candidates = members.candidates(self.pods, replica_set)
         pods = await members.claimed(self.client, self.resource, replica_set, selector, candidates, PODS)
         active = [pod for pod in pods if members.is_active(pod)]
         failure: ApiError | None = None
@@ -141,7 +141,7 @@ def keeping(resource: Resource, name: str) -> Callable[[Manager], None]:
 
     def install(manager: Manager) -> None:
         indexers: dict[str, Indexer] = {"owner": members.owner_uid, "namespace": members.in_namespace}
-        sets, pods = manager.informer(resource, indexers=indexers), manager.informer(PODS, indexers=indexers)
+        sets, pods = manager.informer(resource, indexers=indexers), manager.informer(PODS, indexers=members.BY_OWNER)
         reconciler = ReplicaSets(manager.client, manager.events, manager.now, sets, pods, resource)
         controller = manager.controller(name, reconciler.reconcile, workers=WORKERS)
         controller.watch(sets)

@@ -17,7 +17,6 @@ from tapestry.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, namespace_of, value_at
 from tapestry.kube.patches import merge_patch
 from tapestry.kube.resources import CONTROLLER_REVISIONS, PERSISTENT_VOLUME_CLAIMS, PODS, STATEFUL_SETS
-from tapestry.kube.selectors import label_selector
 
 LAG = 1.0
 """Seconds until what stands in the way is looked at again."""
@@ -39,14 +38,12 @@ class StatefulSets:
         stateful_set = self.sets.store.get(key)
         if stateful_set is None:
             return None
-        selector = label_selector(value_at(stateful_set, "spec", "selector"))
-        space = namespace_of(stateful_set) or ""
-        kept = await revisions.claimed(
-            self.client, STATEFUL_SETS, stateful_set, selector, self.revisions.store.by("namespace", space)
-        )
+        selector = members.selector_of(stateful_set)
+        found = members.candidates(self.revisions, stateful_set)
+        kept = await revisions.claimed(self.client, STATEFUL_SETS, stateful_set, selector, found)
         found = [
             pod
-            for pod in self.pods.store.by("namespace", space)
+            for pod in members.candidates(self.pods, stateful_set)
             if ordinals.number_of(stateful_set, pod) is not None or members.is_of(pod, stateful_set)
         ]
         pods = await members.claimed(self.client, STATEFUL_SETS, stateful_set, selector, found, PODS)
@@ -165,9 +162,9 @@ def goes_with_another(claim: Object, pod: str) -> bool:
 
 def install(manager: Manager) -> None:
     sets = manager.informer(STATEFUL_SETS, indexers={"namespace": in_namespace})
-    pods = manager.informer(PODS, indexers={"namespace": in_namespace})
+    pods = manager.informer(PODS, indexers=members.BY_OWNER)
     claims = manager.informer(PERSISTENT_VOLUME_CLAIMS)
-    kept = manager.informer(CONTROLLER_REVISIONS, indexers={"namespace": in_namespace})
+    kept = manager.informer(CONTROLLER_REVISIONS, indexers=members.BY_OWNER)
     reconciler = StatefulSets(manager.client, manager.events, manager.now, sets, pods, claims, kept)
     controller = manager.controller("statefulsets", reconciler.reconcile)
 

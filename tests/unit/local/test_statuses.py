@@ -1,0 +1,115 @@
+"""What the states of containers come to for their pod."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tapestry.kube.conditions import find
+from tapestry.kube.objects import Object
+from tapestry.kube.times import timestamp
+from tapestry.local.statuses import Containers, Place, container_status, pod_status, runs, terminated, waiting
+
+from .pods import a_pod
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PLACE = Place("127.64.0.1", "127.96.0.1")
+CREATING, BACK_OFF = waiting("ContainerCreating"), waiting("CrashLoopBackOff")
+RUNS, WELL, BADLY = runs(NOW), terminated(0, NOW, NOW), terminated(1, NOW, NOW)
+INIT = {"initContainers": [{"name": "i", "image": "i"}]}
+SIDECAR = {"initContainers": [{"name": "i", "image": "i", "restartPolicy": "Always"}]}
+
+
+def said(state: Object, last: Object | None = None, name: str = "c") -> Object:
+    return container_status({"name": name}, state, "x", last=last, ready="running" in state)
+
+
+def status(main: list[Object], init: list[Object] | None = None, **spec: Any) -> Object:
+    containers = [{"name": f"c{number}", "image": "i"} for number in range(len(main))]
+    return pod_status(a_pod(**{"containers": containers, **spec}), Containers(main, init or []), PLACE, NOW)
+
+
+@pytest.mark.parametrize(
+    ("states", "policy", "phase"),
+    [
+        ([CREATING], "Always", "Pending"),
+        ([RUNS, CREATING], "Always", "Pending"),
+        ([RUNS], "Always", "Running"),
+        ([RUNS, BADLY], "Never", "Running"),
+        ([WELL], "Always", "Running"),
+        ([BADLY], "Always", "Running"),
+        ([BADLY], "OnFailure", "Running"),
+        ([WELL, WELL], "OnFailure", "Succeeded"),
+        ([WELL, WELL], "Never", "Succeeded"),
+        ([WELL, BADLY], "Never", "Failed"),
+    ],
+)
+def test_the_phase_follows_from_the_containers(states: list[Object], policy: str, phase: str) -> None:
+    assert status([said(each) for each in states], restartPolicy=policy)["phase"] == phase
+
+
+def test_a_container_that_waits_to_be_started_again_has_run() -> None:
+    assert status([said(BACK_OFF, BADLY)])["phase"] == "Running"
+
+
+@pytest.mark.parametrize(
+    ("state", "policy", "phase"),
+    [
+        (RUNS, "Never", "Pending"),
+        (BADLY, "Never", "Failed"),
+        (BADLY, "OnFailure", "Pending"),
+        (WELL, "Never", "Running"),
+    ],
+)
+def test_init_containers_come_first(state: Object, policy: str, phase: str) -> None:
+    main = [said(RUNS if state is WELL else CREATING)]
+    found = status(main, [said(state, name="i")], restartPolicy=policy, **INIT)
+    assert found["phase"] == phase
+    assert find(found["conditions"], "Initialized")["status"] == str(state is WELL)
+
+
+def test_a_sidecar_has_only_to_start_and_a_pod_is_not_over_before_it() -> None:
+    assert status([said(RUNS)], [said(CREATING, name="i")], **SIDECAR)["phase"] == "Pending"
+    assert status([said(RUNS)], [said(RUNS, name="i")], **SIDECAR)["phase"] == "Running"
+    spec = {**SIDECAR, "restartPolicy": "Never"}
+    assert status([said(WELL)], [said(RUNS, name="i")], **spec)["phase"] == "Running"
+    assert status([said(WELL)], [said(BADLY, name="i")], **spec)["phase"] == "Succeeded"
+
+
+def test_a_pod_that_is_deleted_is_over_when_its_containers_are() -> None:
+    pod = a_pod()
+    pod["metadata"]["deletionTimestamp"] = timestamp(NOW)
+    assert pod_status(pod, Containers([said(RUNS)]), PLACE, NOW)["phase"] == "Running"
+    assert pod_status(pod, Containers([said(WELL)]), PLACE, NOW)["phase"] == "Succeeded"
+    assert pod_status(pod, Containers([said(BADLY)]), PLACE, NOW)["phase"] == "Failed"
+
+
+def test_what_is_not_ready_is_named_and_what_was_so_stays_so_since_then() -> None:
+    pod = a_pod()
+    first = pod_status(pod, Containers([said(CREATING)]), Place(PLACE.node), NOW)
+    assert find(first["conditions"], "Ready")["message"] == "containers with unready status: [c]"
+    assert find(first["conditions"], "PodReadyToStartContainers")["status"] == "False"
+    later = NOW + timedelta(seconds=9)
+    second = pod_status({**pod, "status": first}, Containers([said(RUNS)]), PLACE, later)
+    moments = {each["type"]: each["lastTransitionTime"] for each in second["conditions"]}
+    assert moments == {
+        "PodReadyToStartContainers": timestamp(later),
+        "Initialized": timestamp(NOW),
+        "Ready": timestamp(later),
+        "ContainersReady": timestamp(later),
+        "PodScheduled": timestamp(NOW),
+    }
+    assert second["startTime"] == first["startTime"]
+
+
+def test_what_others_say_of_the_pod_stays() -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    pod = {**a_pod(), "status": {"conditions": [target]}}
+    assert (
+        target["reason"]
+        == find(pod_status(pod, Containers([said(RUNS)]), PLACE, NOW)["conditions"], "DisruptionTarget")["reason"]
+    )
+
+
+def test_which_spec_was_seen_is_told() -> None:
+    assert status([said(RUNS)])["observedGeneration"] == 1
