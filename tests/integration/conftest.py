@@ -72,7 +72,7 @@ def virtual_plane(shared_plane: Plane) -> Plane:
     return shared_plane
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def physical_plane(start: Start) -> Iterator[Plane]:
     """The physical cluster."""
     with start("physical") as plane:
@@ -80,7 +80,15 @@ def physical_plane(start: Start) -> Iterator[Plane]:
         yield plane
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def attended_plane(start: Start) -> Iterator[Plane]:
+    """A physical cluster with controllers."""
+    with start("attended", controllers=True) as plane:
+        asyncio.run(install_kinds(plane))
+        yield plane
+
+
+@pytest.fixture(scope="session")
 def third_plane(start: Start) -> Iterator[Plane]:
     """One cluster more: another physical or another virtual one."""
     with start("third") as plane:

@@ -66,5 +66,7 @@ def only_on_kubernetes(reason: str) -> pytest.MarkDecorator:
 
 NODE_LIFECYCLE = "kube-controller-manager evicts pods from nodes that are silent; no controller of ours does"
 VOLUME_BINDING = "kube-controller-manager binds claims to volumes; no controller of ours does"
-THEIR_PROGRAMS = "it is about the processes of Kubernetes"
-REASONS = (NODE_LIFECYCLE, VOLUME_BINDING, THEIR_PROGRAMS)
+PROCESSES = "it is about the processes of Kubernetes"
+FORGETTING = "etcd can be told to forget what was; a server of ours forgets by itself, in time"
+WHOLE_MINUTES = "it waits for whole minutes, and is about clocks more than about servers"
+REASONS = (NODE_LIFECYCLE, VOLUME_BINDING, PROCESSES, FORGETTING, WHOLE_MINUTES)

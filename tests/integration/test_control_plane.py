@@ -13,6 +13,8 @@ import pytest
 
 from tapestry.local.kubernetes import KUBERNETES_VERSION, ControlPlane
 
+from .planes import PROCESSES, only_on_kubernetes
+
 Kubectl = Callable[..., str]
 
 
@@ -36,22 +38,26 @@ def is_running(pid: int) -> bool:
     return True
 
 
+@only_on_kubernetes(PROCESSES)
 def test_it_is_the_pinned_version(kubectl: Kubectl) -> None:
     versions = json.loads(kubectl("version", "--output=json"))
     assert versions["serverVersion"]["gitVersion"] == f"v{KUBERNETES_VERSION}"
     assert versions["clientVersion"]["gitVersion"] == f"v{KUBERNETES_VERSION}"
 
 
+@only_on_kubernetes(PROCESSES)
 def test_each_test_has_an_empty_namespace_of_its_own(kubectl: Kubectl, namespace: str) -> None:
     assert json.loads(kubectl("get", "configmaps", f"--namespace={namespace}", "--output=json"))["items"] == []
 
 
+@only_on_kubernetes(PROCESSES)
 def test_the_kubeconfig_is_private_and_verifies_the_server(kubeconfig: Path) -> None:
     assert kubeconfig.stat().st_mode & 0o777 == 0o600
     cluster = json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]
     assert cluster.keys() == {"server", "certificate-authority-data"}
 
 
+@only_on_kubernetes(PROCESSES)
 def test_objects_outlive_every_kill(plane: ControlPlane, on_plane: Kubectl) -> None:
     on_plane("create", "configmap", "kept", "--from-literal=colour=blue")
     plane.restart("kube-apiserver")
@@ -62,6 +68,7 @@ def test_objects_outlive_every_kill(plane: ControlPlane, on_plane: Kubectl) -> N
     assert on_plane("get", "configmap", "kept", "--output=jsonpath={.data.colour}") == "blue"
 
 
+@only_on_kubernetes(PROCESSES)
 def test_a_paused_server_is_silent_and_a_resumed_one_answers(plane: ControlPlane, on_plane: Kubectl) -> None:
     plane.pause("kube-apiserver")
     with pytest.raises(AssertionError, match=r"[Tt]imeout"):
@@ -78,6 +85,7 @@ def test_nothing_runs_after_stop(plane: ControlPlane) -> None:
     assert not any(is_running(pid) for pid in pids)
 
 
+@only_on_kubernetes(PROCESSES)
 def test_controllers_and_scheduler_work(kube_assets: Path, tmp_path: Path, kubectl: Kubectl) -> None:
     with ControlPlane(tmp_path, kube_assets, controller_manager=True, scheduler=True, fsync=False) as plane:
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tapestry.apiserver.certificates import Authority
+from tapestry.apiserver.access.certificates import Authority
 from tapestry.apiserver.storage.etcd.client import Certificates, Client, HistoryLost
 from tapestry.apiserver.storage.etcd.compaction import compacted
 from tapestry.apiserver.storage.etcd.store import EtcdStore

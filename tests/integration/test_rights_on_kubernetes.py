@@ -15,9 +15,9 @@ import pytest
 from tapestry.apiserver import bootstrap
 from tapestry.apiserver.app import accounts_of, gate_of, reception_of, server_of, ways_of
 from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.reception import Reception
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer
+from tapestry.apiserver.serving.reception import Reception
 from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.kube.objects import Object

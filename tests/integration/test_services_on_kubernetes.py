@@ -1,7 +1,5 @@
-"""Services of the virtual cluster below, between real API servers; the physical one has Kubernetes' own controllers."""
+"""Services of the virtual cluster below, between two clusters; the physical one has controllers of its own."""
 
-import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,18 +10,15 @@ from tapestry.kube.objects import Object, labels_of, name_of, named, uid_of, val
 from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, PODS, SERVICES
 from tapestry.syncer.translate.services import SERVICE_NAME, SLICE_MANAGER, twin_name
 
-from .lending import Lending, a_pod, an_object, give, install_kinds, wait_for_all, wait_until, wait_until_gone
-from .planes import Plane, Start
+from .lending import Lending, a_pod, an_object, give, wait_for_all, wait_until, wait_until_gone
+from .planes import Plane
 
 PORT = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
 
 
-@pytest.fixture(scope="module")
-def physical_plane(start: Start) -> Iterator[Plane]:
-    """The physical cluster, with its own controllers."""
-    with start("physical", controllers=True) as plane:
-        asyncio.run(install_kinds(plane))
-        yield plane
+@pytest.fixture
+def physical_plane(attended_plane: Plane) -> Plane:
+    return attended_plane
 
 
 async def binding_at(site: Lending) -> Binding:

@@ -1,11 +1,9 @@
-"""Claims and volumes of the virtual cluster below, between real API servers.
+"""Claims and volumes of the virtual cluster below, between two clusters.
 
-In the physical one Kubernetes' own controllers bind and protect them.  What a provisioner does above, and a kubelet
+In the physical one its own controllers bind and protect them.  What a provisioner does above, and a kubelet
 below, is done by hand.
 """
 
-import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,18 +21,15 @@ from tapestry.kube.resources import (
 )
 from tapestry.syncer.translate.volumes import name_below
 
-from .lending import Lending, install_kinds, wait_until, wait_until_gone
-from .planes import Plane, Start
+from .lending import Lending, wait_until, wait_until_gone
+from .planes import VOLUME_BINDING, Plane, only_on_kubernetes
 
 DRIVER = "disk.example"
 
 
-@pytest.fixture(scope="module")
-def physical_plane(start: Start) -> Iterator[Plane]:
-    """The physical cluster, with its own controllers."""
-    with start("physical", controllers=True) as plane:
-        asyncio.run(install_kinds(plane))
-        yield plane
+@pytest.fixture
+def physical_plane(attended_plane: Plane) -> Plane:
+    return attended_plane
 
 
 async def binding_at(site: Lending) -> Binding:
@@ -91,6 +86,7 @@ def phase(wanted: str) -> Any:
     return lambda obj: value_at(obj, "status", "phase") == wanted
 
 
+@only_on_kubernetes(VOLUME_BINDING)
 @pytest.mark.parametrize("storage_class", ["fast", ""])
 async def test_a_claim_and_its_volume_are_bound_below_grow_and_go_with_the_last_pod(
     site: Lending, storage_class: str

@@ -23,6 +23,8 @@ from tapestry.kube.objects import Object, name_of, named, version_of
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.local.kubernetes import ControlPlane
 
+from .planes import FORGETTING, Plane, Start, only_on_kubernetes
+
 PATIENCE = 60.0
 
 
@@ -203,9 +205,9 @@ async def test_bookmarks_move_the_place_to_resume_from(client: Client, kubeconfi
 
 
 @pytest.fixture(scope="module")
-def plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane of our own, to hurt."""
-    with ControlPlane(tmp_path_factory.mktemp("plane"), kube_assets, fsync=False) as plane:
+def plane(start: Start) -> Iterator[Plane]:
+    """A cluster of our own, to hurt."""
+    with start("plane") as plane:
         yield plane
 
 
@@ -221,11 +223,11 @@ def compact(plane: ControlPlane) -> None:
     ask("compaction", {"revision": revision, "physical": True})
 
 
-async def test_a_watch_outlives_its_server(plane: ControlPlane) -> None:
+async def test_a_watch_outlives_its_server(plane: Plane) -> None:
     async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
         kept = await client.create(CONFIGMAPS, named("kept", "default"))
         await reader.until(lambda: "kept" in reader.objects)
-        await asyncio.to_thread(plane.restart, "kube-apiserver")
+        await asyncio.to_thread(plane.restart)
         changed = await client.patch(CONFIGMAPS, kept, {"data": {"colour": "red"}})
         await client.create(CONFIGMAPS, named("new", "default"))
         await reader.until(lambda: "new" in reader.objects)
@@ -233,6 +235,7 @@ async def test_a_watch_outlives_its_server(plane: ControlPlane) -> None:
         assert reader.restarts
 
 
+@only_on_kubernetes(FORGETTING)
 async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(plane: ControlPlane) -> None:
     async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
         doomed = await client.create(CONFIGMAPS, named("doomed", "default"))
@@ -242,7 +245,7 @@ async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(pla
         await client.delete(CONFIGMAPS, doomed)
         await client.create(CONFIGMAPS, named("born", "default"))
         await asyncio.to_thread(compact, plane)
-        await asyncio.to_thread(plane.restart, "kube-apiserver")  # what it keeps in memory goes too
+        await asyncio.to_thread(plane.restart)  # what it keeps in memory goes too
         reader.transport.gate.set()
         await reader.until(lambda: reader.lists == 2)
         assert "Gone" in reader.restarts
@@ -251,15 +254,15 @@ async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(pla
         assert reader.objects == listed
 
 
-async def test_a_server_that_falls_silent_is_noticed_and_resumed(plane: ControlPlane) -> None:
+async def test_a_server_that_falls_silent_is_noticed_and_resumed(plane: Plane) -> None:
     async with a_reader(plane.kubeconfig, "kube-system", silence=2) as reader, a_client(plane.kubeconfig) as client:
         await reader.until(lambda: reader.lists == 1)
         before = set(reader.objects)
-        plane.pause("kube-apiserver")
+        plane.pause()
         try:
             await reader.until(lambda: "Silence" in reader.restarts and len(reader.transport.streams) > 1)
         finally:
-            plane.resume("kube-apiserver")
+            plane.resume()
         await client.create(CONFIGMAPS, named("after", "kube-system"))
         await reader.shows("after", *before)
         assert reader.lists == 1

@@ -6,8 +6,10 @@ import pytest
 
 from .edges import PODS_EACH, POLICIES, measured
 from .lending import Lending
+from .planes import WHOLE_MINUTES, only_on_kubernetes
 
 
+@only_on_kubernetes(WHOLE_MINUTES)
 @pytest.mark.timeout(240)
 async def test_windows_turn_within_a_second_and_deadlines_are_kept_to_two(
     site: Lending, record_property: Callable[[str, object], None]

@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 
 from tapestry.apiext.callers import in_the_name_of
 from tapestry.apiext.plain import ROOT, Ask, PlainApi, Reply, refusal
-from tapestry.apiserver.authentication import Credentials, by_place
+from tapestry.apiserver.access.authentication import Credentials, by_place
 from tapestry.client.transport import JSON, Transport
 from tapestry.kube.errors import ApiError, TooLarge, Unauthorized
 from tapestry.process.logs import logger

@@ -16,56 +16,64 @@ from typing import Any
 
 from aiohttp import web
 
-from tapestry.apiserver import admission, bootstrap, defaults, own_service
+from tapestry.apiserver import bootstrap, defaults, own_service
+from tapestry.apiserver.access.audit_policy import WHO_DID_WHAT, policy_in
+from tapestry.apiserver.access.auditing import Auditor
+from tapestry.apiserver.access.authentication import (
+    Authenticator,
+    StaticTokens,
+    Way,
+    by_certificate,
+    by_place,
+    token_file,
+)
+from tapestry.apiserver.access.bootstrap_roles import BOOTSTRAPPED, has_roles
+from tapestry.apiserver.access.certificates import Authority, server_context
+from tapestry.apiserver.access.ephemeral import NAME as TOKENS
+from tapestry.apiserver.access.ephemeral import EphemeralTokens, sweep, tokens_in
+from tapestry.apiserver.access.escalation import Escalation
+from tapestry.apiserver.access.followed import Followed
+from tapestry.apiserver.access.openid import OpenId
+from tapestry.apiserver.access.rbac import Authorizer, Roles
+from tapestry.apiserver.access.reviews import Reviews
+from tapestry.apiserver.access.service_accounts import Accounts
+from tapestry.apiserver.access.signing import keys_in
+from tapestry.apiserver.admission import plain as admission
+from tapestry.apiserver.admission.callouts import Callouts
+from tapestry.apiserver.admission.classes import Classes
+from tapestry.apiserver.admission.limits import LimitRanges
+from tapestry.apiserver.admission.pod_security import PodSecurity
+from tapestry.apiserver.admission.policies import Policies
+from tapestry.apiserver.admission.policy_rules import PolicyRules
+from tapestry.apiserver.admission.quota import Quotas
+from tapestry.apiserver.admission.webhooks import Webhooks
 from tapestry.apiserver.advice import kinds as advice
-from tapestry.apiserver.apply import Ownership
-from tapestry.apiserver.audit_policy import WHO_DID_WHAT, policy_in
-from tapestry.apiserver.auditing import Auditor
-from tapestry.apiserver.authentication import Authenticator, StaticTokens, Way, by_certificate, by_place, token_file
-from tapestry.apiserver.bootstrap_roles import BOOTSTRAPPED, has_roles
-from tapestry.apiserver.callouts import Callouts
-from tapestry.apiserver.certificates import Authority, server_context
-from tapestry.apiserver.classes import Classes
 from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.connections import CONNECTIONS, Connections
-from tapestry.apiserver.conversions import Conversions
-from tapestry.apiserver.customs import DefinitionRules, Definitions
-from tapestry.apiserver.documents import Documents
-from tapestry.apiserver.ephemeral import NAME as TOKENS
-from tapestry.apiserver.ephemeral import EphemeralTokens, sweep, tokens_in
-from tapestry.apiserver.escalation import Escalation
-from tapestry.apiserver.evictions import Evictions
-from tapestry.apiserver.followed import Followed
-from tapestry.apiserver.gate import READING, WRITING, Gate
-from tapestry.apiserver.health import Durability, Health, ping
-from tapestry.apiserver.http import Listener, serve
-from tapestry.apiserver.kubelets import Kubelets
-from tapestry.apiserver.limits import LimitRanges
-from tapestry.apiserver.metrics import Holdings, MetricsPage
-from tapestry.apiserver.openid import OpenId
+from tapestry.apiserver.customs.conversions import Conversions
+from tapestry.apiserver.customs.definitions import DefinitionRules, Definitions
+from tapestry.apiserver.documents.documents import Documents
+from tapestry.apiserver.ownership.apply import Ownership
+from tapestry.apiserver.ownership.shapes import Shapes
 from tapestry.apiserver.pipeline import Pipeline, TypedReading
-from tapestry.apiserver.pod_security import PodSecurity
-from tapestry.apiserver.policies import Policies
-from tapestry.apiserver.policy_rules import PolicyRules
-from tapestry.apiserver.quota import Quotas
-from tapestry.apiserver.rbac import Authorizer, Roles
-from tapestry.apiserver.reception import Mounted, Reception
-from tapestry.apiserver.reviews import Reviews
 from tapestry.apiserver.rows import Rows, built_in
-from tapestry.apiserver.scales import Scales
 from tapestry.apiserver.server import Authorize, Page, Refusing, Server, everybody_may
-from tapestry.apiserver.service_accounts import Accounts
 from tapestry.apiserver.service_addresses import Addresses, Network
-from tapestry.apiserver.shapes import Shapes
-from tapestry.apiserver.signing import keys_in
-from tapestry.apiserver.signing_requests import SigningRequests
+from tapestry.apiserver.serving.gate import READING, WRITING, Gate
+from tapestry.apiserver.serving.health import Durability, Health, ping
+from tapestry.apiserver.serving.http import Listener, serve
+from tapestry.apiserver.serving.metrics import Holdings, MetricsPage
+from tapestry.apiserver.serving.reception import Mounted, Reception
 from tapestry.apiserver.storage.backends import opened_store
 from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.subresources import Subresources
+from tapestry.apiserver.subresources.connections import CONNECTIONS, Connections
+from tapestry.apiserver.subresources.evictions import Evictions
+from tapestry.apiserver.subresources.kubelets import Kubelets
+from tapestry.apiserver.subresources.plain import Subresources
+from tapestry.apiserver.subresources.scales import Scales
+from tapestry.apiserver.subresources.signing_requests import SigningRequests
 from tapestry.apiserver.types import Types
 from tapestry.apiserver.validation import kinds as validation
 from tapestry.apiserver.verbs import Verbs
-from tapestry.apiserver.webhooks import Webhooks
 from tapestry.kube.objects import NOTHING, Object
 from tapestry.kube.resources import DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS
 from tapestry.process.audit import Audit

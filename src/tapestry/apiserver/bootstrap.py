@@ -1,7 +1,7 @@
 """What is there before anybody asked for it: the namespaces and roles without which nothing works."""
 
-from tapestry.apiserver import bootstrap_roles
-from tapestry.apiserver.rbac import GROUP, KINDS
+from tapestry.apiserver.access import bootstrap_roles
+from tapestry.apiserver.access.rbac import GROUP, KINDS
 from tapestry.apiserver.requests import Target, User
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.server import Server

@@ -11,14 +11,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tapestry.apiserver import discovery, options, refusals, views
+from tapestry.apiserver import options, refusals, views
 from tapestry.apiserver.codec import JSON, accepted, chosen_form, decoded, media_type
-from tapestry.apiserver.documents import Document, Documents
+from tapestry.apiserver.documents import discovery
+from tapestry.apiserver.documents.documents import Document, Documents
+from tapestry.apiserver.documents.swagger_protobuf import CONTENT_TYPE, MEDIA_TYPES
 from tapestry.apiserver.pipeline import report_repetitions
 from tapestry.apiserver.requests import NAME, Call, Target, User, number, target_of, unserved
 from tapestry.apiserver.rows import Rows
 from tapestry.apiserver.storage.log import LogError
-from tapestry.apiserver.swagger_protobuf import CONTENT_TYPE, MEDIA_TYPES
 from tapestry.apiserver.verbs import APPLY_PATCH, Request, Verbs
 from tapestry.apiserver.watches import Watching, line
 from tapestry.kube.errors import ApiError, Gone, NotFound

@@ -11,9 +11,9 @@ from random import Random
 
 import msgspec
 
-from tapestry.apiserver.customs import invalid_object
+from tapestry.apiserver.customs.definitions import invalid_object
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.storage.store import Event, Store
-from tapestry.apiserver.structural import Fault
 from tapestry.apiserver.validation.faults import invalid
 from tapestry.apiserver.validation.services import EXTERNAL, family_of, is_headless, needs_health_check
 from tapestry.apiserver.verbs import Request

@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tapestry.apiserver import refusals
-from tapestry.apiserver.parts import PARTS
 from tapestry.apiserver.requests import Target
 from tapestry.apiserver.rows import FINALIZED, ONLY_CONDITIONALLY, ORPHANING, STATUS_ALONE, Row
+from tapestry.apiserver.subresources.parts import PARTS
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, with_value, without
 from tapestry.kube.times import timestamp

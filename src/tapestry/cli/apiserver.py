@@ -12,12 +12,12 @@ import uvloop
 
 from tapestry.apiext.kinds import Kinds
 from tapestry.apiext.plain import ROOT, Ask, PlainApi
+from tapestry.apiserver.access.certificates import Authority
 from tapestry.apiserver.app import Running, running
-from tapestry.apiserver.certificates import Authority
 from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.reception import Mounted
 from tapestry.apiserver.requests import Call
 from tapestry.apiserver.server import Answer, Answering
+from tapestry.apiserver.serving.reception import Mounted
 from tapestry.apiserver.storage.log import LogError
 from tapestry.cli import archives
 from tapestry.cli.envtest import envtest_assets

@@ -14,7 +14,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "up": Entry("tapestry.cli.up", "Run a world on this machine: a virtual cluster, and physical ones that it leases."),
+    "up": Entry("tapestry.cli.up", "Run a world here: a virtual cluster, and those that it leases."),
     "down": Entry("tapestry.cli.up", "Stop that world, or forget it."),
     "run": Entry("tapestry.cli.controllers", "Run one controller."),
     "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),

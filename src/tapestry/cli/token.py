@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from tapestry.apiserver import ephemeral
+from tapestry.apiserver.access import ephemeral
 from tapestry.kube.times import parse_duration, timestamp
 
 FOLDER = click.option(

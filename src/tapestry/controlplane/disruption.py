@@ -1,8 +1,9 @@
 """Disruption: how many of its pods a PodDisruptionBudget can spare.
 
 A budget says how many of the pods that it selects must stay up; their owners say how many there should be.  What is
-written to its status, evictions take from (`tapestry.apiserver.evictions`).  A pod that an eviction has taken counts
-as gone from then on, though it may be there for a while; one that is still there after two minutes counts again.
+written to its status, evictions take from (`tapestry.apiserver.subresources.evictions`).  A pod that an eviction has
+taken counts as gone from then on, though it may be there for a while; one that is still there after two minutes counts
+again.
 Where nobody can say how many pods there should be, none can be spared.
 """
 

@@ -1,7 +1,7 @@
 """Protection: a claim outlasts the pods that mount it, and a volume the claim that is bound to it.
 
-The API server gives both a finalizer when they are made (`tapestry.apiserver.classes`).  Here it is taken away from
-those that are deleted, once nobody uses them.
+The API server gives both a finalizer when they are made (`tapestry.apiserver.admission.classes`).  Here it is taken
+away from those that are deleted, once nobody uses them.
 """
 
 from dataclasses import dataclass

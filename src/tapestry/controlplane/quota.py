@@ -1,8 +1,8 @@
 """Quotas: what a namespace uses of its ResourceQuotas, counted.
 
-The API server charges a quota for what is about to be made (`tapestry.apiserver.quota`); here is counted what there
-is.  So that a count does not miss what was charged for and is still on its way, it begins a moment after the version
-of the quota that it is about, and is written only if the quota is still the same.
+The API server charges a quota for what is about to be made (`tapestry.apiserver.admission.quota`); here is counted
+what there is.  So that a count does not miss what was charged for and is still on its way, it begins a moment after
+the version of the quota that it is about, and is written only if the quota is still the same.
 """
 
 import asyncio

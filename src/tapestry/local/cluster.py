@@ -17,9 +17,9 @@ from pathlib import Path
 
 import yaml
 
+from tapestry.apiserver.access.certificates import Authority
 from tapestry.apiserver.app import Running, running
 from tapestry.apiserver.bootstrap import SYSTEM
-from tapestry.apiserver.certificates import Authority
 from tapestry.apiserver.config import ApiServerConfig, Kubelets
 from tapestry.client.client import Client
 from tapestry.controller import Manager

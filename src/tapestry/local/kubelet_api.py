@@ -15,7 +15,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from tapestry.apiserver.certificates import Authority, server_context
+from tapestry.apiserver.access.certificates import Authority, server_context
 from tapestry.client.client import Client
 from tapestry.controller import Informer
 from tapestry.kube.errors import KubeError

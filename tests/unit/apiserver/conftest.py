@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from tapestry.apiserver import bootstrap
+from tapestry.apiserver.access.service_accounts import Accounts
+from tapestry.apiserver.access.signing import keys_in
 from tapestry.apiserver.app import server_of, ways_of
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer, Server
-from tapestry.apiserver.service_accounts import Accounts
-from tapestry.apiserver.signing import keys_in
 from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.apiserver.watches import Watching

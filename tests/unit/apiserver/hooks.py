@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from tapestry.apiserver.certificates import Authority
+from tapestry.apiserver.access.certificates import Authority
 from tapestry.kube.objects import Object
 
 Say = Callable[[Object], Any]

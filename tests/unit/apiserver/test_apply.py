@@ -7,15 +7,15 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from tapestry.apiserver.access.service_accounts import Accounts
+from tapestry.apiserver.access.signing import keys_in
 from tapestry.apiserver.app import server_of, ways_of
-from tapestry.apiserver.apply import LAST_APPLIED, Ownership
 from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.ownership.apply import LAST_APPLIED, Ownership
+from tapestry.apiserver.ownership.shapes import Shapes
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import built_in
 from tapestry.apiserver.server import Answer
-from tapestry.apiserver.service_accounts import Accounts
-from tapestry.apiserver.shapes import Shapes
-from tapestry.apiserver.signing import keys_in
 from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.apiserver.verbs import Request

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.audit_policy import WHO_DID_WHAT, Policy, Rule, policy_in
-from tapestry.apiserver.auditing import Auditor, sources
-from tapestry.apiserver.reception import Reception
+from tapestry.apiserver.access.audit_policy import WHO_DID_WHAT, Policy, Rule, policy_in
+from tapestry.apiserver.access.auditing import Auditor, sources
 from tapestry.apiserver.refusals import unauthorized
 from tapestry.apiserver.requests import Call, Target, User
 from tapestry.apiserver.server import Answer, Attributes
+from tapestry.apiserver.serving.reception import Reception
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tapestry.apiserver.callouts import url_of
+from tapestry.apiserver.admission.callouts import url_of
 
 
 @pytest.mark.parametrize(

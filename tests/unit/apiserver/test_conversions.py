@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.conversions import ConversionError, restored
+from tapestry.apiserver.customs.conversions import ConversionError, restored
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.objects import Object
 

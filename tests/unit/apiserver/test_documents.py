@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from tapestry.apiserver.documents.swagger import structural
 from tapestry.apiserver.requests import Call
 from tapestry.apiserver.server import Answer
-from tapestry.apiserver.swagger import structural
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand

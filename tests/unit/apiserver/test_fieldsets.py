@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.fieldsets import (
+from tapestry.apiserver.ownership.fieldsets import (
     Fields,
     difference,
     intersection,
@@ -18,8 +18,8 @@ from tapestry.apiserver.fieldsets import (
     value_key,
     without_trees,
 )
+from tapestry.apiserver.ownership.shapes import OPEN, Items, Map, Shapes, interleaved
 from tapestry.apiserver.rows import Rows, built_in
-from tapestry.apiserver.shapes import OPEN, Items, Map, Shapes, interleaved
 from tapestry.kube.objects import Object
 
 STEPS = st.sampled_from(["f:a", "f:b", 'k:{"name":"x"}', 'v:"x"', "v:1"])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.authentication import Authenticator, Credentials
+from tapestry.apiserver.access.authentication import Authenticator, Credentials
 from tapestry.apiserver.codec import LONGEST_BODY
-from tapestry.apiserver.gate import READING, WRITING, Gate
-from tapestry.apiserver.http import Listener, serve
-from tapestry.apiserver.reception import Reception
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer, Refusing, refused
+from tapestry.apiserver.serving.gate import READING, WRITING, Gate
+from tapestry.apiserver.serving.http import Listener, serve
+from tapestry.apiserver.serving.reception import Reception
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.errors import ApiError
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.reception import Reception
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer
+from tapestry.apiserver.serving.reception import Reception
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.fieldsets import LEAF, Fields, intersection, path_text, paths_of
-from tapestry.apiserver.managed_fields import (
+from tapestry.apiserver.ownership.fieldsets import LEAF, Fields, intersection, path_text, paths_of
+from tapestry.apiserver.ownership.managed_fields import (
     ANCIENT,
     MOST_UPDATERS,
     Conflicts,
@@ -21,7 +21,7 @@ from tapestry.apiserver.managed_fields import (
     updated,
     written,
 )
-from tapestry.apiserver.shapes import ONE, OPEN, Items, Map, Shape
+from tapestry.apiserver.ownership.shapes import ONE, OPEN, Items, Map, Shape
 from tapestry.kube.objects import Object
 
 

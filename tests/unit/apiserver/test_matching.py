@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.conditions import VARIABLES, bindings, conditions_of
-from tapestry.apiserver.matching import Attempt, Equivalents, attempt_of, policy_criteria, webhook_criteria
+from tapestry.apiserver.admission.conditions import VARIABLES, bindings, conditions_of
+from tapestry.apiserver.admission.matching import Attempt, Equivalents, attempt_of, policy_criteria, webhook_criteria
 from tapestry.apiserver.requests import Target, User
 from tapestry.apiserver.rows import Row, Rows, Subresource
 from tapestry.apiserver.server import everybody_may

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.pod_security import Standard, policy_of
+from tapestry.apiserver.admission.pod_security import Standard, policy_of
 from tapestry.apiserver.server import Answer
 from tapestry.kube.objects import Object
 

@@ -11,10 +11,10 @@ import pytest
 
 from tapestry.apiserver.app import gate_of, reception_of
 from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.health import Health, ping
-from tapestry.apiserver.reception import Reception, allowed
 from tapestry.apiserver.requests import Call, Target, User
 from tapestry.apiserver.server import Answer
+from tapestry.apiserver.serving.health import Health, ping
+from tapestry.apiserver.serving.reception import Reception, allowed
 from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.log import Entry, LogError
 from tapestry.apiserver.storage.memory import MemoryLog

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.bootstrap_roles import expected, reconciled
-from tapestry.apiserver.rbac import Rule, is_within, single, uncovered
+from tapestry.apiserver.access.bootstrap_roles import expected, reconciled
+from tapestry.apiserver.access.rbac import Rule, is_within, single, uncovered
 from tapestry.apiserver.requests import User
 from tapestry.kube.objects import Object
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.expressions import escaped
-from tapestry.apiserver.rule_checks import rule_faults
-from tapestry.apiserver.rule_paths import PathError, normal_path
-from tapestry.apiserver.rules import ruled
+from tapestry.apiserver.customs.expressions import escaped
+from tapestry.apiserver.customs.rule_checks import rule_faults
+from tapestry.apiserver.customs.rule_paths import PathError, normal_path
+from tapestry.apiserver.customs.rules import ruled
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tapestry.apiserver.authentication import Authenticator, by_place
-from tapestry.apiserver.certificates import Authority
+from tapestry.apiserver.access.authentication import Authenticator, by_place
+from tapestry.apiserver.access.certificates import Authority
 from tapestry.apiserver.config import Kubelets as KubeletSettings
-from tapestry.apiserver.http import Listener, serve
-from tapestry.apiserver.kubelets import Kubelets
 from tapestry.apiserver.requests import User
+from tapestry.apiserver.serving.http import Listener, serve
+from tapestry.apiserver.subresources.kubelets import Kubelets
 from tapestry.kube.objects import Object
 
 from .conftest import Hand

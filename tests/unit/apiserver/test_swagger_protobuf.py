@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.swagger_protobuf import CONTENT_TYPE, document, message, text, varint
+from tapestry.apiserver.documents.swagger_protobuf import CONTENT_TYPE, document, message, text, varint
 
 from .conftest import Hand
 

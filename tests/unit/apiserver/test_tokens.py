@@ -13,13 +13,19 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from tapestry.apiserver import ephemeral, followed
-from tapestry.apiserver.authentication import Authenticator, Credentials, StaticTokens, by_certificate, token_file
-from tapestry.apiserver.ephemeral import EphemeralTokens, tokens_in
-from tapestry.apiserver.followed import Followed
+from tapestry.apiserver.access import ephemeral, followed
+from tapestry.apiserver.access.authentication import (
+    Authenticator,
+    Credentials,
+    StaticTokens,
+    by_certificate,
+    token_file,
+)
+from tapestry.apiserver.access.ephemeral import EphemeralTokens, tokens_in
+from tapestry.apiserver.access.followed import Followed
+from tapestry.apiserver.access.service_accounts import Accounts
+from tapestry.apiserver.access.signing import Private, keys_in
 from tapestry.apiserver.requests import User
-from tapestry.apiserver.service_accounts import Accounts
-from tapestry.apiserver.signing import Private, keys_in
 from tapestry.cli.token import token as command
 from tapestry.kube.errors import Forbidden, Unauthorized
 

@@ -91,3 +91,31 @@ async def test_some_kinds_take_metadata_with_a_status_and_others_do_not(
     patch = {"metadata": {"annotations": {"a": "b"}}}
     status, found = await call("PATCH", f"{path}/x/status", patch, kind="application/merge-patch+json")
     assert (status, "annotations" in found["metadata"]) == (200, is_taken)
+
+
+MAPS, ROLES = "/api/v1/namespaces/default/configmaps", "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles"
+
+
+async def test_lists_and_maps_without_anything_in_them_are_not_kept(call: Hand) -> None:
+    metadata = {"name": "x", "labels": {}, "finalizers": []}
+    made = await call.made(MAPS, {"metadata": metadata, "data": {}, "binaryData": {"k": "AA=="}})
+    assert not {"labels", "finalizers"} & made["metadata"].keys()
+    assert "data" not in made
+    _, emptied = await call("PATCH", f"{MAPS}/x", {"binaryData": {"k": None}}, kind="application/merge-patch+json")
+    assert "binaryData" not in emptied
+
+
+async def test_a_list_is_refused_where_a_map_belongs_though_nothing_is_in_it(call: Hand) -> None:
+    status, found = await call("POST", MAPS, {"metadata": {"name": "x"}, "data": []})
+    assert (status, "cannot unmarshal array" in found["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("given", [{}, {"rules": []}, {"rules": None}])
+async def test_the_rules_of_a_role_are_null_where_there_are_none(call: Hand, given: Object) -> None:
+    made = await call.made(ROLES, {"metadata": {"name": "x"}, **given})
+    assert made["rules"] is None
+    rule = {"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}
+    _, some = await call("PATCH", f"{ROLES}/x", {"rules": [rule]}, kind="application/merge-patch+json")
+    assert some["rules"] == [rule]
+    _, none = await call("PATCH", f"{ROLES}/x", {"rules": None}, kind="application/merge-patch+json")
+    assert none["rules"] is None

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.callouts import Services, Unresolved
+from tapestry.apiserver.admission.callouts import Services, Unresolved
 from tapestry.apiserver.requests import Call
 from tapestry.apiserver.server import Answer
 from tapestry.kube.objects import Object
@@ -409,8 +409,8 @@ async def test_a_webhook_that_takes_too_long_is_not_waited_for(call: Hand, liste
 async def test_an_answer_that_is_too_long_is_a_failure(
     call: Hand, listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapestry.apiserver.callouts.LONGEST_ANSWER", 1000)
-    monkeypatch.setattr("tapestry.apiserver.callouts.GROWTH", 0)
+    monkeypatch.setattr("tapestry.apiserver.admission.callouts.LONGEST_ANSWER", 1000)
+    monkeypatch.setattr("tapestry.apiserver.admission.callouts.GROWTH", 0)
     hook = await listen(lambda _: {"allowed": True, "warnings": ["x" * 2000]})
     assert (await failed(call, a_hook(hook.client))) == ("failed to call webhook: the answer is longer than 1000 bytes")
 

@@ -143,6 +143,19 @@ async def test_a_rollout_that_does_not_come_along_fails_and_can_be_taken_back(cl
 
 
 @in_a_world("deployments", "replicasets")
+async def test_a_rollout_that_was_done_stays_so_whatever_becomes_of_its_pods(client: Client) -> None:
+    await client.create(DEPLOYMENTS, a_deployment(3, progressDeadlineSeconds=10))
+    await wait_until_rolled_out(client, 3)
+    (pod, *_) = await live_pods(client)
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": "2024-01-01T00:00:00Z"}
+    status = {"conditions": [unready], "containerStatuses": []}
+    await client.patch(PODS, pod, {"status": status}, type=PatchType.STRATEGIC, subresource="status")
+    await change(client, replicas=5)
+    await settled()
+    assert (await wait_for_reason(client, "Progressing", "NewReplicaSetAvailable"))["status"] == "True"
+
+
+@in_a_world("deployments", "replicasets")
 async def test_a_short_deadline_is_kept_too(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(6))
     await wait_until_rolled_out(client, 6)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from tapestry.apiserver import bootstrap
+from tapestry.apiserver.access.service_accounts import Accounts
+from tapestry.apiserver.access.signing import Keys, keys_in
 from tapestry.apiserver.app import server_of, ways_of
 from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.service_accounts import Accounts
-from tapestry.apiserver.signing import Keys, keys_in
 from tapestry.apiserver.storage.local import LocalStore
 from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.client.client import Client

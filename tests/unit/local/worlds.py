@@ -12,9 +12,9 @@ from typing import Any
 
 import aiohttp
 
+from tapestry.apiserver.access.certificates import Authority
 from tapestry.apiserver.app import running
 from tapestry.apiserver.bootstrap import SYSTEM
-from tapestry.apiserver.certificates import Authority
 from tapestry.apiserver.config import ApiServerConfig, Kubelets
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for

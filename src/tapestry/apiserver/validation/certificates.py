@@ -8,7 +8,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation.faults import duplicate, forbidden, invalid, required, unsupported
 from tapestry.kube.objects import Object, value_at
 

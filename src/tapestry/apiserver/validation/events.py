@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation import names
 from tapestry.apiserver.validation.faults import invalid, matching, required, unchanged
 from tapestry.kube.objects import Object

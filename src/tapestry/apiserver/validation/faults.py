@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.customs.structural import Fault
 
 Rule = Callable[[Any, str], Iterator[Fault]]
 Complaints = Callable[[str], Sequence[str]]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation import names, pods
 from tapestry.apiserver.validation.faults import (
     invalid,

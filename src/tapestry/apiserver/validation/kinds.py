@@ -7,9 +7,9 @@ wrong with it is reported together, as Kubernetes does.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tapestry.apiserver.customs import invalid_object
+from tapestry.apiserver.customs.definitions import invalid_object
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.rows import Row
-from tapestry.apiserver.structural import Fault
 from tapestry.apiserver.validation import (
     certificates,
     events,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation import names
 from tapestry.apiserver.validation.faults import (
     IMMUTABLE,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation.faults import (
     between,
     duplicate,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation import names
 from tapestry.apiserver.validation.faults import forbidden, invalid, required, too_long, unchanged
 from tapestry.kube.objects import Object, annotations_of

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from tapestry.apiserver.admission import quality
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.admission.plain import quality
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation.faults import forbidden, invalid
 from tapestry.apiserver.validation.pods import itself
 from tapestry.kube.objects import Object, annotations_of, value_at

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from tapestry.apiserver.conditions import conditions_of
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.admission.conditions import conditions_of
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation import names
 from tapestry.apiserver.validation.faults import (
     Rule,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tapestry.apiserver.structural import Fault
+from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation import names, pods
 from tapestry.apiserver.validation.faults import (
     Rule,

@@ -31,6 +31,13 @@ from tapestry.kube.resources import DEPLOYMENTS, PODS, REPLICA_SETS
 from tapestry.kube.selectors import label_selector
 from tapestry.kube.times import parse_time, timestamp
 
+CREATED, UPDATED, AVAILABLE, PAUSED = (
+    "NewReplicaSetCreated",
+    "ReplicaSetUpdated",
+    "NewReplicaSetAvailable",
+    "DeploymentPaused",
+)
+"""Reasons of the condition that says how a rollout comes along."""
 DEADLINE = 600
 UNLIMITED = 2**31 - 1
 """A deadline for progress that stands for none."""
@@ -95,6 +102,12 @@ class Deployments:
                 patch = {"status": {"collisionCount": collisions + 1}}
                 await self.client.patch(DEPLOYMENTS, deployment, patch, subresource="status")
                 return False
+        if deployment["spec"].get("progressDeadlineSeconds", DEADLINE) != UNLIMITED:
+            said_now = condition("Progressing", True, CREATED, f'Created new replica set "{name_of(made)}"')
+            conditions = with_update(value_at(deployment, "status", "conditions", default=[]), said_now, self.now())
+            await self.client.patch(
+                DEPLOYMENTS, deployment, {"status": {"conditions": conditions}}, subresource="status"
+            )
         return True
 
     async def number(self, deployment: Object, new: Object, old: Sequence[Object]) -> Object:
@@ -187,28 +200,22 @@ def progressed(
     """The condition that says whether the rollout comes along, and since when it last did."""
     if deployment["spec"].get("progressDeadlineSeconds", DEADLINE) == UNLIMITED:
         return [each for each in conditions if each["type"] != "Progressing"]
-    before = find(conditions, "Progressing")
+    before = find(conditions, "Progressing") or {}
     if deployment["spec"].get("paused"):
-        paused = condition("Progressing", None, "DeploymentPaused", "Deployment is paused")
-        return (
-            with_update(conditions, paused, now) if (before or {}).get("reason") != "DeploymentPaused" else conditions
-        )
+        paused = condition("Progressing", None, PAUSED, "Deployment is paused")
+        return with_update(conditions, paused, now) if before.get("reason") != PAUSED else conditions
+    if before.get("reason") == AVAILABLE and counts["updatedReplicas"] == counts["replicas"]:
+        return conditions  # it was done, and what becomes of its pods later is no part of it
     name = name_of(new) if new is not None else ""
     replicas = deployment["spec"].get("replicas", 1)
     if counts["updatedReplicas"] == counts["replicas"] == counts["availableReplicas"] == replicas:
-        done = condition(
-            "Progressing", True, "NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.'
-        )
-        return with_update(conditions, done, now) if (before or {}).get("reason") != done["reason"] else conditions
-    if (
-        before is None
-        or moves(deployment, counts)
-        or before["reason"] in ("DeploymentPaused", "NewReplicaSetAvailable")
-    ):
-        moving = condition("Progressing", True, "ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.')
+        done = condition("Progressing", True, AVAILABLE, f'ReplicaSet "{name}" has successfully progressed.')
+        return with_update(conditions, done, now) if before.get("reason") != AVAILABLE else conditions
+    if not before or before["reason"] == PAUSED or moves(deployment, counts):
+        moving = condition("Progressing", True, UPDATED, f'ReplicaSet "{name}" is progressing.')
         return with_update(conditions, moving, now)
     due = deadline_of(deployment, {"conditions": conditions})
-    if due is not None and due <= now and before["status"] != "False":
+    if due is not None and due <= now:
         message = f'ReplicaSet "{name}" has timed out progressing.'
         return with_update(conditions, condition("Progressing", False, "ProgressDeadlineExceeded", message), now)
     return conditions
@@ -248,7 +255,7 @@ def deadline_of(deployment: Object, status: Object) -> datetime | None:
     """When a rollout that does not come along has failed."""
     found = find(status.get("conditions"), "Progressing")
     seconds = deployment["spec"].get("progressDeadlineSeconds", DEADLINE)
-    if found is None or found["reason"] != "ReplicaSetUpdated" or seconds == UNLIMITED:
+    if found is None or found["reason"] not in (CREATED, UPDATED) or seconds == UNLIMITED:
         return None
     return parse_time(found.get("lastUpdateTime") or found["lastTransitionTime"]) + timedelta(seconds=seconds)
 

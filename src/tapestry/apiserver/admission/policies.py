@@ -1,0 +1,293 @@
+"""ValidatingAdmissionPolicies: what administrators have against writes, in expressions.
+
+A policy says what is wrong, its bindings say where and with which parameters it holds and what follows.  Both are
+compiled when they have changed, and a policy that has not is not compiled again; where there are none, a write pays
+for a comparison.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.admission.conditions import (
+    NAMESPACE,
+    VARIABLES,
+    Conditions,
+    bindings,
+    conditions_of,
+    evaluated,
+)
+from tapestry.apiserver.admission.matching import Attempt, Criteria, Equivalents, attempt_of, policy_criteria
+from tapestry.apiserver.admission.parameters import ParameterError, Parameters
+from tapestry.apiserver.rows import Rows
+from tapestry.apiserver.server import Authorize
+from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.verbs import Request
+from tapestry.kube.cel.compiling import Program, compiled
+from tapestry.kube.cel.errors import CompileError, CostExceeded, EvaluationError, Meter
+from tapestry.kube.cel.library.moments import moment
+from tapestry.kube.cel.types import DYN, Field, Type
+from tapestry.kube.errors import BY_CODE, ApiError
+from tapestry.kube.objects import Object, labels_of, name_of, uid_of
+from tapestry.kube.resources import NAMESPACES, Resource
+from tapestry.kube.selectors import SelectorError
+
+POLICIES = "validatingadmissionpolicies.admissionregistration.k8s.io"
+BINDINGS = "validatingadmissionpolicybindings.admissionregistration.k8s.io"
+COST_OF_POLICY = 3_000_000
+MAX_MESSAGE = 5 * 1024
+CODES = {"Unauthorized": 401, "Forbidden": 403, "RequestEntityTooLarge": 413, "Invalid": 422}
+EXCLUDED = frozenset(
+    {
+        *("tokenreviews.authentication.k8s.io", "selfsubjectreviews.authentication.k8s.io"),
+        *(f"{kind}accessreviews.authorization.k8s.io" for kind in ("subject", "selfsubject", "localsubject")),
+        "selfsubjectrulesreviews.authorization.k8s.io",
+        *(f"{kind}admissionpolicies.admissionregistration.k8s.io" for kind in ("validating", "mutating")),
+        *(f"{kind}admissionpolicybindings.admissionregistration.k8s.io" for kind in ("validating", "mutating")),
+    }
+)
+"""Resources that no policy is about: one that refused every write could not be taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    source: Object
+    program: Program
+    message: Program | None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    name: str
+    criteria: Criteria
+    conditions: Conditions
+    variables: tuple[tuple[str, Program], ...]
+    validations: tuple[Validation, ...]
+    param_kind: Object | None
+    forgiving: bool
+    """Whether what cannot be evaluated is let through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    name: str
+    criteria: Criteria
+    actions: tuple[str, ...]
+    param_ref: Object | None
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """What a policy has against a write."""
+
+    message: str
+    reason: str = "Invalid"
+
+
+def declared_variables(spec: Object) -> Mapping[str, Type]:
+    """What expressions of a policy can ask for, but for its own variables."""
+    params = {"params": DYN} if spec.get("paramKind") else {}
+    return {**VARIABLES, "namespaceObject": NAMESPACE, **params}
+
+
+def composed(found: Mapping[str, Type]) -> Type:
+    """The type of `variables`."""
+    return Type("kubernetes.variables", fields={name: Field(name, each) for name, each in found.items()})
+
+
+def policy_of(obj: Object) -> Policy:
+    """Raises CompileError or SelectorError."""
+    spec = obj["spec"]
+    known, found, variables = dict(declared_variables(spec)), dict[str, Type](), []
+    for each in spec.get("variables") or ():
+        program = compiled(each["expression"], {**known, "variables": composed(found)})
+        found[each["name"]] = program.type
+        variables.append((each["name"], program))
+    known["variables"] = composed(found)
+    words = {name: each for name, each in known.items() if not name.startswith("authorizer")}
+    validations = [
+        Validation(
+            each,
+            compiled(each["expression"], known),
+            compiled(each["messageExpression"], words) if each.get("messageExpression") else None,
+        )
+        for each in spec.get("validations") or ()
+    ]
+    conditions = {name: each for name, each in known.items() if name not in ("variables", "namespaceObject")}
+    return Policy(
+        name_of(obj),
+        policy_criteria(spec.get("matchConstraints")),
+        conditions_of(spec.get("matchConditions") or (), conditions),
+        tuple(variables),
+        tuple(validations),
+        spec.get("paramKind"),
+        spec.get("failurePolicy") == "Ignore",
+    )
+
+
+def binding_of(obj: Object) -> Binding:
+    """Raises SelectorError."""
+    spec = obj["spec"]
+    actions = tuple(spec.get("validationActions") or ())
+    return Binding(name_of(obj), policy_criteria(spec.get("matchResources")), actions, spec.get("paramRef"))
+
+
+class Composed(dict[str, Any]):
+    """The variables of a policy, each evaluated when it is asked for, and once."""
+
+    def __init__(self, programs: tuple[tuple[str, Program], ...], others: Mapping[str, Any], left: Meter) -> None:
+        super().__init__()
+        self._programs = dict(programs)
+        self._others = others
+        self._left = left
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._programs
+
+    def __missing__(self, name: str) -> Any:
+        found = evaluated(self._programs[name], {**self._others, "variables": self}, self._left)
+        self[name] = found
+        return found
+
+
+class Policies:
+    """A step, the last but webhooks: every policy that is bound to the object has its say."""
+
+    def __init__(self, store: Store, rows: Rows, authorize: Authorize) -> None:
+        self._store = store
+        self._authorize = authorize
+        self._equivalents = Equivalents(rows)
+        self._parameters = Parameters(store, rows)
+        self._read: tuple[int, int] = (-1, -1)
+        self._compiled: dict[tuple[str, int], Policy] = {}
+        self._bound: list[tuple[Policy, list[Binding]]] = []
+
+    async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        if self.bound():
+            self.check(request, old, new)
+        return new if new is not None else old or {}
+
+    def bound(self) -> list[tuple[Policy, list[Binding]]]:
+        """The policies that hold somewhere, as of the last change."""
+        latest = self._store.changed_at(POLICIES), self._store.changed_at(BINDINGS)
+        if latest != self._read:
+            by_policy: dict[str, list[Binding]] = {}
+            for obj in self._objects(BINDINGS):
+                by_policy.setdefault(obj["spec"]["policyName"], []).append(binding_of(obj))
+            policies = {(uid_of(obj), obj["metadata"].get("generation", 0)): obj for obj in self._objects(POLICIES)}
+            self._compiled = {
+                key: found
+                for key, obj in policies.items()
+                if name_of(obj) in by_policy and (found := self._compiled.get(key) or usable(obj)) is not None
+            }
+            self._bound = [(policy, by_policy[policy.name]) for policy in self._compiled.values()]
+            self._read = latest
+        return self._bound
+
+    def _objects(self, resource: str) -> Iterator[Any]:
+        return (msgspec.json.decode(version.raw) for version in self._store.every(resource))
+
+    def namespace(self, name: str) -> Object | None:
+        version = self._store.get("namespaces", "", name)
+        return msgspec.json.decode(version.raw) if version is not None else None
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        return labels_of(self.namespace(name) or {"metadata": {}})
+
+    def check(self, request: Request, old: Object | None, new: Object | None) -> None:
+        if request.target.row.resource.name in EXCLUDED:
+            return
+        attempt = attempt_of(request, old, new)
+        denied: list[tuple[Policy, Binding, Denial]] = []
+        for policy, bound in self.bound():
+            known_as = policy.criteria.matches(attempt, self._equivalents, self.labels)
+            if known_as is None:
+                continue
+            for binding in bound:
+                if binding.criteria.matches(attempt, self._equivalents, self.labels) is None:
+                    continue
+                for denial in self.denials(policy, binding, attempt, known_as):
+                    if "Deny" in binding.actions:
+                        denied.append((policy, binding, denial))
+                    if "Warn" in binding.actions:
+                        request.warnings.append(
+                            f"Validation failed for ValidatingAdmissionPolicy '{policy.name}' "
+                            f"with binding '{binding.name}': {denial.message}"
+                        )
+        if denied:
+            raise refusal(attempt, *denied[0])
+
+    def denials(self, policy: Policy, binding: Binding, attempt: Attempt, known_as: Resource) -> Iterator[Denial]:
+        """What a policy has against an attempt, with each of the parameters that a binding gives it."""
+        try:
+            parameters = self._parameters.of(policy.param_kind, binding.param_ref, attempt.namespace)
+        except ParameterError as error:
+            if not policy.forgiving:
+                yield Denial(f"failed to configure binding: {error}")
+            return
+        is_namespace = attempt.resource.name == NAMESPACES.name
+        namespace = self.namespace(attempt.namespace) if attempt.namespace and not is_namespace else None
+        for each in parameters:
+            given = bindings(attempt, known_as, self._authorize)
+            yield from verdict(policy, {**given, "params": each, "namespaceObject": dated(namespace)})
+
+
+def dated(namespace: Object | None) -> Object | None:
+    """A namespace as its declared type has it: with moments instead of texts."""
+    if namespace is None:
+        return None
+    metadata = namespace["metadata"]
+    moments = {key: moment(metadata[key]) for key in ("creationTimestamp", "deletionTimestamp") if key in metadata}
+    return {**namespace, "metadata": {**metadata, **moments}}
+
+
+def usable(obj: Object) -> Policy | None:
+    """The policy, unless it was written before what is asked of one now."""
+    try:
+        return policy_of(obj)
+    except (CompileError, SelectorError):
+        return None
+
+
+def verdict(policy: Policy, variables: dict[str, Any]) -> Iterator[Denial]:
+    try:
+        if not policy.conditions.hold(variables):
+            return
+    except EvaluationError as error:
+        if not policy.forgiving:
+            yield Denial(str(error))
+        return
+    left = Meter(COST_OF_POLICY)
+    given = {**variables, "variables": Composed(policy.variables, variables, left)}
+    for validation in policy.validations:
+        try:
+            if evaluated(validation.program, given, left) is not True:
+                yield Denial(message(validation, given, left), validation.source.get("reason") or "Invalid")
+        except (EvaluationError, CostExceeded) as error:
+            if not policy.forgiving:
+                yield Denial(str(error))
+
+
+def message(validation: Validation, variables: Mapping[str, Any], left: Meter) -> str:
+    found: Any = None
+    if validation.message is not None:
+        try:
+            found = evaluated(validation.message, variables, left)
+        except (EvaluationError, CostExceeded):
+            found = None
+    text = found.strip() if isinstance(found, str) else ""
+    if text and len(text) <= MAX_MESSAGE and "\n" not in text:
+        return str(text)
+    source = validation.source
+    return str(source.get("message") or "").strip() or f"failed expression: {source['expression'].strip()}"
+
+
+def refusal(attempt: Attempt, policy: Policy, binding: Binding, denial: Denial) -> ApiError:
+    why = f"ValidatingAdmissionPolicy '{policy.name}' with binding '{binding.name}' denied request: {denial.message}"
+    resource, code = attempt.resource, CODES.get(denial.reason, 422)
+    details = {**refusals.details(resource, attempt.name), "causes": [{"message": why}]}
+    text = f'{resource.name} "{attempt.name}" is forbidden: {why}'
+    return BY_CODE.get(code, ApiError)(code, denial.reason, text, details=details)

@@ -1,0 +1,292 @@
+"""Custom resources: a CustomResourceDefinition becomes rows of the table, and its schema a judge of its objects."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.customs.rule_checks import rule_faults
+from tapestry.apiserver.customs.rules import Ruled, ruled
+from tapestry.apiserver.customs.structural import Fault, Node, compiled
+from tapestry.apiserver.pipeline import report_fields
+from tapestry.apiserver.rows import Column, Row, Rows, Subresource, precedence
+from tapestry.apiserver.storage.store import Event, Store
+from tapestry.apiserver.types import Types
+from tapestry.apiserver.validation.faults import invalid
+from tapestry.apiserver.validation.names import label_1035
+from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.versions import Guise
+from tapestry.kube.conditions import condition, with_condition
+from tapestry.kube.errors import Invalid
+from tapestry.kube.objects import Object, is_deleting, name_of, value_at, with_value
+from tapestry.kube.resources import Resource
+
+STORAGE = "customresourcedefinitions.apiextensions.k8s.io"
+VERBS = ("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch")
+TERMINATING_VERBS = ("delete", "deletecollection", "get", "list", "watch")
+AGE = Column("Age", ".metadata.creationTimestamp", "date")
+OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
+
+
+@dataclass
+class Definitions:
+    """Keeps the rows equal to the definitions in the store."""
+
+    store: Store
+    rows: Rows
+    types: Types
+    nodes: dict[tuple[str, str, str], Node] = field(default_factory=dict)
+    rules: dict[tuple[str, str, str], Ruled] = field(default_factory=dict)
+    """Of those that have any."""
+
+    def load(self) -> None:
+        for version in self.store.every(STORAGE):
+            self.serve(msgspec.json.decode(version.raw))
+        self.store.on_change(STORAGE, self.changed)
+
+    def changed(self, event: Event) -> None:
+        if event.new is None:
+            self.withdraw(msgspec.json.decode(event.raw))
+        else:
+            self.serve(msgspec.json.decode(event.new.raw))
+
+    def serve(self, definition: Object) -> None:
+        self.withdraw(definition)
+        for row in rows_of(definition):
+            resource, node = row.resource, compiled(row.schema)
+            self.rows.add(replace(row, guise=defaulting(row, node)) if node.has_defaults else row)
+            self.nodes[resource.group, resource.version, resource.plural] = node
+            if (found := ruled(row.schema)) is not None:
+                self.rules[resource.group, resource.version, resource.plural] = found
+
+    def withdraw(self, definition: Object) -> None:
+        spec = definition["spec"]
+        self.rows.remove(spec["group"], spec["names"]["plural"])
+        self.nodes = {
+            key: node
+            for key, node in self.nodes.items()
+            if (key[0], key[2]) != (spec["group"], spec["names"]["plural"])
+        }
+        self.rules = {key: found for key, found in self.rules.items() if key in self.nodes}
+
+    def node(self, row: Row) -> Node:
+        resource = row.resource
+        return self.nodes[resource.group, resource.version, resource.plural]
+
+    # -- steps
+
+    async def read(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        """Prune what the schema does not know, and fill in its defaults."""
+        row = request.target.row
+        if new is None or not row.is_custom:
+            return new or old or {}
+        if request.verb == "create" and "create" not in row.verbs:
+            raise refusals.terminating()
+        unknown: list[str] = []
+        found = self.node(row).read({key: each for key, each in new.items() if key != "metadata"}, "", unknown)
+        metadata, reading = self.types.read(OBJECT_META, new["metadata"], row.resource.kind)
+        strange = [path for path in unknown if path not in ("apiVersion", "kind")]
+        report_fields(request, [*(f"metadata.{path}" for path in reading.unknown), *strange], [])
+        return {"apiVersion": new["apiVersion"], "kind": new["kind"], **found, "metadata": metadata}
+
+    async def check(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        """Refuse an object that its schema does not allow; what was wrong before and has not changed may stay."""
+        row = request.target.row
+        if new is None or not row.is_custom:
+            return new or old or {}
+        found = list(self.node(row).faults({key: each for key, each in new.items() if key != "metadata"}, ""))
+        if found and old is not None:
+            before = {(each.path, each.message) for each in self.node(row).faults(old, "")}
+            found = [each for each in found if (each.path, each.message) not in before]
+        rules = self.rules.get((row.resource.group, row.resource.version, row.resource.plural)) if self.rules else None
+        if rules is not None:
+            found += rules.faults(new, old, found, request.warnings)
+        if found:
+            raise invalid_object(row.resource, name_of(new), found)
+        return new
+
+
+def defaulting(row: Row, node: Node) -> Guise:
+    """Objects of before a default came have it, too."""
+
+    def served(obj: Object) -> Object:
+        found = node.read({key: each for key, each in obj.items() if key != "metadata"}, "", [])
+        return {"kind": obj["kind"], **found, "metadata": obj["metadata"]}
+
+    return Guise(row.stored_as, lambda obj: obj, served)
+
+
+@dataclass(frozen=True)
+class DefinitionRules:
+    """Steps for the definitions themselves."""
+
+    rows: Rows
+    now: Any
+
+    async def default(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        if new is None or request.target.row.storage != STORAGE:
+            return new or old or {}
+        spec = new.get("spec") or {}
+        names = spec.get("names") or {}
+        kind = names.get("kind", "")
+        defaulted = {"singular": kind.lower(), "listKind": f"{kind}List" if kind else "", **names}
+        conversion = with_ports(spec.get("conversion") or {"strategy": "None"})
+        spec = {**spec, "conversion": conversion, "names": defaulted}
+        return {**new, "spec": spec}
+
+    async def settle(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        if new is None or request.target.row.storage != STORAGE:
+            return new or old or {}
+        if faults := list(definition_faults(new)):
+            raise invalid_object(request.target.row.resource, name_of(new), faults)
+        return established(new, self.now())
+
+
+def with_ports(conversion: Object) -> Object:
+    service = value_at(conversion, "webhook", "clientConfig", "service")
+    if service is None:
+        return conversion
+    return with_value(conversion, ("webhook", "clientConfig", "service"), {"port": 443, **service})
+
+
+def definition_faults(definition: Object) -> Iterator[Fault]:
+    spec = definition["spec"]
+    names, versions = spec.get("names", {}), spec.get("versions") or []
+    wanted = f"{names.get('plural', '')}.{spec.get('group', '')}"
+    if name_of(definition) != wanted:
+        yield Fault(
+            "metadata.name",
+            "FieldValueInvalid",
+            f'Invalid value: "{name_of(definition)}": must be spec.names.plural+"."+spec.group',
+        )
+    for field_name in ("plural", "singular", "kind", "listKind"):
+        if not names.get(field_name):
+            yield Fault(f"spec.names.{field_name}", "FieldValueRequired", "Required value")
+    if not versions:
+        yield Fault("spec.versions", "FieldValueRequired", "Required value")
+    elif sum(bool(each.get("storage")) for each in versions) != 1:
+        why = "Invalid value: must have exactly one version marked as storage version"
+        yield Fault("spec.versions", "FieldValueInvalid", why)
+    for number, each in enumerate(versions):
+        if complaints := label_1035(each.get("name", "")):
+            yield invalid(f"spec.versions[{number}].name", each.get("name", ""), ",".join(complaints))
+        if not value_at(each, "schema", "openAPIV3Schema"):
+            at = f"spec.versions[{number}].schema.openAPIV3Schema"
+            yield Fault(at, "FieldValueRequired", "Required value")
+    yield from rules_faults(versions)
+    if spec.get("scope") not in ("Namespaced", "Cluster"):
+        why = f'Unsupported value: "{spec.get("scope", "")}": supported values: "Cluster", "Namespaced"'
+        yield Fault("spec.scope", "FieldValueNotSupported", why)
+
+
+def rules_faults(versions: list[Object]) -> Iterator[Fault]:
+    """Of the rules of all versions; where these have one schema, Kubernetes shows it as that of the definition."""
+    schemas = [value_at(each, "schema", "openAPIV3Schema", default={}) for each in versions]
+    if schemas and all(each == schemas[0] for each in schemas):
+        yield from rule_faults(schemas[0], "spec.validation.openAPIV3Schema")
+        return
+    for number, each in enumerate(schemas):
+        yield from rule_faults(each, f"spec.versions[{number}].schema.openAPIV3Schema")
+
+
+def established(definition: Object, now: datetime) -> Object:
+    """A definition with the status that it is served."""
+    spec, status = definition["spec"], definition.get("status") or {}
+    conditions = status.get("conditions")
+    for type, reason, message in (
+        ("NamesAccepted", "NoConflicts", "no conflicts found"),
+        ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+    ):
+        conditions = with_condition(conditions, condition(type, True, reason, message), now)
+    storage = [each["name"] for each in spec["versions"] if each.get("storage")]
+    stored = list(dict.fromkeys([*status.get("storedVersions", ()), *storage]))
+    return {
+        **definition,
+        "status": {**status, "conditions": conditions, "acceptedNames": spec["names"], "storedVersions": stored},
+    }
+
+
+def invalid_object(resource: Resource, name: str, faults: list[Fault]) -> Invalid:
+    causes = [{"reason": each.reason, "message": each.message, "field": each.path} for each in faults]
+    texts = list(dict.fromkeys(map(str, faults)))
+    listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
+    message = f'{refusals.qualified_kind(resource)} "{name}" is invalid: {listed}'
+    details = {**refusals.details(resource, name, resource.kind), "causes": causes}
+    return Invalid(422, "Invalid", message, details=details)
+
+
+def rows_of(definition: Object) -> list[Row]:
+    """One row for each version that is served."""
+    spec = definition["spec"]
+    names, group = spec["names"], spec["group"]
+    storage = next(f"{group}/{each['name']}" for each in spec["versions"] if each.get("storage"))
+    found = []
+    for version in spec["versions"]:
+        if not version.get("served"):
+            continue
+        resource = Resource(group, version["name"], names["kind"], names["plural"], spec["scope"] == "Namespaced")
+        row = Row(
+            resource,
+            names.get("singular") or names["kind"].lower(),
+            TERMINATING_VERBS if is_deleting(definition) else VERBS,
+            tuple(names.get("shortNames") or ()),
+            tuple(names.get("categories") or ()),
+            subresources_of(version, resource),
+            storage=resource.name,
+            schema=value_at(version, "schema", "openAPIV3Schema", default={}),
+            columns=columns_of(version),
+            selectable=tuple(each["jsonPath"].lstrip(".") for each in version.get("selectableFields") or ()),
+            scale=value_at(version, "subresources", "scale", default={}),
+            conversion=conversion_of(spec),
+            other_list_kind=names.get("listKind", ""),
+            deprecation=deprecation_of(version, spec) if version.get("deprecated") else "",
+        )
+        found.append(replace(row, stored_as=storage) if storage != resource.api_version else row)
+    return found
+
+
+def deprecation_of(version: Object, spec: Object) -> str:
+    """What is said of a version that is deprecated: what its author says, or which one to use."""
+    if "deprecationWarning" in version:
+        return str(version["deprecationWarning"])
+    old, kind = version["name"], spec["names"]["kind"]
+    others = [each["name"] for each in spec["versions"] if each.get("served") and not each.get("deprecated")]
+    newer = sorted((each for each in others if precedence(each) < precedence(old)), key=precedence)
+    use = f"; use {spec['group']}/{newer[0]} {kind}" if newer else ""
+    return f"{spec['group']}/{old} {kind} is deprecated{use}"
+
+
+def conversion_of(spec: Object) -> Object:
+    """The webhook that converts objects, where there is one."""
+    conversion = spec.get("conversion") or {}
+    return (conversion.get("webhook") or {}) if conversion.get("strategy") == "Webhook" else {}
+
+
+def subresources_of(version: Object, resource: Resource) -> dict[str, Subresource]:
+    asked = version.get("subresources") or {}
+    found = {}
+    if "status" in asked:
+        verbs = ("get", "patch", "update")
+        found["status"] = Subresource("status", resource.kind, verbs, resource.group, resource.version)
+    if asked.get("scale"):
+        found["scale"] = Subresource("scale", "Scale", ("get", "patch", "update"), "autoscaling", "v1")
+    return found
+
+
+def columns_of(version: Object) -> tuple[Column, ...]:
+    listed = version.get("additionalPrinterColumns") or ()
+    found = [
+        Column(
+            each["name"],
+            each["jsonPath"],
+            each.get("type", "string"),
+            each.get("format", ""),
+            each.get("description", ""),
+            each.get("priority", 0),
+        )
+        for each in listed
+    ]
+    return tuple(found) or (AGE,)

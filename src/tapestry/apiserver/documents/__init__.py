@@ -1,0 +1,1 @@
+"""What the server publishes about its API: discovery and OpenAPI."""

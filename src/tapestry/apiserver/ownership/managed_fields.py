@@ -1,0 +1,257 @@
+"""Who owns which fields of an object, and what an apply makes of that: pure functions.
+
+Whoever writes a field owns it (`updated`).  Whoever applies owns what they state (`applied`): a field that somebody
+else owns with another value is a conflict unless it is forced, one with the same value is owned by both, and one that
+they stated before, no longer state, and nobody else owns, is removed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from tapestry.apiserver.ownership import fieldsets
+from tapestry.apiserver.ownership.fieldsets import (
+    LEAF,
+    Fields,
+    below_of,
+    difference,
+    intersection,
+    union,
+    without_trees,
+)
+from tapestry.apiserver.ownership.shapes import Shape
+from tapestry.kube.objects import Object, without
+
+Operation = Literal["Apply", "Update"]
+
+MOST_UPDATERS = 10
+ANCIENT = "ancient-changes"
+"""In whose name the oldest updates are owned, once there are too many."""
+BEFORE_APPLY = "before-first-apply"
+"""In whose name everything is owned that was there before anybody's fields were kept account of."""
+UNOWNED: Fields = {
+    "f:apiVersion": LEAF,
+    "f:kind": LEAF,
+    "f:metadata": {
+        ".": LEAF,
+        **{
+            f"f:{name}": LEAF
+            for name in (
+                *("name", "namespace", "creationTimestamp", "selfLink", "uid", "clusterName", "generation"),
+                *("managedFields", "resourceVersion"),
+            )
+        },
+    },
+}
+"""Fields that are nobody's: an object's identity, and what the server writes."""
+
+
+class Manager(NamedTuple):
+    """Who owns fields, and by what."""
+
+    name: str
+    operation: Operation
+    api_version: str
+    subresource: str = ""
+
+    @property
+    def key(self) -> "Manager":
+        """Which entry is theirs: who applies has one for all versions."""
+        return self._replace(api_version="") if self.operation == "Apply" else self
+
+    def __str__(self) -> str:
+        """As conflicts name it."""
+        found = f'"{self.name}"'
+        if self.subresource:
+            found += f' with subresource "{self.subresource}"'
+        return f"{found} using {self.api_version}" if self.operation == "Update" else found
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The fields of one manager."""
+
+    manager: Manager
+    fields: Fields
+    time: str = ""
+
+
+Managed = Mapping[Manager, Entry]
+"""Entries by the keys of their managers."""
+
+
+class Conflicts(Exception):
+    """Fields that would get another value belong to others."""
+
+    def __init__(self, fields: Mapping[Manager, Fields]) -> None:
+        self.paths = [
+            (manager, fieldsets.path_text(path))
+            for manager in sorted(fields, key=lambda each: (each.name, each.operation, each.api_version))
+            for path in fieldsets.paths_of(fields[manager])
+        ]
+        self.fields: Fields = {}
+        for each in fields.values():
+            self.fields = union(self.fields, each)
+        super().__init__(self.message())
+
+    def message(self) -> str:
+        if len(self.paths) == 1:
+            [(manager, path)] = self.paths
+            return f"Apply failed with 1 conflict: conflict with {manager}: {path}"
+        lines: list[str] = []
+        for manager, path in self.paths:
+            if (head := f"conflicts with {manager}:") not in lines:
+                lines.append(head)
+            lines.append(f"- {path}")
+        return f"Apply failed with {len(self.paths)} conflicts: " + "\n".join(lines)
+
+
+# -- as written in an object
+
+
+def read(entries: Iterable[Any]) -> Managed:
+    """The entries of `metadata.managedFields`; ValueError where they are no account of anything."""
+    found = {}
+    for each in entries:
+        if each.get("operation") not in ("Apply", "Update") or not each.get("apiVersion"):
+            raise ValueError("metadata.managedFields: an entry needs an operation, Apply or Update, and an apiVersion")
+        if each.get("fieldsType") != "FieldsV1":
+            raise ValueError(f"metadata.managedFields: fieldsType {each.get('fieldsType')!r} is not FieldsV1")
+        manager = Manager(each.get("manager", ""), each["operation"], each["apiVersion"], each.get("subresource", ""))
+        fields = fields_in(msgspec.json.encode(each.get("fieldsV1", {})))
+        found[manager.key] = Entry(manager, fields, each.get("time", ""))
+    return found
+
+
+@lru_cache(maxsize=512)  # objects made by one template have the same fields
+def fields_in(text: bytes) -> Fields:
+    return fieldsets.read(msgspec.json.decode(text))
+
+
+def written(managed: Managed) -> list[Object]:
+    """As they stand in an object: who applies before who updates, the oldest first."""
+    order = sorted(managed.values(), key=lambda each: (each.manager.operation, each.time, each.manager))
+    return [entry_of(each) for each in order]
+
+
+def entry_of(entry: Entry) -> Object:
+    name, operation, api_version, subresource = entry.manager
+    found: Object = {"manager": name, "operation": operation, "apiVersion": api_version}
+    if entry.time:
+        found["time"] = entry.time
+    found |= {"fieldsType": "FieldsV1", "fieldsV1": entry.fields}
+    return {**found, "subresource": subresource} if subresource else found
+
+
+def is_reset(entries: Any) -> bool:
+    """Whether a writer wants all account of managers to be forgotten."""
+    return entries in ([], [{}])
+
+
+def same_but_for_times(left: Object, right: Object) -> bool:
+    """Whether two objects differ in nothing but when their managers wrote last."""
+    if without(left, "metadata") != without(right, "metadata"):
+        return False
+    ours, theirs = left["metadata"], right["metadata"]
+    if without(ours, "managedFields") != without(theirs, "managedFields"):
+        return False
+    timeless = [[without(each, "time") for each in part.get("managedFields", ())] for part in (ours, theirs)]
+    return timeless[0] == timeless[1]
+
+
+# -- what a write makes of it
+
+
+def updated(shape: Shape, old: Object, new: Object, managed: Managed, entry: Entry, ignored: Fields = LEAF) -> Managed:
+    """What is owned after a writer, who is the manager of `entry`, has made `new` out of `old`.
+
+    `ignored` are fields that a write of this kind does not reach, whatever it says of them.
+    """
+    changed, gone = compared(shape, old, new, ignored)
+    found = left_to_others(managed, changed, gone)
+    taken = difference(changed, UNOWNED)
+    if not taken:
+        return found
+    key = entry.manager.key
+    had = found[key].fields if key in found else LEAF
+    return capped({**found, key: replace(entry, fields=union(had, taken))})
+
+
+def compared(shape: Shape, old: Object, new: Object, ignored: Fields) -> tuple[Fields, Fields]:
+    """What changed and what is gone."""
+    changed, gone = shape.compared(old, new)
+    return without_trees(changed or {}, ignored), without_trees(gone or {}, ignored)
+
+
+def left_to_others(managed: Managed, changed: Fields, gone: Fields) -> dict[Manager, Entry]:
+    """What managers own once somebody else has changed some fields, and removed others."""
+    lost = union(changed, gone)
+    found = {key: replace(each, fields=difference(each.fields, lost)) for key, each in managed.items()}
+    return {key: each for key, each in found.items() if each.fields}
+
+
+def capped(managed: dict[Manager, Entry]) -> Managed:
+    """The same, the oldest of too many updates in one entry for each version."""
+    updates = [each for each in managed.values() if each.manager.operation == "Update"]
+    excess = len(updates) - MOST_UPDATERS
+    first: dict[str, Entry] = {}
+    for each in sorted(updates, key=lambda each: (each.time, each.manager)):
+        if excess <= 0:
+            break
+        version = each.manager.api_version
+        bucket = Manager(ANCIENT, "Update", version)
+        if version not in first:
+            first[version] = each
+            continue
+        start = managed.get(bucket) or first[version]
+        managed = {key: one for key, one in managed.items() if one is not start and one is not each}
+        managed[bucket] = Entry(bucket, union(start.fields, each.fields), each.time)
+        excess -= 1
+    return managed
+
+
+def applied(
+    shape: Shape, live: Object, config: Object, managed: Managed, entry: Entry, ignored: Fields, *, force: bool
+) -> tuple[Object, Managed]:
+    """The object once `config` is applied to it, and what is owned then; `live` itself where nothing changes.
+
+    Raises Conflicts, unless others' fields are taken by `force`.
+    """
+    key = entry.manager.key
+    before = managed[key].fields if key in managed else LEAF
+    stated = without_trees(shape.stated(config) or {}, ignored)
+    managers = {**managed, key: replace(entry, fields=stated)}
+    new = shape.merged(live, config)
+    if before:
+        new = pruned(shape, new, before, [each.fields for each in managers.values()])
+    others = {each: managed[each] for each in managed if each != key}
+    changed, gone = compared(shape, live, new, ignored)
+    contested = {each.manager: intersection(each.fields, changed) for each in others.values()}
+    if not force and any(contested.values()):
+        raise Conflicts({manager: fields for manager, fields in contested.items() if fields})
+    found = left_to_others(others, changed, gone)
+    is_same = new == live
+    if owned := difference(stated, UNOWNED):
+        last = managed[key].time if key in managed else ""
+        found[key] = replace(entry, fields=owned, time=last if is_same else entry.time)
+    return live if is_same else new, found
+
+
+def pruned(shape: Shape, merged: Object, before: Fields, owned: Iterable[Fields]) -> Object:
+    """`merged` without what was stated `before` and that nobody owns now.
+
+    An item of a list goes with everything in it: whoever owns a field of it only does not hold it.
+    """
+    last = shape.named(before)
+    kept: Fields = {}
+    for each in owned:
+        kept = union(kept, each)
+    there = below_of(shape.whole(merged))
+    bare = below_of(shape.whole(shape.pruned(merged, last)))
+    owned_only = shape.pruned(merged, difference(there, union(bare, shape.named(kept))))
+    gone = difference(there, below_of(shape.whole(owned_only)))
+    found: Object = shape.pruned(merged, intersection(gone, last))
+    return found

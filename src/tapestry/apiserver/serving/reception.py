@@ -1,0 +1,126 @@
+"""The reception: what happens to every request around its answer.
+
+It finds out in whose name a request is made, gives it its time and no more, counts it, and writes it down where there
+is an audit log.  The answer itself is the server's.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.access.auditing import Auditor, Trail, audit_id
+from tapestry.apiserver.access.impersonation import impersonated
+from tapestry.apiserver.requests import Call, target_of
+from tapestry.apiserver.server import Answer, Answering, Attributes, Server, refused, verb_of
+from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED, Tally, tally_of
+from tapestry.apiserver.watches import Watching
+from tapestry.kube.errors import ApiError, NotFound
+from tapestry.kube.times import parse_duration
+
+LONG = frozenset({"attach", "exec", "log", "portforward", "proxy"})
+"""Subresources that may take as long as they like; so may watches."""
+
+Mounted = Callable[[Answering, Call], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class Reception:
+    """Receives calls for a server."""
+
+    server: Server
+    seconds: float
+    """That an answer may take."""
+    auditor: Auditor | None = None
+    mounted: Mapping[str, Mounted] = field(default_factory=dict)
+    """What others serve, by the first segment of the path; what they ask for in turn is received as any other call."""
+
+    async def answer(self, call: Call) -> Answer | Watching:
+        """What is to be sent back."""
+        asked = self.asked(call)
+        trail = self.auditor.begun(call, asked) if self.auditor is not None else None
+        tally, began = tally_of(call, asked), time.perf_counter()
+        try:
+            answer = await self.answered(call, asked, trail)
+        except asyncio.CancelledError:
+            tally.count(499, time.perf_counter() - began)  # the client is gone
+            raise
+        if isinstance(answer, Watching):
+            return watched(answer, tally, trail)
+        tally.count(answer.status, time.perf_counter() - began)
+        if call.method == "GET":
+            tally.sizes.observe(len(answer.body))
+        return complete(answer, call, trail)
+
+    def refused(self, call: Call, error: ApiError) -> Answer:
+        """The answer to a call that is not answered, because nobody knows whose it is, or there is no room for it."""
+        asked, answer = self.asked(call), refused(error)
+        tally_of(call, asked).count(answer.status, 0.0)
+        trail = self.auditor.begun(call, asked) if self.auditor is not None else None
+        return complete(answer, call, trail)
+
+    def asked(self, call: Call) -> Attributes:
+        """What the call is about, as far as its path tells."""
+        try:
+            target = target_of(call.path, self.server.rows)
+        except NotFound:
+            return Attributes(call.user, call.method.lower(), path=call.path)
+        return Attributes(call.user, verb_of(call, target), target)
+
+    async def answered(self, call: Call, asked: Attributes, trail: Trail | None) -> Answer | Watching:
+        try:
+            if call.impersonates:
+                call = impersonated(call, self.server.authorize)
+                if trail is not None:
+                    trail.user = call.user
+            if asked.verb == "watch" or (asked.target is not None and asked.target.subresource in LONG):
+                return await self.server.answer(call)
+            return await self.in_time(call)
+        except ApiError as error:
+            return refused(error)
+
+    async def in_time(self, call: Call) -> Answer | Watching:
+        try:
+            async with asyncio.timeout(allowed(call, self.seconds)):
+                mounted = self.mounted.get(call.path.partition("/")[2].partition("/")[0])
+                return await (self.server.answer(call) if mounted is None else mounted(self, call))
+        except TimeoutError:
+            TERMINATED.labels(call.method, "504", COMPONENT).inc()
+            raise refusals.out_of_time() from None
+
+
+def complete(answer: Answer, call: Call, trail: Trail | None) -> Answer:
+    """The answer with the name under which the request is found again, in an audit log if there is one."""
+    if trail is not None:
+        trail.note("ResponseComplete", answer)
+    return replace(answer, headers={**answer.headers, "Audit-Id": trail.id if trail is not None else audit_id(call)})
+
+
+def allowed(call: Call, longest: float) -> float:
+    """Seconds that a call may take: what it asks for, but no more than everybody gets."""
+    asked = call.query.get("timeout")
+    if not asked:
+        return longest
+    try:
+        seconds = parse_duration(asked).total_seconds()
+    except ValueError as error:
+        raise refusals.bad_request("invalid timeout specified in the request URL") from error
+    return min(seconds, longest) if seconds > 0 else longest
+
+
+def watched(watching: Watching, tally: Tally, trail: Trail | None) -> Watching:
+    """The watch, counted for as long as it lasts."""
+    tally.watches.inc()
+    began = time.perf_counter()
+    if trail is not None:
+        trail.note("ResponseStarted")
+
+    def over() -> None:
+        tally.watches.dec()
+        tally.count(200, time.perf_counter() - began)
+        if trail is not None:
+            trail.note("ResponseComplete")
+
+    watching.over = over
+    return watching

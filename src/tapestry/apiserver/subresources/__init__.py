@@ -1,0 +1,1 @@
+"""Subresources with more to them than a part of the object."""

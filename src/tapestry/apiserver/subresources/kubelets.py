@@ -1,0 +1,169 @@
+"""What kubelets know and the server passes on: the logs of containers."""
+
+import ssl
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.admission.callouts import bounded, complaint, words
+from tapestry.apiserver.config import Kubelets as Settings
+from tapestry.apiserver.customs.definitions import invalid_object
+from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.requests import Call, Query, Target
+from tapestry.apiserver.server import TRUE, Answer
+from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.validation.faults import forbidden, invalid
+from tapestry.kube.errors import ApiError, ServerError, error_from_status
+from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.resources import NODES, Resource
+
+PORT = 10250
+ADDRESSES = ("InternalIP", "ExternalIP", "Hostname", "InternalDNS", "ExternalDNS")
+"""Of a node: the first of these that it has is called."""
+CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
+SWITCHES, NUMBERS = ("follow", "previous", "timestamps"), {"sinceSeconds": 1, "tailLines": 0, "limitBytes": 1}
+LOG_OPTIONS = Resource("", "v1", "PodLogOptions", "podlogoptions")
+LONGEST_COMPLAINT = 50_000
+PLAIN = "text/plain"
+
+
+@dataclass(slots=True)
+class Relay:
+    """What a kubelet answers, as it comes."""
+
+    response: aiohttp.ClientResponse
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        async for chunk in self.response.content.iter_any():
+            yield chunk
+
+    def end(self) -> None:
+        self.response.close()
+
+
+class Kubelets:
+    """Asks the kubelets of nodes.  To be closed in the loop that it was used in."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._session: aiohttp.ClientSession | None = None
+
+    async def log(self, call: Call, target: Target) -> Answer:
+        """The log of a container, which may go on for as long as it runs."""
+        if call.method not in ("GET", "HEAD"):
+            raise refusals.not_allowed()
+        if faults := list(option_faults(call.query)):
+            raise invalid_object(LOG_OPTIONS, target.name, faults)
+        version = self._store.get(*target.key)
+        if version is None:
+            raise refusals.not_found(target.row.resource, target.name)
+        pod: Object = msgspec.json.decode(version.raw)
+        container = container_of(pod, call.query.get("container", ""))
+        node = value_at(pod, "spec", "nodeName", default="")
+        if not node:
+            return Answer(200, b"", PLAIN)
+        path = "/".join(quote(each, safe="") for each in (target.namespace, target.name, container))
+        url = f"{self._base(node)}/containerLogs/{path}"
+        unchecked = call.query.get("insecureSkipTLSVerifyBackend") in TRUE
+        relay = await self._got(target, url, log_query(call.query), unchecked=unchecked)
+        return Answer(200, b"", PLAIN, stream=relay)
+
+    def _base(self, node: str) -> str:
+        version = self._store.get("nodes", "", node)
+        if version is None:
+            raise refusals.not_found(NODES, node)
+        status = msgspec.json.decode(version.raw).get("status") or {}
+        found = {each["type"]: each["address"] for each in reversed(status.get("addresses") or ())}
+        host = next((found[type] for type in ADDRESSES if type in found), None)
+        if host is None:
+            listed = " ".join(ADDRESSES)
+            raise refusals.internal(f"no preferred addresses found; known addresses: [{listed}]")
+        port = value_at(status, "daemonEndpoints", "kubeletEndpoint", "Port") or PORT
+        return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+    async def _got(self, target: Target, url: str, query: Query, *, unchecked: bool) -> Relay:
+        if self._session is None:
+            # a log that is followed may be silent for long
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=30))
+        try:
+            response = await self._session.get(
+                url, params=query, ssl=self._context(unchecked=unchecked), allow_redirects=False
+            )
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = words(error) if isinstance(error, aiohttp.ClientError) else "i/o timeout"
+            raise ServerError(500, "", f'Get "{url}": {why}') from error
+        if 200 <= response.status <= 206:
+            return Relay(response)
+        try:
+            raise refusal(target, response.status, await bounded(response.content, LONGEST_COMPLAINT))
+        finally:
+            response.close()
+
+    def _context(self, *, unchecked: bool) -> ssl.SSLContext:
+        """Made anew each time: its files may have been."""
+        settings, context = self._settings, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if unchecked or not settings.certificate_authority:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        else:
+            context.load_verify_locations(settings.certificate_authority)
+        if settings.client_certificate:
+            context.load_cert_chain(settings.client_certificate, settings.client_key or None)
+        return context
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def container_of(pod: Object, name: str) -> str:
+    """The container that is meant: the one of that name, or the only one there is."""
+    spec = pod["spec"]
+    names: list[str] = [each["name"] for field in CONTAINERS for each in spec.get(field) or ()]
+    if name:
+        if name not in names:
+            raise refusals.bad_request(f"container {name} is not valid for pod {name_of(pod)}")
+        return name
+    if len(spec["containers"]) > 1:
+        listed = " ".join(names)
+        why = f"a container name must be specified for pod {name_of(pod)}, choose one of: [{listed}]"
+        raise refusals.bad_request(why)
+    only: str = spec["containers"][0]["name"]
+    return only
+
+
+def option_faults(query: Query) -> Iterator[Fault]:
+    for name, least in NUMBERS.items():
+        text = query.get(name)
+        if text is None:
+            continue
+        if not text.lstrip("-").isdecimal():
+            raise refusals.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
+        if int(text) < least:
+            yield invalid(name, int(text), "must be greater than 0" if least else "must be greater than or equal to 0")
+    if "sinceSeconds" in query and "sinceTime" in query:
+        yield forbidden("", "at most one of `sinceTime` or `sinceSeconds` may be specified")
+
+
+def log_query(query: Query) -> dict[str, str]:
+    """What the kubelet is told of what was asked."""
+    found = {name: "true" for name in SWITCHES if query.get(name) in TRUE}
+    return found | {name: query[name] for name in (*NUMBERS, "sinceTime") if query.get(name)}
+
+
+def refusal(target: Target, code: int, body: bytes) -> ApiError:
+    """What a kubelet refuses, passed on."""
+    text = body.decode("utf-8", "replace").strip()
+    if code == 500:
+        return refusals.internal(text)
+    if code == 400:
+        return refusals.bad_request(text)
+    reason = "NotFound" if code == 404 else "Unknown"
+    message = f"{complaint(code, body)} ( {target.row.resource.plural}/{target.subresource} {target.name})"
+    return error_from_status({"reason": reason, "message": message}, code=code)

@@ -1,0 +1,102 @@
+"""Subresources that are not the object itself: tokens and bindings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.access.service_accounts import BINDABLE, SHORTEST, Accounts
+from tapestry.apiserver.codec import decoded
+from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.rows import Rows
+from tapestry.apiserver.server import Answer, Handler, answered
+from tapestry.apiserver.verbs import Request, Verbs
+from tapestry.kube.conditions import with_condition
+from tapestry.kube.errors import NotFound
+from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, with_value
+from tapestry.kube.resources import PODS, Resource
+
+TOKEN_REQUESTS = Resource("authentication.k8s.io", "v1", "TokenRequest", "tokenrequests")
+BINDINGS = Resource("", "v1", "Binding", "pods/binding")
+"""What a conflict over a binding is about."""
+
+
+@dataclass(frozen=True)
+class Subresources:
+    """Answers what is asked of an object beside itself."""
+
+    verbs: Verbs
+    rows: Rows
+    accounts: Accounts
+
+    def handlers(self) -> Mapping[tuple[str, str], Handler]:
+        return {
+            ("serviceaccounts", "token"): self.token,
+            ("pods", "binding"): self.bind,
+            ("bindings", ""): self.bind_anywhere,
+        }
+
+    def body(self, call: Call) -> Object:
+        return decoded(call.body, call.headers.get("content-type", "")) or {}
+
+    async def token(self, call: Call, target: Target) -> Answer:
+        body = self.body(call)
+        account: Object = msgspec.json.decode(await self.verbs.get(target, {}))
+        spec = body.get("spec") or {}
+        if (seconds := spec.get("expirationSeconds")) is not None and seconds < SHORTEST:
+            why = f"Invalid value: {seconds}: may not specify a duration less than {SHORTEST // 60} minutes"
+            raise refusals.invalid(TOKEN_REQUESTS, "", "spec.expirationSeconds", why)
+        status = self.accounts.token(account, spec, self.bound(spec.get("boundObjectRef"), target))
+        metadata = {"name": target.name, "namespace": target.namespace}
+        identity = {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1"}
+        return answered(201, {**identity, "metadata": metadata, "spec": spec, "status": status})
+
+    def bound(self, reference: Object | None, target: Target) -> Object | None:
+        """What a token is to be bound to, which must be there."""
+        if not reference:
+            return None
+        resource = BINDABLE.get(reference.get("kind", ""))
+        if resource is None:
+            raise refusals.bad_request(f"cannot bind token for {reference.get('kind')}: pods, secrets and nodes can be")
+        namespace = "" if resource == "nodes" else target.namespace
+        version = self.verbs.store.get(resource, namespace, reference.get("name", ""))
+        if version is None:
+            raise NotFound(404, "NotFound", f'{resource} "{reference.get("name")}" not found')
+        found: Object = {"kind": reference["kind"], **msgspec.json.decode(version.raw)}
+        if reference.get("uid") not in (None, "", uid_of(found)):
+            why = f"the UID in the bound object reference ({reference['uid']}) does not match the UID in record"
+            raise refusals.conflict(PODS, name_of(found), why)
+        return found
+
+    async def bind_anywhere(self, call: Call, target: Target) -> Answer:
+        """The same, under the name that it had before pods had subresources."""
+        row = self.rows.get("", "v1", "pods")
+        assert row is not None, "pods are always served"
+        return await self.bind(call, Target(row, target.namespace, name_of(self.body(call)), "binding"))
+
+    async def bind(self, call: Call, target: Target) -> Answer:
+        """A scheduler says where a pod runs."""
+        body = self.body(call)
+        node = value_at(body, "target", "name", default="")
+        if not node:
+            raise refusals.bad_request("target.name: Required value: the node to run on")
+
+        def bound(pod: Object) -> Object:
+            if uid_of(body) and uid_of(body) != uid_of(pod):
+                raise refusals.other_uid(PODS, name_of(pod), uid_of(body), uid_of(pod))
+            if is_deleting(pod):
+                raise refusals.conflict(
+                    BINDINGS, name_of(pod), f"pod {name_of(pod)} is being deleted, cannot be assigned to a host"
+                )
+            if current := value_at(pod, "spec", "nodeName"):
+                why = f'pod {name_of(pod)} is already assigned to node "{current}"'
+                raise refusals.conflict(BINDINGS, name_of(pod), why)
+            conditions = value_at(pod, "status", "conditions", default=[])
+            placed = with_value(pod, ("spec", "nodeName"), node)
+            marks = with_condition(conditions, {"type": "PodScheduled", "status": "True"}, self.verbs.now())
+            return with_value(placed, ("status", "conditions"), marks)
+
+        request = Request("update", Target(target.row, target.namespace, target.name, "binding"), call.user, call.query)
+        await self.verbs.update(request, bound, free=True)
+        return answered(201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})

@@ -1,0 +1,69 @@
+"""Requests for certificates: who asks is not theirs to say, and deciding or signing takes a right for that signer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from tapestry.apiserver.access.reviews import unknown_row, user_info
+from tapestry.apiserver.admission.plain import refused
+from tapestry.apiserver.requests import Target, User
+from tapestry.apiserver.server import Attributes, Authorize
+from tapestry.apiserver.subresources.parts import REQUESTS
+from tapestry.apiserver.verbs import Request
+from tapestry.kube.objects import Object, value_at, with_value
+from tapestry.kube.times import timestamp
+
+GROUP = "certificates.k8s.io"
+IDENTITY = ("username", "uid", "groups", "extra")
+
+
+@dataclass(frozen=True)
+class SigningRequests:
+    """Steps for CertificateSigningRequests."""
+
+    authorize: Authorize
+    now: Callable[[], datetime]
+
+    async def prepare(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        if new is None or request.target.row.storage != REQUESTS:
+            return new if new is not None else old or {}
+        if old is None:
+            spec = {key: value for key, value in (new.get("spec") or {}).items() if key not in IDENTITY}
+            return {**new, "spec": {**spec, **user_info(request.user)}}
+        if request.target.subresource and value_at(new, "status", "conditions"):
+            return with_value(new, ("status", "conditions"), self.stamped(old, new))
+        return new
+
+    def stamped(self, old: Object, new: Object) -> list[Object]:
+        """The conditions, with the times that their writer left out."""
+        now = timestamp(self.now())
+        before = {
+            (each.get("type"), each.get("status")): each.get("lastTransitionTime")
+            for each in value_at(old, "status", "conditions", default=[])
+        }
+        return [
+            {
+                **each,
+                "lastUpdateTime": each.get("lastUpdateTime") or now,
+                "lastTransitionTime": each.get("lastTransitionTime")
+                or before.get((each.get("type"), each.get("status")))
+                or now,
+            }
+            for each in new["status"]["conditions"]
+        ]
+
+    async def check(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        if old is None or new is None or request.target.row.storage != REQUESTS:
+            return new if new is not None else old or {}
+        subresource, signer = request.target.subresource, value_at(old, "spec", "signerName", default="")
+        is_signed = subresource == "status" and (old.get("status") or {}) != (new.get("status") or {})
+        verb = "approve" if subresource == "approval" else "sign" if is_signed else ""
+        if verb and not self.may(request.user, verb, signer):
+            raise refused(request, f'user not permitted to {verb} requests with signerName "{signer}"')
+        return new
+
+    def may(self, user: User, verb: str, signer: str) -> bool:
+        """A right for one signer, or for all of a domain."""
+        row = unknown_row(GROUP, "signers")
+        names = signer, f"{signer.partition('/')[0]}/*"
+        return any(self.authorize(Attributes(user, verb, Target(row, "", name))) for name in names)
