@@ -19,6 +19,8 @@ KUBERNETES = pytest.param("kubernetes", id="kubernetes", marks=pytest.mark.kuber
 OWN = pytest.param("own", id="own")
 OWN_ABOVE = pytest.param("own above", id="own-above", marks=pytest.mark.kubernetes)
 """The virtual cluster is ours, every other is Kubernetes'."""
+also_mixed = pytest.mark.parametrize("flavour", [KUBERNETES, OWN, OWN_ABOVE], indirect=True)
+"""For a few scenarios that go all the way between two clusters."""
 
 
 class Plane(Protocol):

@@ -1,4 +1,4 @@
-"""A cluster joins, lends and leaves again, as a person does it: with commands, on two real control planes."""
+"""A cluster joins, lends and leaves again, as a person does it: with commands, on two clusters."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ from tapestry.kube.resources import CLUSTER_ROLES, CRDS, NAMESPACES, NODES, PODS
 from tapestry.manager.joining import PRIORITY_CLASSES
 
 from .lending import TAPESTRY, a_pod, wait_until, wait_until_gone
-from .planes import Plane, Start
+from .planes import Plane, Start, also_mixed
 
 READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": "2026-01-01T00:00:00Z"}
 OURS = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
@@ -118,6 +118,7 @@ def marks(lines: list[str]) -> set[str]:
     return {line.split()[0] for line in lines[:-1]}
 
 
+@also_mixed
 async def test_a_cluster_joins_lends_and_leaves_without_a_trace(
     owner: Owner, node: str, syncer: Callable[[], subprocess.Popen[bytes]]
 ) -> None:

@@ -186,7 +186,7 @@ def storage_of(found: dict[Resource, list[Object]]) -> Storage:
 @pytest.mark.parametrize("name", SITUATIONS)
 async def test_the_same_pods_fit_and_the_same_is_said_of_others(plane: ControlPlane, name: str) -> None:
     async with connected(plane) as client:
-        await compare(client, SITUATIONS[name])
+        await check(client, SITUATIONS[name])
 
 
 async def test_ours_says_and_does_on_a_real_server_what_its_core_decides(plane: ControlPlane) -> None:
@@ -194,7 +194,7 @@ async def test_ours_says_and_does_on_a_real_server_what_its_core_decides(plane: 
     try:
         async with connected(plane) as client, our_scheduler(plane):
             for name in OURS:
-                await compare(client, SITUATIONS[name])
+                await check(client, SITUATIONS[name])
     finally:
         plane.launch("kube-scheduler")
 
@@ -211,7 +211,7 @@ async def our_scheduler(plane: ControlPlane) -> AsyncIterator[None]:
         await asyncio.wait([working])
 
 
-async def compare(client: Client, situation: Situation) -> None:
+async def check(client: Client, situation: Situation) -> None:
     """Let the scheduler at work do what we expect of it, and nothing else."""
     try:
         await come_about(client, situation)
@@ -227,7 +227,7 @@ async def compare(client: Client, situation: Situation) -> None:
             told = await wait_for(client, PODS, "probe", "here", until=says(answer.message), timeout=SECONDS)
         leaving = answer.victims
         assert value_at(told, "status", "nominatedNodeName") == (leaving.node if leaving is not None else None)
-        await compare_victims(client, answer)
+        await check_victims(client, answer)
     finally:
         await clear(client)
 
@@ -255,7 +255,7 @@ def says(message: str) -> Callable[[Object | None], bool]:
     return lambda obj: message_of(obj) == message
 
 
-async def compare_victims(client: Client, answer: Answer) -> None:
+async def check_victims(client: Client, answer: Answer) -> None:
     for each in answer.victims.pods if answer.victims is not None else ():
         await wait_for(client, PODS, name_of(each.pod), namespace_of(each.pod), until=is_leaving, timeout=SECONDS)
     leaving = {key_of(each) for each in await client.list(PODS) if is_leaving(each)}

@@ -3,7 +3,7 @@ messages.  No node runs anything here: the test says how pods fare, by the name 
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,15 +122,18 @@ def an_object(resource: Resource, namespace: str, image: str, name: str = "x", *
     return {**identity, "metadata": metadata, "spec": {**chosen, "template": made, **spec}}
 
 
-async def comes_to(expected: Any, look: Callable[[], Any]) -> None:
-    """Look again and again until it is as expected; fail with what was seen last."""
+async def seen_at_last(
+    client: Client, resource: Resource, namespace: str, look: Callable[[Client, str], Awaitable[Any]], expected: Any
+) -> Any:
+    """What is seen when it is as expected, or after some time; looked at whenever something changes."""
     seen = None
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):
-            while seen != expected:
-                seen = await look()
-                await asyncio.sleep(0.1)
-    assert seen == expected
+            async for _ in Watch(client, resource, namespace=namespace).events():
+                seen = await look(client, namespace)
+                if seen == expected:
+                    break
+    return seen
 
 
 # -- Deployments
@@ -215,7 +218,9 @@ async def test_a_deployment_takes_the_same_course(kubeconfig: Path) -> None:
         for change, image, sizes, said, revision in COURSE:
             spec = {**change, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}}
             await client.patch(DEPLOYMENTS, named("x", "deployments"), {"spec": spec}, type=PatchType.STRATEGIC)
-            await comes_to((sizes, said, revision), lambda: seen_of_deployment(client, "deployments"))
+            expected = sizes, said, revision
+            found = await seen_at_last(client, DEPLOYMENTS, "deployments", seen_of_deployment, expected)
+            assert found == expected
 
 
 # -- StatefulSets
@@ -274,7 +279,9 @@ async def test_a_stateful_set_takes_the_same_course(kubeconfig: Path) -> None:
         for change, image, pods, counts, revisions in STEPS:
             spec = {**change, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}}
             await client.patch(STATEFUL_SETS, named("x", "statefulsets"), {"spec": spec}, type=PatchType.STRATEGIC)
-            await comes_to((pods, counts, revisions), lambda: seen_of_stateful_set(client, "statefulsets"))
+            expected = pods, counts, revisions
+            found = await seen_at_last(client, STATEFUL_SETS, "statefulsets", seen_of_stateful_set, expected)
+            assert found == expected
         pod = await client.get(PODS, "x-0", "statefulsets")
         known = {key: value for key, value in labels_of(pod).items() if key != "controller-revision-hash"}
         assert known == {
@@ -337,7 +344,7 @@ async def test_jobs_come_to_the_same_end(kubeconfig: Path) -> None:
         for name, (image, spec, *_) in JOBS_THAT_END.items():
             await client.create(JOBS, an_object(JOBS, "jobs", image, name, **spec))
         expected = {name: (counts, type, reason, {}) for name, (_, _, counts, type, reason) in JOBS_THAT_END.items()}
-        await comes_to(expected, lambda: seen_of_jobs(client, "jobs"))
+        assert await seen_at_last(client, JOBS, "jobs", seen_of_jobs, expected) == expected
         messages = [each["message"] for each in (await client.get(JOBS, "plain", "jobs"))["status"]["conditions"]]
         assert messages == [REACHED, REACHED]
         (pod,) = [pod for pod in await client.list(PODS, "jobs") if name_of(pod).startswith("ruled-")]

@@ -33,6 +33,8 @@ COMMANDS = {
     "tree": Entry("tapestry.cli.tree", "Show bindings, their nodes, and pods with their twins as a tree."),
     "explain": Entry("tapestry.cli.explain", "Say why a node or a policy lends what it lends, or a pod waits."),
     "repair": Entry("tapestry.cli.repair", "Find what is wrong between both sides, and remove garbage."),
+    "doctor": Entry("tapestry.cli.doctor", "Check the world that can be seen from here, and say what to do."),
+    "k": Entry("tapestry.cli.k", "Get, apply, create, delete, describe and wait for objects, as kubectl does."),
     "manifests": Entry("tapestry.cli.manifests", "Print what a cluster needs before bindings can be made in it."),
     "crd": Entry("tapestry.cli.crd", "Print the CustomResourceDefinition of every registered kind."),
     "version": Entry("tapestry.cli.main", "Print the version."),

@@ -160,6 +160,17 @@ class World:
         end = (self.folder / name / "log").read_text()[-2000:]
         raise WorldFailed(f"{name} does not answer; the end of its log:\n{end}")
 
+    async def silent_clusters(self) -> list[str]:
+        """The clusters in the folder that do not answer."""
+        found = []
+        for file in sorted(self.folder.glob("*/kubeconfig")):
+            async with self.client(file.parent.name) as client:
+                try:
+                    await client.version()
+                except KubeError:
+                    found.append(file.parent.name)
+        return found
+
     @asynccontextmanager
     async def client(self, name: str) -> AsyncIterator[Client]:
         client = Client(HttpTransport(load([self.kubeconfig(name)], environ={})))

@@ -280,6 +280,24 @@ def test_a_preferred_node_comes_first() -> None:
     assert chosen(TWO, [a_pod("a", "n2", cpu="2")], a_pod("p", cpu="1", affinity=affinity)) == "n2"
 
 
+EVENLY = {"topologyKey": ZONE, "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+EVENLY |= {"labelSelector": {"matchLabels": {"app": "a"}}}
+
+
+def test_pods_on_their_way_out_do_not_count_for_a_spread() -> None:
+    full, probe = a_pod("c", "n2", cpu="4"), a_pod("p", app="a", cpu="1", topologySpreadConstraints=[EVENLY])
+    assert chosen(TWO, [a_pod("a", "n1", app="a", going=True), full], probe) == "n1"
+    assert chosen(TWO, [a_pod("a", "n1", app="a"), full], probe) is None
+
+
+def test_a_node_that_moves_to_another_zone_counts_there() -> None:
+    rooms, verdicts = rooms_of(TWO, [a_pod("a", "n1", app="a"), a_pod("b", "n2", cpu="4")]), Verdicts()
+    wished = Wishes(asked_by(a_pod("p", app="a", cpu="1", topologySpreadConstraints=[EVENLY])))
+    assert choose(wished, rooms, verdicts).node is None
+    rooms.set_node(a_node("n2", labels={ZONE: "a"}))  # now there is but one zone
+    assert choose(wished, rooms, verdicts).node == "n1"
+
+
 def test_pods_of_a_soft_spread_are_spread() -> None:
     rule = {"topologyKey": ZONE, "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}
     spreads = [{**rule, "labelSelector": {"matchLabels": {"app": "a"}}}]

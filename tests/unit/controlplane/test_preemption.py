@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry.controlplane.scheduler.asked import asked_by
-from tapestry.controlplane.scheduler.placing import Wishes, choose, why_not
+from tapestry.controlplane.scheduler.placing import Wishes, choose
 from tapestry.controlplane.scheduler.preemption import Budget, Useless, Victims, is_pushed_aside, victims
 from tapestry.controlplane.scheduler.rooms import Rooms
 from tapestry.controlplane.scheduler.verdicts import Verdicts
@@ -169,29 +169,35 @@ def test_whoever_goes_is_needed_and_enough(situation: tuple[list[Object], list[O
     choice = choose(wishes, rooms, Verdicts())
     if choice.node is not None:
         return
-    places = dict(rooms.places)
+    before = {key: place for key, (place, _) in rooms.places.items()}
     try:
         leaving = victims(wishes, choice, rooms, ())
     except Useless:
-        for node in nodes:  # nobody less important could make room
-            rest = [
-                each
-                for each in pods
-                if each["spec"]["nodeName"] != name_of(node) or each["spec"]["priority"] >= probe["spec"]["priority"]
-            ]
-            assert not fits(probe, node, nodes, rest) or len(rest) == len(pods)
-        leaving = None
-    assert {key: place for key, (place, _) in rooms.places.items()} == {
-        key: place for key, (place, _) in places.items()
-    }
-    if leaving is None:
-        return
-    node = next(each for each in nodes if name_of(each) == leaving.node)
-    gone = set(names(leaving))
+        check_that_nobody_could_help(nodes, pods, probe)
+    else:
+        node = next(each for each in nodes if name_of(each) == leaving.node)
+        check_that_they_are_needed_and_enough(probe, node, nodes, pods, set(names(leaving)))
+    assert {key: place for key, (place, _) in rooms.places.items()} == before
+
+
+def is_less_important(pod: Object, probe: Object) -> bool:
+    return bool(pod["spec"]["priority"] < probe["spec"]["priority"])
+
+
+def check_that_nobody_could_help(nodes: list[Object], pods: list[Object], probe: Object) -> None:
+    for node in nodes:
+        stay = [
+            each for each in pods if each["spec"]["nodeName"] != name_of(node) or not is_less_important(each, probe)
+        ]
+        assert len(stay) == len(pods) or not fits(probe, node, nodes, stay)
+
+
+def check_that_they_are_needed_and_enough(
+    probe: Object, node: Object, nodes: list[Object], pods: list[Object], gone: set[str]
+) -> None:
     stay = [each for each in pods if name_of(each) not in gone]
-    assert all(each["spec"]["priority"] < probe["spec"]["priority"] for each in pods if name_of(each) in gone)
     assert fits(probe, node, nodes, stay)
     for each in pods:
         if name_of(each) in gone:
+            assert is_less_important(each, probe)
             assert not fits(probe, node, nodes, [*stay, each])
-    assert why_not(wishes, rooms.rooms[leaving.node], rooms) is not None

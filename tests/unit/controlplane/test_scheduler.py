@@ -177,8 +177,8 @@ async def test_room_is_made_for_the_more_important(client: Client) -> None:
     assert target["message"] == "default-scheduler: preempting to accommodate a higher priority pod"
     waiting = await client.get(PODS, "high", "x")
     assert value_at(waiting, "status", "nominatedNodeName") == "n"
-    await client.create(PODS, a_pod("sneaky", cpu="2", priority=9))  # the room is kept from it
     await client.delete(PODS, found, grace_seconds=0)
+    await client.create(PODS, a_pod("sneaky", cpu="2", priority=9))  # it is looked at first, and the room is kept
     assert await wait_for_node(client, "high") == "n"
     await wait_for_word(client, "sneaky")
     uid = high["metadata"]["uid"]
@@ -187,6 +187,53 @@ async def test_room_is_made_for_the_more_important(client: Client) -> None:
 
 def is_leaving(pod: Object | None) -> bool:
     return pod is not None and "deletionTimestamp" in pod["metadata"]
+
+
+@scheduled
+async def test_the_right_to_a_room_goes_to_the_more_important(client: Client) -> None:
+    await client.create(NODES, a_node("n", cpu="2"))
+    await client.create(PODS, a_pod("low", "n", cpu="2", terminationGracePeriodSeconds=30))
+    for name, priority in (("middle", 5), ("high", 10)):
+        await client.create(PODS, a_pod(name, cpu="2", priority=priority))
+        await wait_for(client, PODS, name, "x", until=lambda pod: right(pod) == "n", timeout=AN_HOUR)
+    await wait_for(client, PODS, "middle", "x", until=lambda pod: right(pod) is None, timeout=AN_HOUR)
+    assert right(await client.get(PODS, "high", "x")) == "n"
+
+
+def right(pod: Object | None) -> str | None:
+    node: str | None = value_at(pod, "status", "nominatedNodeName")
+    return node
+
+
+def test_the_right_to_a_room_outlives_the_process() -> None:
+    async def story() -> None:
+        api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now, schemas=SCHEMAS)
+        client = Client(api.connect())
+        await client.create(NODES, a_node("n", cpu="2"))
+        await client.create(PODS, a_pod("low", "n", cpu="2", terminationGracePeriodSeconds=30))
+        await client.create(PODS, a_pod("high", cpu="2", priority=10))
+        async with at_work(api.connect):
+            await wait_for(client, PODS, "low", "x", until=is_leaving, timeout=AN_HOUR)
+        await client.create(NODES, a_node("m", cpu="2"))
+        await client.create(PODS, a_pod("lower", "m", cpu="2", priority=-5))  # it would have been a better choice
+        async with at_work(api.connect):
+            await asyncio.sleep(60)
+            await client.delete(PODS, named("low", "x"), grace_seconds=0)
+            assert await wait_for_node(client, "high") == "n"
+            assert not is_leaving(await client.get(PODS, "lower", "x"))
+
+    run(story())
+
+
+@scheduled
+async def test_a_node_that_is_gone_is_no_place(client: Client) -> None:
+    await client.create(NODES, a_node("n"))
+    await client.create(PODS, a_pod("first"))
+    await wait_for_node(client, "first")
+    await client.delete(NODES, named("n"))
+    await asyncio.sleep(1)
+    await client.create(PODS, a_pod("second"))
+    assert await wait_for_word(client, "second") == "no nodes available to schedule pods"
 
 
 @scheduled

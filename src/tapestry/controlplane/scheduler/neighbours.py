@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tapestry.controlplane.scheduler.asked import ALONE, Asked, Kind, Spread, Term
+from tapestry.controlplane.scheduler.asked import ALONE, Asked, Company, Kind, Spread, Term
 from tapestry.controlplane.scheduler.rooms import Counts, Room, Rooms
 from tapestry.controlplane.scheduler.verdicts import HIGHEST, Refusal, is_selected, is_tolerant
 
@@ -107,18 +107,8 @@ class Neighbours:
     def evenness(self, rooms: Sequence[Room]) -> list[int]:
         compared = [room for room in rooms if self.is_compared(room)]
         scores = dict.fromkeys((room.name for room in compared), 0.0)
-        for each, by_node, by_domain in self.crowds:
-            label = each.topology
-            if label == HOSTNAME:
-                weight = math.log(len(compared) + 2)
-                for room in compared:
-                    if label in room.labels:
-                        scores[room.name] += by_node.get(room.name, 0) * weight + each.most - 1
-                continue
-            weight = math.log(len({room.labels.get(label, "") for room in compared}) + 2)
-            for room in compared:
-                if (value := room.labels.get(label)) is not None:
-                    scores[room.name] += by_domain.get(value, 0) * weight + each.most - 1
+        for crowding in self.crowds:
+            crowd(scores, crowding, compared)
         whole = {name: math.floor(score + 0.5) for name, score in scores.items()}
         low, high = min(whole.values(), default=0), max(whole.values(), default=0)
         if not high:
@@ -131,6 +121,18 @@ class Neighbours:
 
 NOBODY = Neighbours()
 """Nobody matters."""
+
+
+def crowd(scores: dict[str, float], crowding: Crowding, rooms: Sequence[Room]) -> None:
+    """Add to each node's score how crowded it is: the fewer domains there are, the less a pod more counts."""
+    spread, by_node, by_domain = crowding
+    label, is_by_node = spread.topology, spread.topology == HOSTNAME
+    domains = len(rooms) if is_by_node else len({room.labels.get(label, "") for room in rooms})
+    weight = math.log(domains + 2)
+    for room in rooms:
+        if (value := room.labels.get(label)) is not None:
+            number = by_node.get(room.name, 0) if is_by_node else by_domain.get(value, 0)
+            scores[room.name] += number * weight + spread.most - 1
 
 
 def neighbours_of(pod: Asked, rooms: Rooms) -> Neighbours:
@@ -243,22 +245,21 @@ def liking_of(pod: Asked, rooms: Rooms) -> Mapping[str, Mapping[str, int]]:
     """By label and value, how much the pod likes to be there, and how much it is liked there."""
     found: dict[str, dict[str, int]] = {}
 
-    def like(term: Term, weight: int, places: Counts) -> None:
-        worth = found.setdefault(term.topology, {})
-        for value, number in values(term.topology, places, rooms):
-            worth[value] = worth.get(value, 0) + weight * number
-
-    own = [(each, each.weight) for each in pod.company.rather_near]
-    own += [(each, -each.weight) for each in pod.company.rather_apart]
-    for kind, places in rooms.kinds.items() if own else ():
-        for term, weight in own:
+    def like(terms: Iterable[tuple[Term, int]], kind: Kind, places: Counts) -> None:
+        for term, weight in terms:
             if term.matches(kind, rooms.spaces):
-                like(term, weight, places)
+                worth = found.setdefault(term.topology, {})
+                for value, number in values(term.topology, places, rooms):
+                    worth[value] = worth.get(value, 0) + weight * number
+
+    if own := list(likings(pod.company)):
+        for kind, places in rooms.kinds.items():
+            like(own, kind, places)
     for company, places in rooms.opinions.items():
-        theirs = [(each, 1) for each in company.near]
-        theirs += [(each, each.weight) for each in company.rather_near]
-        theirs += [(each, -each.weight) for each in company.rather_apart]
-        for term, weight in theirs:
-            if term.matches(pod.kind, rooms.spaces):
-                like(term, weight, places)
+        like([*((each, 1) for each in company.near), *likings(company)], pod.kind, places)
     return found
+
+
+def likings(company: Company) -> Iterator[tuple[Term, int]]:
+    yield from ((each, each.weight) for each in company.rather_near)
+    yield from ((each, -each.weight) for each in company.rather_apart)

@@ -91,21 +91,23 @@ def why_not_here(wishes: Wishes, room: Room, around: Neighbours) -> Refusal | No
 # -- which
 
 
-def best(wishes: Wishes, found: Sequence[tuple[Room, Verdict]], around: Neighbours) -> str:
+def best(found: Sequence[tuple[Room, Verdict]], around: Neighbours) -> str:
     """The node that is worth most, by the rules and weights of kube-scheduler; the first of equals."""
     if len(found) == 1:
         return found[0][0].name
     worth = [verdict.emptiness for _, verdict in found]
     if most := max(verdict.dislike for _, verdict in found):
-        for number, (_, verdict) in enumerate(found):
-            worth[number] += 3 * (HIGHEST - HIGHEST * verdict.dislike // most)
-    if wishes.asked.needs.preferences and (most := max(verdict.liking for _, verdict in found)):
-        for number, (_, verdict) in enumerate(found):
-            worth[number] += 2 * (HIGHEST * verdict.liking // most)
+        worth = add_up(worth, 3, [HIGHEST - HIGHEST * verdict.dislike // most for _, verdict in found])
+    if most := max(verdict.liking for _, verdict in found):
+        worth = add_up(worth, 2, [HIGHEST * verdict.liking // most for _, verdict in found])
     if around is not NOBODY:
         for scores in around.scores([room for room, _ in found]):
-            worth = [one + 2 * other for one, other in zip(worth, scores, strict=True)]
+            worth = add_up(worth, 2, scores)
     return found[worth.index(max(worth))][0].name
+
+
+def add_up(worth: Iterable[int], weight: int, scores: Iterable[int]) -> list[int]:
+    return [one + weight * other for one, other in zip(worth, scores, strict=True)]
 
 
 def enough(nodes: int) -> int:
@@ -147,7 +149,7 @@ def choose(wishes: Wishes, rooms: Rooms, verdicts: Verdicts, start: int = 0, fir
         if len(found) >= wanted:
             break
     if found:
-        choice.node = best(wishes, found, around)
+        choice.node = best(found, around)
     return choice
 
 

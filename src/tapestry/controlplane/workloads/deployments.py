@@ -31,12 +31,7 @@ from tapestry.kube.resources import DEPLOYMENTS, PODS, REPLICA_SETS
 from tapestry.kube.selectors import label_selector
 from tapestry.kube.times import parse_time, timestamp
 
-CREATED, UPDATED, AVAILABLE, PAUSED = (
-    "NewReplicaSetCreated",
-    "ReplicaSetUpdated",
-    "NewReplicaSetAvailable",
-    "DeploymentPaused",
-)
+UPDATED, AVAILABLE, PAUSED = "ReplicaSetUpdated", "NewReplicaSetAvailable", "DeploymentPaused"
 """Reasons of the condition that says how a rollout comes along."""
 DEADLINE = 600
 UNLIMITED = 2**31 - 1
@@ -102,12 +97,6 @@ class Deployments:
                 patch = {"status": {"collisionCount": collisions + 1}}
                 await self.client.patch(DEPLOYMENTS, deployment, patch, subresource="status")
                 return False
-        if deployment["spec"].get("progressDeadlineSeconds", DEADLINE) != UNLIMITED:
-            said_now = condition("Progressing", True, CREATED, f'Created new replica set "{name_of(made)}"')
-            conditions = with_update(value_at(deployment, "status", "conditions", default=[]), said_now, self.now())
-            await self.client.patch(
-                DEPLOYMENTS, deployment, {"status": {"conditions": conditions}}, subresource="status"
-            )
         return True
 
     async def number(self, deployment: Object, new: Object, old: Sequence[Object]) -> Object:
@@ -204,14 +193,14 @@ def progressed(
     if deployment["spec"].get("paused"):
         paused = condition("Progressing", None, PAUSED, "Deployment is paused")
         return with_update(conditions, paused, now) if before.get("reason") != PAUSED else conditions
-    if before.get("reason") == AVAILABLE and counts["updatedReplicas"] == counts["replicas"]:
-        return conditions  # it was done, and what becomes of its pods later is no part of it
     name = name_of(new) if new is not None else ""
+    done = condition("Progressing", True, AVAILABLE, f'ReplicaSet "{name}" has successfully progressed.')
+    if before.get("message") == done["message"] and counts["updatedReplicas"] == counts["replicas"]:
+        return conditions  # it was done, and what becomes of its pods later is no part of it
     replicas = deployment["spec"].get("replicas", 1)
     if counts["updatedReplicas"] == counts["replicas"] == counts["availableReplicas"] == replicas:
-        done = condition("Progressing", True, AVAILABLE, f'ReplicaSet "{name}" has successfully progressed.')
-        return with_update(conditions, done, now) if before.get("reason") != AVAILABLE else conditions
-    if not before or before["reason"] == PAUSED or moves(deployment, counts):
+        return with_update(conditions, done, now)
+    if before.get("reason") in (None, PAUSED, AVAILABLE) or moves(deployment, counts):
         moving = condition("Progressing", True, UPDATED, f'ReplicaSet "{name}" is progressing.')
         return with_update(conditions, moving, now)
     due = deadline_of(deployment, {"conditions": conditions})
@@ -255,7 +244,7 @@ def deadline_of(deployment: Object, status: Object) -> datetime | None:
     """When a rollout that does not come along has failed."""
     found = find(status.get("conditions"), "Progressing")
     seconds = deployment["spec"].get("progressDeadlineSeconds", DEADLINE)
-    if found is None or found["reason"] not in (CREATED, UPDATED) or seconds == UNLIMITED:
+    if found is None or found["reason"] != UPDATED or seconds == UNLIMITED:
         return None
     return parse_time(found.get("lastUpdateTime") or found["lastTransitionTime"]) + timedelta(seconds=seconds)
 

@@ -1,0 +1,56 @@
+"""`tapestry doctor`: whether the world that can be seen from here is well, and what to do where it is not."""
+
+import shutil
+from datetime import UTC, datetime
+
+import click
+from click.exceptions import Exit
+
+from tapestry.cli.clusters import HERE, finished, opened, virtual_access, with_virtual_cluster
+from tapestry.cli.output import printed, with_output
+from tapestry.client.connection import HttpTransport
+from tapestry.inspect import findings
+from tapestry.inspect.doctor import Doctor
+from tapestry.inspect.findings import Finding
+from tapestry.inspect.questions import Questions
+from tapestry.local.world import World
+
+
+@click.command()
+@with_output("table", "json", "yaml")
+@with_virtual_cluster
+def doctor(output: str, kubeconfig: str | None, context: str | None) -> None:
+    """Check the world: its API server, kinds, manager, syncers, bindings, tokens, clocks, policies; and a local one.
+
+    Ends with 1 where something is wrong.
+    """
+
+    async def work() -> None:
+        found = await of_a_world_here()
+        try:
+            access = virtual_access(kubeconfig, context)
+        except (ValueError, OSError) as error:
+            advice = "give --kubeconfig, set KUBECONFIG, or run a world here with `tapestry up`"
+            found.append(Finding("kubeconfig", "wrong", str(error), advice))
+        else:
+            found.append(Finding("kubeconfig", "ok", f"leads to {access.server}"))
+            async with opened(access) as client:
+                questions = Questions(client, HttpTransport, datetime.now(UTC))
+                found += await Doctor(questions, lambda: datetime.now(UTC)).findings()
+        printed(found, output, lambda _: findings.findings_text(found))
+        if any(each.level == "wrong" for each in found):
+            raise Exit(1)
+
+    finished(work())
+
+
+async def of_a_world_here() -> list[Finding]:
+    """What there is to say of the folder that `tapestry up` uses; nothing, where there is none."""
+    folder = HERE.absolute()
+    if not folder.exists():
+        return []
+    world = World(folder)
+    running = world.running_pid() is not None
+    silent = await world.silent_clusters() if running else []
+    free = shutil.disk_usage(folder).free
+    return list(findings.local_world(folder, is_running=running, free=free, silent=silent))

@@ -1,0 +1,165 @@
+"""A person's hand in a cluster: everything that `tapestry k` does there, one verb each."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tapestry.client.client import Client, Propagation
+from tapestry.client.transport import Request
+from tapestry.client.waiting import wait_for
+from tapestry.inspect.anykind.kinds import Aim, Served, aims, of_object, served, shown_name
+from tapestry.inspect.anykind.views import Choice, about, description, objects
+from tapestry.inspect.anykind.waits import goal_of
+from tapestry.inspect.facts import Unknown
+from tapestry.kube.conditions import is_true
+from tapestry.kube.errors import Conflict, NotFound, error_from_body
+from tapestry.kube.objects import Object, name_of, named, namespace_of, value_at, version_of, with_value
+from tapestry.kube.resources import CRDS, EVENTS, PODS, Resource
+
+MANAGER = "tapestry-k"
+PATIENCE = 30.0
+"""Seconds for a new kind to be served."""
+
+
+@dataclass
+class Hand:
+    """Works in one namespace, unless an object names another."""
+
+    client: Client
+    namespace: str
+    _known: list[Served] = field(default_factory=list)
+
+    async def known(self) -> list[Served]:
+        if not self._known:
+            self._known = await served(self.client)
+        return self._known
+
+    async def aims(self, words: Sequence[str]) -> list[Aim]:
+        return aims(words, await self.known())
+
+    async def home(self, obj: Object) -> Resource:
+        """Where an object lives; a kind that is not known may have come since."""
+        found = of_object(obj, await self.known())
+        if found is None:
+            self._known = []
+            found = of_object(obj, await self.known())
+        if found is None:
+            raise Unknown(f"the server has no kind {obj['kind']} of {obj['apiVersion']}; is its definition applied?")
+        return found
+
+    def placed(self, resource: Resource, obj: Object) -> Object:
+        """An object in its namespace: its own, or that of the hand."""
+        if not resource.namespaced or namespace_of(obj):
+            return obj
+        return with_value(obj, ("metadata", "namespace"), self.namespace)
+
+    # -- verbs, each of which says what came of it
+
+    async def apply(self, obj: Object, *, force: bool = False) -> str:
+        resource = await self.home(obj)
+        wanted = self.placed(resource, obj)
+        before = await self.version(resource, wanted)
+        try:
+            after = await self.client.apply(resource, wanted, manager=MANAGER, force=force)
+        except Conflict as error:
+            raise Unknown(
+                f"{shown_name(resource, name_of(obj))}: {error.message}; --force-conflicts overrides"
+            ) from None
+        if resource == CRDS:
+            await self.established(name_of(obj))
+        outcome = "created" if not before else "unchanged" if before == version_of(after) else "configured"
+        return f"{shown_name(resource, name_of(obj))} {outcome}"
+
+    async def version(self, resource: Resource, obj: Object) -> str:
+        """The version at which an object stands; empty where there is none."""
+        try:
+            return version_of(await self.client.get(resource, name_of(obj), namespace_of(obj)))
+        except NotFound:
+            return ""
+
+    async def established(self, definition: str) -> None:
+        await wait_for(
+            self.client,
+            CRDS,
+            definition,
+            until=lambda obj: obj is not None and is_true(obj, "Established"),
+            timeout=PATIENCE,
+        )
+        self._known = []
+
+    async def create(self, obj: Object) -> str:
+        resource = await self.home(obj)
+        await self.client.create(resource, self.placed(resource, obj))
+        return f"{shown_name(resource, name_of(obj))} created"
+
+    async def delete(self, resource: Resource, obj: Object, *, grace: int | None, wait: float) -> str:
+        """Delete an object and, for `wait` seconds, see that it goes."""
+        target = self.placed(resource, named(name_of(obj), namespace_of(obj)))
+        now = await self.client.get(resource, name_of(target), namespace_of(target))
+        await self.client.delete(resource, target, grace_seconds=grace, propagation=Propagation.BACKGROUND)
+        if wait:
+            gone = goal_of("delete", now)
+            await wait_for(self.client, resource, name_of(now), namespace_of(now), until=gone, timeout=wait)
+        return f"{shown_name(resource, name_of(obj))} deleted"
+
+    async def wait(self, resource: Resource, name: str, goal: str, timeout: float) -> str:
+        namespace = self.namespace if resource.namespaced else None
+        now: Object | None = None
+        try:
+            now = await self.client.get(resource, name, namespace)
+        except NotFound:
+            if goal not in ("create", "delete"):
+                raise
+        until = goal_of(goal, now)
+        await wait_for(self.client, resource, name, namespace, until=until, timeout=timeout)
+        return f"{shown_name(resource, name)} {'deleted' if goal == 'delete' else 'condition met'}"
+
+    async def describe(self, obj: Object) -> str:
+        told = await self.client.list(EVENTS, namespace_of(obj), fields=about(obj))
+        return description(obj, told)
+
+    async def pod(self, words: Sequence[str]) -> str:
+        """The pod that is meant by its name, or one of those that a workload selects."""
+        if "/" not in words[0]:
+            return words[0]
+        (aim,) = await self.aims(words)
+        if aim.resource == PODS:
+            return aim.names[0]
+        (owner,) = await objects(self.client, aim, Choice(self.namespace))
+        labels = value_at(owner, "spec", "selector", "matchLabels")
+        if not labels:
+            raise Unknown(f"{words[0]} selects no pods; name one of `tapestry k get pods`")
+        chosen = ",".join(f"{key}={value}" for key, value in labels.items())
+        found = await self.client.list(PODS, self.namespace, labels=chosen)
+        if not found:
+            raise Unknown(f"{words[0]} has no pods in namespace {self.namespace}")
+        return name_of(min(found, key=liveliness))
+
+    async def logs(self, pod: str, query: dict[str, str]) -> AsyncIterator[bytes]:
+        """What a container wrote, in pieces as they come."""
+        request = Request("GET", PODS.path(self.namespace, pod, "log"), query, accept="*/*")
+        async with self.client.transport.stream(request) as stream:
+            if stream.status >= 300:
+                body = b"".join([chunk async for chunk in stream.chunks()])
+                raise error_from_body(stream.status, body, doing=str(request))
+            async for chunk in stream.chunks():
+                yield chunk
+
+
+def liveliness(pod: Object) -> tuple[bool, str]:
+    """Running pods come before others, and of these the first by name."""
+    return value_at(pod, "status", "phase") != "Running", name_of(pod)
+
+
+def kinds_rows(known: Iterable[Served]) -> list[list[str]]:
+    """Every kind that can be listed, as people name it."""
+    return [
+        [
+            each.resource.plural,
+            ",".join(sorted(each.names - {each.resource.plural, each.resource.kind.lower()})),
+            each.resource.api_version,
+            "yes" if each.resource.namespaced else "no",
+            each.resource.kind,
+        ]
+        for each in known
+        if "list" in each.verbs
+    ]

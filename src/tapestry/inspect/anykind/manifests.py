@@ -1,0 +1,81 @@
+"""Objects out of files: YAML or JSON, many to a file, files in a folder, or whatever comes in."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+from tapestry.kube.objects import Object
+
+ENDINGS = (".yaml", ".yml", ".json")
+
+
+def objects_in(sources: Sequence[str], incoming: BinaryIO) -> list[Object]:
+    """What is written in files, in the files of folders, and for `-` in `incoming`; ValueError names the place."""
+    return [obj for source in sources for name, data in texts_of(source, incoming) for obj in documents(name, data)]
+
+
+def texts_of(source: str, incoming: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    if source == "-":
+        yield "-", incoming.read()
+        return
+    path = Path(source)
+    files = sorted(each for each in path.iterdir() if each.suffix in ENDINGS) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"{source}: no file in there ends in {', '.join(ENDINGS)}")
+    for file in files:
+        yield str(file), file.read_bytes()
+
+
+def documents(name: str, data: bytes) -> Iterator[Object]:
+    """The objects in one text; those of a List are its items."""
+    try:
+        found = [each for each in yaml.load_all(data, Loader=yaml.CSafeLoader) if each is not None]
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
+    for number, document in enumerate(found, 1):
+        place = f"{name}: document {number}"
+        is_list = isinstance(document, dict) and document.get("kind") == "List"
+        for each in document.get("items") or () if is_list else (document,):
+            yield checked(each, place)
+
+
+def checked(document: Any, place: str) -> Object:
+    if not isinstance(document, dict):
+        raise ValueError(f"{place}: an object was expected, found {type(document).__name__}")
+    metadata = document.get("metadata")
+    wanted = {
+        "apiVersion": document.get("apiVersion"),
+        "kind": document.get("kind"),
+        "metadata.name": metadata.get("name") if isinstance(metadata, dict) else None,
+    }
+    for field, value in wanted.items():
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{place}: {field}: is missing")
+    return document
+
+
+def deployment(name: str, image: str, replicas: int = 1, command: Sequence[str] = ()) -> Object:
+    """The simplest Deployment."""
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container(name, image, command)]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+def job(name: str, image: str, completions: int = 1, command: Sequence[str] = ()) -> Object:
+    """The simplest Job: its pods run at once, and none of them again."""
+    pod = {"restartPolicy": "Never", "containers": [container(name, image, command)]}
+    spec: Object = {"template": {"spec": pod}}
+    if completions > 1:
+        spec |= {"completions": completions, "parallelism": completions}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+
+
+def container(name: str, image: str, command: Sequence[str]) -> Object:
+    return {"name": name, "image": image, **({"command": list(command)} if command else {})}
+
+
+def namespace(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}

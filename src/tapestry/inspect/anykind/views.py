@@ -1,0 +1,163 @@
+"""Objects as they are shown: the server's own tables, or the objects themselves, once or as they change."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import yaml
+
+from tapestry.client.client import Client, selection
+from tapestry.client.transport import JSON, Request
+from tapestry.client.watch import SILENCE, lines_of
+from tapestry.inspect.anykind.kinds import Aim, asked
+from tapestry.inspect.tables import table
+from tapestry.kube.errors import error_from_body, error_from_status
+from tapestry.kube.objects import Object, name_of, namespace_of, without
+from tapestry.kube.resources import Resource
+
+TABLE = f"{JSON};as=Table;v=v1;g=meta.k8s.io"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which objects of a kind, and where; without a namespace, in all of them."""
+
+    namespace: str | None = None
+    labels: str = ""
+    fields: str = ""
+
+    def within(self, resource: Resource) -> str | None:
+        return self.namespace if resource.namespaced else None
+
+
+async def answers(client: Client, aim: Aim, choice: Choice, accept: str = JSON) -> list[Object]:
+    """One answer for each name, or one list of all."""
+    namespace = choice.within(aim.resource)
+    if aim.names:
+        requests = [Request("GET", aim.resource.path(namespace, name), accept=accept) for name in aim.names]
+    else:
+        query = selection(choice.labels, choice.fields)
+        requests = [Request("GET", aim.resource.path(namespace), query, accept=accept)]
+    return [msgspec.json.decode((await asked(client, each)).body) for each in requests]
+
+
+async def objects(client: Client, aim: Aim, choice: Choice) -> list[Object]:
+    identity = {"apiVersion": aim.resource.api_version, "kind": aim.resource.kind}
+    found = await answers(client, aim, choice)
+    return found if aim.names else [identity | each for each in found[0]["items"]]
+
+
+async def changes(
+    client: Client, aim: Aim, choice: Choice, version: str, accept: str = JSON
+) -> AsyncGenerator[tuple[str, Object], None]:
+    """What happens after a version, until the server ends the stream."""
+    fields = ",".join(filter(None, (choice.fields, *(f"metadata.name={name}" for name in aim.names[:1]))))
+    query = {
+        **selection(choice.labels, fields),
+        "watch": "1",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": version,
+    }
+    request = Request("GET", aim.resource.path(choice.within(aim.resource)), query, accept=accept)
+    async with client.transport.stream(request) as stream:
+        if stream.status >= 300:
+            body = b"".join([chunk async for chunk in stream.chunks()])
+            raise error_from_body(stream.status, body, doing=str(request))
+        async with aclosing(lines_of(stream, SILENCE)) as arrivals:
+            async for lines in arrivals:
+                for event in map(msgspec.json.decode, lines):
+                    if event["type"] == "ERROR":
+                        raise error_from_status(event["object"], doing=str(request))
+                    if event["type"] != "BOOKMARK":
+                        yield event["type"], event["object"]
+
+
+def version_of_answer(answer: Object) -> str:
+    version: str = answer["metadata"].get("resourceVersion", "")
+    return version
+
+
+def rows_of(
+    tables: Sequence[Object], *, wide: bool, spaces: bool, prefix: str = ""
+) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of several tables of one kind; `spaces` puts the namespaces in front.
+
+    The first column is the name, which is shown with the `prefix`.
+    """
+    columns: list[Object] = next((each["columnDefinitions"] for each in tables if each.get("columnDefinitions")), [])
+    chosen = [at for at, column in enumerate(columns) if wide or not column.get("priority")]
+    header = [*(["NAMESPACE"] if spaces else []), *(columns[at]["name"].upper() for at in chosen)]
+    rows = []
+    for row in (row for each in tables for row in each.get("rows") or ()):
+        own = row["object"]["metadata"].get("namespace", "") if spaces else ""
+        cells = [cell_text(row["cells"][at]) for at in chosen]
+        rows.append([*([own] if spaces else []), prefix + cells[0], *cells[1:]])
+    return header, rows
+
+
+def cell_text(cell: Any) -> str:
+    """A cell in one line."""
+    return "" if cell is None else " ".join(str(cell).split())
+
+
+def table_text(tables: Sequence[Object], *, wide: bool, spaces: bool, prefix: str = "") -> str:
+    header, rows = rows_of(tables, wide=wide, spaces=spaces, prefix=prefix)
+    return table(header, rows) if rows else ""
+
+
+def plain_text(found: Sequence[Object], output: str, *, alone: bool) -> str:
+    """Objects as JSON or YAML, one `alone` or a List of them, or as names; without managedFields."""
+    if output == "name":
+        return "\n".join(f"{kind_name(each)}/{name_of(each)}" for each in found)
+    lean = [without(each, "metadata", "managedFields") for each in found]
+    value: Any = lean[0] if alone and lean else {"apiVersion": "v1", "kind": "List", "items": lean}
+    if output == "json":
+        return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return yaml_text(value)
+
+
+def kind_name(obj: Object) -> str:
+    group, _, _ = obj["apiVersion"].rpartition("/")
+    kind: str = obj["kind"].lower()
+    return f"{kind}.{group}" if group else kind
+
+
+def yaml_text(value: Any) -> str:
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
+    return text.rstrip("\n")
+
+
+def description(obj: Object, events: Sequence[Object]) -> str:
+    """An object as it stands, and what was told of it lately."""
+    text = yaml_text(without(obj, "metadata", "managedFields"))
+    if not events:
+        return f"{text}\nevents: none"
+    ordered = sorted(events, key=told_at)
+    rows = [[told_at(each), each.get("type"), each.get("reason"), source_of(each), told(each)] for each in ordered]
+    return f"{text}\nevents:\n{table(['LAST', 'TYPE', 'REASON', 'FROM', 'MESSAGE'], rows)}"
+
+
+def told_at(event: Object) -> str:
+    moment = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return str(moment or event["metadata"].get("creationTimestamp") or "")
+
+
+def source_of(event: Object) -> str:
+    return str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
+
+
+def told(event: Object) -> str:
+    count = (event.get("series") or {}).get("count") or event.get("count") or 1
+    return cell_text(event.get("message")) + (f" (x{count})" if count > 1 else "")
+
+
+def about(obj: Object) -> str:
+    """The field selector of the events about an object."""
+    chosen = {"involvedObject.kind": obj["kind"], "involvedObject.name": name_of(obj)}
+    if uid := obj["metadata"].get("uid"):
+        chosen["involvedObject.uid"] = uid
+    if namespace := namespace_of(obj):
+        chosen["involvedObject.namespace"] = namespace
+    return ",".join(f"{key}={value}" for key, value in chosen.items())
