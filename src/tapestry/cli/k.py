@@ -229,6 +229,8 @@ async def delete(
     timeout: float,
 ) -> None:
     """Delete objects, and wait until they are gone."""
+    if not (words or files):
+        raise click.UsageError("say which: KIND NAME, KIND/NAME, or -f FILE")
     targets = [(await hand.home(obj), obj) for obj in reversed(manifests.objects_in(files, sys.stdin.buffer))]
     for aim in await hand.aims(words) if words else ():
         if not (aim.names or labels or every):

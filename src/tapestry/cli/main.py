@@ -16,6 +16,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "up": Entry("tapestry.cli.up", "Run a world here: a virtual cluster, and those that it leases."),
     "down": Entry("tapestry.cli.up", "Stop that world, or forget it."),
+    "demo": Entry("tapestry.cli.demo", "Play a story in a world of its own: join, lend, take back."),
     "run": Entry("tapestry.cli.controllers", "Run one controller."),
     "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
     "apiserver": Entry("tapestry.cli.apiserver", "Serve Kubernetes' API where there is no Kubernetes."),
@@ -33,8 +34,8 @@ COMMANDS = {
     "tree": Entry("tapestry.cli.tree", "Show bindings, their nodes, and pods with their twins as a tree."),
     "explain": Entry("tapestry.cli.explain", "Say why a node or a policy lends what it lends, or a pod waits."),
     "repair": Entry("tapestry.cli.repair", "Find what is wrong between both sides, and remove garbage."),
-    "doctor": Entry("tapestry.cli.doctor", "Check the world that can be seen from here, and say what to do."),
-    "k": Entry("tapestry.cli.k", "Get, apply, create, delete, describe and wait for objects, as kubectl does."),
+    "doctor": Entry("tapestry.cli.doctor", "Check the world that is seen from here; say what to do."),
+    "k": Entry("tapestry.cli.k", "Show, make and end objects of any kind, without kubectl."),
     "manifests": Entry("tapestry.cli.manifests", "Print what a cluster needs before bindings can be made in it."),
     "crd": Entry("tapestry.cli.crd", "Print the CustomResourceDefinition of every registered kind."),
     "version": Entry("tapestry.cli.main", "Print the version."),

@@ -56,7 +56,7 @@ async def serve(world: World) -> None:
         loop.add_signal_handler(number, this.cancel)
     try:
         await world.start()
-        kubectl = find_kubectl() or "kubectl"
+        kubectl = find_kubectl() or "tapestry k"
         click.echo(LINES.format(clusters=world.clusters, kubeconfig=world.kubeconfig(), kubectl=kubectl))
         ended = await asyncio.to_thread(world.wait)
         raise WorldFailed(f"{ended} ended by itself; its log is in {world.folder}")

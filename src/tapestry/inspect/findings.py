@@ -13,10 +13,11 @@ from tapestry.inspect.tables import span, table
 from tapestry.kube.objects import Object, key_of, name_of, value_at
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.manager.leftovers import leftovers_in
+from tapestry.syncer.bindings import SEEN_EVERY
 
 WEEK = timedelta(days=7)
-SILENT = timedelta(minutes=2)
-"""A cluster that has not answered for so long."""
+SILENT = 2 * SEEN_EVERY
+"""A cluster of which nothing was told for so long."""
 CLOCK_DIFFERS, CLOCK_IS_WRONG = timedelta(seconds=2), timedelta(seconds=30)
 LITTLE, TOO_LITTLE = 1 << 30, 100 << 20
 """Bytes on a disk."""

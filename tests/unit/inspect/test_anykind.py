@@ -3,9 +3,7 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
 from contextlib import aclosing
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,15 +11,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver import bootstrap
-from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.access.signing import keys_in
-from tapestry.apiserver.app import server_of, ways_of
-from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.storage.local import LocalStore
-from tapestry.apiserver.storage.memory import MemoryLog
-from tapestry.client.client import Client
-from tapestry.controlplane.direct import Direct
 from tapestry.inspect.anykind import manifests, views
 from tapestry.inspect.anykind.hand import Hand, kinds_rows
 from tapestry.inspect.anykind.kinds import Aim
@@ -34,24 +23,6 @@ from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, EVENTS, PODS
 
 SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}}
 HERE = Choice("default")
-
-
-@pytest.fixture
-async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
-    def now() -> datetime:
-        return datetime.now(UTC)
-
-    config = ApiServerConfig(backend="memory", pod_accounts=False)
-    store = LocalStore(MemoryLog())
-    accounts = Accounts(store, keys_in(tmp_path / "key"), "https://here", now)
-    server = server_of(config, store, accounts, ways_of(config, accounts), now)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(store.run())
-        await bootstrap.install(server)
-        yield Hand(Client(Direct(server, bootstrap.SYSTEM)), "default")
-        await server.close()
-        running.cancel()
-    store.close()
 
 
 # -- names

@@ -1,0 +1,179 @@
+"""The doctor: what is found wrong with a world, and what is said to be done about it."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.client.client import Client
+from tapestry.client.transport import Request, Response
+from tapestry.controller.testing import InProcessApi
+from tapestry.inspect import findings
+from tapestry.inspect.anykind.hand import Hand
+from tapestry.inspect.doctor import Doctor
+from tapestry.inspect.findings import Finding, findings_text
+from tapestry.inspect.questions import Questions
+from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
+from tapestry.kube.errors import TransportError
+from tapestry.kube.objects import Object, named
+from tapestry.kube.resources import LEASES, NAMESPACES
+from tapestry.kube.times import micro_timestamp
+from tapestry.manager.installation import installation
+from tapestry.manager.leftovers import Leftover, mark_of
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+
+
+def levels(found: Iterable[Finding]) -> list[str]:
+    return [each.level for each in found]
+
+
+def any_value(kind: Any, **fields: Any) -> Any:
+    return kind(**{**dict.fromkeys(kind.__struct_fields__), **fields})
+
+
+def a_binding(**fields: Any) -> BindingStatus:
+    given = {"name": "east", "cluster_id": "e1", "phase": "Ready", "nodes": 2, "pods": 3, "troubles": []}
+    found: BindingStatus = any_value(BindingStatus, **{**given, **fields})
+    return found
+
+
+def a_lease(age: timedelta, holder: str = "somebody") -> Object:
+    return {"spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": micro_timestamp(NOW - age)}}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "level"), [(0, ["ok"]), (1.5, ["ok"]), (-10, ["warning"]), (10, ["warning"]), (-3600, ["wrong"])]
+)
+def test_a_clock_that_differs_is_told_by_how_much(seconds: float, level: list[str]) -> None:
+    assert levels(findings.clock(NOW + timedelta(seconds=seconds), NOW)) == level
+
+
+def test_a_server_that_does_not_tell_the_time_is_not_judged_by_it() -> None:
+    assert levels(findings.clock(None, NOW)) == []
+
+
+@pytest.mark.parametrize(
+    ("lease", "level", "found"),
+    [
+        (None, "wrong", "nobody has ever led"),
+        ({"spec": {}}, "wrong", "nobody leads now"),
+        (a_lease(MINUTE, holder=""), "wrong", "nobody leads now"),
+        (a_lease(MINUTE), "wrong", "somebody was last heard of 1m0s ago"),
+        (a_lease(MINUTE / 10), "ok", "led by somebody"),
+    ],
+)
+def test_a_leader_is_one_that_said_so_lately(lease: Object | None, level: str, found: str) -> None:
+    told = findings.leader("manager", lease, NOW, "look there")
+    assert (told.level, told.found) == (level, found)
+    assert told.advice == ("look there" if level == "wrong" else "")
+
+
+@pytest.mark.parametrize(
+    ("binding", "level"),
+    [
+        (a_binding(last_seen=NOW - MINUTE), ["ok"]),
+        (a_binding(), ["ok"]),
+        (a_binding(last_seen=NOW - 30 * MINUTE), ["wrong"]),
+        (a_binding(troubles=["Connected=False: Unreachable", "Leasing=False: NoPolicy"]), ["wrong", "wrong"]),
+        (a_binding(credentials_expire=NOW + 8 * DAY), ["ok"]),
+        (a_binding(credentials_expire=NOW + DAY), ["ok", "warning"]),
+        (a_binding(credentials_expire=NOW - DAY), ["ok", "wrong"]),
+    ],
+)
+def test_a_binding_is_judged_by_conditions_silence_and_token(binding: BindingStatus, level: list[str]) -> None:
+    assert levels(findings.bindings([binding], NOW)) == level
+
+
+def test_a_world_that_nobody_has_joined_is_worth_a_hint() -> None:
+    (told,) = findings.bindings([], NOW)
+    assert (told.level, told.advice) == ("warning", "`tapestry join --help` says how")
+
+
+def test_nodes_that_are_not_ready_are_named() -> None:
+    found = [any_value(NodeStatus, name=f"n{number}", ready=number > 4) for number in range(6)]
+    (told,) = findings.nodes(found)
+    assert told.found == "5 of 6 virtual nodes are not ready: n0, n1, n2 ..."
+    assert levels(findings.nodes(found[5:])) == ["ok"]
+    assert levels(findings.nodes([])) == []
+
+
+def test_a_policy_that_cannot_be_read_is_wrong_and_one_that_cannot_be_seen_is_told() -> None:
+    bad = any_value(PolicyStatus, name="half", side="owner", seen_by="east", complaint="spec.cluster: is missing")
+    good = any_value(PolicyStatus, name="all", side="operator", seen_by="", complaint="")
+    unseen, wrong = findings.policies([good, bad], ["those of west are not shown: no answer"])
+    assert (unseen.level, wrong.level) == ("warning", "wrong")
+    assert wrong.about == "policy half in the cluster of east"
+    assert "tapestry explain policy owner/half" in wrong.advice
+    assert levels(findings.policies([good], [])) == ["ok"]
+
+
+def test_the_mark_of_a_forced_unjoin_is_told() -> None:
+    left = Leftover("east", "u1", "v1", "leased", "i1")
+    secret = {"metadata": {"name": "east", "namespace": "s", **mark_of([left])["metadata"]}}
+    (told,) = findings.marks([secret, named("other", "s")])
+    assert (told.about, told.level) == ("Secret s/east", "warning")
+    assert "ClusterBinding east" in told.found
+
+
+@pytest.mark.parametrize(
+    ("is_running", "free", "silent", "level"),
+    [
+        (True, 9 << 30, [], ["ok", "ok"]),
+        (True, 9 << 30, ["cluster-1"], ["ok", "wrong", "ok"]),
+        (False, 500 << 20, [], ["warning", "warning"]),
+        (True, 1 << 20, [], ["ok", "wrong"]),
+    ],
+)
+def test_a_local_world_is_judged_by_its_processes_and_its_disk(
+    is_running: bool, free: int, silent: list[str], level: list[str]
+) -> None:
+    assert levels(findings.local_world(Path("w"), is_running=is_running, free=free, silent=silent)) == level
+
+
+def test_the_text_ends_with_what_to_do_and_a_verdict() -> None:
+    well = Finding("disk", "ok", "9 GiB are free")
+    assert findings_text([well]).splitlines()[-1] == "all is well"
+    text = findings_text([well, Finding("manager", "wrong", "nobody leads now", "look there")])
+    assert text.splitlines()[-4:] == ["What to do:", "manager: look there", "", "1 wrong, 0 to look at"]
+
+
+# -- on a server
+
+
+def doctor(client: Client) -> Doctor:
+    questions = Questions(client, lambda _: InProcessApi([NAMESPACES]).connect(), datetime.now(UTC))
+    return Doctor(questions, lambda: datetime.now(UTC))
+
+
+async def test_a_cluster_without_our_kinds_is_told_how_to_get_them(hand: Hand) -> None:
+    server, kinds = await doctor(hand.client).findings()
+    assert (server.level, kinds.level) == ("ok", "wrong")
+    assert "tapestry manifests" in kinds.advice
+
+
+async def test_after_the_advice_is_followed_the_manager_is_what_is_missing(hand: Hand) -> None:
+    for obj in installation():
+        await hand.apply(obj)
+    found = {(each.about, each.level) for each in await doctor(hand.client).findings()}
+    assert {("kinds", "ok"), ("manager", "wrong"), ("bindings", "warning"), ("policies", "ok")} <= found
+    renewed = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(datetime.now(UTC))}
+    await hand.client.create(LEASES, {**named("tapestry-manager", keys.SYSTEM_NAMESPACE), "spec": renewed})
+    assert Finding("manager", "ok", "led by me") in await doctor(hand.client).findings()
+
+
+class Nowhere:
+    """A transport that leads to no server."""
+
+    async def send(self, request: Request) -> Response:
+        raise TransportError(f"{request}: connection refused", maybe_sent=False)
+
+
+async def test_a_server_that_does_not_answer_is_all_that_there_is_to_say() -> None:
+    (told,) = await doctor(Client(Nowhere())).findings()  # type: ignore[arg-type]  nothing else of it is used
+    assert (told.about, told.level) == ("API server", "wrong")
+    assert "connection refused" in told.found
