@@ -65,8 +65,8 @@ def installed(kubectl: Kubectl) -> None:
     """`tapestry manifests | kubectl apply -f -`"""
     command = [TAPESTRY, "manifests", "--kubeconfig-namespace", "tenant"]
     manifests = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    kubectl("create", "namespace", "tenant")
-    kubectl("apply", "-f", "-", stdin=manifests)
+    tenant = json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant"}})
+    kubectl("apply", "-f", "-", stdin=f"{tenant}\n---\n{manifests}")  # again where another flavour came in between
     kubectl("wait", "--for=condition=Established", "crd/clusterbindings.cloud.tencent.com")
 
 
@@ -393,7 +393,7 @@ async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
         assert deployment["metadata"]["labels"][keys.CLUSTER_BINDING_UID] == uid_of(binding)
         assert await world.of_syncers(binding) == []
         await world.unbind("apart")
-        assert await world.physical.list(DEPLOYMENTS) == []
+        assert await world.physical.list(DEPLOYMENTS, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}") == []
 
 
 async def test_metrics_are_shown_to_whoever_may_read_them(world: World, shared_plane: Plane) -> None:
