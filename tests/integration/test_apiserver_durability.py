@@ -222,6 +222,7 @@ def test_nothing_acknowledged_is_lost_and_no_watcher_misses_anything_when_the_se
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_hundred_kills_lose_nothing(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     with OwnServer(tmp_path / "data", "--controllers", "none") as server:
         found = asyncio.run(storm(server, 100, 12, (0.5, 1.5)))
