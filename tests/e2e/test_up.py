@@ -93,6 +93,7 @@ def test_a_killed_world_leaves_nothing_running_and_a_second_one_is_refused(tmp_p
     second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert second.returncode == 1
     assert "tapestry down" in second.stderr
+    assert int((folder / "pid").read_text()) == process.pid
     process.kill()
     process.communicate(timeout=30)
     for _ in range(100):

@@ -1,26 +1,19 @@
 """Two API servers side by side, ours and Kubernetes' own, and one way to ask either."""
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from tapestry.apiserver import bootstrap
-from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.access.signing import keys_in
-from tapestry.apiserver.app import server_of, ways_of
+from tapestry.apiserver.app import running
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer, Server
-from tapestry.apiserver.storage.local import LocalStore
-from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.local.kubernetes import ControlPlane
 
 ADMIN = User("admin", ("system:masters",))
@@ -57,21 +50,9 @@ class Theirs:
 
 @asynccontextmanager
 async def our_side(folder: Path) -> AsyncIterator[Ours]:
-    config = ApiServerConfig(backend="memory", pod_accounts=False)
-
-    def now() -> datetime:
-        return datetime.now(UTC)
-
-    store = LocalStore(MemoryLog())
-    accounts = Accounts(store, keys_in(folder / "key"), "https://here", now)
-    server = server_of(config, store, accounts, ways_of(config, accounts), now)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(store.run())
-        await bootstrap.install(server)
-        yield Ours(server)
-        await server.close()
-        running.cancel()
-    store.close()
+    config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=str(folder), pod_accounts=False)
+    async with running(config) as served:
+        yield Ours(served.server)
 
 
 @asynccontextmanager

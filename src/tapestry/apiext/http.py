@@ -13,7 +13,7 @@ from tapestry.apiserver.access.authentication import Credentials, by_place
 from tapestry.client.transport import JSON, Transport
 from tapestry.kube.errors import ApiError, TooLarge, Unauthorized
 from tapestry.process.logs import logger
-from tapestry.process.probes import SHUTDOWN_SECONDS, Address, bound_socket
+from tapestry.process.probes import Address, answering, bound_socket
 
 log = logger(__name__)
 
@@ -93,11 +93,5 @@ async def serving(front: Front, wanted: Address, tls: ssl.SSLContext | None = No
     """Listens, at the address it yields, for as long as the context lasts."""
     app = web.Application(client_max_size=LONGEST_BODY)
     app.router.add_route("*", "/{path:.*}", front.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-    with bound_socket(wanted) as sock:
-        await runner.setup()
-        try:
-            await web.SockSite(runner, sock, ssl_context=tls).start()
-            yield Address(wanted.host, sock.getsockname()[1])
-        finally:
-            await runner.cleanup()
+    async with answering(app, bound_socket(wanted), tls) as port:
+        yield Address(wanted.host, port)

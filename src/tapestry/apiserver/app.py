@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tapestry.apiserver import bootstrap, defaults, own_service
+from tapestry.apiserver import bootstrap, own_service
 from tapestry.apiserver.access.audit_policy import WHO_DID_WHAT, policy_in
 from tapestry.apiserver.access.auditing import Auditor
 from tapestry.apiserver.access.authentication import (
@@ -51,6 +51,7 @@ from tapestry.apiserver.advice import kinds as advice
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.customs.conversions import Conversions
 from tapestry.apiserver.customs.definitions import DefinitionRules, Definitions
+from tapestry.apiserver.defaults import kinds as defaults
 from tapestry.apiserver.documents.documents import Documents
 from tapestry.apiserver.ownership.apply import Ownership
 from tapestry.apiserver.ownership.shapes import Shapes

@@ -135,7 +135,7 @@ def processes_of(plan: ClusterPlan, settings: ApiServerConfig) -> Install:
     return lambda manager, port: processes.install(manager, port, given)
 
 
-def at_work(install: Install, manager: Manager, plan: ClusterPlan) -> AbstractAsyncContextManager[None]:
+def at_work(install: Install, manager: Manager, plan: ClusterPlan) -> AbstractAsyncContextManager[int]:
     """Kubelets of one sort, and what they answer."""
     sock = loopback_socket()
     kubelet = install(manager, lambda: sock.getsockname()[1])

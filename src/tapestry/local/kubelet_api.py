@@ -7,7 +7,7 @@ by a client certificate or a token, and whether they may, the API server is aske
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ from tapestry.kube.times import parse_time
 from tapestry.local.nodes import BY_ADDRESS
 from tapestry.local.usage import PodUse, metrics_page, summary
 from tapestry.process.logs import logger
+from tapestry.process.probes import answering
 
 log = logger(__name__)
 
@@ -32,7 +33,6 @@ TRUE = ("true", "1", "")
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 LOOPBACK = b"lo"
 PROMETHEUS = "text/plain; version=0.0.4"
-SHUTDOWN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +208,6 @@ def kubelet_tls(folder: Path, client_cas: Sequence[Path]) -> ssl.SSLContext:
     return server_context(*Authority(folder).server(["localhost", "127.0.0.1"]), client_cas)
 
 
-@asynccontextmanager
-async def serving(kubelet: Kubelet, sock: socket.socket, tls: ssl.SSLContext) -> AsyncIterator[None]:
+def serving(kubelet: Kubelet, sock: socket.socket, tls: ssl.SSLContext) -> AbstractAsyncContextManager[int]:
     """Answer for the kubelets, as long as the context lasts; the socket is closed with it."""
-    runner = web.AppRunner(kubelet.app(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-    with sock:
-        await runner.setup()
-        try:
-            await web.SockSite(runner, sock, ssl_context=tls).start()
-            yield
-        finally:
-            await runner.cleanup()
+    return answering(kubelet.app(), sock, tls)

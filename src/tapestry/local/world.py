@@ -46,6 +46,8 @@ TAPESTRY = Path(sys.executable).with_name("tapestry")
 VIRTUAL = "virtual"
 PATIENCE = 30.0
 """Seconds for a cluster to answer, and for one to end."""
+LONGEST_LEASING = 300.0
+"""Seconds for all virtual nodes to be ready."""
 
 INSTALLED = {
     each.kind: each
@@ -199,8 +201,8 @@ class World:
                 process.kill()
                 process.wait()
         self._processes.clear()
-        self.mark.unlink(missing_ok=True)
-        if self._guard is not None:
+        if self._guard is not None:  # else it is somebody else who runs the world
+            self.mark.unlink(missing_ok=True)
             self._guard.kill()
             self._guard.wait()
             self._guard = None
@@ -247,9 +249,14 @@ def with_one_syncer(manager: Object) -> Object:
 
 
 async def wait_for_nodes(virtual: Client, count: int) -> None:
-    """Until so many virtual nodes are ready."""
-    while True:
-        nodes = await virtual.list(NODES, labels=f"{keys.NODE_TYPE}=virtual")
-        if sum(is_true(node, "Ready") for node in nodes) >= count:
-            return
+    """Until so many virtual nodes are ready; raises WorldFailed where they take too long."""
+    due = time.monotonic() + LONGEST_LEASING
+    while (ready := await ready_nodes(virtual)) < count:
+        if time.monotonic() > due:
+            raise WorldFailed(f"after {LONGEST_LEASING:.0f} s {ready} of {count} virtual nodes are ready; see the logs")
         await asyncio.sleep(0.1)
+
+
+async def ready_nodes(virtual: Client) -> int:
+    nodes = await virtual.list(NODES, labels=f"{keys.NODE_TYPE}=virtual")
+    return sum(is_true(node, "Ready") for node in nodes)

@@ -119,12 +119,19 @@ async def listening(
     app = web.Application()
     for path, handler in routes.items():
         app.router.add_get(path, handler)
+    async with answering(app, bound_socket(wanted), tls) as port:
+        yield Address(wanted.host, port)
+
+
+@asynccontextmanager
+async def answering(app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """Have `app` answer on a socket, whose port this is, for as long as the context lasts; then it is closed."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-    with bound_socket(wanted) as sock:
+    with sock:
         await runner.setup()
         try:
             await web.SockSite(runner, sock, ssl_context=tls).start()
-            yield Address(wanted.host, sock.getsockname()[1])
+            yield sock.getsockname()[1]
         finally:
             await runner.cleanup()
 

@@ -1,24 +1,18 @@
 """An API server in this process, and a hand to call it with."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from tapestry.apiserver import bootstrap
 from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.access.signing import keys_in
-from tapestry.apiserver.app import server_of, ways_of
+from tapestry.apiserver.app import running
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer, Server
-from tapestry.apiserver.storage.local import LocalStore
-from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.objects import Object
 
@@ -75,18 +69,7 @@ class Hand:
 
 @pytest.fixture
 async def call(tmp_path: Path) -> AsyncIterator[Hand]:
-    config = ApiServerConfig(backend="memory", pod_accounts=False)
-
-    def now() -> datetime:
-        return datetime.now(UTC)
-
-    store = LocalStore(MemoryLog())
-    accounts = Accounts(store, keys_in(tmp_path / "key"), "https://here", now)
-    server = server_of(config, store, accounts, ways_of(config, accounts), now)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(store.run())
-        await bootstrap.install(server)
-        yield Hand(server, accounts)
-        await server.close()
-        running.cancel()
-    store.close()
+    here = {"file_rootpath": str(tmp_path), "service_account_issuer": "https://here"}
+    config = ApiServerConfig(backend="memory", secure_address="", pod_accounts=False, **here)
+    async with running(config) as served:
+        yield Hand(served.server, served.accounts)

@@ -3,19 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.access.signing import keys_in
-from tapestry.apiserver.app import server_of, ways_of
+from tapestry.apiserver.app import running
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.server import Server
-from tapestry.apiserver.storage.local import LocalStore
-from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.client.client import Client
 from tapestry.controlplane.app import manager_beside
 from tapestry.controlplane.direct import Direct
@@ -26,20 +21,8 @@ AUTHORITY = "-----BEGIN CERTIFICATE-----\n"
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    config = ApiServerConfig(backend="memory")
-
-    def now() -> datetime:
-        return datetime.now(UTC)
-
-    store = LocalStore(MemoryLog())
-    accounts = Accounts(store, keys_in(tmp_path / "key"), "https://here", now)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(store.run())
-        server = server_of(config, store, accounts, ways_of(config, accounts), now)
-        await bootstrap.install(server)
-        yield server
-        running.cancel()
-    store.close()
+    async with running(ApiServerConfig(backend="memory", secure_address="", file_rootpath=str(tmp_path))) as served:
+        yield served.server
 
 
 @pytest.fixture

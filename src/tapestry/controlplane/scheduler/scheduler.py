@@ -6,7 +6,6 @@ the binding did not come to be.  What could not be placed waits until something 
 """
 
 import asyncio
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,6 +22,7 @@ from tapestry.controlplane.scheduler.asked import (
     is_for_us,
     shows_resources,
 )
+from tapestry.controlplane.scheduler.line import Line
 from tapestry.controlplane.scheduler.placing import Choice, Wishes, choose
 from tapestry.controlplane.scheduler.preemption import (
     ONGOING,
@@ -91,11 +91,7 @@ class Scheduler:
     """Has `reconcile` called."""
     rooms: Rooms = field(default_factory=Rooms)
     verdicts: Verdicts = field(default_factory=Verdicts)
-    ready: list[tuple[int, str, str]] = field(default_factory=list)
-    """A heap: priority, the other way round; when it came; key."""
-    queued: set[str] = field(default_factory=set)
-    """The keys in it."""
-    in_hand: set[str] = field(default_factory=set)
+    line: Line = field(default_factory=Line)
     waiting: set[str] = field(default_factory=set)
     """Pods that there was no room for."""
     assumed: dict[str, str] = field(default_factory=dict)
@@ -202,47 +198,26 @@ class Scheduler:
                 self.add(pod)
 
     def add(self, pod: Object) -> None:
-        self.enqueue(pod)
+        self.line.add(pod)
         self.call(key_of(pod))
 
     # -- one pod after the other
 
     async def reconcile(self, _key: str) -> None:
         """Places all that is ready: what one call finds, another need not."""
-        while (pod := self.next_pod()) is not None:
-            key = key_of(pod)
-            self.in_hand.add(key)
+        while (key := self.line.take()) is not None:
+            pod = self.unplaced(key)
             try:
-                await self.place(pod)
+                if pod is not None:
+                    await self.place(pod)
             except NotFound:
                 self.forget(key)
             except BaseException:
-                self.enqueue(pod)  # and whoever calls next tries again
+                if pod is not None:
+                    self.line.add(pod)  # and whoever calls next tries again
                 raise
             finally:
-                self.in_hand.discard(key)
-
-    def enqueue(self, pod: Object) -> None:
-        key = key_of(pod)
-        if key not in self.queued:
-            self.queued.add(key)
-            priority = value_at(pod, "spec", "priority", default=0)
-            heapq.heappush(self.ready, (-priority, pod["metadata"].get("creationTimestamp", ""), key))
-
-    def next_pod(self) -> Object | None:
-        """The most important pod that is ready and in nobody's hands."""
-        held = []
-        found = None
-        while self.ready and found is None:
-            entry = heapq.heappop(self.ready)
-            if entry[2] in self.in_hand:
-                held.append(entry)
-                continue
-            self.queued.discard(entry[2])
-            found = self.unplaced(entry[2])
-        for entry in held:
-            heapq.heappush(self.ready, entry)
-        return found
+                self.line.done(key)
 
     def unplaced(self, key: str) -> Object | None:
         pod = self.pods.store.get(key)
