@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from tapestry.apiserver import bootstrap, own_service
 from tapestry.apiserver.access.audit_policy import WHO_DID_WHAT, policy_in
 from tapestry.apiserver.access.auditing import Auditor
@@ -64,6 +62,7 @@ from tapestry.apiserver.serving.health import Durability, Health, ping
 from tapestry.apiserver.serving.http import Listener, serve
 from tapestry.apiserver.serving.metrics import Holdings, MetricsPage
 from tapestry.apiserver.serving.reception import Mounted, Reception
+from tapestry.apiserver.serving.wire import Listening
 from tapestry.apiserver.storage.backends import opened_store
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.subresources.connections import CONNECTIONS, Connections
@@ -127,6 +126,8 @@ async def running(
                 addresses = {name: address_of(runner) for name, runner in runners.items()}
                 if "secure" in runners:
                     await own_service.publish(server, service_range(config), *runners["secure"].addresses[0][:2])
+                    authorities = client_authorities(config, folder)
+                    await bootstrap.publish_authorities(server, "".join(each.read_text() for each in authorities))
                 log.info("serving", objects=sum(map(store.count, store.resources())), **addresses)
                 yield Running(server, reception, store, accounts, addresses, folder)
             finally:
@@ -258,7 +259,7 @@ def ways_of(config: ApiServerConfig, accounts: Accounts) -> list[Way]:
 
 async def listen(
     config: ApiServerConfig, server: Refusing, ways: list[Way], gate: Gate, folder: Path
-) -> dict[str, web.ServerRunner]:
+) -> dict[str, Listening]:
     def listener(more: list[Way]) -> Listener:
         authenticator = Authenticator([*ways, *more], is_open=config.anonymous_auth)
         return Listener(server, authenticator, gate, config.request_timeout, agent_refused=config.kubectl_disabled)
@@ -282,11 +283,16 @@ def tls_of(config: ApiServerConfig, folder: Path, host: str) -> Any:
         certificate, key = Path(config.tls.certificate), Path(config.tls.key)
     else:
         certificate, key = authority.server([*NAMES, *([host] if host and host not in NAMES else [])])
+    return server_context(certificate, key, client_authorities(config, folder))
+
+
+def client_authorities(config: ApiServerConfig, folder: Path) -> list[Path]:
+    """The CAs by whose certificates clients are known."""
     own = [Path(config.tls.client_ca)] if config.tls.client_ca else []
-    return server_context(certificate, key, [authority.certificate_file, *own])
+    return [Authority(folder / "pki").certificate_file, *own]
 
 
-def address_of(runner: web.ServerRunner) -> str:
+def address_of(runner: Listening) -> str:
     host, port, *_ = runner.addresses[0]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

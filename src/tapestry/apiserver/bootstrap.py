@@ -38,6 +38,22 @@ async def have(server: Server, group: str, plural: str, obj: Object) -> None:
         return
 
 
+async def keep(server: Server, group: str, plural: str, obj: Object) -> None:
+    """Have an object just like that, whatever stood in its place."""
+    row = row_of(server, group, plural)
+    namespace, name = obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+    if server.verbs.store.get(row.storage, namespace, name) is None:
+        await have(server, group, plural, obj)
+    else:
+        await server.verbs.replace(Request("update", Target(row, namespace, name), STARTING, {}), obj)
+
+
+async def publish_authorities(server: Server, authorities: str) -> None:
+    """Let others know clients as the server does, by certificates of these CAs: where Kubernetes has them, too."""
+    metadata = {"name": "extension-apiserver-authentication", "namespace": "kube-system"}
+    await keep(server, "", "configmaps", {"metadata": metadata, "data": {"client-ca-file": authorities}})
+
+
 def row_of(server: Server, group: str, plural: str) -> Row:
     row = server.rows.get(group, "v1", plural)
     assert row is not None, f"{plural} are served"

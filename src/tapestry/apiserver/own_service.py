@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 
-from tapestry.apiserver.bootstrap import STARTING, have, row_of
+from tapestry.apiserver.bootstrap import STARTING, have, keep, row_of
 from tapestry.apiserver.requests import Target
 from tapestry.apiserver.server import Server
 from tapestry.apiserver.service_addresses import Network, first_address
@@ -37,15 +37,6 @@ async def ready(server: Server) -> None:
         return with_value(current, ("status", "conditions"), conditions)
 
     await server.verbs.update(Request("update", target, STARTING, {}), with_status, free=True)
-
-
-async def keep(server: Server, group: str, plural: str, obj: Object) -> None:
-    """Have an object just like that, whatever stood in its place."""
-    row = row_of(server, group, plural)
-    if server.verbs.store.get(row.storage, NAMESPACE, NAME) is None:
-        await have(server, group, plural, obj)
-    else:
-        await server.verbs.replace(Request("update", Target(row, NAMESPACE, NAME), STARTING, {}), obj)
 
 
 def service(address: str, port: int) -> Object:

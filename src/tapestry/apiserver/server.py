@@ -102,10 +102,10 @@ class Server:
         for close in self.closing:
             await close()
 
-    async def answer(self, call: Call) -> Answer | Watching:
-        """What is to be sent back; refusals are answers, too."""
+    async def answer(self, call: Call, target: Target | None = None) -> Answer | Watching:
+        """What is to be sent back; refusals are answers, too.  `target` is what the path names, if that is known."""
         try:
-            return await self.served(call)
+            return await (self.served(call) if target is None else self.permitted(call, target))
         except ApiError as error:
             return refused(error)
         except LogError as error:
@@ -116,19 +116,25 @@ class Server:
             return refused(refusals.internal("the server failed; its log says where"))
 
     async def served(self, call: Call) -> Answer | Watching:
-        page = self.pages.get(call.path.partition("/")[2].partition("/")[0])
+        page = self.pages.get(first_segment(call.path))
         if page is not None:
             self.check_path(call)
             return await page(call)
         if (found := self.about_itself(call)) is not None:
             return found
-        if call.method not in ("GET", "HEAD"):  # these say themselves how new it must be what they read
-            await self.verbs.store.wait_for_latest()
+        if call.method not in ("GET", "HEAD"):
+            await self.verbs.store.wait_for_latest()  # it may be defined by now
         try:
             target = target_of(call.path, self.rows)
         except NotFound:
             self.check(call, unserved(call.path))
             raise
+        return await self.permitted(call, target)
+
+    async def permitted(self, call: Call, target: Target) -> Answer | Watching:
+        """The answer, if its sender may have it."""
+        if call.method not in ("GET", "HEAD"):  # these say themselves how new it must be what they read
+            await self.verbs.store.wait_for_latest()
         self.check(call, target)
         if not serves(target, verb_of(call, target)):
             raise refusals.not_allowed()
@@ -298,6 +304,10 @@ VIEWS = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "res
 """Subresources that are the object itself, of which a write may change a part."""
 WRITES: Mapping[str, Any] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get", "HEAD": "get"}
+
+
+def first_segment(path: str) -> str:
+    return path.partition("/")[2].partition("/")[0]
 
 
 def verb_of(call: Call, target: Target) -> str:

@@ -12,7 +12,9 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from tapestry.apiserver import refusals
+import msgspec
+
+from tapestry.apiserver import recurring, refusals
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import QuantityError, parse
 from tapestry.kube.times import micro_timestamp, timestamp
@@ -27,6 +29,8 @@ class Reading:
 
 
 Read = Callable[[Any, str, Reading], Any]
+
+encode = msgspec.json.Encoder().encode
 
 SCALARS: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -59,7 +63,8 @@ class Types:
 
     def named(self, name: str) -> Read:
         if name not in self._compiled:
-            self._compiled[name] = WRITTEN_OTHERWISE.get(name) or self._compile(self._schemas[name], name)
+            read = WRITTEN_OTHERWISE.get(name) or self._compile(self._schemas[name], name)
+            self._compiled[name] = recurrent(read) if name in RECURRENT else read
         return self._compiled[name]
 
     def _compile(self, schema: Object, name: str = "") -> Read:
@@ -203,6 +208,21 @@ def mapping(item: Read) -> Read:
     return read
 
 
+def recurrent(read: Read) -> Read:
+    """What is read is the same value whenever the same text is read in the same place."""
+
+    def known(value: Any, path: str, reading: Reading) -> Any:
+        def first() -> tuple[Any, list[str]]:
+            inside = Reading()
+            return read(value, path, inside), inside.unknown
+
+        found, unknown = recurring.met(encode(value), (read, path), first)
+        reading.unknown += unknown
+        return found
+
+    return known
+
+
 def int_or_string(value: Any, path: str, _: Reading) -> Any:
     if type(value) in (str, int, float):
         return value
@@ -255,6 +275,8 @@ WRITTEN_OTHERWISE: Mapping[str, Read] = {
     "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime": time(rf"{SECONDS}\.\d{{6}}Z", micro_timestamp),
 }
 """Types whose values Go writes in a way of its own."""
+RECURRENT = frozenset({"io.k8s.api.core.v1.PodSpec"})
+"""Types whose values are written over and over, one for each replica."""
 TELLING = frozenset({"managedFields"})
 """Lists of which an empty one is not none: it forgets all managers."""
 NULL_WHERE_EMPTY: Mapping[str, tuple[str, ...]] = {

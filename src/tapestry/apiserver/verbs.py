@@ -151,6 +151,8 @@ class Verbs:
 
     async def all_shown(self, row: Row, versions: Sequence[Version]) -> Sequence[bytes]:
         raws = [version.raw for version in versions]
+        if not row.is_custom and row.guise is None:
+            return raws
         return [shown(row, raw) for raw in (await self.converted(row, raws) if row.conversion else raws)]
 
     async def converted(self, row: Row, raws: Sequence[bytes]) -> Sequence[bytes]:
@@ -441,10 +443,19 @@ def list_text(row: Row, metadata: Object, items: Sequence[bytes]) -> bytes:
     """A list in JSON; built-in kinds are told by the list alone, not by each of its items."""
     resource = row.resource
     head = {"kind": row.list_kind, "apiVersion": resource.api_version, "metadata": metadata}
-    if not row.is_custom:
+    begin, between, end = ENCODER.encode(head)[:-1] + b',"items":[', b",", b"]}"
+    parts: Sequence[bytes | memoryview] = items
+    if not row.is_custom and items:
         kind = text_head(resource.api_version) + b',"kind":"%b",' % resource.kind.encode()
-        items = [b"{" + each[len(kind) :] if each.startswith(kind) else each for each in items]
-    return b'%b,"items":[%b]}' % (ENCODER.encode(head)[:-1], b",".join(items))
+        if all(each.startswith(kind) for each in items):
+            begin, between = begin + b"{", b",{"
+            parts = [memoryview(each)[len(kind) :] for each in items]
+    if not parts:
+        return begin + end
+    if len(parts) == 1:
+        return b"".join((begin, parts[0], end))
+    # A long list is copied just once.
+    return between.join((b"".join((begin, parts[0])), *parts[1:-1], b"".join((parts[-1], end))))
 
 
 def check_list_options(version: str, match: str, query: Query) -> None:

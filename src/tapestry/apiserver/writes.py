@@ -59,7 +59,9 @@ def placed(target: Target, body: Any) -> Object:
         )
     place = {"namespace": target.namespace or None, "name": target.name or metadata.get("name")}
     # an empty list of managed fields says something: that those there are be forgotten
-    return {**kind, **body, **kind, "metadata": tidy({**metadata, **place}, keep=("managedFields",))}
+    found = tidy({**metadata, **place}, keep=("managedFields",))
+    # what a patch left alone stays the same value, which nobody needs to look at again
+    return {**kind, **body, **kind, "metadata": metadata if found == metadata else found}
 
 
 def created(row: Row, wanted: Object, *, uid: str, now: datetime) -> Object:

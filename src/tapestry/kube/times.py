@@ -23,18 +23,20 @@ MICROSECOND = timedelta(microseconds=1)
 
 def timestamp(moment: datetime) -> str:
     """`moment` as a `metav1.Time`; parts of a second are cut off."""
-    return f"{_in_utc(moment).isoformat(timespec='seconds')}Z"
+    return f"{_in_utc(moment).isoformat(timespec='seconds')[:19]}Z"
 
 
 def micro_timestamp(moment: datetime) -> str:
     """`moment` as a `metav1.MicroTime`."""
-    return f"{_in_utc(moment).isoformat(timespec='microseconds')}Z"
+    return f"{_in_utc(moment).isoformat(timespec='microseconds')[:26]}Z"
 
 
 def _in_utc(moment: datetime) -> datetime:
+    if moment.tzinfo is UTC:
+        return moment
     if moment.tzinfo is None:
         raise ValueError(f"{moment.isoformat()} has no time zone; moments are aware datetimes")
-    return moment.astimezone(UTC).replace(tzinfo=None)
+    return moment.astimezone(UTC)
 
 
 def parse_time(text: str, path: str = "") -> datetime:

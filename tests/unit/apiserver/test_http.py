@@ -16,6 +16,7 @@ from tapestry.apiserver.server import Answer, Refusing, refused
 from tapestry.apiserver.serving.gate import READING, WRITING, Gate
 from tapestry.apiserver.serving.http import Listener, serve
 from tapestry.apiserver.serving.reception import Reception
+from tapestry.apiserver.serving.wire import LONGEST_HEAD
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.errors import ApiError
 
@@ -199,16 +200,118 @@ async def test_a_connection_is_used_again_and_left_when_it_is_not(call: Hand) ->
 
 
 @pytest.mark.parametrize(
-    "said", [request("GET", "/version", X_Long="x" * 20_000), b"GET / HTTP/1.1\r\n\r\n", b"\0\r\n\r\n"]
+    ("said", "code"),
+    [
+        (request("GET", "/version", X_Long="x" * 2 * LONGEST_HEAD), 431),
+        (request("GET", "/version").replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 2 * LONGEST_HEAD), 431),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"\0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\nHost: x\n\n", 400),
+    ],
 )
 async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
-    call: Hand, said: bytes, caplog: pytest.LogCaptureFixture
+    call: Hand, said: bytes, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with listening(Reception(call.server, 10)) as call_up:
         line = await call_up()
         line.say(said)
-        assert (await line.hear())[0] == 400
+        assert (await line.hear())[0] == code
     assert caplog.records == []
+
+
+async def test_requests_that_are_sent_ahead_are_answered_in_their_order(call: Hand) -> None:
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        names = [f"n{number}" for number in range(20)]
+        bodies = [json.dumps({"metadata": {"name": name}}).encode() for name in names]
+        line.say(b"".join(request("POST", MAPS, body, Content_Type="application/json") for body in bodies))
+        found = [json.loads((await line.hear())[2])["metadata"]["name"] for _ in names]
+    assert found == names
+
+
+async def test_every_way_to_cut_a_request_into_pieces_is_the_same_request(call: Hand) -> None:
+    body = json.dumps({"metadata": {"name": "a"}}).encode()
+    said = request("PUT", f"{MAPS}/a", body, Content_Type="application/json")
+    async with listening(Reception(call.server, 10)) as call_up:
+        await call.made(MAPS, {"metadata": {"name": "a"}})
+        line = await call_up()
+        for size in (1, 2, 3, 7, 50, len(said) - 1):
+            for at in range(0, len(said), size):
+                line.say(said[at : at + size])
+                await line.writer.drain()
+                await asyncio.sleep(0)
+            assert (await line.hear())[0] == 200
+
+
+async def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(call: Hand) -> None:
+    body = json.dumps({"metadata": {"name": "late"}}).encode()
+    said = request("POST", MAPS, body, Content_Type="application/json", Expect="100-continue")
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        line.say(said[: -len(body)])
+        assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        line.say(body)
+        assert (await line.hear())[0] == 201
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        request("GET", "/version", Connection="close"),
+        request("GET", "/version").replace(b"HTTP/1.1", b"HTTP/1.0"),
+        request("GET", "/version", Connection="Upgrade", Upgrade="websocket"),
+    ],
+)
+async def test_a_connection_that_is_not_used_again_is_closed_behind_the_answer(call: Hand, said: bytes) -> None:
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        line.say(said)
+        status, headers, _ = await line.hear()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await line.is_cut()
+
+
+async def test_the_answer_to_a_head_has_no_body(call: Hand) -> None:
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        line.say(request("HEAD", "/version") + request("GET", "/version"))
+        first = (await line.reader.readuntil(b"\r\n\r\n")).decode()
+        status, headers, body = await line.hear()
+    assert f"Content-Length: {len(body)}" in first
+    assert (status, int(headers["content-length"])) == (200, len(body))
+
+
+@pytest.mark.parametrize(("version", "ends"), [("1.1", b"\r\n0\r\n\r\n"), ("1.0", b"\n")])
+async def test_a_watch_is_as_long_as_it_lasts_whatever_its_client_speaks(call: Hand, version: str, ends: bytes) -> None:
+    await call.made(MAPS, {"metadata": {"name": "seen"}})
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        said = request("GET", f"{MAPS}?watch=1&timeoutSeconds=1", Connection="close")
+        line.say(said.replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
+        async with asyncio.timeout(PATIENCE):
+            found = await line.reader.read()
+    assert (b"chunked" in found) is (version == "1.1")
+    assert found.endswith(ends)
+    assert b'"name":"seen"' in found
+
+
+async def test_a_query_is_read_as_it_is_meant_and_of_a_name_the_first(call: Hand) -> None:
+    await call.made(MAPS, {"metadata": {"name": "a", "labels": {"app": "x"}}})
+    await call.made(MAPS, {"metadata": {"name": "b"}})
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        for path in (
+            f"{MAPS}?labelSelector=app%3Dx&labelSelector=app%3Dy",
+            f"{MAPS}?labelSelector=app+in+%28x%29",
+            f"{MAPS.replace('configmaps', 'config%6Daps')}?labelSelector=app=x",
+            f"http://localhost{MAPS}?labelSelector=app=x",
+        ):
+            line.say(request("GET", path))
+            status, _, body = await line.hear()
+            assert (status, [each["metadata"]["name"] for each in json.loads(body)["items"]]) == (200, ["a"])
 
 
 async def test_the_names_that_are_used_come_through_each_of_them(call: Hand) -> None:

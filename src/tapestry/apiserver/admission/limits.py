@@ -42,6 +42,8 @@ class LimitRanges:
         return new
 
     def of(self, namespace: str) -> Iterator[Object]:
+        if not self.store.count("limitranges"):
+            return
         for version in self.store.every("limitranges", namespace):
             yield msgspec.json.decode(version.raw)
 

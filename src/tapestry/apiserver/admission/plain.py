@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 from typing import Any
 
 import msgspec
 
 from tapestry.apiserver import refusals
+from tapestry.apiserver.recurring import derived, remembered
 from tapestry.apiserver.storage.store import Store, Version
 from tapestry.apiserver.verbs import SUFFIX_LETTERS, Request
 from tapestry.kube.errors import Forbidden
@@ -48,7 +50,7 @@ class Namespaces:
         version = self.store.get("namespaces", "", name)
         if version is None:
             raise refusals.not_found(NAMESPACES, name)
-        if is_deleting(msgspec.json.decode(version.raw)):
+        if b'"deletionTimestamp"' in version.raw and is_deleting(msgspec.json.decode(version.raw)):
             why = f"unable to create new content in namespace {name} because it is being terminated"
             cause = {
                 "reason": "NamespaceTerminating",
@@ -95,7 +97,7 @@ class Priorities:
             raise refused(
                 request, why + f"priority admission controller computed {policy} from the given PriorityClass name"
             )
-        return {**new, "spec": {**spec, "priority": value, "preemptionPolicy": policy}}
+        return {**new, "spec": prioritized(spec, value, policy)}
 
     def value(self, request: Request, name: str) -> tuple[int, str]:
         version = self.store.get("priorityclasses.scheduling.k8s.io", "", name)
@@ -107,15 +109,25 @@ class Priorities:
         raise refused(request, f"no PriorityClass with name {name} was found")
 
 
+@derived
+def prioritized(spec: Object, value: int, policy: str) -> Object:
+    return {**spec, "priority": value, "preemptionPolicy": policy}
+
+
 async def default_tolerations(request: Request, old: Object | None, new: Object | None) -> Object:
     """A pod stays for five minutes on a node that is not ready or out of reach, unless it says otherwise."""
     if new is None or request.target.row.storage != "pods" or request.target.subresource:
         return new if new is not None else old or {}
-    tolerations: list[Object] = list(value_at(new, "spec", "tolerations", default=()))
+    return {**new, "spec": patient(new.get("spec") or {})}
+
+
+@derived
+def patient(spec: Object) -> Object:
+    tolerations: list[Object] = list(spec.get("tolerations") or ())
     for key, seconds in PATIENCE.items():
         if not any(bears(each, key) for each in tolerations):
             tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds})
-    return with_value(new, ("spec", "tolerations"), tolerations)
+    return {**spec, "tolerations": tolerations}
 
 
 def bears(toleration: Object, key: str) -> bool:
@@ -142,12 +154,12 @@ class PodAccounts:
                 f'error looking up service account {request.target.namespace}/{name}: serviceaccount "{name}" not found'
             )
             raise refused(request, why)
-        account: Any = msgspec.json.decode(version.raw)
-        spec = {**spec, "serviceAccountName": name, "serviceAccount": name}
+        account = decoded(version.raw)
+        spec = of_account(spec, name)
         if not spec.get("imagePullSecrets") and account.get("imagePullSecrets"):
-            spec["imagePullSecrets"] = account["imagePullSecrets"]
+            spec = {**spec, "imagePullSecrets": account["imagePullSecrets"]}
         wanted = spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True))
-        return {**new, "spec": self.with_token(spec) if wanted else spec}
+        return {**new, "spec": with_token(spec, self.random) if wanted else spec}
 
     async def account(self, namespace: str, name: str) -> Version | None:
         """The account; where the namespace has just come, its default one may still be on its way."""
@@ -163,23 +175,38 @@ class PodAccounts:
             self.store.unwatch("serviceaccounts", coming)
         return self.store.get("serviceaccounts", namespace, name)
 
-    def with_token(self, spec: Object) -> Object:
-        fields = ("initContainers", "containers")
-        lacking = [each for field in fields for each in spec.get(field) or () if not has_token(each)]
-        if not lacking:
-            return spec
-        volumes = spec.get("volumes") or []
-        had = [each["name"] for each in volumes if each["name"].startswith(ACCESS)]  # a webhook added a container
-        volume = had[0] if had else ACCESS + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
-        mount = {"name": volume, "readOnly": True, "mountPath": TOKENS_AT}
-        found = {**spec, "volumes": volumes if had else [*volumes, token_volume(volume)]}
-        for field in fields:
-            if spec.get(field):
-                found[field] = [
-                    each if has_token(each) else {**each, "volumeMounts": [*(each.get("volumeMounts") or ()), mount]}
-                    for each in spec[field]
-                ]
-        return found
+
+@lru_cache(maxsize=128)
+def decoded(raw: bytes) -> Object:
+    """An account, of which many pods are."""
+    found: Object = msgspec.json.decode(raw)
+    return found
+
+
+@derived
+def of_account(spec: Object, name: str) -> Object:
+    return {**spec, "serviceAccountName": name, "serviceAccount": name}
+
+
+@derived
+def with_token(spec: Object, random: Random) -> Object:
+    """The spec with a volume that has a token, under a name that nothing else in it has."""
+    fields = ("initContainers", "containers")
+    lacking = [each for field in fields for each in spec.get(field) or () if not has_token(each)]
+    if not lacking:
+        return spec
+    volumes = spec.get("volumes") or []
+    had = [each["name"] for each in volumes if each["name"].startswith(ACCESS)]  # a webhook added a container
+    volume = had[0] if had else ACCESS + "".join(random.choices(SUFFIX_LETTERS, k=5))
+    mount = {"name": volume, "readOnly": True, "mountPath": TOKENS_AT}
+    found = {**spec, "volumes": volumes if had else [*volumes, token_volume(volume)]}
+    for field in fields:
+        if spec.get(field):
+            found[field] = [
+                each if has_token(each) else {**each, "volumeMounts": [*(each.get("volumeMounts") or ()), mount]}
+                for each in spec[field]
+            ]
+    return found
 
 
 def has_token(container: Object) -> bool:
@@ -226,7 +253,7 @@ def pod(obj: Object, old: Object | None) -> Object:
     if old is not None:
         return obj
     spec = obj["spec"]
-    status: Object = {"phase": "Pending", "qosClass": quality(obj)}
+    status: Object = {"phase": "Pending", "qosClass": quality(spec)}
     if spec.get("schedulingGates"):
         status["conditions"] = [{"type": "PodScheduled", **GATED, "lastTransitionTime": made_at(obj)}]
     if (spec.get("terminationGracePeriodSeconds") or 0) < 0:
@@ -246,9 +273,10 @@ def made_at(obj: Object) -> str:
     return found
 
 
-def quality(obj: Object) -> str:
+@remembered
+def quality(spec: Object) -> str:
     """How a pod is treated when its node runs out: by whether it says what it needs, and means it."""
-    containers = [*(obj["spec"].get("containers") or ()), *(obj["spec"].get("initContainers") or ())]
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     asked = [each.get("resources") or {} for each in containers]
     if not any(each.get("requests") or each.get("limits") for each in asked):
         return "BestEffort"

@@ -6,6 +6,7 @@ A plain pod passes by in a few microseconds: what can be wrong is asked for by t
 from collections.abc import Iterator, Mapping, Sequence
 
 from tapestry.apiserver.advice.addresses import ip_advice
+from tapestry.apiserver.recurring import remembered
 from tapestry.apiserver.validation.names import label_value
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.quantity import parse
@@ -59,6 +60,15 @@ def pod_advice(at: str, pod: Object) -> Iterator[str]:
         yield from placement(f"{at}spec.", spec)
     if annotations := value_at(pod, "metadata", "annotations"):
         yield from old_annotations(f"{at}metadata.annotations", spec, annotations)
+    yield from spec_advice(spec, at)
+
+
+@remembered
+def spec_advice(spec: Object, at: str) -> Sequence[str]:
+    return [*volumes_and_containers(at, spec)]
+
+
+def volumes_and_containers(at: str, spec: Object) -> Iterator[str]:
     for number, volume in enumerate(spec.get("volumes") or ()):
         if not volume["name"].startswith(OWN_VOLUMES):
             yield from volume_advice(f"{at}spec.volumes[{number}]", volume)

@@ -20,9 +20,10 @@ async def step(request: Request, old: Object | None, new: Object | None) -> Obje
 
 def is_same_spec(old: Object, new: Object) -> bool:
     """Whether a write left everything alone but metadata and status."""
-    return "spec" in new and all(new[key] is old.get(key) for key in new if key not in ("metadata", "status"))
+    return "spec" in new and all(new[key] is old.get(key) for key in new if key not in BESIDE)
 
 
+BESIDE = ("apiVersion", "kind", "metadata", "status")
 ELSEWHERE = (others.namespace, others.node)
 """Defaults that are not of the spec."""
 DEFAULTS: Mapping[str, Default] = {

@@ -1,6 +1,7 @@
 """Pods, and templates of pods."""
 
 from tapestry.apiserver.defaults.filling import each, within
+from tapestry.apiserver.recurring import derived
 from tapestry.kube.objects import Object
 
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
@@ -13,6 +14,7 @@ def pod(obj: Object) -> Object:
     return within(obj, "spec", own_spec)
 
 
+@derived
 def own_spec(spec: Object) -> Object:
     """Of a pod itself: a template leaves some of it to the pods that are made by it."""
     found = {"enableServiceLinks": True, **pod_spec(spec)}
@@ -25,6 +27,7 @@ def template(obj: Object) -> Object:
     return within(obj, "spec", pod_spec)
 
 
+@derived
 def pod_spec(spec: Object) -> Object:
     found = {
         "restartPolicy": "Always",

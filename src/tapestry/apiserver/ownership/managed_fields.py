@@ -6,7 +6,6 @@ they stated before, no longer state, and nobody else owns, is removed.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -70,8 +69,7 @@ class Manager(NamedTuple):
         return f"{found} using {self.api_version}" if self.operation == "Update" else found
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """The fields of one manager."""
 
     manager: Manager
@@ -177,7 +175,7 @@ def updated(shape: Shape, old: Object, new: Object, managed: Managed, entry: Ent
         return found
     key = entry.manager.key
     had = found[key].fields if key in found else LEAF
-    return capped({**found, key: replace(entry, fields=union(had, taken))})
+    return capped({**found, key: entry._replace(fields=union(had, taken) if had else taken)})
 
 
 def compared(shape: Shape, old: Object, new: Object, ignored: Fields) -> tuple[Fields, Fields]:
@@ -189,12 +187,14 @@ def compared(shape: Shape, old: Object, new: Object, ignored: Fields) -> tuple[F
 def left_to_others(managed: Managed, changed: Fields, gone: Fields) -> dict[Manager, Entry]:
     """What managers own once somebody else has changed some fields, and removed others."""
     lost = union(changed, gone)
-    found = {key: replace(each, fields=difference(each.fields, lost)) for key, each in managed.items()}
+    found = {key: each._replace(fields=difference(each.fields, lost)) for key, each in managed.items()}
     return {key: each for key, each in found.items() if each.fields}
 
 
 def capped(managed: dict[Manager, Entry]) -> Managed:
     """The same, the oldest of too many updates in one entry for each version."""
+    if len(managed) <= MOST_UPDATERS:
+        return managed
     updates = [each for each in managed.values() if each.manager.operation == "Update"]
     excess = len(updates) - MOST_UPDATERS
     first: dict[str, Entry] = {}
@@ -223,7 +223,7 @@ def applied(
     key = entry.manager.key
     before = managed[key].fields if key in managed else LEAF
     stated = without_trees(shape.stated(config) or {}, ignored)
-    managers = {**managed, key: replace(entry, fields=stated)}
+    managers = {**managed, key: entry._replace(fields=stated)}
     new = shape.merged(live, config)
     if before:
         new = pruned(shape, new, before, [each.fields for each in managers.values()])
@@ -236,7 +236,7 @@ def applied(
     is_same = new == live
     if owned := difference(stated, UNOWNED):
         last = managed[key].time if key in managed else ""
-        found[key] = replace(entry, fields=owned, time=last if is_same else entry.time)
+        found[key] = entry._replace(fields=owned, time=last if is_same else entry.time)
     return live if is_same else new, found
 
 

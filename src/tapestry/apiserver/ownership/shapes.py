@@ -21,6 +21,7 @@ from tapestry.apiserver.ownership.fieldsets import (
     step_text,
     value_key,
 )
+from tapestry.apiserver.recurring import remembered
 from tapestry.apiserver.rows import Row
 from tapestry.kube.objects import Object
 
@@ -127,7 +128,33 @@ class Map(Shape):
         if not old and not new:
             return LEAF, None
         had, has = old or {}, new or {}
-        return differing((*self.at(key), had.get(key, ABSENT), has.get(key, ABSENT)) for key in {**had, **has})
+        if all(each is None for each in had.values()):
+            return made_of_nothing(has, self, tuple(had))
+        return self.differing(had, has)
+
+    def differing(self, had: Object, has: Object) -> Difference:
+        changed: Fields = {}
+        gone: Fields = {}
+        declared = self.fields.get
+        for key, new in has.items():
+            old = had.get(key, ABSENT)
+            if old is new:
+                continue
+            step, shape = declared(key) or self.at(key)
+            if shape is ONE:
+                if old != new:
+                    changed[step] = LEAF
+                continue
+            more, less = shape.compared(old, new)
+            if more is not None:
+                changed[step] = more
+            if less is not None:
+                gone[step] = less
+        for key, old in had.items():
+            if key not in has:
+                step, shape = self.at(key)
+                gone[step] = shape.whole(old)
+        return changed or None, gone or None
 
     def merged(self, old: Any, new: Any) -> Any:
         if type(old) is not dict or not new or type(new) is not dict:
@@ -168,6 +195,12 @@ class Map(Shape):
     def empty(self) -> Any:
         found = {name: self.fields[name][1].empty() if inside else None for name, inside in self.always.items()}
         return found if self.fields else None
+
+
+@remembered
+def made_of_nothing(value: Object, shape: Map, nulls: tuple[str, ...]) -> Difference:
+    """How a struct differs from one that nobody set: some fields are null in it."""
+    return shape.differing(dict.fromkeys(nulls), value)
 
 
 class Items(Shape):

@@ -7,13 +7,13 @@ is an audit log.  The answer itself is the server's.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.access.auditing import Auditor, Trail, audit_id
 from tapestry.apiserver.access.impersonation import impersonated
-from tapestry.apiserver.requests import Call, target_of
-from tapestry.apiserver.server import Answer, Answering, Attributes, Server, refused, verb_of
+from tapestry.apiserver.requests import Call, Target, target_of
+from tapestry.apiserver.server import Answer, Answering, Attributes, Server, first_segment, refused, verb_of
 from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED, Tally, tally_of
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.errors import ApiError, NotFound
@@ -75,16 +75,16 @@ class Reception:
                 if trail is not None:
                     trail.user = call.user
             if asked.verb == "watch" or (asked.target is not None and asked.target.subresource in LONG):
-                return await self.server.answer(call)
-            return await self.in_time(call)
+                return await self.server.answer(call, asked.target)
+            return await self.in_time(call, asked.target)
         except ApiError as error:
             return refused(error)
 
-    async def in_time(self, call: Call) -> Answer | Watching:
+    async def in_time(self, call: Call, target: Target | None) -> Answer | Watching:
         try:
             async with asyncio.timeout(allowed(call, self.seconds)):
-                mounted = self.mounted.get(call.path.partition("/")[2].partition("/")[0])
-                return await (self.server.answer(call) if mounted is None else mounted(self, call))
+                mounted = self.mounted.get(first_segment(call.path)) if target is None else None
+                return await (self.server.answer(call, target) if mounted is None else mounted(self, call))
         except TimeoutError:
             TERMINATED.labels(call.method, "504", COMPONENT).inc()
             raise refusals.out_of_time() from None
@@ -94,7 +94,8 @@ def complete(answer: Answer, call: Call, trail: Trail | None) -> Answer:
     """The answer with the name under which the request is found again, in an audit log if there is one."""
     if trail is not None:
         trail.note("ResponseComplete", answer)
-    return replace(answer, headers={**answer.headers, "Audit-Id": trail.id if trail is not None else audit_id(call)})
+    known_as = {"Audit-Id": trail.id if trail is not None else audit_id(call)}
+    return Answer(answer.status, answer.body, answer.content_type, {**answer.headers, **known_as}, answer.stream)
 
 
 def allowed(call: Call, longest: float) -> float:

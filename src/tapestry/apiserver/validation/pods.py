@@ -1,9 +1,10 @@
 """Pods, and the templates of pods: their specs when they are made, and what may change of them afterwards."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.recurring import remembered
 from tapestry.apiserver.validation import containers, names, security
 from tapestry.apiserver.validation.differences import difference
 from tapestry.apiserver.validation.faults import (
@@ -48,15 +49,22 @@ def itself(obj: Object, spec: Object) -> Iterator[Fault]:
     """What holds for a pod at any time."""
     if found := obj["metadata"].get("annotations"):
         yield from pod_annotations(found, spec, "metadata.annotations")
-    yield from pod_spec(spec, "spec", is_pod=True)
+    yield from own_spec(spec)
+
+
+@remembered
+def own_spec(spec: Object) -> Sequence[Fault]:
+    """Faults of a pod's own spec."""
+    found = [*pod_spec(spec, "spec", is_pod=True)]
     if not spec.get("serviceAccountName"):
-        yield from nobodys_tokens(spec)
+        found += nobodys_tokens(spec)
     for field in ("containers", "initContainers"):
         for number, each in enumerate(spec.get(field) or ()):
             image = each.get("image", "")
             if image != image.strip():
                 at = f"spec.{field}[{number}].image"
-                yield invalid(at, image, "must not have leading or trailing whitespace")
+                found.append(invalid(at, image, "must not have leading or trailing whitespace"))
+    return found
 
 
 def nobodys_tokens(spec: Object) -> Iterator[Fault]:

@@ -20,7 +20,7 @@ def resized(old: Object, new: Object) -> Iterator[Fault]:
         return
     yield from itself(new, new["spec"])
     before, after = old["spec"], new["spec"]
-    if value_at(old, "status", "qosClass") not in (None, quality(new)):
+    if value_at(old, "status", "qosClass") not in (None, quality(new["spec"])):
         why = "Pod QOS Class may not change as a result of resizing"
         yield invalid("spec", value_at(new, "status", "qosClass"), why)
     running = [each for each in value_at(old, "status", "containerStatuses", default=[]) if "running" in state(each)]

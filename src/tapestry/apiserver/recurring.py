@@ -1,0 +1,68 @@
+"""Parts of objects that come again: replicas have one spec, and what is found out of it holds for all of them.
+
+A part that was `met` before, by its text, is one and the same value from then on.  Nobody changes values: what a
+function marked `remembered` once said of it stands, and the part that one marked `derived` made of it comes again, too.
+What is too long to be kept is new each time, and everything is forgotten once there is too much of it.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+LONGEST = 1 << 14
+"""Bytes of a text that is kept."""
+MOST = 256
+"""Texts that are kept."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Of = Callable[Concatenate[Any, P], T]
+
+_met: dict[Any, tuple[Any, Any]] = {}
+_said: dict[int, tuple[Any, dict[Any, Any]]] = {}
+"""What was said of each part, which is held here, too: as long as it is, no other value has its id."""
+
+
+def met(text: bytes, place: Any, read: Callable[[], tuple[T, Any]]) -> tuple[T, Any]:
+    """What `read` makes of a text in a place: a part that comes again when the text does, and whatever else."""
+    key = place, text
+    found = _met.get(key)
+    if found is None:
+        found = read()
+        if len(text) <= LONGEST:
+            if len(_met) >= MOST:
+                forget_all()
+            _met[key] = found
+            _said[id(found[0])] = found[0], {}
+    return found
+
+
+def forget_all() -> None:
+    _met.clear()
+    _said.clear()
+
+
+def remembered(function: Of[P, T]) -> Of[P, T]:
+    """A pure function of a part, and of what can be hashed: it is asked once."""
+    return asked_once(function, lambda _: None)
+
+
+def derived(function: Of[P, T]) -> Of[P, T]:
+    """The same of a function that makes another part."""
+    return asked_once(function, lambda part: _said.setdefault(id(part), (part, {})))
+
+
+def asked_once(function: Callable[..., T], noted: Callable[[T], object]) -> Callable[..., T]:
+    @wraps(function)
+    def answer(part: Any, *others: Any) -> T:
+        known = _said.get(id(part))
+        if known is None:
+            return function(part, *others)
+        key = function, others
+        if key not in known[1]:
+            known[1][key] = found = function(part, *others)
+            noted(found)
+        value: T = known[1][key]
+        return value
+
+    return answer

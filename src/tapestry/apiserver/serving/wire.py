@@ -1,0 +1,382 @@
+"""HTTP/1.1 on a connection: what comes in as exchanges, one at a time, and what is answered to each.
+
+The grammar is llhttp's, through httptools; here is what a server adds to it.  A request is served once its head is
+there, while its body may still be coming; what a client sends ahead of its turn waits, and so does the client.  Whoever
+takes too long for a head, sends none, or sends too much of one, is shown the door; a client that leaves takes its
+request along.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from time import time
+from typing import cast
+
+import httptools
+
+LONGEST_HEAD = 1 << 17
+"""Bytes of a head, all its headers together."""
+AHEAD = 1 << 18
+"""Bytes of a body that lie here before somebody reads them; then the client waits."""
+PARTING_SECONDS = 2.0
+"""For how long a client is listened to whose request was answered before all of it was there."""
+SHUTDOWN_SECONDS = 1.0
+PIECE = 1 << 17
+"""Bytes of a long answer that are sent at a time: all at once they would lie in memory several times."""
+
+
+class Exchange:
+    """A request, and the way to answer it."""
+
+    __slots__ = (
+        *("_connection", "_is_chunked", "_pieces", "_waiter"),
+        *("headers", "is_begun", "is_whole", "keeps", "method", "pairs", "target"),
+    )
+
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+        self._pieces: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_chunked = False
+        self.method, self.target = "", b""
+        self.pairs: list[tuple[str, str]] = []
+        """Its headers, the names in lower case, in the order in which they came."""
+        self.headers: dict[str, str] = {}
+        """The first of each name."""
+        self.is_whole = False
+        """Whether all of the request is here."""
+        self.is_begun = False
+        """Whether the answer is on its way."""
+        self.keeps = True
+        """Whether the connection is used again."""
+
+    @property
+    def peer(self) -> str:
+        return self._connection.peer
+
+    @property
+    def tls(self) -> ssl.SSLObject | None:
+        return self._connection.tls
+
+    # -- what came in
+
+    def received(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def has_body(self) -> bool:
+        return not self.is_whole or bool(self._pieces)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of the body that nobody has read."""
+        return sum(map(len, self._pieces))
+
+    async def read(self) -> bytes:
+        """What has come of the body since; nothing at its end."""
+        while not self._pieces and not self.is_whole:
+            self._connection.listen()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        found = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        return found
+
+    # -- what goes out
+
+    def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """A whole answer."""
+        head = self._head(status, headers, b"Content-Length: %d\r\n" % len(body))
+        self._connection.write(head if self.method == "HEAD" else head + body)
+
+    async def send_long(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """A whole answer, as fast as the client takes it."""
+        await self._connection.write_all(self._head(status, headers, b"Content-Length: %d\r\n" % len(body)))
+        if self.method != "HEAD":
+            view = memoryview(body)
+            for at in range(0, len(body), PIECE):
+                await self._connection.write_all(view[at : at + PIECE])
+
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """The head of an answer whose length nobody knows."""
+        self._is_chunked = self._connection.version != "1.0"
+        if not self._is_chunked:
+            self.keeps = False
+        length = b"Transfer-Encoding: chunked\r\n" if self._is_chunked else b""
+        await self._connection.write_all(self._head(status, headers, length))
+
+    async def go_on(self, data: bytes) -> None:
+        if data:
+            await self._connection.write_all(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    def end(self) -> None:
+        """That was all of it."""
+        if self._is_chunked:
+            self._connection.write(b"0\r\n\r\n")
+
+    def abort(self) -> None:
+        """Break off: what was sent of the answer is not all of it."""
+        self.keeps = False
+        self._connection.abort()
+
+    def _head(self, status: int, headers: Mapping[str, str], length: bytes) -> bytes:
+        self.is_begun = True
+        if not self.is_whole:
+            self.keeps = False
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+            raise ValueError("a header with a line break in it")
+        last = b"\r\n" if self.keeps else b"Connection: close\r\n\r\n"
+        return b"%b%b%b%b" % (status_line(status, int(time())), lines.encode("utf-8", "surrogateescape"), length, last)
+
+
+@lru_cache(maxsize=64)
+def status_line(status: int, second: int) -> bytes:
+    """How an answer begins in this second."""
+    phrase = HTTPStatus(status).phrase
+    return f"HTTP/1.1 {status} {phrase}\r\nDate: {formatdate(second, usegmt=True)}\r\n".encode()
+
+
+Serve = Callable[[Exchange], Awaitable[None]]
+
+
+class Connection(asyncio.Protocol):
+    """One client's."""
+
+    peer = ""
+    tls: ssl.SSLObject | None = None
+    _transport: asyncio.Transport
+
+    def __init__(self, listening: "Listening") -> None:
+        self._listening = listening
+        self._parser = httptools.HttpRequestParser(self)
+        self._reading: Exchange | None = None
+        """What is coming in."""
+        self._head = 0
+        """Bytes of the head that is coming in."""
+        self._next: deque[Exchange] = deque()
+        """What is still to be served; the first may be."""
+        self.task: asyncio.Task[None] | None = None
+        self._full: asyncio.Future[None] | None = None
+        """While the client takes nothing."""
+        self._is_deaf = False
+        """Whether all that there is to say is said."""
+        self._idle_since = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+        self.version = "1.1"
+
+    # -- the transport's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if isinstance(peer, tuple) else ""
+        self.tls = transport.get_extra_info("ssl_object")
+        self._listening.connections.add(self)
+        self._rest()
+        self._watch_for_idleness()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._listening.connections.discard(self)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._full is not None and not self._full.done():
+            self._full.set_exception(ConnectionResetError("the client is gone"))
+        if self.task is not None:
+            self.task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._head += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # nobody here speaks anything else; what follows the head is not for us
+        except httptools.HttpParserError:
+            self._refuse(400)
+            return
+        if self._head > LONGEST_HEAD and self._reading is not None and self._reading not in self._next:
+            self._refuse(431)
+        elif self._next:
+            if len(self._next) > 1 or self._next[0].waiting > AHEAD:
+                self._transport.pause_reading()
+            if self.task is None:
+                self._serve_next()
+
+    def pause_writing(self) -> None:
+        if self._full is None:
+            self._full = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._full is not None and not self._full.done():
+            self._full.set_result(None)
+        self._full = None
+
+    # -- the parser's calls
+
+    def on_message_begin(self) -> None:
+        self._reading = Exchange(self)
+
+    def on_url(self, url: bytes) -> None:
+        assert self._reading is not None
+        self._reading.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        assert self._reading is not None
+        pair = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
+        self._reading.pairs.append(pair)
+        self._reading.headers.setdefault(*pair)
+
+    def on_headers_complete(self) -> None:
+        exchange = self._reading
+        assert exchange is not None
+        exchange.method = self._parser.get_method().decode("latin-1")
+        exchange.keeps = self._parser.should_keep_alive() and not self._parser.should_upgrade()
+        self.version = self._parser.get_http_version()
+        self._next.append(exchange)
+        if exchange.headers.get("expect", "").lower() == "100-continue":
+            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        assert self._reading is not None
+        self._reading.received(data)
+
+    def on_message_complete(self) -> None:
+        assert self._reading is not None
+        self._head = 0
+        self._reading.is_whole = True
+        self._reading.wake()
+        self._reading = None
+
+    # -- exchanges
+
+    def _serve_next(self) -> None:
+        self._idle_since = 0.0
+        if self.version == "1.1" and "host" not in self._next[0].headers:
+            self._refuse(400)
+            return
+        self.task = asyncio.get_running_loop().create_task(self._serve(self._next[0]))
+
+    async def _serve(self, exchange: Exchange) -> None:
+        try:
+            await self._listening.serve(exchange)
+        except ConnectionError:
+            self._transport.abort()
+        finally:
+            self.task = None
+        self._next.popleft()
+        if not exchange.keeps:
+            self._part(exchange)
+        elif self._next:
+            self._serve_next()
+        else:
+            self._rest()
+
+    def _refuse(self, status: int) -> None:
+        """Answer what is no request."""
+        if self.task is None:
+            self.write(status_line(status, int(time())) + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
+        self._part(None)
+
+    def _part(self, exchange: Exchange | None) -> None:
+        """Close, but not in the face of a client that is still talking: it would not hear the answer."""
+        if exchange is not None and exchange.is_whole:
+            self.close()
+            return
+        self._is_deaf = True
+        self.listen()
+        asyncio.get_running_loop().call_later(PARTING_SECONDS, self.close)
+
+    # -- writing
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    async def write_all(self, data: bytes | memoryview) -> None:
+        """Write once the client has taken most of what was written before."""
+        if self._transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        self._transport.write(data)
+        if self._full is not None:
+            await self._full
+
+    def listen(self) -> None:
+        self._transport.resume_reading()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # -- idleness
+
+    def _rest(self) -> None:
+        self._idle_since = asyncio.get_running_loop().time()
+        self._transport.resume_reading()
+
+    @property
+    def is_idle(self) -> bool:
+        return self.task is None
+
+    def _watch_for_idleness(self) -> None:
+        loop = asyncio.get_running_loop()
+        ends = (self._idle_since or loop.time()) + self._listening.idle
+        if ends <= loop.time():
+            self.abort()
+        else:
+            self._alarm = loop.call_at(ends, self._watch_for_idleness)
+
+    def end(self) -> None:
+        """Stop whatever is under way."""
+        if self.task is not None:
+            self.task.cancel()
+        self.abort()
+
+
+class Listening:
+    """A socket that is listened to."""
+
+    def __init__(self, serve: Serve, idle: float) -> None:
+        self.serve = serve
+        self.idle = idle
+        """Seconds that a connection may be without a whole head of a request."""
+        self.connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(self), host, port, ssl=tls, backlog=1024)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        sockets = self._server.sockets if self._server is not None else ()
+        return [each.getsockname()[:2] for each in sockets]
+
+    async def cleanup(self) -> None:
+        """Stop listening; what is under way has a moment to end."""
+        if self._server is None:
+            return
+        self._server.close()
+        for each in list(self.connections):
+            if each.is_idle:
+                each.close()
+        tasks = [each.task for each in self.connections if each.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SHUTDOWN_SECONDS)
+        for each in list(self.connections):
+            each.end()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_SECONDS):
+                await self._server.wait_closed()
