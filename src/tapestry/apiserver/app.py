@@ -121,7 +121,7 @@ async def running(
             tasks = [group.create_task(chore) for chore in chores]
             await store.wait_for_latest()
             await bootstrap.install(server)
-            runners = await listen(config, reception, ways, gate, folder)
+            runners = await listen(config, reception, ways, gate, folder, group)
             try:
                 addresses = {name: address_of(runner) for name, runner in runners.items()}
                 if "secure" in runners:
@@ -258,7 +258,12 @@ def ways_of(config: ApiServerConfig, accounts: Accounts) -> list[Way]:
 
 
 async def listen(
-    config: ApiServerConfig, server: Refusing, ways: list[Way], gate: Gate, folder: Path
+    config: ApiServerConfig,
+    server: Refusing,
+    ways: list[Way],
+    gate: Gate,
+    folder: Path,
+    group: asyncio.TaskGroup,
 ) -> dict[str, Listening]:
     def listener(more: list[Way]) -> Listener:
         authenticator = Authenticator([*ways, *more], is_open=config.anonymous_auth)
@@ -267,12 +272,12 @@ async def listen(
     found = {}
     if (secure := parse_address(config.secure_address)) is not None:
         tls = tls_of(config, folder, secure.host)
-        found["secure"] = await serve(listener([]), secure.host, secure.port, tls)
+        found["secure"] = await serve(listener([]), secure.host, secure.port, tls, group=group)
     local = parse_address(config.local_address) if config.authn_allow_localhost else None
     if local is not None:
         if not local.is_loopback:
             raise ValueError(f"localAddress: {local} is not on loopback, and plain HTTP is for this machine alone")
-        found["local"] = await serve(listener([by_place]), local.host, local.port)
+        found["local"] = await serve(listener([by_place]), local.host, local.port, group=group)
     return found
 
 

@@ -14,6 +14,9 @@ LONGEST = 1 << 14
 MOST = 256
 """Texts that are kept."""
 
+QUESTIONS = 64
+"""Answers that are kept of each part."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Of = Callable[Concatenate[Any, P], T]
@@ -42,27 +45,43 @@ def forget_all() -> None:
     _said.clear()
 
 
+def is_part(value: Any) -> bool:
+    """Whether it comes again."""
+    return id(value) in _said
+
+
+def once(part: Any, question: Any, answer: Callable[[], T], *, is_part_too: bool = False) -> T:
+    """What was answered to a question about a part, for which something stands that can be hashed."""
+    known = _said.get(id(part))
+    if known is None:
+        return answer()
+    answers = known[1]
+    if question in answers:
+        found: T = answers[question]
+        return found
+    found = answer()
+    if len(answers) < QUESTIONS:
+        answers[question] = found
+        if is_part_too:
+            _said.setdefault(id(found), (found, {}))
+    return found
+
+
 def remembered(function: Of[P, T]) -> Of[P, T]:
     """A pure function of a part, and of what can be hashed: it is asked once."""
-    return asked_once(function, lambda _: None)
+
+    @wraps(function)
+    def answer(part: Any, /, *others: P.args, **named: P.kwargs) -> T:
+        return once(part, (function, others), lambda: function(part, *others, **named))
+
+    return answer
 
 
 def derived(function: Of[P, T]) -> Of[P, T]:
-    """The same of a function that makes another part."""
-    return asked_once(function, lambda part: _said.setdefault(id(part), (part, {})))
+    """The same of a function that makes another part of one."""
 
-
-def asked_once(function: Callable[..., T], noted: Callable[[T], object]) -> Callable[..., T]:
     @wraps(function)
-    def answer(part: Any, *others: Any) -> T:
-        known = _said.get(id(part))
-        if known is None:
-            return function(part, *others)
-        key = function, others
-        if key not in known[1]:
-            known[1][key] = found = function(part, *others)
-            noted(found)
-        value: T = known[1][key]
-        return value
+    def answer(part: Any, /, *others: P.args, **named: P.kwargs) -> T:
+        return once(part, (function, others), lambda: function(part, *others, **named), is_part_too=True)
 
     return answer

@@ -89,8 +89,10 @@ def unserved(path: str) -> Target | None:
 
 def parts(path: str) -> tuple[str, str, str, list[str]]:
     """Group, version and namespace of a path, and what follows; nothing does where it is no path of a resource."""
-    segments = [unquote(each) for each in path.strip("/").split("/")]
-    if any(each in ("", ".", "..") for each in segments):
+    segments = path.strip("/").split("/")
+    if "%" in path:
+        segments = [unquote(each) for each in segments]
+    if not NO_SEGMENTS.isdisjoint(segments):
         return "", "", "", []
     match segments:
         case ["api", version, *rest]:
@@ -104,6 +106,7 @@ def parts(path: str) -> tuple[str, str, str, list[str]]:
     return group, version, "", rest
 
 
+NO_SEGMENTS = frozenset({"", ".", ".."})
 OF_NAMESPACES = {("", "status"), ("", "finalize")}
 
 

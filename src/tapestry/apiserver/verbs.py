@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from tapestry.apiserver import refusals, writes
+from tapestry.apiserver.recurring import is_part, once
 from tapestry.apiserver.requests import Continue, Query, Selection, Target, User, number, opened, selection_of
 from tapestry.apiserver.rows import MADE_BY_PUT, SHOWN_WHEN_GONE, Row
 from tapestry.apiserver.storage.log import Key
@@ -434,9 +435,16 @@ def making(row: Row, obj: Object) -> Make:
 
     def make(revision: int) -> tuple[bytes, Object]:
         at = {**version, **obj, **version, "metadata": {**obj["metadata"], "resourceVersion": str(revision)}}
+        if "spec" in at:
+            at["spec"] = text_of(at["spec"])
         return ENCODER.encode(at), dict(labels_of(obj))
 
     return make
+
+
+def text_of(spec: Any) -> Any:
+    """What is written in the place of a spec: of one that comes again its text, which is known."""
+    return once(spec, text_of, lambda: msgspec.Raw(ENCODER.encode(spec))) if is_part(spec) else spec
 
 
 def list_text(row: Row, metadata: Object, items: Sequence[bytes]) -> bytes:

@@ -177,7 +177,7 @@ def theirs(obj: Object) -> Object:
 
 def tidy(metadata: Object, keep: tuple[str, ...] = ()) -> Object:
     """Metadata as a server shows it: what is empty is absent."""
-    return {key: value for key, value in metadata.items() if value not in (None, "", {}, []) or key in keep}
+    return {key: value for key, value in metadata.items() if value or key in keep or isinstance(value, int)}
 
 
 def status_metadata(row: Row, current: Object, metadata: Object) -> Object:

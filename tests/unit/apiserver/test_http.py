@@ -72,21 +72,21 @@ async def listening(
     server: Refusing, gate: Gate | None = None, *, seconds: float = 5, idle: float = 5
 ) -> AsyncIterator[Any]:
     """A listener, and a way to call it up."""
-    runner = await serve(
-        Listener(server, Authenticator([somebody]), gate or Gate({}), seconds), "127.0.0.1", 0, idle=idle
-    )
-    lines: list[Line] = []
+    listener = Listener(server, Authenticator([somebody]), gate or Gate({}), seconds)
+    async with asyncio.TaskGroup() as group:
+        runner = await serve(listener, "127.0.0.1", 0, group=group, idle=idle)
+        lines: list[Line] = []
 
-    async def call_up() -> Line:
-        lines.append(Line(*await asyncio.open_connection(*runner.addresses[0][:2])))
-        return lines[-1]
+        async def call_up() -> Line:
+            lines.append(Line(*await asyncio.open_connection(*runner.addresses[0][:2])))
+            return lines[-1]
 
-    try:
-        yield call_up
-    finally:
-        for line in lines:
-            line.writer.close()
-        await runner.cleanup()
+        try:
+            yield call_up
+        finally:
+            for line in lines:
+                line.writer.close()
+            await runner.cleanup()
 
 
 class Plain:

@@ -1,5 +1,6 @@
 """Subresources: the parts of an object that have a path, rights and rules of their own."""
 
+import asyncio
 import base64
 import ssl
 from collections.abc import AsyncIterator
@@ -275,6 +276,17 @@ async def test_a_custom_resource_is_scaled_where_its_definition_says(call: Hand)
 
 
 @pytest.mark.usefixtures("teams")
+async def test_a_scale_is_patched_while_somebody_else_writes_the_object(call: Hand) -> None:
+    await call.made(TEAMS, {"metadata": {"name": "t"}, "spec": {"size": 2}})
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(call("PATCH", f"{TEAMS}/t", {"metadata": {"labels": {"a": "b"}}}, kind=MERGE))
+        second = group.create_task(call("PATCH", f"{TEAMS}/t/scale", {"spec": {"replicas": 5}}, kind=MERGE))
+    assert [each.result()[0] for each in (first, second)] == [200, 200]
+    _, team = await call("GET", f"{TEAMS}/t")
+    assert (team["metadata"]["labels"], team["spec"]["size"]) == ({"a": "b"}, 5)
+
+
+@pytest.mark.usefixtures("teams")
 async def test_a_size_that_there_cannot_be_is_refused(call: Hand) -> None:
     await call.made(TEAMS, {"metadata": {"name": "t"}, "spec": {}})
     status, found = await call("PATCH", f"{TEAMS}/t/scale", {"spec": {"replicas": -1}}, kind=MERGE)
@@ -334,15 +346,13 @@ async def test_a_log_comes_from_the_kubelet_as_it_is_written(call: Hand, kubelet
     await call.made(PODS, a_pod(nodeName="node"))
     special = {**call.server.special, ("pods", "log"): kubelets.log}
     server = replace(call.server, special=special)
-    runner = await serve(Listener(server, Authenticator([by_place])), "127.0.0.1", 0)
-    try:
-        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with aiohttp.ClientSession(base) as session:
+    async with asyncio.TaskGroup() as group:
+        runner = await serve(Listener(server, Authenticator([by_place])), "127.0.0.1", 0, group=group)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
             query = {"follow": "true", "tailLines": "3", "pretty": "true"}
             async with session.get(f"{PODS}/web/log", params=query) as response:
                 assert (response.status, response.content_type) == (200, "text/plain")
                 assert await response.read() == b"line 0\nline 1\nline 2\n"
-    finally:
         await runner.cleanup()
     assert asked == ["/containerLogs/default/web/c?follow=true&tailLines=3"]
 

@@ -49,13 +49,13 @@ class Ownership:
         managed = known_to(request, old, entries)
         if not managed and (old is not None or not self.from_the_start):
             return bare
-        row = request.target.row
-        shape = self.shapes.of(row)
-        nothing = self.shapes.nothing(row)
+        row, entry, ignored = request.target.row, self.entry(request, "Update"), beyond(request)
+        shape, nothing = self.shapes.of(row), self.shapes.nothing(row)
+        if old is None and not managed:
+            fields = managed_fields.made(shape, nothing, bare, ignored)
+            return owned(bare, {entry.manager: entry._replace(fields=fields)} if fields else {})
         before = nothing if old is None else {**nothing, **without(old, "metadata", "managedFields")}
-        entry = self.entry(request, "Update")
-        after = {**nothing, **bare}
-        return owned(bare, managed_fields.updated(shape, before, after, managed, entry, beyond(request)))
+        return owned(bare, managed_fields.updated(shape, before, {**nothing, **bare}, managed, entry, ignored))
 
     async def steady(self, _: Request, old: Object | None, new: Object | None) -> Object:
         """A step, the last one: to have written again what was there is no change."""

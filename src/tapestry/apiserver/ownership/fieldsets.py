@@ -34,6 +34,8 @@ def as_member(node: Fields | None) -> Fields:
 
 
 def union(left: Fields, right: Fields) -> Fields:
+    if not left or not right:
+        return left or right
     found = dict(left)
     for key, node in right.items():
         had = found.get(key)
@@ -49,6 +51,8 @@ def joined(left: Fields, right: Fields) -> Fields:
 
 def difference(left: Fields, right: Fields) -> Fields:
     """What is in `left` and not in `right`; a field in `right` does not take along what is below it."""
+    if left.keys().isdisjoint(right):
+        return left
     found = {}
     for key, node in left.items():
         other = right.get(key)

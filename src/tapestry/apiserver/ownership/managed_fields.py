@@ -22,6 +22,7 @@ from tapestry.apiserver.ownership.fieldsets import (
     without_trees,
 )
 from tapestry.apiserver.ownership.shapes import Shape
+from tapestry.apiserver.recurring import is_part, once
 from tapestry.kube.objects import Object, without
 
 Operation = Literal["Apply", "Update"]
@@ -31,6 +32,8 @@ ANCIENT = "ancient-changes"
 """In whose name the oldest updates are owned, once there are too many."""
 BEFORE_APPLY = "before-first-apply"
 """In whose name everything is owned that was there before anybody's fields were kept account of."""
+REPLICA = {"apiVersion", "kind", "metadata", "spec", "status"}
+"""What there is to one."""
 UNOWNED: Fields = {
     "f:apiVersion": LEAF,
     "f:kind": LEAF,
@@ -163,6 +166,29 @@ def same_but_for_times(left: Object, right: Object) -> bool:
 # -- what a write makes of it
 
 
+def made(shape: Shape, nothing: Object, new: Object, ignored: Fields) -> Fields:
+    """What a writer owns who makes `new` of nothing.
+
+    It follows from which fields there are, and not from what is in most of them: replicas have the same.
+    """
+
+    def owned() -> Fields:
+        changed, _ = compared(shape, nothing, {**nothing, **new}, ignored)
+        return difference(changed, UNOWNED)
+
+    if new.keys() <= REPLICA and is_part(new.get("spec")) and "f:status" in ignored:
+        return once(new["spec"], (shape, msgspec.json.encode(outline(new["metadata"]))), owned)
+    return owned()
+
+
+def outline(metadata: Object) -> Object:
+    """Metadata with the same fields, and without what differs between replicas."""
+    return {
+        key: dict.fromkeys(value, "") if type(value) is dict else value if type(value) is list else ""
+        for key, value in metadata.items()
+    }
+
+
 def updated(shape: Shape, old: Object, new: Object, managed: Managed, entry: Entry, ignored: Fields = LEAF) -> Managed:
     """What is owned after a writer, who is the manager of `entry`, has made `new` out of `old`.
 
@@ -175,7 +201,7 @@ def updated(shape: Shape, old: Object, new: Object, managed: Managed, entry: Ent
         return found
     key = entry.manager.key
     had = found[key].fields if key in found else LEAF
-    return capped({**found, key: entry._replace(fields=union(had, taken) if had else taken)})
+    return capped({**found, key: entry._replace(fields=union(had, taken))})
 
 
 def compared(shape: Shape, old: Object, new: Object, ignored: Fields) -> tuple[Fields, Fields]:
@@ -187,8 +213,8 @@ def compared(shape: Shape, old: Object, new: Object, ignored: Fields) -> tuple[F
 def left_to_others(managed: Managed, changed: Fields, gone: Fields) -> dict[Manager, Entry]:
     """What managers own once somebody else has changed some fields, and removed others."""
     lost = union(changed, gone)
-    found = {key: each._replace(fields=difference(each.fields, lost)) for key, each in managed.items()}
-    return {key: each for key, each in found.items() if each.fields}
+    found = {key: (each, difference(each.fields, lost)) for key, each in managed.items()}
+    return {key: each._replace(fields=fields) for key, (each, fields) in found.items() if fields}
 
 
 def capped(managed: dict[Manager, Entry]) -> Managed:

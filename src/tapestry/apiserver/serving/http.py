@@ -202,9 +202,15 @@ async def relayed(exchange: Exchange, answer: Answer, source: Stream) -> None:
 
 
 async def serve(
-    listener: Listener, host: str, port: int, tls: ssl.SSLContext | None = None, *, idle: float = IDLE_SECONDS
+    listener: Listener,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    *,
+    group: asyncio.TaskGroup,
+    idle: float = IDLE_SECONDS,
 ) -> Listening:
-    """Listen; the caller cleans up."""
-    found = Listening(listener.handle, idle)
+    """Listen, and serve in tasks of the group; the caller cleans up before that ends."""
+    found = Listening(listener.handle, group, idle)
     await found.start(host, port, tls)
     return found

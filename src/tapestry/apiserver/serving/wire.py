@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
         if self.version == "1.1" and "host" not in self._next[0].headers:
             self._refuse(400)
             return
-        self.task = asyncio.get_running_loop().create_task(self._serve(self._next[0]))
+        self.task = self._listening.group.create_task(self._serve(self._next[0]))
 
     async def _serve(self, exchange: Exchange) -> None:
         try:
@@ -348,8 +348,11 @@ class Connection(asyncio.Protocol):
 class Listening:
     """A socket that is listened to."""
 
-    def __init__(self, serve: Serve, idle: float) -> None:
+    def __init__(self, serve: Serve, group: asyncio.TaskGroup, idle: float) -> None:
         self.serve = serve
+        """It answers whatever happens; what it raises breaks the connection, or everything."""
+        self.group = group
+        """Whose tasks exchanges are."""
         self.idle = idle
         """Seconds that a connection may be without a whole head of a request."""
         self.connections: set[Connection] = set()
