@@ -29,7 +29,7 @@ from tapestry.apiserver.access.bootstrap_roles import BOOTSTRAPPED, has_roles
 from tapestry.apiserver.access.certificates import Authority, server_context
 from tapestry.apiserver.access.ephemeral import NAME as TOKENS
 from tapestry.apiserver.access.ephemeral import EphemeralTokens, sweep, tokens_in
-from tapestry.apiserver.access.escalation import Escalation
+from tapestry.apiserver.access.escalation import BINDINGS, ROLES, Escalation
 from tapestry.apiserver.access.followed import Followed
 from tapestry.apiserver.access.openid import OpenId
 from tapestry.apiserver.access.rbac import Authorizer, Roles
@@ -38,11 +38,11 @@ from tapestry.apiserver.access.service_accounts import Accounts
 from tapestry.apiserver.access.signing import keys_in
 from tapestry.apiserver.admission import plain as admission
 from tapestry.apiserver.admission.callouts import Callouts
-from tapestry.apiserver.admission.classes import Classes
+from tapestry.apiserver.admission.classes import CLASSED, Classes
 from tapestry.apiserver.admission.limits import LimitRanges
 from tapestry.apiserver.admission.pod_security import PodSecurity
 from tapestry.apiserver.admission.policies import Policies
-from tapestry.apiserver.admission.policy_rules import PolicyRules
+from tapestry.apiserver.admission.policy_rules import MATCHES, PolicyRules
 from tapestry.apiserver.admission.quota import Quotas
 from tapestry.apiserver.admission.webhooks import Webhooks
 from tapestry.apiserver.advice import kinds as advice
@@ -53,7 +53,7 @@ from tapestry.apiserver.defaults import kinds as defaults
 from tapestry.apiserver.documents.documents import Documents
 from tapestry.apiserver.ownership.apply import Ownership
 from tapestry.apiserver.ownership.shapes import Shapes
-from tapestry.apiserver.pipeline import Pipeline, TypedReading
+from tapestry.apiserver.pipeline import Only, Pipeline, TypedReading, is_built_in, is_custom, stored
 from tapestry.apiserver.rows import Rows, built_in
 from tapestry.apiserver.server import Authorize, Page, Refusing, Server, everybody_may
 from tapestry.apiserver.service_addresses import Addresses, Network
@@ -68,6 +68,7 @@ from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.subresources.connections import CONNECTIONS, Connections
 from tapestry.apiserver.subresources.evictions import Evictions
 from tapestry.apiserver.subresources.kubelets import Kubelets
+from tapestry.apiserver.subresources.parts import REQUESTS
 from tapestry.apiserver.subresources.plain import Subresources
 from tapestry.apiserver.subresources.scales import Scales
 from tapestry.apiserver.subresources.signing_requests import SigningRequests
@@ -75,7 +76,7 @@ from tapestry.apiserver.types import Types
 from tapestry.apiserver.validation import kinds as validation
 from tapestry.apiserver.verbs import Verbs
 from tapestry.kube.objects import NOTHING, Object
-from tapestry.kube.resources import DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS
+from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES
 from tapestry.process.audit import Audit
 from tapestry.process.logs import logger
 from tapestry.process.probes import parse_address
@@ -153,28 +154,38 @@ def server_of(
     addresses = Addresses(store, service_range(config), chance)
     addresses.load()
     policies, policy_rules = Policies(store, rows, authorize), PolicyRules(rows, table.types)
+    crds, hooks, requested = stored(CRDS.name), stored(*MATCHES), stored(REQUESTS)
+    pods, bearers, giving = stored("pods"), stored("pods", "persistentvolumeclaims"), stored(*ROLES, *BINDINGS)
     reading = (
-        *(TypedReading(types), definitions.read, admission.plain_secrets, defaults.step),
-        *(rules.default, policy_rules.default),
+        *(Only(is_built_in, TypedReading(types)), Only(is_custom, definitions.read)),
+        *(Only(stored("secrets"), admission.plain_secrets), defaults.step),
+        *(Only(crds, rules.default), Only(hooks, policy_rules.default)),
     )
-    plugins = (
+    on_pods = (
         *(limits.default, admission.Priorities(store), admission.default_tolerations),
         *((admission.PodAccounts(store, chance),) if config.pod_accounts else ()),
-        Classes(store),
     )
+    plugins = (*(Only(pods, step) for step in on_pods), Only(stored(*CLASSED), Classes(store)))
     callouts = Callouts(store, chance)
     conversions, kubelets = Conversions(callouts, definitions), Kubelets(store, config.kubelet)
     webhooks = Webhooks(store, rows, callouts, conversions, authorize, Pipeline(reading), Pipeline(plugins))
     requests = SigningRequests(authorize, now)
     prepare = Pipeline(
-        [*reading, requests.prepare, ownership.track, admission.Namespaces(store), *plugins, webhooks.mutate]
+        [
+            *reading,
+            *(Only(requested, requests.prepare), ownership.track, admission.Namespaces(store)),
+            *plugins,
+            webhooks.mutate,
+        ]
     )
     settle = Pipeline(
         [
-            *((Escalation(authorize),) if isinstance(authorize, Authorizer) else ()),
-            *(admission.immortal, admission.kinds, addresses, validation.step),
-            *(definitions.check, rules.settle, policy_rules.settle, requests.check, advice.step),
-            *(ownership.steady, limits.check, PodSecurity(store), policies, webhooks.validate),
+            *((Only(giving, Escalation(authorize)),) if isinstance(authorize, Authorizer) else ()),
+            *(Only(stored("namespaces"), admission.immortal), admission.kinds),
+            *(Only(stored(SERVICES.name), addresses), validation.step),
+            *(Only(is_custom, definitions.check), Only(crds, rules.settle), Only(hooks, policy_rules.settle)),
+            *(Only(requested, requests.check), advice.step, ownership.steady, Only(bearers, limits.check)),
+            *(PodSecurity(store), policies, webhooks.validate),
             Quotas(store, rows.of(RESOURCE_QUOTAS), now),  # the last: what is charged follows at once
         ]
     )

@@ -1,14 +1,15 @@
 """What happens to a write on its way in: a list of steps, each of which may change the object, refuse it, or warn."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import yaml
 
 from tapestry.apiserver import refusals
+from tapestry.apiserver.rows import Row
 from tapestry.apiserver.types import Types
 from tapestry.apiserver.verbs import Request, Step
 from tapestry.kube.errors import BadRequest
@@ -18,13 +19,43 @@ encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
+class Only:
+    """A step that concerns some resources, and of which the others see nothing."""
+
+    concerns: Callable[[Row], bool]
+    step: Step
+
+
+def stored(*resources: str) -> Callable[[Row], bool]:
+    """Whether a row is one of these."""
+    return lambda row: row.storage in resources
+
+
+def is_custom(row: Row) -> bool:
+    return row.is_custom
+
+
+def is_built_in(row: Row) -> bool:
+    return not row.is_custom
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """Steps one after the other, as one."""
 
-    steps: Sequence[Step]
+    steps: Sequence[Step | Only]
+    _of: dict[str, Sequence[Step]] = field(default_factory=dict)
+    """Those that concern a resource."""
+
+    def of(self, row: Row) -> Sequence[Step]:
+        found = self._of.get(row.storage)
+        if found is None:
+            steps = [each for each in self.steps if not isinstance(each, Only) or each.concerns(row)]
+            found = self._of[row.storage] = [each.step if isinstance(each, Only) else each for each in steps]
+        return found
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        for step in self.steps:
+        for step in self.of(request.target.row):
             changed = await step(request, old, new)
             new = changed if new is not None else None
         found = new if new is not None else old
@@ -39,9 +70,9 @@ class TypedReading:
     types: Types
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        if new is None:
+            return old or {}
         row = request.target.row
-        if new is None or row.is_custom:
-            return new or old or {}
         # What a patch has left alone was read when it was written.
         changed = new if old is None else {key: each for key, each in new.items() if each is not old.get(key)}
         try:

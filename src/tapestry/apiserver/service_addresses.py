@@ -62,7 +62,7 @@ class Addresses:
                 del self.held[value]
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.target.row.storage != SERVICES.name or request.target.subresource:
+        if new is None or request.target.subresource:
             return new if new is not None else old or {}
         before: Object = (old or {}).get("spec") or {}
         spec: Object = new.get("spec") or {}

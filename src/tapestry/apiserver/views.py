@@ -18,11 +18,11 @@ def one(row: Row, raw: bytes, form: str, include: str) -> bytes:
     """A single object."""
     if not form:
         return raw
+    if form != TABLE:
+        return partial_text(raw)
     obj: Object = msgspec.json.decode(raw)
-    if form == TABLE:
-        version = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
-        return msgspec.json.encode(tables.table(row, [obj], version, include))
-    return msgspec.json.encode(tables.partial(obj))
+    version = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
+    return msgspec.json.encode(tables.table(row, [obj], version, include))
 
 
 def scale(obj: Object, form: str, include: str) -> Object:
@@ -37,12 +37,26 @@ def many(row: Row, listing: Listing, form: str, include: str) -> bytes:
     """A list."""
     if not form:
         return list_text(row, listing.metadata, listing.items)
-    objects = decoded(listing.items)
     if form == TABLE:
-        return msgspec.json.encode(tables.table(row, objects, listing.metadata, include))
-    items = [tables.partial(obj) for obj in objects]
+        return msgspec.json.encode(tables.table(row, decoded(listing.items), listing.metadata, include))
+    items = [msgspec.Raw(partial_text(raw)) for raw in listing.items]
     head = {"kind": PARTIALS, "apiVersion": "meta.k8s.io/v1", "metadata": listing.metadata, "items": items}
     return msgspec.json.encode(head)
+
+
+class Partial(msgspec.Struct):
+    """An object of which the metadata are of interest, and these are not read."""
+
+    metadata: msgspec.Raw
+
+
+PARTIAL_DECODER = msgspec.json.Decoder(Partial)
+PARTIAL_HEAD = msgspec.json.encode(tables.partial({"metadata": None})).removesuffix(b"null}")
+
+
+def partial_text(raw: bytes) -> bytes:
+    """The metadata of an object, as an object."""
+    return b"".join((PARTIAL_HEAD, PARTIAL_DECODER.decode(raw).metadata, b"}"))
 
 
 def bookmark(row: Row, raw: bytes, form: str) -> bytes:

@@ -36,11 +36,9 @@ class Escalation:
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
         if new is None:
             return old or {}
-        storage = request.target.row.storage
-        if storage not in ROLES and storage not in BINDINGS:
-            return new
         if MASTERS not in request.user.groups and (old is None or bare(old) != bare(new)):
-            (self.check_role if storage in ROLES else self.check_binding)(request, old, new)
+            is_role = request.target.row.storage in ROLES
+            (self.check_role if is_role else self.check_binding)(request, old, new)
         return new
 
     def check_role(self, request: Request, old: Object | None, role: Object) -> None:

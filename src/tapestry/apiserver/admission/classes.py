@@ -19,6 +19,7 @@ STORAGE_DEFAULTS = ("storageclass.kubernetes.io/is-default-class", "storageclass
 INGRESS_DEFAULTS = ("ingressclass.kubernetes.io/is-default-class",)
 STORAGE_CLASS, INGRESS_CLASS = "volume.beta.kubernetes.io/storage-class", "kubernetes.io/ingress.class"
 """Annotations that named the class before there were fields for it."""
+CLASSED = ("pods", "persistentvolumeclaims", "ingresses.networking.k8s.io", "persistentvolumes")
 PROTECTIONS = {
     "persistentvolumeclaims": "kubernetes.io/pvc-protection",
     "persistentvolumes": "kubernetes.io/pv-protection",
@@ -41,9 +42,7 @@ class Classes:
                 return protected(self.claim(new), "persistentvolumeclaims")
             case "ingresses.networking.k8s.io":
                 return self.ingress(new)
-            case "persistentvolumes":
-                return protected(new, "persistentvolumes")
-        return new
+        return protected(new, "persistentvolumes")
 
     def pod(self, request: Request, pod: Object) -> Object:
         spec = pod["spec"]

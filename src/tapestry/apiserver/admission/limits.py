@@ -24,7 +24,7 @@ class LimitRanges:
     store: Store
 
     async def default(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.target.row.storage != "pods" or request.verb != "create":
+        if new is None or request.verb != "create":
             return new if new is not None else old or {}
         found = new
         for limit_range in self.of(request.target.namespace):
@@ -55,10 +55,10 @@ def limits_of(limit_range: Object) -> list[Object]:
 
 def is_limited(request: Request) -> bool:
     """Pods say what they need when they are made or resized, claims whenever they are written."""
-    row, subresource = request.target.row.storage, request.target.subresource
-    if row == "pods":
+    subresource = request.target.subresource
+    if request.target.row.storage == "pods":
         return request.verb == "create" if not subresource else subresource == "resize"
-    return row == "persistentvolumeclaims" and not subresource and request.verb != "delete"
+    return not subresource and request.verb != "delete"
 
 
 # -- what is filled in

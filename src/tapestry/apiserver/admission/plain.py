@@ -62,8 +62,7 @@ class Namespaces:
 
 async def immortal(request: Request, old: Object | None, new: Object | None) -> Object:
     """Some namespaces never go."""
-    target = request.target
-    if new is None and target.row.storage == "namespaces" and target.name in IMMORTAL:
+    if new is None and request.target.name in IMMORTAL:
         raise refused(request, "this namespace may not be deleted")
     return new if new is not None else old or {}
 
@@ -81,7 +80,7 @@ class Priorities:
     store: Store
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.target.row.storage != "pods" or request.verb != "create":
+        if new is None or request.verb != "create":
             return new if new is not None else old or {}
         spec = new.get("spec") or {}
         name = spec.get("priorityClassName", "")
@@ -116,7 +115,7 @@ def prioritized(spec: Object, value: int, policy: str) -> Object:
 
 async def default_tolerations(request: Request, old: Object | None, new: Object | None) -> Object:
     """A pod stays for five minutes on a node that is not ready or out of reach, unless it says otherwise."""
-    if new is None or request.target.row.storage != "pods" or request.target.subresource:
+    if new is None or request.target.subresource:
         return new if new is not None else old or {}
     return {**new, "spec": patient(new.get("spec") or {})}
 
@@ -142,7 +141,7 @@ class PodAccounts:
     random: Random
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.target.row.storage != "pods" or request.verb != "create":
+        if new is None or request.verb != "create":
             return new if new is not None else old or {}
         if MIRROR in annotations_of(new):
             return new
@@ -338,9 +337,9 @@ ON_WRITE: dict[str, Callable[[Object, Object | None], Object]] = {
 }
 
 
-async def plain_secrets(request: Request, old: Object | None, new: Object | None) -> Object:
+async def plain_secrets(_: Request, old: Object | None, new: Object | None) -> Object:
     """What a Secret has in plain text goes where everything else of it is."""
-    if new is None or request.target.row.storage != "secrets" or "stringData" not in new:
+    if new is None or "stringData" not in new:
         return new if new is not None else old or {}
     data = {**(new.get("data") or {}), **{key: encoded(text) for key, text in new["stringData"].items()}}
     return {**{key: value for key, value in new.items() if key != "stringData"}, "data": data}

@@ -37,9 +37,9 @@ class PolicyRules:
     """The published schemas of built-in kinds."""
 
     async def default(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        field = MATCHES.get(request.target.row.storage)
-        if new is None or field is None:
-            return new if new is not None else old or {}
+        if new is None:
+            return old or {}
+        field = MATCHES[request.target.row.storage]
         spec = dict(new.get("spec") or {})
         if spec.get(field) is not None:
             spec[field] = with_match_defaults(spec[field])
@@ -49,7 +49,7 @@ class PolicyRules:
 
     async def settle(self, request: Request, old: Object | None, new: Object | None) -> Object:
         storage = request.target.row.storage
-        if new is None or storage not in MATCHES or request.target.subresource:
+        if new is None or request.target.subresource:
             return new if new is not None else old or {}
         faults = list(policy_faults(new["spec"]) if storage == POLICIES else binding_faults(new["spec"]))
         if faults:

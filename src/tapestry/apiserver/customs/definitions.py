@@ -80,9 +80,9 @@ class Definitions:
 
     async def read(self, request: Request, old: Object | None, new: Object | None) -> Object:
         """Prune what the schema does not know, and fill in its defaults."""
+        if new is None:
+            return old or {}
         row = request.target.row
-        if new is None or not row.is_custom:
-            return new or old or {}
         if request.verb == "create" and "create" not in row.verbs:
             raise refusals.terminating()
         unknown: list[str] = []
@@ -94,9 +94,9 @@ class Definitions:
 
     async def check(self, request: Request, old: Object | None, new: Object | None) -> Object:
         """Refuse an object that its schema does not allow; what was wrong before and has not changed may stay."""
+        if new is None:
+            return old or {}
         row = request.target.row
-        if new is None or not row.is_custom:
-            return new or old or {}
         found = list(self.node(row).faults({key: each for key, each in new.items() if key != "metadata"}, ""))
         if found and old is not None:
             before = {(each.path, each.message) for each in self.node(row).faults(old, "")}
@@ -126,9 +126,9 @@ class DefinitionRules:
     rows: Rows
     now: Any
 
-    async def default(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.target.row.storage != STORAGE:
-            return new or old or {}
+    async def default(self, _: Request, old: Object | None, new: Object | None) -> Object:
+        if new is None:
+            return old or {}
         spec = new.get("spec") or {}
         names = spec.get("names") or {}
         kind = names.get("kind", "")
@@ -138,8 +138,8 @@ class DefinitionRules:
         return {**new, "spec": spec}
 
     async def settle(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.target.row.storage != STORAGE:
-            return new or old or {}
+        if new is None:
+            return old or {}
         if faults := list(definition_faults(new)):
             raise invalid_object(request.target.row.resource, name_of(new), faults)
         return established(new, self.now())

@@ -8,7 +8,6 @@ from tapestry.apiserver.access.reviews import unknown_row, user_info
 from tapestry.apiserver.admission.plain import refused
 from tapestry.apiserver.requests import Target, User
 from tapestry.apiserver.server import Attributes, Authorize
-from tapestry.apiserver.subresources.parts import REQUESTS
 from tapestry.apiserver.verbs import Request
 from tapestry.kube.objects import Object, value_at, with_value
 from tapestry.kube.times import timestamp
@@ -25,8 +24,8 @@ class SigningRequests:
     now: Callable[[], datetime]
 
     async def prepare(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if new is None or request.target.row.storage != REQUESTS:
-            return new if new is not None else old or {}
+        if new is None:
+            return old or {}
         if old is None:
             spec = {key: value for key, value in (new.get("spec") or {}).items() if key not in IDENTITY}
             return {**new, "spec": {**spec, **user_info(request.user)}}
@@ -53,7 +52,7 @@ class SigningRequests:
         ]
 
     async def check(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if old is None or new is None or request.target.row.storage != REQUESTS:
+        if old is None or new is None:
             return new if new is not None else old or {}
         subresource, signer = request.target.subresource, value_at(old, "spec", "signerName", default="")
         is_signed = subresource == "status" and (old.get("status") or {}) != (new.get("status") or {})
