@@ -11,6 +11,7 @@ from typing import Protocol
 
 import pytest
 
+from tapestry.local.control_planes import kubelet_flags
 from tapestry.local.kubernetes import ControlPlane
 
 from .servers import OwnServer
@@ -45,7 +46,9 @@ Start = Callable[..., AbstractContextManager[Plane]]
 
 def starts_kubernetes(assets: Path, folders: pytest.TempPathFactory) -> Start:
     def start(name: str, *, controllers: bool = False) -> ControlPlane:
-        return ControlPlane(folders.mktemp(name), assets, controller_manager=controllers, fsync=False)
+        folder = folders.mktemp(name)
+        flags = kubelet_flags(folder)
+        return ControlPlane(folder, assets, controller_manager=controllers, fsync=False, flags=flags)
 
     return start
 

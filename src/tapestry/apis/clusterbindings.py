@@ -22,32 +22,38 @@ DnsLabel = Annotated[str, Meta(min_length=1, max_length=63, pattern="^[a-z0-9]([
 class SecretReference(Fields):
     """Where the kubeconfig is: under the key `kubeconfig` of this Secret."""
 
-    name: Name
-    namespace: DnsLabel
+    name: Annotated[Name, Meta(description="Of the Secret.")]
+    namespace: Annotated[DnsLabel, Meta(description="One that the manager reads kubeconfigs from.")]
 
 
 class SelectorRequirement(Fields):
-    key: Key
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    values: tuple[str, ...] = ()
+    key: Annotated[Key, Meta(description="A label, or `metadata.name` among fields.")]
+    operator: Annotated[
+        Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"], Meta(description="How it is compared.")
+    ]
+    values: Annotated[tuple[str, ...], Meta(description="With what.")] = ()
 
 
 class NodeSelectorTerm(Fields):
-    match_expressions: tuple[SelectorRequirement, ...] = ()
-    match_fields: tuple[SelectorRequirement, ...] = ()
+    match_expressions: Annotated[
+        tuple[SelectorRequirement, ...], Meta(description="What labels must be, all of it.")
+    ] = ()
+    match_fields: Annotated[tuple[SelectorRequirement, ...], Meta(description="What fields must be, all of it.")] = ()
 
 
 class NodeSelector(Fields):
     """Which nodes, as in a pod's required node affinity: one of the terms must hold."""
 
-    node_selector_terms: Annotated[tuple[NodeSelectorTerm, ...], Meta(min_length=1)]
+    node_selector_terms: Annotated[
+        tuple[NodeSelectorTerm, ...], Meta(min_length=1, description="Of which one must hold.")
+    ]
 
 
 class AllowedVolumes(Fields):
     """Which PersistentVolumes may cross: those of a driver and, where classes are named, of a class named here."""
 
     drivers: Annotated[tuple[Name, ...], AS_SET, Meta(description="CSI drivers.")] = ()
-    storage_classes: Annotated[tuple[Name, ...], AS_SET] = ()
+    storage_classes: Annotated[tuple[Name, ...], AS_SET, Meta(description="None is any.")] = ()
 
 
 class VirtualEndpoints(Fields):
@@ -79,14 +85,28 @@ class ClusterBindingSpec(Fields):
     service_namespaces: Annotated[
         tuple[DnsLabel, ...], AS_SET, Meta(description="Virtual namespaces whose Services are known below.")
     ] = ()
-    disable_node_default_taint: bool = False
-    pod_priority_class_name: Annotated[str, Meta(max_length=253)] | None = None
-    running_daemonset_by_default: bool = False
+    disable_node_default_taint: Annotated[
+        bool, Meta(description="Let pods that tolerate nothing run on its virtual nodes, too.")
+    ] = False
+    pod_priority_class_name: (
+        Annotated[str, Meta(max_length=253, description="Of twins; without one, tapestry-leased.")] | None
+    ) = None
+    running_daemonset_by_default: Annotated[
+        bool, Meta(description="Run pods of DaemonSets, unless they say otherwise.")
+    ] = False
     direct_scheduling: Annotated[bool, Meta(description="Bind twins by nodeName, past the physical scheduler.")] = False
-    pod_security: Literal["privileged", "baseline", "restricted"] = "baseline"
-    on_partition: Literal["Hold", "Evict"] = "Hold"
+    pod_security: Annotated[
+        Literal["privileged", "baseline", "restricted"],
+        Meta(description="The Pod Security Standard that pods have to meet."),
+    ] = "baseline"
+    on_partition: Annotated[
+        Literal["Hold", "Evict"],
+        Meta(description="Pods whose cluster is out of reach: they stay, or go when they tolerate it no longer."),
+    ] = "Hold"
     allowed_volumes: AllowedVolumes = AllowedVolumes()
-    unbind_grace_seconds: Annotated[int, Meta(ge=0, le=86400)] = 30
+    unbind_grace_seconds: Annotated[
+        int, Meta(ge=0, le=86400, description="For pods to end, when the binding is deleted.")
+    ] = 30
     virtual_endpoints: VirtualEndpoints = VirtualEndpoints()
 
 
@@ -95,13 +115,13 @@ class ClusterBindingStatus(Fields):
     conditions: Conditions = ()
     observed_generation: int | None = None
     identity: Annotated[str, Meta(description="UID of kube-system below: which cluster this is.")] | None = None
-    nodes: int | None = None
-    pods: int | None = None
-    leased: dict[str, str] | None = None
-    used: dict[str, str] | None = None
+    nodes: Annotated[int, Meta(description="Virtual ones.")] | None = None
+    pods: Annotated[int, Meta(description="On these.")] | None = None
+    leased: Annotated[dict[str, str], Meta(description="In all.")] | None = None
+    used: Annotated[dict[str, str], Meta(description="What pods request of it.")] | None = None
     last_seen: Annotated[datetime, Meta(description="When the physical API server last answered.")] | None = None
     next_change: Annotated[datetime, Meta(description="When a window opens or closes next.")] | None = None
-    credentials_expire: datetime | None = None
+    credentials_expire: Annotated[datetime, Meta(description="When its token does.")] | None = None
     time_zone: Annotated[str, Meta(description="Of windows that name none, as its syncer has it.")] | None = None
 
 

@@ -33,18 +33,21 @@ class TimeWindow(Fields):
     It belongs to the day it starts on.  Equal ends are the whole day.
     """
 
-    start: Annotated[str, Meta(pattern=CLOCK)]
-    end: Annotated[str, Meta(pattern=CLOCK_TO_24)]
-    days: Annotated[tuple[Annotated[str, Meta(pattern=DAY)], ...], Meta(max_length=7)] = ()
+    start: Annotated[str, Meta(pattern=CLOCK, description="HH:MM.")]
+    end: Annotated[str, Meta(pattern=CLOCK_TO_24, description="HH:MM, up to 24:00.")]
+    days: Annotated[
+        tuple[Annotated[str, Meta(pattern=DAY)], ...],
+        Meta(max_length=7, description="English names, long or short; none is every day."),
+    ] = ()
     time_zone: TimeZone | None = None
 
 
 class ResourceLimit(Fields):
     """The most that is lent of one resource: the smaller of a quantity and a part of what is idle.  Zero is zero."""
 
-    resource: Key
-    quantity: Amount | None = None
-    percent: Annotated[int, Meta(ge=0, le=100)] | None = None
+    resource: Annotated[Key, Meta(description="Such as cpu, memory, nvidia.com/gpu.")]
+    quantity: Annotated[Amount, Meta(description="At most so much.")] | None = None
+    percent: Annotated[int, Meta(ge=0, le=100, description="Of what is idle.")] | None = None
 
 
 class ResourceLeasingPolicySpec(Fields):
@@ -54,7 +57,11 @@ class ResourceLeasingPolicySpec(Fields):
     node_selector: NodeSelector | None = None
     time_windows: Annotated[tuple[TimeWindow, ...], Meta(max_length=64, description="None is always.")] = ()
     time_zone: TimeZone | None = None
-    resource_limits: Annotated[tuple[ResourceLimit, ...], as_map("resource"), Meta(max_length=64)] = ()
+    resource_limits: Annotated[
+        tuple[ResourceLimit, ...],
+        as_map("resource"),
+        Meta(max_length=64, description="A resource that is not named is lent whole."),
+    ] = ()
     force_reclaim: Annotated[bool, Meta(description="At the deadline, take back what pods still hold.")] = False
     graceful_reclaim_period_seconds: Annotated[
         int, Meta(ge=0, le=SECONDS, description="From the end of a window to the deadline.")
@@ -67,23 +74,29 @@ class ResourceLeasingPolicySpec(Fields):
 class PolicyLease(Fields):
     """What one virtual cluster has leased under an owner's policy."""
 
-    virtual_cluster: str
-    cluster_binding: str
-    active: bool
-    nodes: int
-    leased: dict[str, str]
+    virtual_cluster: Annotated[str, Meta(description="Its hash, as in labels.")]
+    cluster_binding: Annotated[str, Meta(description="Its name for this cluster.")]
+    active: Annotated[bool, Meta(description="Whether a window is open.")]
+    nodes: Annotated[int, Meta(description="That are lent under the policy.")]
+    leased: Annotated[dict[str, str], Meta(description="Of these, in all.")]
 
 
 class ResourceLeasingPolicyStatus(Fields):
-    phase: str | None = None
+    phase: Annotated[str, Meta(description="A summary of the conditions.")] | None = None
     conditions: Conditions = ()
     observed_generation: int | None = None
-    active: bool | None = None
-    next_change: datetime | None = None
-    nodes: int | None = None
-    leased: dict[str, str] | None = None
-    last_good: dict[str, Any] | None = None
-    leases: Annotated[tuple[PolicyLease, ...], as_map("virtualCluster", "clusterBinding")] = ()
+    active: Annotated[bool, Meta(description="Whether a window is open.")] | None = None
+    next_change: Annotated[datetime, Meta(description="When one opens or closes next.")] | None = None
+    nodes: Annotated[int, Meta(description="That are lent under it.")] | None = None
+    leased: Annotated[dict[str, str], Meta(description="Of these, in all.")] | None = None
+    last_good: (
+        Annotated[dict[str, Any], Meta(description="The spec that counts while this one is not valid.")] | None
+    ) = None
+    leases: Annotated[
+        tuple[PolicyLease, ...],
+        as_map("virtualCluster", "clusterBinding"),
+        Meta(description="Of an owner's policy: what each virtual cluster has leased."),
+    ] = ()
 
 
 POLICIES = Resource(

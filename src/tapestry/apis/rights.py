@@ -79,11 +79,11 @@ class Right:
 READ = ("list", "watch")
 KEEP = ("get", "list", "watch", "create", "patch", "delete")
 
-METRICS_READERS = (
+CALLERS = (
     Right(TOKEN_REVIEWS, ("create",)),
     Right(ACCESS_REVIEWS, ("create",)),
 )
-"""To tell who may read /metrics."""
+"""To tell who calls, and whether they may: who reads /metrics, and who calls a virtual node."""
 
 ELECTION = (
     Right(LEASES, ("create",), Place.HOME),
@@ -112,7 +112,7 @@ SYNCER_ABOVE = (
     Right(PERSISTENT_VOLUME_CLAIMS, ("patch",), subresource="status"),
     Right(PERSISTENT_VOLUMES, ("get",)),
     Right(EVENTS, ("create", "patch")),
-    *METRICS_READERS,
+    *CALLERS,
 )
 """Of a syncer in the virtual cluster: the ClusterRole `tapestry-syncer`."""
 
@@ -135,6 +135,7 @@ SYNCER_BELOW = (
     Right(NAMESPACES, READ, names=(Place.MOUNT,)),
     Right(SERVICE_ACCOUNTS, ("create",), Place.ACCOUNT_NAMESPACE, (Place.ACCOUNT,), "token"),
     Right(PODS, ("get", "create", "patch", "delete"), Place.MOUNT),
+    Right(PODS, ("get",), Place.MOUNT, subresource="log"),
     Right(EVENTS, READ, Place.MOUNT),
     Right(PODS, ("patch",), Place.MOUNT, subresource="ephemeralcontainers"),
     Right(PODS, ("patch",), Place.MOUNT, subresource="resize"),
@@ -161,7 +162,7 @@ MANAGER = (
     Right(NODES, ("list", "delete")),
     Right(PODS, ("list", "delete")),
     Right(EVENTS, ("create", "patch")),
-    *METRICS_READERS,
+    *CALLERS,
     Right(DEPLOYMENTS, KEEP, Place.HOME),
     Right(SERVICE_ACCOUNTS, KEEP, Place.HOME),
     Right(LEASES, ("get", "list", "watch", "create", "update"), Place.HOME),

@@ -1,21 +1,53 @@
 """`tapestry syncer`: the process that works for one ClusterBinding."""
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tapestry.cli.manual import manual
 from tapestry.cli.processes import run_process, with_flags
+from tapestry.client.callers import Callers
+from tapestry.nodeproxy.kubelet import Kubelet, kubelet_tls, published_authorities, serving
+from tapestry.nodeproxy.logs import Logs, Twins
+from tapestry.process.probes import parse_address
 from tapestry.syncer.app import run_syncer
 from tapestry.syncer.config import SyncerConfig
+from tapestry.syncer.site import Site
+from tapestry.syncer.virtual_nodes import Endpoint
 
 
-@click.command()
+@click.command(
+    epilog=manual(
+        "tapestry syncer --binding east",
+        "tapestry syncer --config syncer.yaml",
+        zero="it was told to stop, or is unbound",
+    )
+)
 @click.option("--binding", help="The ClusterBinding to work for.")
 @click.option("--time-zone", help="Of windows that name none. [default: UTC]")
+@click.option("--kubelet-address", help="IP:PORT of the kubelet of its virtual nodes; empty serves no logs.")
 @with_flags
-def syncer(binding: str | None, time_zone: str | None, **flags: Any) -> None:
+def syncer(binding: str | None, time_zone: str | None, kubelet_address: str | None, **flags: Any) -> None:
     """Lease the nodes of one physical cluster, until told to stop or unbound."""
-    own = {"binding": binding, "timeZone": time_zone}
-    run_process(SyncerConfig, flags, own, lambda config: run_syncer(config, os.environ, Path.home()))
+    own = {"binding": binding, "timeZone": time_zone, "kubelet.address": kubelet_address}
+    run_process(SyncerConfig, flags, own, lambda config: run_syncer(config, os.environ, Path.home(), with_kubelet))
+
+
+@asynccontextmanager
+async def with_kubelet(site: Site) -> AsyncIterator[None]:
+    """Answer for the virtual nodes of a site, which then say where."""
+    config, above = site.config.kubelet, site.manager.reads
+    wanted = parse_address(config.address)
+    if wanted is None:
+        yield
+        return
+    published = "" if config.client_ca else await published_authorities(above)
+    tls = kubelet_tls(wanted.host, config.certificate, config.key, config.client_ca, published)
+    logs = Logs(Twins(site.pod_here, site.own_twin_of, site.physical_reads))
+    async with serving(Kubelet(Callers(above), logs), wanted, tls) as at:
+        site.kubelet.endpoint = Endpoint(at.host, at.port)
+        yield

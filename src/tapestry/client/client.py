@@ -10,10 +10,11 @@ resourceVersion, every create a name of its own.
 """
 
 import asyncio
+import dataclasses
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 from typing import Any
 
@@ -31,6 +32,10 @@ ATTEMPTS = 5
 LONGEST_WAIT = 30.0
 """Seconds: a server that asks for more than this gets its answer passed on."""
 PAGE = 500
+LONGEST_COMPLAINT = 1 << 20
+"""Bytes of an answer that should have been a log and says why it is none."""
+FOLLOWED = 24 * 3600.0
+"""Seconds for a log that is followed to begin: some servers say nothing before the container does."""
 
 
 class PatchType(StrEnum):
@@ -120,6 +125,23 @@ class Client:
     ) -> AbstractAsyncContextManager[Stream]:
         """A raw watch; `tapestry.client.watch` makes events of it."""
         return self.transport.stream(Request("GET", resource.path(namespace), {"watch": "1", **query}))
+
+    @asynccontextmanager
+    async def log(
+        self, name: str, namespace: str | None, query: Mapping[str, str]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """What a container of a pod wrote, in pieces as they come; `query` are PodLogOptions.
+
+        An error is raised when the context is entered, or by the connection later on.
+        """
+        request = Request("GET", PODS.path(namespace, name, "log"), query, accept="*/*")
+        if query.get("follow") == "true":
+            request = dataclasses.replace(request, timeout=FOLLOWED)
+        async with self.transport.stream(request) as stream:
+            count_request("get", words(PODS, "log"), str(stream.status))
+            if stream.status >= 300:
+                raise error_from_body(stream.status, await beginning(stream.chunks()), doing=str(request))
+            yield stream.chunks()
 
     async def version(self) -> Object:
         """What the server says of itself under /version."""
@@ -414,6 +436,16 @@ class Client:
                     raise error_from_body(answer.status, answer.body, doing=str(request))
             await asyncio.sleep(wait)
         raise AssertionError("unreachable")
+
+
+async def beginning(chunks: AsyncIterator[bytes], limit: int = LONGEST_COMPLAINT) -> bytes:
+    """What comes first, up to about so many bytes."""
+    found = b""
+    async for chunk in chunks:
+        found += chunk
+        if len(found) >= limit:
+            break
+    return found
 
 
 def words(resource: Resource, subresource: str | None) -> str:

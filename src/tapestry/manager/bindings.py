@@ -41,6 +41,8 @@ from tapestry.manager.validation import check_identity, checked_spec
 
 RECHECK_SECONDS = 300.0
 """How often a binding is looked at again when nothing of what we watch changes."""
+FAULTY_SECONDS = 30.0
+"""The same for one with a fault that is mended where we do not watch: whoever mends it is waiting."""
 LINGERING_SECONDS = 5.0
 """How often a binding that goes is looked at while something of it is still there."""
 KEEPS_ITS_SYNCER = frozenset({"ConnectivityFailed", "PermissionsMissing"})
@@ -227,7 +229,7 @@ def outcome(fault: Fault | None) -> Result:
         raise Terminal(fault.reason, fault.message) from fault
     if fault is not None and fault.patience is Patience.BACKOFF:
         raise TransportError(fault.message, maybe_sent=False) from fault
-    return Result(requeue_after=RECHECK_SECONDS)
+    return Result(requeue_after=FAULTY_SECONDS if fault is not None else RECHECK_SECONDS)
 
 
 def is_accepted(binding: Object) -> bool:

@@ -345,11 +345,13 @@ def kubeconfig(access: Access, token: str) -> bytes:
 
 
 async def check_rights(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
-    """Ask, as the syncer, for every right, and tell of each; JoinError where some are missing."""
+    """Ask, as the syncer, for every right, and tell of those that are missing; JoinError where there are such."""
     access = access_in(secret, SecretReference(plan.name, keys.SYSTEM_NAMESPACE))
     missing = await missing_rights(plan, access, connect)
-    for right in single(rights_below(plan, name_of(account))):
-        physical.tell(Step(Mark.MISSING if right in missing else Mark.GRANTED, physical.word, str(right)))
+    for right in missing:
+        physical.tell(Step(Mark.MISSING, physical.word, str(right)))
+    count = sum(right not in missing for right in single(rights_below(plan, name_of(account))))
+    physical.tell(Step(Mark.GRANTED, physical.word, f"{count} rights, asked for as the syncer"))
     if missing:
         raise JoinError(f"{len(missing)} rights are missing though roles grant them; see what denies them there")
 

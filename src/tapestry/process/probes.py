@@ -125,8 +125,11 @@ async def listening(
 
 @asynccontextmanager
 async def answering(app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Have `app` answer on a socket, whose port this is, for as long as the context lasts; then it is closed."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    """Have `app` answer on a socket, whose port this is, for as long as the context lasts; then it is closed.
+
+    A handler whose client has left is cancelled: one that waits for something to tell might wait for ever.
+    """
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_SECONDS)
     with sock:
         await runner.setup()
         try:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from msgspec import structs
@@ -79,6 +80,8 @@ NODE_WORKERS = 16
 POD_WORKERS = 32
 
 Connect = Callable[[Access], Transport]
+Beside = Callable[[Site], AbstractAsyncContextManager[None]]
+"""What a process does for a site beside its reconcilers, for as long as they run."""
 
 
 class NoBinding(ValueError):
@@ -94,7 +97,7 @@ def with_election(config: SyncerConfig) -> SyncerConfig:
     return structs.replace(config, name=name, leader_election=election)
 
 
-async def run_syncer(config: SyncerConfig, environ: Mapping[str, str], home: Path) -> None:
+async def run_syncer(config: SyncerConfig, environ: Mapping[str, str], home: Path, beside: Beside) -> None:
     """Run the syncer of one binding until it is told to stop, or the binding is gone."""
     config = with_election(config)
     access = default_access(
@@ -104,7 +107,8 @@ async def run_syncer(config: SyncerConfig, environ: Mapping[str, str], home: Pat
         manager = Manager(config, lambda: HttpTransport(access), identity=new_identity())
         site = await syncer(config, manager)
         try:
-            await App(manager).run()
+            async with beside(site):
+                await App(manager).run()
         finally:
             for door in (site.reads, site.writes):
                 await door.close()

@@ -32,7 +32,7 @@ from tapestry.kube.resources import NAMESPACES, NODES
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer import metrics
-from tapestry.syncer.leasing import soonest
+from tapestry.syncer.leasing import Rules, soonest
 from tapestry.syncer.site import Site, ground_of
 from tapestry.syncer.virtual_nodes import taint_named
 
@@ -262,7 +262,7 @@ def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Objec
         "used": exactly(value_at(obj, "status", "used"), used.texts()),
         "nextChange": timestamp(change) if change else None,
         "timeZone": site.config.time_zone,
-        "conditions": with_condition(conditions, leasing(obj, nodes, has_policy=bool(changes)), now),
+        "conditions": with_condition(conditions, leasing(obj, nodes, rules, site.partition.since), now),
     }
 
 
@@ -279,13 +279,19 @@ def permission(site: Site, obj: Object) -> Object | None:
     return condition("Permitted", True, "Permitted", observed_generation=generation)
 
 
-def leasing(obj: Object, nodes: Sequence[Object], *, has_policy: bool) -> Object:
-    """Whether anything is lent now, and if not, why."""
+def leasing(obj: Object, nodes: Sequence[Object], rules: Rules, silent_since: datetime | None) -> Object:
+    """Whether anything is lent now, and if not, why; `silent_since` is when the physical cluster fell silent, if so."""
     generation = obj["metadata"].get("generation", 0)
-    if not has_policy:
+    if silent_since is not None:
+        reason = "PhysicalClusterUnreachable"
+        message = f"the physical cluster has not answered since {timestamp(silent_since)}"
+    elif not (rules.operator or rules.owner):
         reason, message = "NoPolicy", "no ResourceLeasingPolicy names this binding, on either side"
     elif not nodes:
         reason, message = "NoNodes", "no node is selected and lent"
+    elif rules.reclaim_now:
+        reason = "Reclaimed"
+        message = f"the owner's kill switch is on: {keys.RECLAIM}={keys.NOW} on the mount namespace"
     elif all(taint_named(node, keys.OUT_OF_TIME_WINDOWS) for node in nodes):
         reason, message = "OutOfTimeWindows", "every window is closed"
     else:

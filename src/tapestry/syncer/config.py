@@ -1,11 +1,34 @@
 """The configuration of a syncer: that of any process that runs controllers, and a little more."""
 
+import ipaddress
 from typing import Annotated
 
 from msgspec import Meta, field
 
 from tapestry.apis import keys
 from tapestry.controller.config import LeaderElection, ManagerConfig
+from tapestry.process.config import Section
+from tapestry.process.probes import parse_address
+
+
+class Kubelet(Section, frozen=True):
+    """The kubelet of our virtual nodes."""
+
+    address: str = ""
+    """Where it listens, and what nodes say of it; empty serves none, port 0 takes a free one."""
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+    """Of client certificates that callers are known by; without it, what the virtual cluster publishes as such."""
+
+    def __post_init__(self) -> None:
+        found = parse_address(self.address)
+        try:
+            ipaddress.ip_address(found.host if found else "127.0.0.1")
+        except ValueError:
+            raise ValueError(f"address: {self.address} names no IP; say which: virtual nodes show it") from None
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError("certificate and key belong together")
 
 
 class SyncerConfig(ManagerConfig, frozen=True):
@@ -30,3 +53,4 @@ class SyncerConfig(ManagerConfig, frozen=True):
     """How often everything is looked at for what slipped through; 0 never."""
     kubeconfig_namespaces: Annotated[tuple[str, ...], Meta(max_length=64)] = ("tapestry-system",)
     """Namespaces that a binding's kubeconfig may come from."""
+    kubelet: Kubelet = field(default_factory=Kubelet)

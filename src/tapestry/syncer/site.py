@@ -33,6 +33,8 @@ from tapestry.syncer.projections import (
     with_reduced_status,
     without_images,
 )
+from tapestry.syncer.translate.meta import virtual_uid
+from tapestry.syncer.virtual_nodes import Endpoint
 
 LAG = 1.0
 """Seconds that a cache gets to see what a live read, or a write of ours, has seen."""
@@ -59,6 +61,13 @@ class Trouble:
 
     priority_class: str | None = None
     """The message that says that ours is missing."""
+
+
+@dataclass(slots=True)
+class Kubelet:
+    """What answers for our virtual nodes, where anything does."""
+
+    endpoint: Endpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,7 @@ class Site:
     partition: Partition = field(default_factory=Partition)
     behind: Behind = field(default_factory=Behind)
     trouble: Trouble = field(default_factory=Trouble)
+    kubelet: Kubelet = field(default_factory=Kubelet)
     shortages: dict[str, Shortage] = field(default_factory=dict)
     """By physical node."""
     reclaimed: dict[str, Object] = field(default_factory=dict)
@@ -211,6 +221,16 @@ class Site:
         """The twin of the virtual pod under `key`, as last seen; whether it is of that very pod its UID tells."""
         found = self.physical_pods.store.get(key_of(self.below(key)))
         return found if found is not None and "twin" in found else None
+
+    def pod_here(self, key: str) -> Object | None:
+        """The virtual pod under `key`, if it is bound to one of our nodes."""
+        pod = self.virtual_pods.store.get(key)
+        return pod if pod is not None and pod["spec"]["nodeName"] in self.virtual_nodes.store else None
+
+    def own_twin_of(self, pod: Object) -> Object | None:
+        """The twin that was made for this very pod, as last seen."""
+        twin = self.twin_of(key_of(pod))
+        return twin if twin is not None and virtual_uid(twin) == uid_of(pod) else None
 
     def virtual_node_of(self, node: str) -> Object | None:
         found = self.virtual_nodes.store.by("physical", node)

@@ -7,7 +7,7 @@ kept in an annotation; with it a change of ours, a change of theirs and somethin
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -57,8 +57,21 @@ class Expected(msgspec.Struct, frozen=True):
     """The key and the effect of each."""
 
 
+class Endpoint(NamedTuple):
+    """Where the kubelet of a virtual node listens."""
+
+    host: str
+    port: int
+
+
 def virtual_node(
-    node: Object, lease: Lease, binding: Binding, name: str, existing: Object | None, now: datetime
+    node: Object,
+    lease: Lease,
+    binding: Binding,
+    name: str,
+    existing: Object | None,
+    now: datetime,
+    kubelet: Endpoint | None = None,
 ) -> Object:
     """The Node to have in the virtual cluster for `node`, as `converge` takes it: None is absent, the rest is kept."""
     before = expected_of(existing)
@@ -82,7 +95,7 @@ def virtual_node(
         "metadata": metadata,
         # A server keeps no empty list: asked for one, it would be asked again at every pass.
         "spec": {"taints": merged_taints(before.taints, existing, taints) or None},
-        "status": status_for(node, lease, name, existing),
+        "status": {**status_for(node, lease, existing), **reached_by(node, name, kubelet)},
     }
 
 
@@ -152,20 +165,34 @@ def taint_named(node: Object | None, key: str) -> Taint | None:
     return next((taint for taint in taints if taint["key"] == key), None)
 
 
-def status_for(node: Object, lease: Lease, name: str, existing: Object | None) -> Object:
+def status_for(node: Object, lease: Lease, existing: Object | None) -> Object:
     """What lasts of the physical node's status.  Heartbeats do not: they would be a write every few seconds."""
     gone = dict.fromkeys(value_at(existing, "status", "allocatable", default={}))
     amounts = {**gone, **lease.amounts.texts()}
-    internal = [each for each in value_at(node, "status", "addresses", default=[]) if each.get("type") == "InternalIP"]
     conditions = value_at(node, "status", "conditions", default=[])[:MOST_CONDITIONS]
     status = {
         "capacity": amounts,
         "allocatable": amounts,
         "conditions": [without_heartbeat(each) for each in conditions],
-        "addresses": [*internal, {"type": "Hostname", "address": name}],
     }
     info = value_at(node, "status", "nodeInfo")
     return {**status, "nodeInfo": info} if info else status
+
+
+def reached_by(node: Object, name: str, kubelet: Endpoint | None) -> Object:
+    """The part of the status that says where the node is, and where its kubelet.
+
+    API servers call a kubelet at its node's host name, if there is one, or else at the first address.  None may be
+    there twice.
+    """
+    internal = [each for each in value_at(node, "status", "addresses", default=[]) if each.get("type") == "InternalIP"]
+    if kubelet is None:
+        return {"addresses": [*internal, {"type": "Hostname", "address": name}]}
+    others = [each for each in internal if each["address"] != kubelet.host]
+    return {
+        "addresses": [{"type": "InternalIP", "address": kubelet.host}, *others],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.port}},
+    }
 
 
 def without_heartbeat(condition: Object) -> Object:

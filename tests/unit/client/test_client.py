@@ -4,8 +4,9 @@ import asyncio
 import gc
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +53,23 @@ UNSEEN = named("web", "default")  # no server has seen it, so it has neither UID
 PRECONDITIONS = {"uid": "u1", "resourceVersion": "7"}
 
 
+@dataclass(frozen=True)
+class Whole:
+    """An answer as a stream of small pieces, endless where it says so."""
+
+    answer: Response
+
+    @property
+    def status(self) -> int:
+        return self.answer.status
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        for begin in range(0, len(self.answer.body), 8):
+            yield self.answer.body[begin : begin + 8]
+        while "endless" in self.answer.headers:
+            yield b"x" * 4096
+
+
 class Script:
     """A transport that answers from a list and keeps what it was asked.  The last answer is given for ever."""
 
@@ -66,8 +84,9 @@ class Script:
             raise answer
         return answer
 
-    def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
-        raise AssertionError(f"{request}: no verb streams")
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[Stream]:
+        yield Whole(await self.send(request))
 
     def abort(self) -> None:
         raise AssertionError("nobody aborts here")
@@ -797,3 +816,25 @@ async def test_every_attempt_is_counted_by_its_code() -> None:
     script = Script(lost(maybe_sent=False), refusal(BUSY, retry_after="1"), refusal(BUSY, retry_after="1"), GOOD)
     await Client(script).patch(BINDINGS, named("east"), {}, subresource="status")
     assert {code: counted(code) - before[code] for code in before} == {"200": 1, "429": 2, "TransportError": 1}
+
+
+# -- logs
+
+
+async def test_a_log_comes_in_pieces_and_one_that_is_followed_may_take_its_time_to_begin() -> None:
+    script = Script(Response(200, {}, b"one\ntwo\nthree\n"))
+    for query in ({"tailLines": "3"}, {"follow": "true"}):
+        async with Client(script).log("web", "default", query) as chunks:
+            assert b"".join([chunk async for chunk in chunks]) == b"one\ntwo\nthree\n"
+    at_once, followed = script.asked
+    assert (str(at_once), at_once.query) == (f"GET {POD}/log", {"tailLines": "3"})
+    assert at_once.timeout == 30 < 3600 < followed.timeout
+
+
+async def test_what_is_said_instead_of_a_log_is_an_error_of_which_only_the_beginning_is_read() -> None:
+    waiting = ApiError(400, "BadRequest", "container is waiting to start")
+    endless = Response(502, {"endless": "yes"}, b"a proxy speaks")
+    for trouble, words in ((refusal(waiting), "waiting to start"), (endless, "a proxy speaks")):
+        with pytest.raises(ApiError, match=words):
+            async with Client(Script(trouble)).log("web", "default", {}):
+                raise AssertionError("there is no log")

@@ -137,9 +137,11 @@ def test_settings_reach_the_syncer() -> None:
     assert container["image"] == "mine:1"
     assert container["args"][-1] == "--log-level=debug"
     assert container["resources"] == {"limits": {"cpu": "1", "memory": "512Mi"}}  # as a server writes them
-    assert {each["name"]: each["value"] for each in container["env"]} == {
+    assert {each["name"]: each.get("value") for each in container["env"]} == {
         "TAPESTRY_LEADER_ELECTION_NAMESPACE": "home",
         "TAPESTRY_KUBECONFIG_NAMESPACES": "home,tapestry-system",
+        "POD_IP": None,
+        "TAPESTRY_KUBELET_ADDRESS": "[$(POD_IP)]:10250",
     }
 
 

@@ -9,14 +9,15 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.transport import Request
 from tapestry.client.waiting import wait_for
 from tapestry.controller.testing import run
+from tapestry.kube.conditions import find
 from tapestry.kube.errors import ApiError, Forbidden, NotFound
-from tapestry.kube.objects import Object, name_of, named
-from tapestry.kube.resources import LEASES, NODES, PODS
+from tapestry.kube.objects import Object, name_of, named, value_at
+from tapestry.kube.resources import LEASES, NAMESPACES, NODES, PODS
 from tapestry.syncer.bottomup.leases import NAMESPACE as NODE_LEASES
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.virtual_nodes import taint_named
 
-from .world import World, a_world, nothing
+from .world import MOUNT, World, a_world, nothing
 
 WEB = [{"containerPort": 80, "hostPort": 80}]
 
@@ -126,5 +127,63 @@ def test_pods_under_a_gentle_policy_outlive_it_beside_a_forceful_one_that_closed
             assert await world.staying() == ["work"]
             await asyncio.sleep(2 * 3600)  # the window opens, and closes with force
             assert await world.staying() == []
+
+    run(story())
+
+
+async def leasing(world: World) -> str:
+    """Why the binding lends, or does not."""
+    binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
+    found = find(value_at(binding, "status", "conditions"), "Leasing")
+    return f"{found['reason']}: {found['message']}" if found else ""
+
+
+def test_a_binding_says_that_its_owner_took_everything_back_or_that_its_cluster_is_silent() -> None:
+    async def story() -> None:
+        world = await a_world("east")
+        async with world.syncer("east", silence_seconds=20):
+            await asyncio.sleep(5)
+            assert (await leasing(world)).startswith("Leasing:")
+            await set_switch(world, keys.NOW)
+            assert await leasing(world) == (
+                "Reclaimed: the owner's kill switch is on: tapestry.io/reclaim=now on the mount namespace"
+            )
+            await set_switch(world, None)
+            assert (await leasing(world)).startswith("Leasing:")
+            world.down.cut()
+            await asyncio.sleep(60)
+            assert (await leasing(world)).startswith(
+                "PhysicalClusterUnreachable: the physical cluster has not answered"
+            )
+            world.down.mend()
+            await asyncio.sleep(60)
+            assert (await leasing(world)).startswith("Leasing:")
+
+    run(story())
+
+
+async def set_switch(world: World, value: str | None) -> None:
+    await world.physical.patch(NAMESPACES, named(MOUNT), {"metadata": {"annotations": {keys.RECLAIM: value}}})
+    await asyncio.sleep(10)
+
+
+def test_rule_1_only_a_twin_that_is_ours_and_of_this_very_pod_speaks_for_it() -> None:
+    async def story() -> None:
+        world = await a_world("east")
+        async with world.syncer("east") as site:
+            await world.add_pod()
+            await world.add_pod("lost", node="vnode-east-ghost")
+            twin = await world.wait_for_twin()
+            await asyncio.sleep(1)
+            assert site.pod_here("default/lost") is None
+            pod = site.pod_here("default/work")
+            assert pod is not None
+            found = site.own_twin_of(pod)
+            assert found is not None
+            assert name_of(found) == name_of(twin)
+            assert site.own_twin_of({**pod, "metadata": {**pod["metadata"], "uid": "of a namesake"}}) is None
+            await world.set_twin({"metadata": {"labels": {keys.CLUSTER_BINDING_UID: "another"}}})
+            await asyncio.sleep(1)
+            assert site.own_twin_of(pod) is None
 
     run(story())

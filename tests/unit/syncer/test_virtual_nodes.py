@@ -19,7 +19,7 @@ from tapestry.kube.patches import merged, owned_patch
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.selectors import EVERY_NODE, node_selector
 from tapestry.syncer.leasing import FINISH, Grant, Lease, Policy, Rules, Side, State, Terms
-from tapestry.syncer.virtual_nodes import last_terms, remembering, taint_named, virtual_node, withdrawn
+from tapestry.syncer.virtual_nodes import Endpoint, last_terms, remembering, taint_named, virtual_node, withdrawn
 from tapestry.syncer.windows import Schedule
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
@@ -257,6 +257,19 @@ def test_addresses_are_the_nodes_own_and_its_new_name() -> None:
         {"type": "Hostname", "address": "vnode-east-n1"},
     ]
     assert wanted()["status"]["nodeInfo"]["kubeletVersion"] == "v1.34.3"
+
+
+def test_where_a_kubelet_answers_for_it_that_comes_first_and_no_host_name_goes_before_it() -> None:
+    def shown(host: str) -> Object:
+        kubelet = Endpoint(host, 10250)
+        node = virtual_node(a_node(), a_lease(), a_binding(), "vnode-east-n1", None, NOW, kubelet)
+        status: Object = node["status"]
+        return status
+
+    own = {"type": "InternalIP", "address": "10.0.0.1"}
+    assert shown("10.9.9.9")["addresses"] == [{"type": "InternalIP", "address": "10.9.9.9"}, own]
+    assert shown("10.0.0.1")["addresses"] == [own]
+    assert shown("10.9.9.9")["daemonEndpoints"] == {"kubeletEndpoint": {"Port": 10250}}
 
 
 def test_a_heartbeat_changes_nothing() -> None:

@@ -29,7 +29,6 @@ from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, shr
 from tapestry.syncer.projections import is_placeholder, physical_node_of
 from tapestry.syncer.reclaim import Reclaim, leaving, reclaim_of
 from tapestry.syncer.site import Site
-from tapestry.syncer.translate.meta import virtual_uid
 from tapestry.syncer.virtual_nodes import last_terms, remembering, taint_named, virtual_node, withdrawn
 
 log = logger(__name__)
@@ -77,7 +76,8 @@ class PhysicalNodes:
         site = self.site
         if existing is not None and is_deleting(existing):
             return None
-        wanted = virtual_node(node, lease, binding, self.name_for(node, binding, existing), existing, now)
+        name, kubelet = self.name_for(node, binding, existing), site.kubelet.endpoint
+        wanted = virtual_node(node, lease, binding, name, existing, now, kubelet)
         reclaim = reclaim_of(lease, site.pods_on(name_of(existing)) if existing else [], now)
         async with self.even_untold(reclaim, lease.reason):
             shown = await self.show(wanted, node, binding, existing, site.partition.since)
@@ -192,8 +192,8 @@ class PhysicalNodes:
         """End twins before their pods, which get their marks later."""
         mark = disruption(reason, reclaim.terms, self.site.now())
         for pod in reclaim.delete:
-            twin = self.site.twin_of(key_of(pod))
-            if twin is None or is_deleting(twin) or virtual_uid(twin) != uid_of(pod):
+            twin = self.site.own_twin_of(pod)
+            if twin is None or is_deleting(twin):
                 continue
             self.site.reclaimed[uid_of(twin)] = mark
             try:

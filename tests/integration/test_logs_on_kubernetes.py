@@ -1,0 +1,146 @@
+"""Logs of pods on virtual nodes, from a kubelet below through two API servers and a syncer process between them."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tapestry.apis import keys
+from tapestry.apiserver.access.certificates import Authority, server_context
+from tapestry.kube.errors import ApiError, BadRequest
+from tapestry.kube.objects import Object, name_of, named, value_at
+from tapestry.kube.resources import NODES, SERVICE_ACCOUNTS
+from tapestry.process.probes import Address, answering, bound_socket
+
+from ..conftest import Kubectl
+from .lending import Lending, give, tainted
+from .planes import Plane, also_mixed
+
+LOOPBACK = "127.0.0.1"
+ONCE = {"Connection": "close"}
+"""An API server would keep the connection, and not notice that we are gone."""
+
+
+@dataclass
+class Scribe:
+    """The kubelet of a physical node, as far as it has logs: what is written to them, and by whom they are read."""
+
+    port: int = 0
+    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    lines: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def log(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append((request.match_info["pod"], dict(request.query)))
+        if "previous" in request.query:
+            why = f'no container before that in pod "{request.match_info["pod"]}"'
+            raise web.HTTPBadRequest(text=why, headers=ONCE)
+        answer = web.StreamResponse(headers=ONCE)
+        await answer.prepare(request)
+        await answer.write(b"this is " + request.match_info["container"].encode() + b"\n")
+        try:
+            while "follow" in request.query and (line := await self.lines.get()):
+                await answer.write(line)
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        return answer
+
+
+@pytest.fixture
+async def scribe(tmp_path: Path) -> AsyncIterator[Scribe]:
+    made, app = Scribe(), web.Application()
+    app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", made.log)
+    tls = server_context(*Authority(tmp_path / "scribe").server([LOOPBACK]), [])
+    async with answering(app, bound_socket(Address(LOOPBACK, 0)), tls) as made.port:
+        yield made
+
+
+@asynccontextmanager
+async def a_pod_that_runs(site: Lending, scribe: Scribe) -> AsyncIterator[str]:
+    """The name of a pod on a virtual node, and a syncer that answers for it."""
+    node = f"{site.name}-n1"
+    await site.add_node(node)
+    addresses = [{"type": "InternalIP", "address": LOOPBACK}]
+    endpoints = {"kubeletEndpoint": {"Port": scribe.port}}
+    status = {"addresses": addresses, "daemonEndpoints": endpoints}
+    await site.physical.patch(NODES, named(node), {"status": status}, subresource="status")
+    await site.add_policy("all")
+    with site.syncer(kubelet_address=f"{LOOPBACK}:0"):
+        await site.wait_for_virtual_node(node)
+        pod = await site.run_pod("web", node)
+        started = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        said = {"name": "c", "image": "none", "imageID": "", "ready": True, "restartCount": 0, "state": started}
+        await site.set_twin_status("web", phase="Running", containerStatuses=[said])
+        await site.wait_for_pod("web", lambda found: value_at(found, "status", "phase") == "Running")
+        yield name_of(pod)
+
+
+async def read(site: Lending, pod: str, **query: str) -> bytes:
+    async with site.virtual.log(pod, "default", query) as chunks:
+        return b"".join([chunk async for chunk in chunks])
+
+
+@also_mixed
+async def test_the_log_of_a_pod_is_that_of_its_twin(site: Lending, scribe: Scribe) -> None:
+    async with a_pod_that_runs(site, scribe) as pod:
+        assert await read(site, pod, container="c", tailLines="5", timestamps="true") == b"this is c\n"
+        ((twin, query),) = scribe.asked
+        assert twin == await site.twin_name("web")
+        assert {key: query[key] for key in ("tailLines", "timestamps")} == {"tailLines": "5", "timestamps": "true"}
+        with pytest.raises(BadRequest, match=f'no container before that in pod "{pod}"'):
+            await read(site, pod, previous="true")
+
+
+@also_mixed
+async def test_a_log_is_followed_until_its_reader_leaves(site: Lending, scribe: Scribe) -> None:
+    async with a_pod_that_runs(site, scribe) as pod:
+        async with site.virtual.log(pod, "default", {"follow": "true"}) as chunks:
+            assert await anext(chunks) == b"this is c\n"
+            scribe.lines.put_nowait(b"and now\n")
+            assert await anext(chunks) == b"and now\n"
+            assert not scribe.left.is_set()
+        async with asyncio.timeout(10):
+            await scribe.left.wait()
+
+
+async def test_kubectl_shows_it_and_says_why_there_is_none(site: Lending, scribe: Scribe, kubectl: Kubectl) -> None:
+    async with a_pod_that_runs(site, scribe) as pod:
+        assert await asyncio.to_thread(kubectl, "logs", pod) == "this is c\n"
+        cordon = {"spec": {"unschedulable": True}}
+        await site.physical.patch(NODES, named(f"{site.name}-n1"), cordon)
+        await site.wait_for_virtual_node(f"{site.name}-n1", tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
+        await site.bind_pod("late", f"{site.name}-n1")
+        await site.wait_for_pod("late", lambda found: bool(value_at(found, "status", "conditions")))
+        with pytest.raises(ApiError, match=f"`tapestry explain pod default/{site.name}-late` says why"):
+            await read(site, f"{site.name}-late")
+
+
+async def test_the_virtual_cluster_says_who_may_call_its_nodes(
+    site: Lending, scribe: Scribe, virtual_plane: Plane
+) -> None:
+    await give(site.virtual, SERVICE_ACCOUNTS, named("curious", "default"))
+    curious = (await site.virtual.token("curious", "default"))["token"]
+    async with a_pod_that_runs(site, scribe) as pod:
+        node = await site.virtual.get(NODES, site.above(f"{site.name}-n1"))
+        url = f"{kubelet_of(node)}/containerLogs/default/{pod}/c"
+        assert [await code(url, token) for token in ("", curious, virtual_plane.token)] == [401, 403, 200]
+
+
+def kubelet_of(node: Object) -> str:
+    status = node["status"]
+    return f"https://{status['addresses'][0]['address']}:{status['daemonEndpoints']['kubeletEndpoint']['Port']}"
+
+
+async def code(url: str, token: str) -> int:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers, ssl=tls) as answer:
+        return answer.status

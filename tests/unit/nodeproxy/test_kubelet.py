@@ -1,0 +1,101 @@
+"""Who may call the kubelet of a virtual node, and for what."""
+
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tapestry.apiserver.access.certificates import Authority
+from tapestry.apiserver.app import running
+from tapestry.apiserver.bootstrap import SYSTEM
+from tapestry.apiserver.config import ApiServerConfig, Tls
+from tapestry.client.client import Client
+from tapestry.controller.testing import InProcessApi
+from tapestry.controlplane.direct import Direct
+from tapestry.kube.errors import Forbidden
+from tapestry.kube.objects import named
+from tapestry.kube.resources import CONFIGMAPS
+from tapestry.nodeproxy.kubelet import AUTHENTICATION, kubelet_tls, published_authorities
+
+from .world import NODE, RIGHT, World
+
+
+@pytest.mark.parametrize(("who", "code"), [("", 401), ("made up", 401), ("guest's", 403), ("operator's", 200)])
+async def test_a_token_opens_what_its_user_has_the_right_to(world: World, who: str, code: int) -> None:
+    assert (await world.ask(who=who))[0] == code
+
+
+@pytest.mark.parametrize(("user", "code"), [("operator", 200), ("guest", 403)])
+async def test_a_certificate_says_who_calls_and_not_that_they_may(world: World, user: str, code: int) -> None:
+    assert await world.ask_with(world.authority.client(user, ["a-group"])) == code
+    assert world.reviews == [{"user": user, "groups": ["a-group"], "resourceAttributes": RIGHT}]
+
+
+async def test_a_certificate_of_somebody_elses_ends_the_connection(world: World) -> None:
+    with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
+        await world.ask_with(world.stranger.client("operator", []))
+    assert world.reviews == []
+
+
+async def test_it_takes_the_right_to_the_node_of_the_pod_and_to_all_nodes_where_there_is_no_such_pod(
+    world: World,
+) -> None:
+    await world.ask()
+    await world.ask("/containerLogs/default/none/c")
+    assert [each["resourceAttributes"]["name"] for each in world.reviews] == [NODE, ""]
+    assert (await world.ask("/containerLogs/default/none/c", who="guest's"))[0] == 403
+
+
+@pytest.mark.parametrize("verb", ["exec", "attach", "portForward", "run"])
+async def test_what_is_not_served_says_so_to_those_who_may_ask(world: World, verb: str) -> None:
+    path = f"/{verb}/default/web" + ("" if verb == "portForward" else "/c?command=sh")
+    code, text = await world.ask(path, method="POST")
+    assert (code, "serves logs and nothing else" in text) == (501, True)
+    assert world.reviews[-1]["resourceAttributes"]["verb"] == "create"
+    assert (await world.ask(path, who="guest's"))[0] == 403
+
+
+async def test_where_the_virtual_cluster_cannot_be_asked_nobody_gets_in(world: World) -> None:
+    world.refusal = Forbidden(403, "Forbidden", "the syncer may not ask")
+    assert await world.ask() == (503, "the API server cannot be asked who you are")
+
+
+# -- certificates
+
+
+async def test_clients_are_known_by_the_authorities_that_the_virtual_cluster_publishes(caplog: Any) -> None:
+    api = InProcessApi([CONFIGMAPS], now=lambda: datetime.now(UTC))
+    client = Client(api)
+    assert await published_authorities(client) == ""
+    assert "kubelet.clientCa" in caplog.text
+    await client.create(CONFIGMAPS, {**named(AUTHENTICATION, "kube-system"), "data": {"client-ca-file": "a CA"}})
+    assert await published_authorities(client) == "a CA"
+
+
+async def test_our_own_api_server_publishes_all_that_it_knows_clients_by(world: World, tmp_path: Path) -> None:
+    theirs, tls = world.stranger.certificate(), Tls(client_ca=str(world.stranger.certificate_file))
+    config = ApiServerConfig(backend="memory", file_rootpath=str(tmp_path), secure_address="127.0.0.1:0", tls=tls)
+    async with running(config) as served:
+        published = await published_authorities(Client(Direct(served.server, SYSTEM)))
+    assert published == Authority(tmp_path / "pki").certificate() + theirs
+
+
+async def test_a_certificate_of_its_own_is_used_and_an_authority_of_its_own_goes_before_the_published(
+    world: World,
+) -> None:
+    certificate, key = world.stranger.server(["127.0.0.1"])
+    theirs = str(world.stranger.certificate_file)
+    tls = kubelet_tls("127.0.0.1", str(certificate), str(key), theirs, world.authority.certificate())
+    (known,) = tls.get_ca_certs()
+    (other,) = kubelet_tls("127.0.0.1", "", "", theirs, world.authority.certificate()).get_ca_certs()
+    assert known["serialNumber"] == other["serialNumber"] == serial_of(world.stranger)
+    assert kubelet_tls("127.0.0.1", "", "", "", "").verify_mode is ssl.CERT_NONE
+
+
+def serial_of(authority: Authority) -> str:
+    found = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    found.load_verify_locations(cadata=authority.certificate())
+    return str(found.get_ca_certs()[0]["serialNumber"])
