@@ -8,6 +8,7 @@ import click
 
 from tapestry.apiext.app import run_apiext
 from tapestry.apiext.config import ApiExtConfig
+from tapestry.cli.manual import STOPPED, manual
 from tapestry.controller.app import run_app
 from tapestry.process import logs
 from tapestry.process.config import load
@@ -29,7 +30,11 @@ def with_flags(command: Any) -> Any:
     return click.option("--config", "-c", type=click.Path(path_type=Path, dir_okay=False), help="A YAML file.")(command)
 
 
-@click.command()
+@click.command(
+    epilog=manual(
+        "tapestry apiext --kubeconfig kubeconfig", "tapestry apiext --kinds 'users,*.example.com'", zero=STOPPED
+    )
+)
 @click.option("--allow-origin", multiple=True, help="An origin whose pages may call, as https://example.com.")
 @click.option(
     "--own-identity", is_flag=True, default=None, help="Lend callers on this machine the kubeconfig's rights."

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import uvloop
+import yaml
 
 from tapestry.apiext.kinds import Kinds
 from tapestry.apiext.plain import ROOT, Ask, PlainApi
@@ -21,6 +22,7 @@ from tapestry.apiserver.serving.reception import Mounted
 from tapestry.apiserver.storage.log import LogError
 from tapestry.cli import archives
 from tapestry.cli.envtest import envtest_assets
+from tapestry.cli.manual import STOPPED, manual
 from tapestry.controlplane.app import check_patterns, manager_beside
 from tapestry.controlplane.direct import Direct
 from tapestry.kube.times import parse_duration
@@ -90,7 +92,15 @@ def with_flags(command: Any) -> Any:
     return click.option("--config", "-c", type=click.Path(path_type=Path, dir_okay=False), help="A YAML file.")(command)
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    invoke_without_command=True,
+    epilog=manual(
+        "tapestry apiserver --file-rootpath ./data --authn-allow-localhost",
+        "tapestry apiserver --backend etcd --etcd-servers https://etcd-0:2379,https://etcd-1:2379",
+        "tapestry apiserver backup --file-rootpath ./data backup.tar",
+        zero=STOPPED,
+    ),
+)
 @with_flags
 @click.pass_context
 def apiserver(context: click.Context, /, config: Path | None, verbosity: int | None, **flags: Any) -> None:
@@ -143,8 +153,22 @@ async def serve(settings: ApiServerConfig) -> None:
     async with running(settings, mounted={"apiext": plain_face()}) as served, asyncio.TaskGroup() as group:
         manager = manager_beside(served.reception, authority_of(settings, served), settings.controllers)
         group.create_task(manager.run(), name="controllers")
+        if "local" in served.addresses:
+            write_kubeconfig(served.folder / "kubeconfig", served.addresses["local"])
         await stopping.wait()
         manager.stop()
+
+
+def write_kubeconfig(file: Path, address: str) -> None:
+    """The way in for whoever is on this machine, and trusted for it."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "clusters": [{"name": "here", "cluster": {"server": f"http://{address}"}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here"}}],
+    }
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
 
 
 def plain_face() -> Mounted:

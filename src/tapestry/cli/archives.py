@@ -11,6 +11,7 @@ import yaml
 
 from tapestry.apiserver.storage import archive
 from tapestry.apiserver.storage.log import Entry, LogError
+from tapestry.cli.manual import manual
 from tapestry.kube.objects import Object
 
 FOLDER = click.option(
@@ -34,7 +35,7 @@ def in_words() -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
-@click.command()
+@click.command(epilog=manual("tapestry apiserver backup --file-rootpath ./data backup.tar"))
 @FOLDER
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def backup(folder: Path, file: Path) -> None:
@@ -47,7 +48,7 @@ def backup(folder: Path, file: Path) -> None:
     click.echo(f"{file}: everything up to revision {revision}")
 
 
-@click.command()
+@click.command(epilog=manual("tapestry apiserver restore --file-rootpath ./data backup.tar"))
 @FOLDER
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 def restore(folder: Path, file: Path) -> None:
@@ -61,11 +62,18 @@ def restore(folder: Path, file: Path) -> None:
     click.echo(f"{folder}: restored; it goes on from revision {revision}")
 
 
-@click.command()
+@click.command(
+    epilog=manual(
+        "tapestry apiserver check --file-rootpath ./data",
+        "tapestry apiserver check --repair",
+        zero="all objects are as they were written",
+        one="some are not, or it failed",
+    )
+)
 @FOLDER
 @click.option("--repair", is_flag=True, help="Take what cannot be read out of the way; the server must not be running.")
 def check(folder: Path, repair: bool) -> None:
-    """Look whether all objects are as they were written; exit code 1 where some are not."""
+    """Look whether all objects are as they were written."""
     with in_words():
         if repair:
             for key in archive.repair(folder):
@@ -78,7 +86,9 @@ def check(folder: Path, repair: bool) -> None:
     click.echo(f"{folder}: everything is as it was written")
 
 
-@click.command()
+@click.command(
+    epilog=manual("tapestry apiserver export pods deployments.apps", "tapestry apiserver export --full -o ./everything")
+)
 @FOLDER
 @click.option("--output", "-o", type=click.Path(path_type=Path, file_okay=False), help="A folder: one file an object.")
 @click.option("--full", is_flag=True, help="With status and everything that the server gave.")

@@ -1,5 +1,6 @@
 """`tapestry cluster`: a whole cluster in one process."""
 
+import errno
 import gc
 from pathlib import Path
 
@@ -7,11 +8,19 @@ import click
 import uvloop
 
 from tapestry.apiserver.storage.log import LogError
+from tapestry.cli.manual import STOPPED, manual
 from tapestry.local.cluster import ClusterPlan, run_cluster
+from tapestry.local.kubernetes import AssetsMissing, ControlPlaneFailed
 from tapestry.process import logs
 
+FAULTS = (ValueError, OSError, LogError, AssetsMissing, ControlPlaneFailed)
 
-@click.command()
+
+@click.command(
+    epilog=manual(
+        "tapestry cluster --data ./east --nodes 10", "tapestry cluster --data ./gpu --nodes 4 --gpus 8", zero=STOPPED
+    )
+)
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
@@ -22,15 +31,35 @@ from tapestry.process import logs
 @click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="Of each simulated node.")
 @click.option("--process-node", is_flag=True, help="Have a node that runs Tapestry's own pods as processes.")
 @click.option("--run-pods", is_flag=True, help="Let that node run any pod's commands, as you.")
-def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: bool) -> None:
+@click.option("--real-kubernetes", is_flag=True, help="Have kube-apiserver, etcd and what goes with them serve it.")
+def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: bool, real_kubernetes: bool) -> None:
     """Run a cluster until told to stop: API server, controllers, scheduler, simulated nodes.
 
     Its kubeconfig is in the folder.
     """
-    plan = ClusterPlan(data.absolute(), nodes, gpus=gpus, process_node=process_node, run_pods=run_pods)
+    plan = ClusterPlan(
+        data.absolute(),
+        nodes,
+        gpus=gpus,
+        process_node=process_node,
+        run_pods=run_pods,
+        real_kubernetes=real_kubernetes,
+    )
     logs.configure("info", "json")
     gc.set_threshold(50_000, 20, 50)
     try:
         uvloop.run(run_cluster(plan))
-    except (ValueError, OSError, LogError) as error:
-        raise click.ClickException(str(error)) from error
+    except (*FAULTS, ExceptionGroup) as error:
+        raise click.ClickException(fault(error, plan.folder)) from error
+
+
+def fault(error: Exception, folder: Path) -> str:
+    """What is wrong, in one line and with what to do; raises `error` again if it is none of ours to explain."""
+    found = error
+    while isinstance(found, ExceptionGroup) and len(found.exceptions) == 1:
+        found = found.exceptions[0]  # of whoever owned the task that failed
+    if not isinstance(found, FAULTS):
+        raise error
+    if isinstance(found, OSError) and found.errno == errno.EADDRINUSE:
+        return f"{found.strerror}; end whoever has it, or delete {folder / 'cluster.json'} to have another port"
+    return str(found)

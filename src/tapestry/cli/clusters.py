@@ -1,4 +1,7 @@
-"""Opening clusters for a command that asks or changes something and ends; what goes wrong is one line."""
+"""Opening clusters for a command that asks or changes something and ends; what goes wrong is one line.
+
+Here are also the options that say which cluster, namespace and binding are meant: they are the same everywhere.
+"""
 
 import asyncio
 import importlib
@@ -12,6 +15,8 @@ from typing import Any
 
 import click
 
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.cli.names import names_of
 from tapestry.cli.output import printed, with_output
 from tapestry.client.access import Access
 from tapestry.client.client import Client
@@ -20,16 +25,23 @@ from tapestry.client.kubeconfig import default_access, load
 from tapestry.inspect.facts import Unknown
 from tapestry.inspect.questions import Questions
 from tapestry.kube.errors import KubeError
+from tapestry.kube.resources import NAMESPACES
 from tapestry.manager.faults import Fault
 from tapestry.manager.steps import JoinError
 
 VIRTUAL = (
     click.option(
         "--kubeconfig",
+        type=click.Path(dir_okay=False),
         help="The virtual cluster; else KUBECONFIG, a world that is up here, ~/.kube/config or the pod's own account.",
     ),
     click.option("--context", help="A context of the kubeconfig."),
 )
+NAMESPACE = click.option(
+    "--namespace", "-n", shell_complete=names_of(NAMESPACES), help="The namespace. [default: that of the context]"
+)
+EVERYWHERE = click.option("--all-namespaces", "-A", "everywhere", is_flag=True, help="In all namespaces.")
+BINDING = click.option("--binding", shell_complete=names_of(CLUSTER_BINDINGS), help="Only of this ClusterBinding.")
 ZONE = click.option("--time-zone", help="Of windows that name none. [default: that of the syncer]")
 HERE = Path(".tapestry")
 """Where `tapestry up` keeps its world."""

@@ -6,21 +6,29 @@ from typing import Any
 
 import click
 
+from tapestry.cli.manual import STOPPED, manual
 from tapestry.cli.processes import run_process, with_flags
 from tapestry.cli.registry import the_registry
 from tapestry.controller.app import App, manager_of
 from tapestry.controller.config import ManagerConfig
 
 
-@click.command()
-@click.argument("name")
+def controller_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """For a shell that completes."""
+    return [name for name in the_registry().names() if name.startswith(incomplete)]
+
+
+@click.command(
+    epilog=manual("tapestry run at --kubeconfig kubeconfig", "tapestry run at --config at.yaml", zero=STOPPED)
+)
+@click.argument("name", shell_complete=controller_names)
 @with_flags
 def run(name: str, **flags: Any) -> None:
     """Run the controller NAME until it is told to stop."""
     run_process(ManagerConfig, flags, {}, lambda config: run_controllers(config, name))
 
 
-@click.command()
+@click.command(epilog=manual("tapestry hub --config hub.yaml --leader-elect", zero=STOPPED))
 @with_flags
 def hub(**flags: Any) -> None:
     """Run every controller that is installed and that the configuration enables."""

@@ -3,11 +3,12 @@
 import click
 import yaml
 
+from tapestry.cli.manual import manual
 from tapestry.cli.registry import the_registry
 from tapestry.kube.crds import crd as definition_of
 
 
-@click.command()
+@click.command(epilog=manual("tapestry crd | kubectl apply -f -"))
 def crd() -> None:
     """Print the CustomResourceDefinition of every registered kind, for `kubectl apply -f -`."""
     for kind in the_registry().kinds:

@@ -7,6 +7,7 @@ import click
 from click.exceptions import Exit
 
 from tapestry.cli.clusters import HERE, finished, opened, virtual_access, with_virtual_cluster
+from tapestry.cli.manual import manual
 from tapestry.cli.output import printed, with_output
 from tapestry.client.connection import HttpTransport
 from tapestry.inspect import findings
@@ -16,32 +17,40 @@ from tapestry.inspect.questions import Questions
 from tapestry.local.world import World
 
 
-@click.command()
+@click.command(
+    epilog=manual(
+        "tapestry doctor",
+        "tapestry doctor -o json",
+        zero="nothing is wrong",
+        one="something is, and what to do is told",
+    )
+)
 @with_output("table", "json", "yaml")
 @with_virtual_cluster
 def doctor(output: str, kubeconfig: str | None, context: str | None) -> None:
-    """Check the world: its API server, kinds, manager, syncers, bindings, tokens, clocks, policies; and a local one.
-
-    Ends with 1 where something is wrong.
-    """
+    """Check the world: its API server, kinds, manager, syncers, bindings, tokens, clocks, policies; and a local one."""
 
     async def work() -> None:
-        found = await of_a_world_here()
-        try:
-            access = virtual_access(kubeconfig, context)
-        except (ValueError, OSError) as error:
-            advice = "give --kubeconfig, set KUBECONFIG, or run a world here with `tapestry up`"
-            found.append(Finding("kubeconfig", "wrong", str(error), advice))
-        else:
-            found.append(Finding("kubeconfig", "ok", f"leads to {access.server}"))
-            async with opened(access) as client:
-                questions = Questions(client, HttpTransport, datetime.now(UTC))
-                found += await Doctor(questions, lambda: datetime.now(UTC)).findings()
+        found = await diagnosis(kubeconfig, context)
         printed(found, output, lambda _: findings.findings_text(found))
         if any(each.level == "wrong" for each in found):
             raise Exit(1)
 
     finished(work())
+
+
+async def diagnosis(kubeconfig: str | None, context: str | None) -> list[Finding]:
+    """Everything that can be found out from here."""
+    found = await of_a_world_here()
+    try:
+        access = virtual_access(kubeconfig, context)
+    except (ValueError, OSError) as error:
+        advice = "give --kubeconfig, set KUBECONFIG, or run a world here with `tapestry up`"
+        return [*found, Finding("kubeconfig", "wrong", str(error), advice)]
+    found.append(Finding("kubeconfig", "ok", f"leads to {access.server}"))
+    async with opened(access) as client:
+        questions = Questions(client, HttpTransport, datetime.now(UTC))
+        return [*found, *await Doctor(questions, lambda: datetime.now(UTC)).findings()]
 
 
 async def of_a_world_here() -> list[Finding]:

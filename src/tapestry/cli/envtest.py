@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tapestry import __version__
+from tapestry.cli.manual import manual
 from tapestry.local.envtest import (
     UNDERSTOOD,
     WITHOUT_MEANING,
@@ -23,7 +24,7 @@ from tapestry.process import logs
 log = logs.logger(__name__)
 
 
-@click.command("envtest-assets")
+@click.command("envtest-assets", epilog=manual("tapestry apiserver envtest-assets ./bin"))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def envtest_assets(folder: Path) -> None:
     """Write programs into FOLDER that start this server for the tests of kubebuilder projects (KUBEBUILDER_ASSETS)."""

@@ -2,9 +2,14 @@
 
 import click
 
-from tapestry.cli.clusters import Answer, question
+from tapestry.apis import keys
+from tapestry.apis.policies import POLICIES
+from tapestry.cli.clusters import NAMESPACE, Answer, question
+from tapestry.cli.manual import manual
+from tapestry.cli.names import names_of
 from tapestry.inspect.questions import Questions
 from tapestry.inspect.tables import node_text, pod_text, policy_text
+from tapestry.kube.resources import NODES, PODS
 
 FORMATS = ("text", "json", "yaml")
 
@@ -17,8 +22,8 @@ def explain() -> None:
     """
 
 
-@explain.command()
-@click.argument("name")
+@explain.command(epilog=manual("tapestry explain node vnode-east-worker-1", "tapestry explain node worker-1"))
+@click.argument("name", shell_complete=names_of(NODES, f"{keys.NODE_TYPE}={keys.VIRTUAL}"))
 @question(*FORMATS, zoned=True)
 async def node(questions: Questions, name: str) -> Answer:
     """Explain a node, by the name of the virtual or of the physical one."""
@@ -26,8 +31,8 @@ async def node(questions: Questions, name: str) -> Answer:
     return found, lambda _: "\n\n".join(node_text(each, questions.now) for each in found)
 
 
-@explain.command()
-@click.argument("name")
+@explain.command(epilog=manual("tapestry explain policy nights", "tapestry explain policy owner/nights -o yaml"))
+@click.argument("name", shell_complete=names_of(POLICIES))
 @question(*FORMATS, zoned=True)
 async def policy(questions: Questions, name: str) -> Answer:
     """Explain a policy, by its name; owner/NAME or operator/NAME where both sides have one."""
@@ -35,11 +40,12 @@ async def policy(questions: Questions, name: str) -> Answer:
     return found, lambda _: "\n\n".join(policy_text(each, questions.now) for each in found)
 
 
-@explain.command()
-@click.argument("name", metavar="[NAMESPACE/]NAME")
+@explain.command(epilog=manual("tapestry explain pod web-0", "tapestry explain pod team-a/web-0"))
+@click.argument("name", metavar="[NAMESPACE/]NAME", shell_complete=names_of(PODS))
+@NAMESPACE
 @question(*FORMATS)
-async def pod(questions: Questions, name: str) -> Answer:
+async def pod(questions: Questions, name: str, namespace: str | None) -> Answer:
     """Explain a pod of the virtual cluster: why it waits, where it runs, why it ended, and what to do."""
-    namespace, _, own = name.rpartition("/")
-    found = await questions.pod(namespace or questions.namespace, own)
+    before, _, own = name.rpartition("/")
+    found = await questions.pod(before or namespace or questions.namespace, own)
     return found, lambda _: pod_text(found, questions.now)

@@ -6,7 +6,10 @@ from typing import Any
 
 import click
 
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.cli.clusters import FILE, finished, opened, physical_access, virtual_access, with_virtual_cluster
+from tapestry.cli.manual import manual
+from tapestry.cli.names import names_of
 from tapestry.client.connection import HttpTransport
 from tapestry.manager.joining import Plan
 from tapestry.manager.joining import join as join_clusters
@@ -15,8 +18,13 @@ from tapestry.manager.steps import Cluster, Step
 from tapestry.manager.unjoining import unjoin as part_clusters
 
 
-@click.command()
-@click.argument("name")
+@click.command(
+    epilog=manual(
+        "tapestry join east --cluster-kubeconfig east.yaml --lease 50%",
+        'tapestry join east --cluster-kubeconfig east.yaml --window "22:00-06:00 Mon,Tue" --time-zone Asia/Shanghai',
+    )
+)
+@click.argument("name", shell_complete=names_of(CLUSTER_BINDINGS))
 @click.option("--cluster-kubeconfig", type=FILE, required=True, help="The physical cluster, as its administrator.")
 @click.option("--cluster-context", help="A context of that kubeconfig.")
 @click.option("--cluster-id", help="The first part of the names of its virtual nodes. [default: NAME]")
@@ -76,8 +84,10 @@ def say(step: Step) -> None:
     click.echo(f"{step.mark:<10} {step.cluster:<9} {step.what}{note}")
 
 
-@click.command()
-@click.argument("name")
+@click.command(
+    epilog=manual("tapestry unjoin east --cluster-kubeconfig east.yaml", "tapestry unjoin east --force --timeout 60")
+)
+@click.argument("name", shell_complete=names_of(CLUSTER_BINDINGS))
 @click.option("--force", is_flag=True, help="Also when the cluster, its syncer or the manager is gone.")
 @click.option("--cluster-kubeconfig", type=FILE, help="The physical cluster, to remove there what join has made.")
 @click.option("--cluster-context", help="A context of that kubeconfig.")

@@ -10,10 +10,13 @@ from typing import Any
 import click
 from click.exceptions import Exit
 
-from tapestry.cli.clusters import finished, opened, virtual_access, with_virtual_cluster
+from tapestry.cli.clusters import EVERYWHERE, NAMESPACE, finished, opened, virtual_access, with_virtual_cluster
+from tapestry.cli.manual import manual
+from tapestry.cli.names import names_of
+from tapestry.cli.output import FORMATS, with_output
 from tapestry.client.transport import JSON
 from tapestry.inspect.anykind import manifests, views
-from tapestry.inspect.anykind.hand import Hand, kinds_rows
+from tapestry.inspect.anykind.hand import Hand, kinds_rows, parted
 from tapestry.inspect.anykind.kinds import Aim, shown_name
 from tapestry.inspect.anykind.views import Choice
 from tapestry.inspect.anykind.waits import FORMS
@@ -21,6 +24,7 @@ from tapestry.inspect.facts import Unknown
 from tapestry.inspect.tables import table
 from tapestry.kube.errors import KubeError, NotFound
 from tapestry.kube.objects import Object, name_of
+from tapestry.kube.resources import PODS
 
 SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -57,7 +61,7 @@ def handed(work: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
 
         finished(run())
 
-    return with_virtual_cluster(click.option("--namespace", "-n", help="[default: that of the context]")(command))
+    return with_virtual_cluster(NAMESPACE(command))
 
 
 class Tally:
@@ -80,10 +84,10 @@ class Tally:
 
 @click.group()
 def k() -> None:
-    """Get, apply, create, delete, describe, wait for objects of any kind, and read logs; no kubectl is needed."""
+    """Get, apply, create, annotate, delete, describe, wait for objects, and read logs; no kubectl is needed."""
 
 
-@k.command()
+@k.command(epilog=manual("tapestry k kinds"))
 @handed
 async def kinds(hand: Hand) -> None:
     """List the kinds that there are, with their other names."""
@@ -91,13 +95,17 @@ async def kinds(hand: Hand) -> None:
     click.echo(table(["NAME", "ALSO", "API-VERSION", "NAMESPACED", "KIND"], rows))
 
 
-@k.command()
+@k.command(
+    epilog=manual(
+        "tapestry k get pods -A -o wide", "tapestry k get deploy,svc -l app=web", "tapestry k get cb/east -o yaml"
+    )
+)
 @WORDS
 @LABELS
 @click.option("--field-selector", "fields", default="", help="Only objects with such fields.")
-@click.option("--all-namespaces", "-A", "everywhere", is_flag=True, help="In all namespaces.")
+@EVERYWHERE
 @click.option("--watch", "-w", is_flag=True, help="Then show what changes, until Ctrl-C.")
-@click.option("--output", "-o", type=click.Choice(["table", "wide", "json", "yaml", "name"]), default="table")
+@with_output(*FORMATS, "name")
 @handed
 async def get(
     hand: Hand, words: tuple[str, ...], labels: str, fields: str, everywhere: bool, watch: bool, output: str
@@ -158,7 +166,7 @@ class Shown:
                 click.echo(views.plain_text([found], self.output, alone=True))
 
 
-@k.command()
+@k.command(epilog=manual("tapestry k apply -f policy.yaml", "tapestry manifests | tapestry k apply -f -"))
 @click.option(
     "--filename", "-f", "files", multiple=True, required=True, help="A file, a folder, or - for what comes in."
 )
@@ -177,10 +185,10 @@ def create() -> None:
     """Create simple objects; `apply` makes what files say."""
 
 
-@create.command()
+@create.command(epilog=manual("tapestry k create deployment web --image nginx --replicas 20"))
 @click.argument("name")
 @IMAGE
-@click.option("--replicas", "-r", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option("--replicas", "-r", type=click.IntRange(min=0), default=1, show_default=True, help="Pods.")
 @COMMAND
 @handed
 async def deployment(hand: Hand, name: str, image: str, replicas: int, command: tuple[str, ...]) -> None:
@@ -188,18 +196,18 @@ async def deployment(hand: Hand, name: str, image: str, replicas: int, command: 
     click.echo(await hand.create(manifests.deployment(name, image, replicas, command)))
 
 
-@create.command()
+@create.command(epilog=manual("tapestry k create job pi --image perl --completions 20 -- perl -e 'print 3'"))
 @click.argument("name")
 @IMAGE
 @click.option("--completions", type=click.IntRange(min=1), default=1, show_default=True, help="Pods, all at once.")
 @COMMAND
 @handed
 async def job(hand: Hand, name: str, image: str, completions: int, command: tuple[str, ...]) -> None:
-    """Create a Job of one container."""
+    """Create a Job of one container.  That an owner takes a pod back is no failure of it."""
     click.echo(await hand.create(manifests.job(name, image, completions, command)))
 
 
-@create.command()
+@create.command(epilog=manual("tapestry k create namespace team-a"))
 @click.argument("name")
 @handed
 async def namespace(hand: Hand, name: str) -> None:
@@ -207,7 +215,9 @@ async def namespace(hand: Hand, name: str) -> None:
     click.echo(await hand.create(manifests.namespace(name)))
 
 
-@k.command()
+@k.command(
+    epilog=manual("tapestry k delete deploy web", "tapestry k delete pods --all", "tapestry k delete -f web.yaml")
+)
 @click.argument("words", nargs=-1, metavar="KIND [NAME]... | KIND/NAME...")
 @FILES
 @LABELS
@@ -259,7 +269,27 @@ async def deleted(hand: Hand, resource: Any, obj: Object, grace: int | None, wai
         raise
 
 
-@k.command()
+@k.command(
+    epilog=manual(
+        "tapestry k annotate node worker-1 tapestry.io/reclaim=now",
+        "tapestry k annotate node worker-1 tapestry.io/reclaim-",
+    )
+)
+@click.argument("words", nargs=-1, required=True, metavar="KIND NAME... | KIND/NAME...  KEY=VALUE | KEY- ...")
+@handed
+async def annotate(hand: Hand, words: tuple[str, ...]) -> None:
+    """Give objects annotations, or take them away by KEY-."""
+    targets, changes = parted(words)
+    tally = Tally()
+    for aim in await hand.aims(targets):
+        if not aim.names:
+            raise ValueError(f"which {aim.resource.plural}? names say so")
+        for name in aim.names:
+            await tally.each(hand.annotate(aim.resource, name, changes))
+    tally.end()
+
+
+@k.command(epilog=manual("tapestry k describe pod web-0", "tapestry k describe cb east"))
 @WORDS
 @LABELS
 @handed
@@ -273,8 +303,8 @@ async def describe(hand: Hand, words: tuple[str, ...], labels: str) -> None:
     click.echo("\n---\n".join([await hand.describe(obj) for obj in found]) or "none found", err=not found)
 
 
-@k.command()
-@click.argument("pod", metavar="POD | KIND/NAME")
+@k.command(epilog=manual("tapestry k logs web-0 --tail 20", "tapestry k logs -f deployment/web -c web"))
+@click.argument("pod", metavar="POD | KIND/NAME", shell_complete=names_of(PODS))
 @click.option("--container", "-c", help="Of the pod's containers.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until the container or Ctrl-C ends it.")
 @click.option("--tail", type=click.IntRange(min=0), help="So many of the last lines.")
@@ -293,7 +323,13 @@ async def logs(hand: Hand, pod: str, container: str | None, follow: bool, tail: 
         click.echo(chunk, nl=False)
 
 
-@k.command()
+@k.command(
+    epilog=manual(
+        "tapestry k wait deploy/web --for condition=Available",
+        "tapestry k wait pods --all --for delete --timeout 2m",
+        one="some were not so in time, or it failed",
+    )
+)
 @WORDS
 @LABELS
 @click.option("--for", "goal", required=True, help=f"{FORMS}.")
@@ -301,7 +337,7 @@ async def logs(hand: Hand, pod: str, container: str | None, follow: bool, tail: 
 @click.option("--timeout", type=Duration(), default="30s", show_default=True, help="For all of them together.")
 @handed
 async def wait(hand: Hand, words: tuple[str, ...], labels: str, goal: str, every: bool, timeout: float) -> None:
-    """Wait until objects are as they should be; exit code 1 where they are not in time."""
+    """Wait until objects are as they should be."""
     targets = []
     for aim in await hand.aims(words):
         if not (aim.names or labels or every):

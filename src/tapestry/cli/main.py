@@ -1,11 +1,18 @@
-"""The command line: a table of commands, each imported only when it is called, so that `tapestry version` is quick."""
+"""The command line: a table of commands, each imported only when it is called, so that `tapestry version` is quick.
+
+It is also a plugin of kubectl: `kubectl tapestry status` is `tapestry status`.
+"""
 
 import importlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from tapestry import __version__
+from tapestry.cli.manual import INTERRUPTED, exit_codes, manual
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Entry(NamedTuple):
@@ -13,33 +20,48 @@ class Entry(NamedTuple):
     summary: str
 
 
-COMMANDS = {
-    "up": Entry("tapestry.cli.up", "Run a world here: a virtual cluster, and those that it leases."),
-    "down": Entry("tapestry.cli.up", "Stop that world, or forget it."),
-    "demo": Entry("tapestry.cli.demo", "Play a story in a world of its own: join, lend, take back."),
-    "run": Entry("tapestry.cli.controllers", "Run one controller."),
-    "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
-    "apiserver": Entry("tapestry.cli.apiserver", "Serve Kubernetes' API where there is no Kubernetes."),
-    "apiext": Entry("tapestry.cli.apiext", "Serve plain REST over the kinds of a Kubernetes API."),
-    "token": Entry("tapestry.cli.token", "Make, show and revoke tokens that expire, for `apiserver`."),
-    "cluster": Entry("tapestry.cli.cluster", "Run a whole cluster in one process, its nodes simulated."),
-    "manager": Entry("tapestry.cli.manager", "Run a syncer for every ClusterBinding."),
-    "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),
-    "join": Entry("tapestry.cli.join", "Join a physical cluster: what is idle there is lent."),
-    "unjoin": Entry("tapestry.cli.join", "Take a physical cluster out again."),
-    "status": Entry("tapestry.cli.status", "Show the clusters that have joined, and what they lend."),
-    "nodes": Entry("tapestry.cli.status", "Show the virtual nodes."),
-    "pods": Entry("tapestry.cli.pods", "Show pods on virtual nodes, their twins, and why they wait."),
-    "policies": Entry("tapestry.cli.status", "Show the policies of both sides."),
-    "tree": Entry("tapestry.cli.tree", "Show bindings, their nodes, and pods with their twins as a tree."),
-    "explain": Entry("tapestry.cli.explain", "Say why a node or a policy lends what it lends, or a pod waits."),
-    "repair": Entry("tapestry.cli.repair", "Find what is wrong between both sides, and remove garbage."),
-    "doctor": Entry("tapestry.cli.doctor", "Check the world that is seen from here; say what to do."),
-    "k": Entry("tapestry.cli.k", "Show, make and end objects of any kind, without kubectl."),
-    "manifests": Entry("tapestry.cli.manifests", "Print what a cluster needs before bindings can be made in it."),
-    "crd": Entry("tapestry.cli.crd", "Print the CustomResourceDefinition of every registered kind."),
-    "version": Entry("tapestry.cli.main", "Print the version."),
+GROUPS = {
+    "A world here": {
+        "up": Entry("tapestry.cli.up", "Run a world here: a virtual cluster, and those that it leases."),
+        "down": Entry("tapestry.cli.up", "Stop that world, or forget it."),
+        "add": Entry("tapestry.cli.add", "Start one more cluster in that world, for you to join."),
+        "demo": Entry("tapestry.cli.demo", "Play a story in a world of its own: join, lend, take back."),
+    },
+    "Clusters that lend": {
+        "manifests": Entry("tapestry.cli.manifests", "Print what a cluster needs before bindings can be made in it."),
+        "join": Entry("tapestry.cli.join", "Join a physical cluster: what is idle there is lent."),
+        "unjoin": Entry("tapestry.cli.join", "Take a physical cluster out again."),
+        "repair": Entry("tapestry.cli.repair", "Find what is wrong between both sides, and remove garbage."),
+    },
+    "See and explain": {
+        "status": Entry("tapestry.cli.status", "Show the clusters that have joined, and what they lend."),
+        "nodes": Entry("tapestry.cli.status", "Show the virtual nodes."),
+        "pods": Entry("tapestry.cli.pods", "Show pods on virtual nodes, their twins, and why they wait."),
+        "policies": Entry("tapestry.cli.status", "Show the policies of both sides."),
+        "tree": Entry("tapestry.cli.tree", "Show bindings, their nodes, and pods with their twins as a tree."),
+        "top": Entry("tapestry.cli.top", "Show what is leased, requested and used of it."),
+        "explain": Entry("tapestry.cli.explain", "Say why a node or a policy lends what it lends, or a pod waits."),
+        "doctor": Entry("tapestry.cli.doctor", "Check the world that is seen from here; say what to do."),
+        "debug": Entry("tapestry.cli.debug", "Collect what somebody needs who is asked for help."),
+        "k": Entry("tapestry.cli.k", "Show, make and end objects of any kind, without kubectl."),
+    },
+    "Servers and processes": {
+        "apiserver": Entry("tapestry.cli.apiserver", "Serve Kubernetes' API where there is no Kubernetes."),
+        "token": Entry("tapestry.cli.token", "Make, show and revoke tokens that expire, for `apiserver`."),
+        "apiext": Entry("tapestry.cli.apiext", "Serve plain REST over the kinds of a Kubernetes API."),
+        "cluster": Entry("tapestry.cli.cluster", "Run a whole cluster in one process, its nodes simulated."),
+        "manager": Entry("tapestry.cli.manager", "Run a syncer for every ClusterBinding."),
+        "syncer": Entry("tapestry.cli.syncer", "Lease the nodes of one physical cluster."),
+        "run": Entry("tapestry.cli.controllers", "Run one controller."),
+        "hub": Entry("tapestry.cli.controllers", "Run every controller that is installed."),
+    },
+    "Other": {
+        "crd": Entry("tapestry.cli.crd", "Print the CustomResourceDefinition of every registered kind."),
+        "completion": Entry("tapestry.cli.completion", "Print what makes a shell complete these commands."),
+        "version": Entry("tapestry.cli.main", "Print the version."),
+    },
 }
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
 class Commands(click.Group):
@@ -56,16 +78,39 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, entries in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), entry.summary) for name, entry in entries.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
+        """As the table has it: click would import every command for the first line of its help."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=entry.summary) for name, entry in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # the terminal shows ^C
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=exit_codes())
 def main() -> None:
     """Tapestry: lease idle Kubernetes capacity and weave it into one compute cluster."""
 
 
-@click.command()
+def plugin() -> None:
+    """The same program, as kubectl finds and calls it."""
+    main(prog_name="kubectl tapestry")
+
+
+@click.command(epilog=manual("tapestry version"))
 def version() -> None:
     """Print the version."""
     click.echo(f"tapestry {__version__}")

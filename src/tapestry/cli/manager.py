@@ -6,12 +6,15 @@ from typing import Any
 
 import click
 
+from tapestry.cli.manual import STOPPED, manual
 from tapestry.cli.processes import run_process, with_flags
 from tapestry.manager.app import run_manager
 from tapestry.manager.config import BindingsConfig
 
 
-@click.command()
+@click.command(
+    epilog=manual("tapestry manager --leader-elect=false", "tapestry manager --config manager.yaml", zero=STOPPED)
+)
 @click.option("--kubeconfig-namespace", multiple=True, help="One more namespace that kubeconfigs are read from.")
 @click.option("--deploy-kubeconfig", help="The cluster that syncers run in, where it is another one.")
 @click.option("--template-dir", help="A folder with templates of your own.")

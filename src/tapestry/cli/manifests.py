@@ -4,14 +4,15 @@ import click
 import yaml
 
 from tapestry.apis.keys import SYSTEM_NAMESPACE
+from tapestry.cli.manual import manual
 from tapestry.manager.config import DEFAULT_IMAGE
 from tapestry.manager.installation import installation
 
 
-@click.command()
+@click.command(epilog=manual("tapestry manifests | kubectl apply -f -", "tapestry manifests --replicas 1 -n tapestry"))
 @click.option("--image", default=DEFAULT_IMAGE, show_default=True, help="Of the manager and the syncers.")
 @click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 10), help="Of the manager.")
-@click.option("--namespace", default=SYSTEM_NAMESPACE, show_default=True, help="Where manager and syncers live.")
+@click.option("--namespace", "-n", default=SYSTEM_NAMESPACE, show_default=True, help="Where manager and syncers live.")
 @click.option("--kubeconfig-namespace", multiple=True, help="One more namespace that kubeconfigs are read from.")
 def manifests(image: str, replicas: int, namespace: str, kubeconfig_namespace: tuple[str, ...]) -> None:
     """Print what a cluster needs before bindings can be made in it, for `kubectl apply -f -`."""

@@ -5,23 +5,32 @@ from datetime import UTC, datetime
 import click
 from click.exceptions import Exit
 
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.cli.clusters import finished, opened, virtual_access, with_virtual_cluster
+from tapestry.cli.manual import manual
+from tapestry.cli.names import names_of
 from tapestry.cli.output import FORMATS, printed, with_output
 from tapestry.client.connection import HttpTransport
 from tapestry.inspect.questions import Questions
 from tapestry.inspect.tables import repairs_table
 
 
-@click.command()
-@click.argument("binding", required=False)
+@click.command(
+    epilog=manual(
+        "tapestry repair --dry-run",
+        "tapestry repair east",
+        zero="nothing is wrong, or all of it was mended",
+        one="something is wrong and not mended, or a cluster could not be looked into",
+    )
+)
+@click.argument("binding", required=False, shell_complete=names_of(CLUSTER_BINDINGS))
 @click.option("--dry-run", is_flag=True, help="Only tell.")
 @with_output(*FORMATS)
 @with_virtual_cluster
 def repair(binding: str | None, dry_run: bool, output: str, kubeconfig: str | None, context: str | None) -> None:
     """Check that both sides of a BINDING, or of all, are as they should be, and remove what is garbage.
 
-    Everything is read live and looked at twice, some seconds apart.  What is left is for the syncer to mend.  Ends with
-    1 if something is wrong and not mended, or a cluster could not be looked into.
+    Everything is read live and looked at twice, some seconds apart.  What is left is for the syncer to mend.
     """
 
     async def work() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from tapestry.apiserver.access import ephemeral
+from tapestry.cli.manual import manual
 from tapestry.kube.times import parse_duration, timestamp
 
 FOLDER = click.option(
@@ -23,7 +24,7 @@ def token() -> None:
     """Make, show and revoke tokens that expire; a running server knows of it at once."""
 
 
-@token.command()
+@token.command(epilog=manual("tapestry token create --user ada --group admins --ttl 12h"))
 @FOLDER
 @click.option("--user", required=True, help="Whose it is.")
 @click.option("--group", "groups", multiple=True, help="A group of the user; give it more than once for several.")
@@ -37,7 +38,7 @@ def create(folder: Path, user: str, groups: tuple[str, ...], ttl: str) -> None:
     click.echo(text)
 
 
-@token.command(name="list")
+@token.command(name="list", epilog=manual("tapestry token list"))
 @FOLDER
 def show(folder: Path) -> None:
     """Show the tokens that are good, and none of their secrets."""
@@ -57,7 +58,7 @@ def show(folder: Path) -> None:
         click.echo("   ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-@token.command()
+@token.command(epilog=manual("tapestry token revoke k3x9"))
 @FOLDER
 @click.argument("id")
 def revoke(folder: Path, id: str) -> None:

@@ -2,13 +2,14 @@
 
 import click
 
-from tapestry.cli.clusters import Answer, question
+from tapestry.cli.clusters import BINDING, Answer, question
+from tapestry.cli.manual import manual
 from tapestry.inspect.questions import Questions
 from tapestry.inspect.tables import tree_text
 
 
-@click.command()
-@click.option("--binding", help="Only this ClusterBinding.")
+@click.command(epilog=manual("tapestry tree", "tapestry tree --binding east -o json"))
+@BINDING
 @question("text", "json", "yaml")
 async def tree(questions: Questions, binding: str | None) -> Answer:
     """Show the virtual cluster as a tree: its bindings, their nodes, and the pods there with their twins."""

@@ -270,19 +270,23 @@ def policy_text(answer: PolicyExplanation, now: datetime) -> str:
         if answer.binding
         else f"  for nobody: no ClusterBinding has the name or clusterID {answer.cluster}"
     )
-    verb = "closes" if answer.open else "opens"
-    lines.append(
-        f"  {verb} at {ahead(answer.next_change, now)}" if answer.next_change else "  never changes by the clock"
-    )
-    lines.append(f"  windows: {'; '.join(answer.windows) or 'always'}")
-    limits = "; ".join(f"{name}: {text}" for name, text in answer.limits.items())
-    lines.append(f"  lends: {limits or 'all that is idle'}; a resource that is not named is lent whole")
-    lines.append(f"  at the end: {answer.terms}")
+    if not answer.complaint or answer.uses_last_good:
+        lines += policy_lines(answer, now)
     if not answer.nodes:
         return "\n".join([*lines, "  no node is lent under it"])
     rows = [[each.node, each.state, of(each.leased, "cpu"), of(each.leased, "memory")] for each in answer.nodes]
     rows.append(["all", "", of(answer.leased, "cpu"), of(answer.leased, "memory")])
     return "\n".join([*lines, "", table(["NODE", "STATE", "LEASED-CPU", "LEASED-MEMORY"], rows)])
+
+
+def policy_lines(answer: PolicyExplanation, now: datetime) -> Iterator[str]:
+    """What a policy that can be read says: when, how much, and how it ends."""
+    verb = "closes" if answer.open else "opens"
+    yield f"  {verb} at {ahead(answer.next_change, now)}" if answer.next_change else "  never changes by the clock"
+    yield f"  windows: {'; '.join(answer.windows) or 'always'}"
+    limits = "; ".join(f"{name}: {text}" for name, text in answer.limits.items())
+    yield f"  lends: {limits or 'all that is idle'}; a resource that is not named is lent whole"
+    yield f"  at the end: {answer.terms}"
 
 
 def pod_text(answer: PodAnswer, now: datetime) -> str:
@@ -303,7 +307,7 @@ def pod_lines(answer: PodAnswer, now: datetime) -> Iterator[str]:
         yield f"if that lasts it fails at {ahead(answer.deadline, now)}, unless its syncer was told otherwise"
     if answer.free_nodes:
         free = f"{answer.free_nodes} of {answer.nodes} virtual nodes"
-        yield f"nothing bars it from {free}: its scheduler has yet to choose one"
+        yield f"taints, labels and room let it onto {free}: its scheduler has yet to choose one, or said why not"
     if pod.binding:
         yield f"node {pod.node}, which is {pod.physical_node} of ClusterBinding {pod.binding}"
     if pod.twin:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.inspect.anykind import manifests, views
-from tapestry.inspect.anykind.hand import Hand, kinds_rows
+from tapestry.inspect.anykind.hand import Hand, kinds_rows, parted
 from tapestry.inspect.anykind.kinds import Aim
 from tapestry.inspect.anykind.views import Choice
 from tapestry.inspect.anykind.waits import goal_of
@@ -160,6 +160,27 @@ async def test_simple_objects_are_accepted_by_the_server(hand: Hand) -> None:
     assert made["spec"]["template"]["spec"]["containers"][0]["command"] == ["sleep", "1"]
     with pytest.raises(AlreadyExists):
         await hand.create(manifests.namespace("mine"))
+
+
+async def test_a_job_does_not_fail_because_an_owner_takes_pods_back() -> None:
+    (rule,) = manifests.job("work", "busybox")["spec"]["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+
+
+async def test_annotations_are_given_and_taken_away(hand: Hand) -> None:
+    await hand.apply(SETTINGS)
+    assert await hand.annotate(CONFIGMAPS, "settings", {"a": "1", "b": ""}) == "configmap/settings annotated"
+    await hand.annotate(CONFIGMAPS, "settings", {"a": None})
+    (found,) = await views.objects(hand.client, Aim(CONFIGMAPS, ("settings",)), HERE)
+    assert found["metadata"]["annotations"] == {"b": ""}
+
+
+def test_words_name_objects_first_and_then_what_changes() -> None:
+    assert parted(["ns", "a", "b", "x=1=-", "y-", "z="]) == (["ns", "a", "b"], {"x": "1=-", "y": None, "z": ""})
+    with pytest.raises(ValueError, match="'c': KEY=VALUE or KEY- was expected"):
+        parted(["ns/a", "x=1", "c"])
+    with pytest.raises(ValueError, match="nothing is to change"):
+        parted(["ns/a"])
 
 
 async def test_what_is_deleted_is_gone(hand: Hand) -> None:

@@ -61,7 +61,7 @@ def test_what_bars_a_pod_is_a_table_with_what_to_do_about_each() -> None:
     assert lines[-1].split("   ") == ["taint tapestry.io/vnode:NoSchedule", "2 of 2", "add it"]
     assert "what to do" not in "".join(lines)
     free = pod_text(an_answer(pod, nodes=2, free_nodes=1), NOW)
-    assert "nothing bars it from 1 of 2 virtual nodes" in free
+    assert "let it onto 1 of 2 virtual nodes: its scheduler has yet to choose one, or said why not" in free
 
 
 def a_finding(**fields: object) -> Repaired:

@@ -60,6 +60,15 @@ def test_what_is_wrong_is_told_once_and_a_closed_window_is_nothing_wrong() -> No
     assert shown.leasing == "OutOfTimeWindows"
 
 
+def test_an_owner_who_takes_everything_back_is_nothing_wrong_and_a_silent_cluster_is() -> None:
+    taken = a_condition("Leasing", "False", "Reclaimed", "the owner's kill switch is on")
+    silent = a_condition("Leasing", "False", "PhysicalClusterUnreachable", "no answer since noon")
+    assert binding_status(a_binding(conditions=[taken])).troubles == []
+    assert binding_status(a_binding(conditions=[silent])).troubles == [
+        "Leasing=False: PhysicalClusterUnreachable: no answer since noon"
+    ]
+
+
 def test_a_binding_that_goes_says_so_whatever_its_phase() -> None:
     binding = a_binding(phase="Ready")
     binding["metadata"]["deletionTimestamp"] = CREATED

@@ -160,5 +160,9 @@ def test_a_policy_for_nobody_says_which_name_nobody_has() -> None:
 
 
 def test_an_invalid_policy_says_what_counts_instead() -> None:
-    assert "bad; its last good spec goes on" in policy_text(a_policy(complaint="bad", uses_last_good=True), NOW)
-    assert "bad; it offers nothing" in policy_text(a_policy(complaint="bad", uses_last_good=False), NOW)
+    held = policy_text(a_policy(complaint="bad", uses_last_good=True), NOW)
+    assert "bad; its last good spec goes on" in held
+    assert "lends: all that is idle" in held
+    never_good = policy_text(a_policy(complaint="bad", uses_last_good=False), NOW)
+    assert "bad; it offers nothing" in never_good
+    assert "lends:" not in never_good

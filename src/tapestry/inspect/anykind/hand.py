@@ -2,20 +2,22 @@
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from tapestry.client.client import Client, Propagation
-from tapestry.client.transport import Request
 from tapestry.client.waiting import wait_for
 from tapestry.inspect.anykind.kinds import Aim, Served, aims, of_object, served, shown_name
 from tapestry.inspect.anykind.views import Choice, about, description, objects
 from tapestry.inspect.anykind.waits import goal_of
 from tapestry.inspect.facts import Unknown
 from tapestry.kube.conditions import is_true
-from tapestry.kube.errors import Conflict, NotFound, error_from_body
+from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import Object, name_of, named, namespace_of, value_at, version_of, with_value
 from tapestry.kube.resources import CRDS, EVENTS, PODS, Resource
 
 MANAGER = "tapestry-k"
+Changes = dict[str, str | None]
+"""Values by key; None takes away what is there."""
 PATIENCE = 30.0
 """Seconds for a new kind to be served."""
 
@@ -91,6 +93,11 @@ class Hand:
         await self.client.create(resource, self.placed(resource, obj))
         return f"{shown_name(resource, name_of(obj))} created"
 
+    async def annotate(self, resource: Resource, name: str, changes: Changes) -> str:
+        target = self.placed(resource, named(name))
+        await self.client.patch(resource, target, {"metadata": {"annotations": changes}})
+        return f"{shown_name(resource, name)} annotated"
+
     async def delete(self, resource: Resource, obj: Object, *, grace: int | None, wait: float) -> str:
         """Delete an object and, for `wait` seconds, see that it goes."""
         target = self.placed(resource, named(name_of(obj), namespace_of(obj)))
@@ -136,13 +143,23 @@ class Hand:
 
     async def logs(self, pod: str, query: dict[str, str]) -> AsyncIterator[bytes]:
         """What a container wrote, in pieces as they come."""
-        request = Request("GET", PODS.path(self.namespace, pod, "log"), query, accept="*/*")
-        async with self.client.transport.stream(request) as stream:
-            if stream.status >= 300:
-                body = b"".join([chunk async for chunk in stream.chunks()])
-                raise error_from_body(stream.status, body, doing=str(request))
-            async for chunk in stream.chunks():
+        async with self.client.log(pod, self.namespace, query) as chunks:
+            async for chunk in chunks:
                 yield chunk
+
+
+def parted(words: Sequence[str]) -> tuple[Sequence[str], Changes]:
+    """The words that name objects, and what those after them change: `KEY=VALUE`, or `KEY-`."""
+    count = sum(1 for _ in takewhile(lambda word: "=" not in word and not word.endswith("-"), words))
+    changes: Changes = {}
+    for word in words[count:]:
+        key, equals, value = word.partition("=")
+        if not equals and not key.endswith("-"):
+            raise ValueError(f"{word!r}: KEY=VALUE or KEY- was expected, as in those before it")
+        changes[key if equals else key[:-1]] = value if equals else None
+    if not changes:
+        raise ValueError("nothing is to change; KEY=VALUE or KEY- says what")
+    return words[:count], changes
 
 
 def liveliness(pod: Object) -> tuple[bool, str]:

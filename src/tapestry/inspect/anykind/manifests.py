@@ -65,9 +65,10 @@ def deployment(name: str, image: str, replicas: int = 1, command: Sequence[str] 
 
 
 def job(name: str, image: str, completions: int = 1, command: Sequence[str] = ()) -> Object:
-    """The simplest Job: its pods run at once, and none of them again."""
+    """The simplest Job: its pods run at once, and none of them again, but for those that an owner takes back."""
     pod = {"restartPolicy": "Never", "containers": [container(name, image, command)]}
-    spec: Object = {"template": {"spec": pod}}
+    taken_back = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    spec: Object = {"podFailurePolicy": {"rules": [taken_back]}, "template": {"spec": pod}}
     if completions > 1:
         spec |= {"completions": completions, "parallelism": completions}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}

@@ -1,0 +1,38 @@
+"""`tapestry completion`: what makes a shell complete commands, options and names; and the same for kubectl's plugin."""
+
+import sys
+
+import click
+from click.shell_completion import ShellComplete, get_completion_class
+
+from tapestry.cli.main import main
+from tapestry.cli.manual import manual
+
+SHELLS = ("bash", "zsh", "fish")
+NO_FILES, FILES_TOO = ":4", ":0"
+"""The last line of what kubectl is told: whether it may offer files where nothing else was found."""
+
+
+@click.command(
+    epilog=manual(
+        "source <(tapestry completion bash)",
+        "tapestry completion zsh > ~/.zfunc/_tapestry",
+        "tapestry completion fish > ~/.config/fish/completions/tapestry.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the script that makes SHELL complete commands and options, and names out of the cluster."""
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "tapestry", "_TAPESTRY_COMPLETE").source())
+
+
+def kubectl_completion() -> None:
+    """What kubectl runs as `kubectl_complete-tapestry WORDS...`, of which the last is incomplete."""
+    *words, incomplete = sys.argv[1:] or [""]
+    found = ShellComplete(main, {}, "kubectl tapestry", "").get_completions(words, incomplete)
+    plain = [each for each in found if each.type == "plain"]
+    for each in plain:
+        click.echo(f"{each.value}\t{each.help}" if each.help else each.value)
+    click.echo(NO_FILES if len(plain) == len(found) else FILES_TOO)

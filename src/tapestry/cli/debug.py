@@ -1,0 +1,88 @@
+"""`tapestry debug collect`: a bundle for whoever is asked for help."""
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+import click
+
+from tapestry import __version__
+from tapestry.cli.clusters import FILE, HERE, finished, opened, virtual_access, with_virtual_cluster
+from tapestry.cli.doctor import diagnosis
+from tapestry.cli.manual import manual
+from tapestry.client.connection import HttpTransport
+from tapestry.inspect.bundle import Collector, Gathered, Missing, archive_of, files_of, pretty
+from tapestry.inspect.findings import findings_text
+from tapestry.inspect.questions import Questions
+
+
+@click.group()
+def debug() -> None:
+    """Collect what somebody needs who is asked for help."""
+
+
+@debug.command(epilog=manual("tapestry debug collect", "tapestry debug collect -o trouble.tar.gz --context east"))
+@click.option("--output", "-o", "file", type=FILE, help="The file to write. [default: tapestry-debug-<time>.tar.gz]")
+@with_virtual_cluster
+def collect(file: Path | None, kubeconfig: str | None, context: str | None) -> None:
+    """Write what there is to know into one file that only you may read.
+
+    In it are versions, bindings, policies, nodes, pods and events of both sides, what `tapestry doctor` says, and the
+    logs of manager and syncers and of a world here.  Values of environment variables, commands, the data of Secrets
+    and ConfigMaps, annotations of others, tokens, kubeconfigs and certificates are not; a manifest says what else could
+    not be read.  Look into it before you hand it on: a program may have logged a secret of its own.
+    """
+    now = datetime.now(UTC)
+    name = f"tapestry-debug-{now:%Y%m%dT%H%M%SZ}"
+    file = file or Path(f"{name}.tar.gz")
+    gathered = Gathered()
+    with private(file) as out:
+        finished(everything_into(gathered, kubeconfig, context, now))
+        versions = {"tapestry": __version__, "python": platform.python_version(), "system": platform.platform()}
+        files = files_of(gathered, versions, now)
+        out.write(archive_of(files, name, now))
+    unread = f"; {len(gathered.missing)} things could not be read" if gathered.missing else ""
+    click.echo(f"{file}: {len(files)} files, {file.stat().st_size / 1024:.0f} KiB{unread}")
+
+
+@contextmanager
+def private(file: Path) -> Iterator[IO[bytes]]:
+    """A new file, for its owner alone; it is gone again if what is to be in it does not come about."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise click.ClickException(f"{file} is there already; choose another name with -o") from error
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+    with open(descriptor, "wb") as out:
+        try:
+            yield out
+        except BaseException:
+            file.unlink()
+            raise
+
+
+async def everything_into(gathered: Gathered, kubeconfig: str | None, context: str | None, now: datetime) -> None:
+    started = time.monotonic()
+    collector = Collector(gathered, lambda what: click.echo(f"  {time.monotonic() - started:5.1f} s  {what}", err=True))
+    await collector.step("doctor", diagnosed(gathered, kubeconfig, context))
+    await collector.step("a world here", asyncio.to_thread(collector.world, HERE.absolute()))
+    try:
+        access = virtual_access(kubeconfig, context)
+    except (ValueError, OSError) as error:
+        gathered.missing.append(Missing(what="the virtual cluster", why=str(error)))
+        return
+    async with opened(access) as client:
+        await collector.cluster(Questions(client, HttpTransport, now, namespace=access.namespace))
+
+
+async def diagnosed(gathered: Gathered, kubeconfig: str | None, context: str | None) -> None:
+    found = await diagnosis(kubeconfig, context)
+    gathered.texts["doctor.txt"] = findings_text(found) + "\n"
+    gathered.texts["doctor.json"] = pretty(found)

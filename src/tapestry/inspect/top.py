@@ -1,0 +1,195 @@
+"""What is leased, what pods request of it, and what they use: of clusters, virtual nodes or pods, the busiest first."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tapestry.apis import keys
+from tapestry.inspect.facts import Above, above
+from tapestry.inspect.metrics import NOTHING, Gauges, Measures, physical_name
+from tapestry.inspect.questions import Questions
+from tapestry.inspect.status import Value, used_by
+from tapestry.inspect.tables import of, table
+from tapestry.kube.objects import Object, labels_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.quantity import Amounts, parse
+from tapestry.kube.requests import holds_its_node
+
+SHOWN = ("cpu", "memory")
+Order = Literal["cpu", "memory", "name"]
+
+
+class Load(Value, frozen=True, kw_only=True):
+    """Amounts of one thing."""
+
+    name: str
+    binding: str
+    requested: dict[str, str]
+    used: dict[str, str] | None
+    """None where nobody measures it."""
+
+
+class Lent(Load, frozen=True, kw_only=True):
+    """Amounts of something that is lent."""
+
+    leased: dict[str, str]
+    pods: int
+
+
+class ClusterLoad(Lent, frozen=True, kw_only=True):
+    cluster_id: str
+    nodes: int
+
+
+class NodeLoad(Lent, frozen=True, kw_only=True):
+    physical_node: str
+
+
+class PodLoad(Load, frozen=True, kw_only=True):
+    namespace: str
+    node: str
+
+
+@dataclass(frozen=True)
+class Top:
+    """Everything that is lent by some bindings, with what was measured of it."""
+
+    facts: Above
+    bindings: list[Object]
+    measures: Mapping[str, Measures]
+    """By the UID of the binding."""
+
+    def clusters(self) -> list[ClusterLoad]:
+        return [self.cluster(each) for each in self.bindings]
+
+    def cluster(self, binding: Object) -> ClusterLoad:
+        nodes = self.nodes_of(binding)
+        pods = [pod for node in nodes for pod in self.pods_on(node)]
+        leased = sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in nodes), Amounts())
+        return ClusterLoad(
+            name=name_of(binding),
+            binding=name_of(binding),
+            cluster_id=binding["spec"]["clusterID"],
+            nodes=len(nodes),
+            pods=len(pods),
+            leased=leased.texts(),
+            requested=(NOTHING + used_by(pods)).texts(),
+            used=self.used(binding, pods),
+        )
+
+    def nodes(self) -> list[NodeLoad]:
+        return [self.node(node, each) for each in self.bindings for node in self.nodes_of(each)]
+
+    def node(self, node: Object, binding: Object) -> NodeLoad:
+        pods = self.pods_on(node)
+        return NodeLoad(
+            name=name_of(node),
+            binding=name_of(binding),
+            physical_node=physical_name(node),
+            pods=len(pods),
+            leased=value_at(node, "status", "allocatable", default={}),
+            requested=(NOTHING + used_by(pods)).texts(),
+            used=self.used(binding, pods),
+        )
+
+    def pods(self, namespace: str | None) -> list[PodLoad]:
+        return [
+            PodLoad(
+                name=name_of(pod),
+                namespace=namespace_of(pod) or "",
+                node=name_of(node),
+                binding=name_of(each),
+                requested=(NOTHING + used_by([pod])).texts(),
+                used=self.used(each, [pod]),
+            )
+            for each in self.bindings
+            for node in self.nodes_of(each)
+            for pod in self.pods_on(node)
+            if namespace in (None, namespace_of(pod))
+        ]
+
+    def nodes_of(self, binding: Object) -> list[Object]:
+        return [node for node in self.facts.nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == uid_of(binding)]
+
+    def pods_on(self, node: Object) -> list[Object]:
+        return [pod for pod in self.facts.pods[name_of(node)] if holds_its_node(pod)]
+
+    def used(self, binding: Object, pods: Iterable[Object]) -> dict[str, str] | None:
+        found = self.measures[uid_of(binding)].of(pods)
+        return None if found is None else found.texts()
+
+    def unmeasured(self) -> list[str]:
+        """A sentence for each binding of whose pods nobody knows what they use."""
+        missing = [(name_of(each), self.measures[uid_of(each)].missing) for each in self.bindings]
+        return [f"what pods of {name} use is not shown: {why}" for name, why in missing if why]
+
+
+async def top(questions: Questions, gauges: Gauges, binding: str | None) -> Top:
+    facts = await above(questions.client)
+    chosen = questions.chosen(facts, binding)
+    return Top(facts, chosen, await gauges.measures(facts, chosen))
+
+
+def busiest_first(found: Iterable[Any], order: Order) -> list[Any]:
+    """By what is used of a resource or, where nobody knows, requested; names decide between equals."""
+
+    def amount(load: Load) -> int:
+        return parse((load.requested if load.used is None else load.used).get(order, "0")).nano
+
+    named = sorted(found, key=lambda load: (load.binding, load.name))
+    return named if order == "name" else sorted(named, key=amount, reverse=True)
+
+
+# -- as text
+
+
+def loads_table(found: Sequence[Load], *, wide: bool = False) -> str:
+    """One line for each; wide, with shares of what is leased, and with what else is requested."""
+    if not found:
+        return "nothing is lent, or nothing runs on it; `tapestry status` says what there is"
+    lines = [[*names(each), *amounts(each, wide=wide)] for each in found]
+    return table([title for title, _ in lines[0]], [[cell for _, cell in line] for line in lines])
+
+
+Cell = tuple[str, object]
+"""Below its title."""
+
+
+def names(load: Load) -> list[Cell]:
+    match load:
+        case ClusterLoad():
+            return [("CLUSTER", load.name), ("NODES", load.nodes), ("PODS", load.pods)]
+        case NodeLoad():
+            return [("NODE", load.name), ("CLUSTER", load.binding), ("PODS", load.pods)]
+        case PodLoad():
+            return [("NAMESPACE", load.namespace), ("POD", load.name), ("NODE", load.node)]
+    raise TypeError(f"{type(load).__name__} is nothing that is shown")
+
+
+def amounts(load: Load, *, wide: bool) -> Iterator[Cell]:
+    for resource in SHOWN:
+        if isinstance(load, Lent):
+            yield f"LEASED-{resource.upper()}", of(load.leased, resource)
+        for part, found in (("REQUESTED", load.requested), ("USED", load.used)):
+            yield f"{part}-{resource.upper()}", of(found or {}, resource)
+            if wide and isinstance(load, Lent):
+                yield f"{part}%", share(found, load.leased, resource)
+    if wide:
+        yield "OTHER", others(load)
+
+
+def share(part: dict[str, str] | None, whole: dict[str, str], resource: str) -> str:
+    leased = parse(whole.get(resource, "0")).nano
+    if part is None or not leased:
+        return ""
+    return f"{100 * parse(part.get(resource, '0')).nano / leased:.0f}%"
+
+
+def others(load: Load) -> str:
+    """`nvidia.com/gpu=2/8`: requested, of what is leased."""
+    whole = load.leased if isinstance(load, Lent) else {}
+    found = [name for name in {**whole, **load.requested} if name not in (*SHOWN, "pods")]
+    return ",".join(f"{name}={'/'.join(told(name, load.requested, whole))}" for name in found)
+
+
+def told(name: str, requested: dict[str, str], whole: dict[str, str]) -> list[str]:
+    return [requested.get(name, "0"), *([whole[name]] if name in whole else [])]

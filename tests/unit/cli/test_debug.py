@@ -1,0 +1,58 @@
+"""`tapestry debug collect`, where there is no cluster: it collects what there is, and says what is missing."""
+
+import json
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tapestry.cli.debug import private
+from tapestry.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_a_cluster_the_doctor_and_the_manifest_say_so(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["debug", "collect", "-o", "trouble.tar.gz"])
+    assert done.exit_code == 0, done.output
+    file = tmp_path / "trouble.tar.gz"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with tarfile.open(file) as archive:
+        names = {each.name.partition("/")[2]: each for each in archive}
+        content = archive.extractfile(names["manifest.json"])
+        assert content is not None
+        manifest = json.load(content)
+    assert {"manifest.json", "doctor.txt", "doctor.json"} == names.keys()
+    (missing,) = manifest["missing"]
+    assert missing["what"] == "the virtual cluster"
+    assert "1 things could not be read" in done.output
+    assert "doctor" in done.stderr
+
+
+def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "precious"
+    file.write_text("mine")
+    done = CliRunner().invoke(main, ["debug", "collect", "-o", str(file)])
+    assert done.exit_code == 1
+    assert "is there already; choose another name with -o" in done.output
+    assert file.read_text() == "mine"
+
+
+def test_a_bundle_that_does_not_come_about_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), private(tmp_path / "half"):
+        raise KeyboardInterrupt
+    assert not (tmp_path / "half").exists()
+
+
+def test_where_nothing_can_be_written_one_line_says_so() -> None:
+    done = CliRunner().invoke(main, ["debug", "collect", "-o", "no/such/folder/file"])
+    assert done.exit_code == 1
+    assert "No such file or directory" in done.output

@@ -1,0 +1,146 @@
+"""The bundle: what is in it, what is said to be missing, and what never gets in."""
+
+import base64
+import io
+import json
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.controller.testing import InProcessApi, run, running_clock
+from tapestry.inspect import bundle
+from tapestry.inspect.bundle import Collector, Gathered, Missing, archive_of, files_of
+from tapestry.inspect.questions import Questions
+from tapestry.kube.objects import named, of_resource
+from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+SECRET = "correct-horse-battery-staple"
+KUBECONFIG = {
+    "clusters": [{"name": "c", "cluster": {"server": "https://east.example"}}],
+    "users": [{"name": "u", "user": {"token": SECRET}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    "current-context": "c",
+}
+ABOVE = (CLUSTER_BINDINGS, POLICIES, NODES, PODS, EVENTS, DEPLOYMENTS, LEASES, CONFIGMAPS, SECRETS, NAMESPACES)
+
+
+def manifest_of(files: dict[str, bytes]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files["manifest.json"])
+    return found
+
+
+def an_object(name: str, created: str = "2026-03-01T00:00:00Z", **fields: Any) -> dict[str, Any]:
+    return {"kind": "Pod", "metadata": {"name": name, "creationTimestamp": created}, **fields}
+
+
+def gathered_in_a_world(tmp_path: Path, *, below: bool = True) -> Gathered:
+    """What is gathered of a virtual cluster with one binding, where the secret is planted wherever it can be."""
+    gathered, said = Gathered(), []
+
+    async def main() -> None:
+        clock = running_clock()
+        physical_api = InProcessApi([NAMESPACES, NODES, PODS, EVENTS, POLICIES], now=clock.now)
+        virtual, physical = Client(InProcessApi(ABOVE, now=clock.now).connect()), Client(physical_api.connect())
+        await virtual.create(NAMESPACES, named("kube-system"))
+        identity = (await physical.create(NAMESPACES, named("kube-system")))["metadata"]["uid"]
+        await physical.create(NODES, named("n1"))
+        if below:
+            data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
+            await virtual.create(SECRETS, {**named("east", keys.SYSTEM_NAMESPACE), "data": data})
+        reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
+        spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
+        made = await virtual.create(CLUSTER_BINDINGS, of_resource(CLUSTER_BINDINGS, {**named("east"), "spec": spec}))
+        await virtual.patch(CLUSTER_BINDINGS, made, {"status": {"identity": identity}}, subresource="status")
+        container = {"name": "c", "image": "i", "env": [{"name": "A", "value": SECRET}], "args": [SECRET]}
+        for client, namespace in ((virtual, "default"), (physical, "leased")):
+            await client.create(PODS, {**named("web", namespace), "spec": {"containers": [container]}})
+            about = {"involvedObject": {"kind": "Pod", "name": "web"}, "reason": "R", "message": f"it said {SECRET}"}
+            await client.create(EVENTS, {**named("e", namespace), **about})
+        await virtual.create(CONFIGMAPS, {**named("c", keys.SYSTEM_NAMESPACE), "data": {"k": SECRET}})
+        collector = Collector(gathered, said.append)
+        await collector.cluster(Questions(virtual, lambda _: physical_api.connect(), clock.now()))
+
+    run(main())
+    assert "pods above" in said
+    folder = tmp_path / "virtual"
+    folder.mkdir()
+    (folder / "log").write_text(f'{{"message": "it said {SECRET}"}}\n')
+    (folder / "etcd.log").write_text("started\n")
+    (folder / "audit.log").write_text("who asked for what\n")
+    (folder / "kubeconfig").write_text("users: [{user: {token: of-the-administrator}}]")
+    Collector(gathered, said.append).world(tmp_path)
+    return gathered
+
+
+def test_rule_7_a_planted_secret_is_nowhere_in_the_bundle(tmp_path: Path) -> None:
+    gathered = gathered_in_a_world(tmp_path)
+    gathered.texts["doctor.txt"] = f"kubeconfig: {SECRET}, of-the-administrator"
+    gathered.missing.append(Missing(what=f"logs of {SECRET}", why=f"refused: {SECRET}"))
+    assert SECRET in str(gathered.objects) + str(gathered.texts)
+    files = files_of(gathered, {"tapestry": "1"}, NOW)
+    everything = b"\n".join(files.values()).decode() + "\n".join(files)
+    assert SECRET not in everything
+    assert base64.b64encode(SECRET.encode()).decode().rstrip("=") not in everything
+    assert "of-the-administrator" not in everything
+    assert "it said [redacted]" in everything
+
+
+def test_both_clusters_are_in_it(tmp_path: Path) -> None:
+    files = files_of(gathered_in_a_world(tmp_path), {"tapestry": "1"}, NOW)
+    assert {
+        "virtual/clusterbindings.yaml",
+        "virtual/pods.yaml",
+        "virtual/secrets.yaml",
+        "physical/east/nodes.yaml",
+        "physical/east/pods.yaml",
+        "world/virtual/log.log",
+        "world/virtual/etcd.log",
+    } <= files.keys()
+    assert not [name for name in files if "audit" in name]
+    (pod,) = yaml.safe_load_all(files["physical/east/pods.yaml"])
+    assert pod["metadata"]["name"] == "web"
+    assert manifest_of(files)["files"].keys() == files.keys() - {"manifest.json"}
+    assert manifest_of(files)["versions"] == {"tapestry": "1"}
+
+
+def test_what_cannot_be_read_is_in_the_manifest_and_the_rest_in_the_bundle(tmp_path: Path) -> None:
+    files = files_of(gathered_in_a_world(tmp_path, below=False), {}, NOW)
+    (missing,) = [each for each in manifest_of(files)["missing"] if "physical cluster" in each["what"]]
+    assert missing["what"] == "physical cluster of east"
+    assert 'secrets "east" not found' in missing["why"]
+    assert "virtual/pods.yaml" in files
+
+
+def test_of_too_many_objects_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MOST", 2)
+    days = [an_object(f"of-day-{day}", f"2026-03-0{day}T00:00:00Z") for day in (1, 3, 2)]
+    files = files_of(Gathered(objects={"pods.yaml": days}), {}, NOW)
+    kept = [each["metadata"]["name"] for each in yaml.safe_load_all(files["pods.yaml"])]
+    assert kept == ["of-day-3", "of-day-2"]
+    assert manifest_of(files)["missing"] == [{"what": "pods.yaml", "why": "has the newest 2 of 3 objects"}]
+
+
+def test_a_bundle_has_an_end_and_says_what_did_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "LARGEST", 1000)
+    files = files_of(Gathered(texts={"large.log": "x" * 1001, "small.log": "y" * 10}), {}, NOW)
+    assert files.keys() == {"manifest.json", "small.log"}
+    (missing,) = manifest_of(files)["missing"]
+    assert missing["what"] == "large.log"
+
+
+def test_the_archive_is_one_folder_for_its_owner_alone() -> None:
+    packed = archive_of({"manifest.json": b"{}", "logs/a.log": b"a"}, "bundle", NOW)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        assert {each.name: each.mode for each in archive} == {"bundle/manifest.json": 0o600, "bundle/logs/a.log": 0o600}
+        content = archive.extractfile("bundle/logs/a.log")
+        assert content is not None
+        assert content.read() == b"a"

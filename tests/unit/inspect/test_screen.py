@@ -1,0 +1,220 @@
+"""What a person sees of a world, in terminals of several sizes."""
+
+import io
+import subprocess
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from tapestry.inspect.pods import PodStatus
+from tapestry.inspect.scene import Scene, scene
+from tapestry.inspect.screen import Prompt, folded, screen, shared, when
+from tapestry.inspect.status import BindingStatus, NodeStatus
+from tapestry.kube.objects import Object
+
+NOW = datetime(2026, 3, 2, 18, 30, tzinfo=UTC)  # a Monday
+LINES = ("export KUBECONFIG=/home/somebody/.tapestry/virtual/kubeconfig", "kubectl get nodes")
+
+
+def a_binding(name: str, leasing: str = "Leasing", change: timedelta | None = None, troubles: int = 0) -> BindingStatus:
+    return BindingStatus(
+        name=name,
+        cluster_id=name,
+        phase="Ready",
+        leasing=leasing,
+        nodes=5,
+        pods=12,
+        leased={"cpu": "20", "memory": "64Gi"},
+        used={"cpu": "2500m", "memory": "3Gi"},
+        next_change=NOW + change if change else None,
+        last_seen=NOW,
+        created=NOW,
+        mount_namespace="tapestry-leased",
+        identity="",
+        credentials_expire=None,
+        troubles=[f"Ready=False: it is broken in {number} ways" for number in range(troubles)],
+    )
+
+
+def a_node(name: str, state: str = "Open", ready: bool = True) -> NodeStatus:
+    return NodeStatus(
+        name=name,
+        binding="cluster-1",
+        physical_node=name,
+        state=state,
+        ready=ready,
+        cordoned=False,
+        leased={"cpu": "4", "memory": "16Gi"},
+        used={"cpu": "500m"},
+        pods=2,
+        policies=[],
+        lease_ends=None,
+        created=NOW,
+    )
+
+
+def a_pod_that_waits(name: str) -> PodStatus:
+    return PodStatus(
+        namespace="default",
+        name=name,
+        phase="Pending",
+        node="",
+        physical_node="",
+        binding="",
+        twin="",
+        state="Waiting",
+        reason="Unscheduled",
+        why="0/10 nodes are available: 10 Insufficient cpu.",
+        created=NOW - timedelta(seconds=95),
+    )
+
+
+def a_scene(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> Scene:
+    return Scene(
+        [a_binding(f"cluster-{number}", change=timedelta(hours=3, minutes=30)) for number in range(1, bindings + 1)],
+        [a_node(f"vnode-cluster-1-n{number}") for number in range(1, nodes + 1)],
+        {"Running": 24, "Pending": waiting},
+        [a_pod_that_waits(f"web-{number}") for number in range(waiting)],
+        NOW,
+    )
+
+
+def rows(seen: Scene, width: int = 120, height: int = 40, prompt: Prompt = Prompt(LINES)) -> list[str]:  # noqa: B008
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False, color_system=None)
+    with console.capture() as captured:
+        console.print(screen(seen, prompt, width, height))
+    return captured.get().splitlines()
+
+
+def row_of(seen: list[str], word: str) -> str:
+    return next(line for line in seen if word in line)
+
+
+def test_clusters_show_what_they_lend_and_when_that_changes() -> None:
+    seen = rows(a_scene())
+    assert row_of(seen, "cluster-1 ").split() == [
+        *("cluster-1", "Leasing", "5", "12", "2500m/20", "3Gi/64Gi"),
+        *("changes", "22:00", "(in", "3h30m)"),
+    ]
+
+
+def test_a_closed_cluster_opens() -> None:
+    closed = a_binding("night", "OutOfTimeWindows", timedelta(hours=1, minutes=30))
+    assert "opens 20:00 (in 1h30m)" in row_of(rows(Scene([closed], [], {}, [], NOW)), "night")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "text"),
+    [
+        (timedelta(minutes=5), "18:35 (in 5m0s)"),
+        (timedelta(hours=11, minutes=30), "tomorrow 06:00 (in 11h30m)"),
+        (timedelta(days=3), "Thu 18:30 (in 3d)"),
+        (timedelta(days=20), "22 Mar 18:30 (in 20d)"),
+        (timedelta(seconds=-1), "18:29 (now)"),
+    ],
+)
+def test_a_moment_is_told_as_people_say_it(ahead: timedelta, text: str) -> None:
+    assert when(NOW + ahead, NOW) == text
+
+
+def test_a_moment_is_told_in_the_zone_of_whoever_looks() -> None:
+    there = NOW.astimezone(timezone(timedelta(hours=8)))  # where it is Tuesday, 02:30
+    assert when(NOW + timedelta(hours=3), there) == "05:30 (in 3h)"
+
+
+def test_pods_are_counted_by_phase_and_those_that_wait_say_why() -> None:
+    seen = rows(a_scene())
+    assert row_of(seen, "24 Running") == "PODS  1 Pending, 24 Running"
+    assert row_of(seen, "web-0").strip() == (
+        "default/web-0 waits for 1m35s: Unscheduled: 0/10 nodes are available: 10 Insufficient cpu."
+    )
+
+
+def test_nodes_that_are_not_as_they_should_be_come_first() -> None:
+    nodes = [a_node("a"), a_node("b"), a_node("closed", "Closed"), a_node("lost", ready=False)]
+    seen = [line.split()[0] for line in rows(Scene([], nodes, {}, [], NOW)) if "/16Gi" in line]
+    assert seen == ["closed", "lost", "a", "b"]
+
+
+def test_what_is_wrong_and_what_happened_are_told() -> None:
+    seen = rows(
+        Scene([a_binding("east", troubles=1)], [], {}, [], NOW),
+        prompt=Prompt(LINES, ["18:29:01 cluster-1 was ended by SIGKILL; it is started again"]),
+    )
+    assert "it is broken in 0 ways" in "\n".join(seen)
+    assert "! 18:29:01 cluster-1 was ended by SIGKILL" in "\n".join(seen)
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    seen = rows(a_scene(nodes=1000, waiting=50), height=30)
+    shown = sum("/16Gi" in line for line in seen)
+    assert f"and {1000 - shown} nodes more" in row_of(seen, "nodes more")
+    waits = sum("waits for" in line for line in seen)
+    assert f"and {50 - waits} pods more" in row_of(seen, "pods more")
+
+
+@given(st.integers(30, 200), st.integers(24, 80), st.integers(0, 8), st.integers(0, 60), st.integers(0, 60))
+def test_a_screen_is_never_larger_than_its_terminal_and_has_all_lines_to_copy(
+    width: int, height: int, bindings: int, nodes: int, waiting: int
+) -> None:
+    seen = rows(a_scene(bindings, nodes, waiting), width, height)
+    assert len(seen) <= max(height, 22)
+    assert max(map(cell_len, seen)) <= width
+    text = "\n".join(line.rstrip() for line in seen).replace("\\\n", "")
+    assert all(line in text for line in LINES)
+
+
+@given(st.text("abcdefgh -=/.", min_size=1), st.integers(2, 40))
+def test_a_folded_line_fits_and_is_one_line(line: str, width: int) -> None:
+    pieces = list(folded(line, width))
+    assert all(len(piece) <= width for piece in pieces)
+    assert "\n".join(pieces).replace("\\\n", "") == line
+
+
+def test_a_shell_takes_a_folded_line_for_one() -> None:
+    line = "echo export KUBECONFIG=/a/very/long/path/to/a/kubeconfig"
+    done = subprocess.run(["sh", "-c", "\n".join(folded(line, 17))], capture_output=True, text=True, check=True)
+    assert done.stdout == line.removeprefix("echo ") + "\n"
+
+
+@given(st.integers(0, 60), st.lists(st.integers(0, 30), min_size=3, max_size=3))
+def test_rows_are_shared_without_waste(room: int, wanted: list[int]) -> None:
+    given_rows = shared(room, wanted)
+    assert all(got <= want for got, want in zip(given_rows, wanted, strict=True))
+    assert all(got >= min(want, 3) for got, want in zip(given_rows, wanted, strict=True))
+    if room >= sum(wanted):
+        assert given_rows == wanted
+    else:
+        assert sum(given_rows) <= max(room, 9)
+
+
+def an_object(name: str, **parts: Object) -> Object:
+    created = {"name": name, "uid": name, "creationTimestamp": "2026-03-02T18:00:00Z"}
+    return {**parts, "metadata": {**created, **parts.get("metadata", {})}}
+
+
+def test_a_scene_has_the_pods_of_virtual_nodes_and_those_that_have_none() -> None:
+    secret = {"name": "east", "namespace": "tapestry-system"}
+    spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
+    binding = an_object("east", spec=spec, status={"nodes": 1})
+    labels = {"tapestry.io/cluster-binding-uid": "east"}
+    node = an_object("vnode", metadata={"labels": labels}, spec={}, status={"allocatable": {"cpu": "4"}})
+
+    def a_pod(name: str, phase: str, node: str = "") -> Object:
+        spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}], "nodeName": node}
+        return an_object(name, metadata={"namespace": "default"}, spec=spec, status={"phase": phase})
+
+    pods = [
+        a_pod("runs", "Running", "vnode"),
+        a_pod("ours", "Running", "this-machine"),
+        a_pod("waits", "Pending"),
+        a_pod("starts", "Pending", "vnode"),
+    ]
+    seen = scene([binding], [node], pods, NOW)
+    assert seen.phases == {"Running": 1, "Pending": 2}
+    assert [each.name for each in seen.waiting] == ["starts", "waits"]
+    assert (seen.nodes[0].pods, seen.nodes[0].used["cpu"]) == (2, "2")

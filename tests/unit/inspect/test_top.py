@@ -1,0 +1,258 @@
+"""What is leased, requested and used: the sums, their order, and who is asked what pods use."""
+
+import base64
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
+from tapestry.apis.policies import POLICIES
+from tapestry.cli import top as command
+from tapestry.client.access import Access
+from tapestry.client.client import Client
+from tapestry.controller.testing import InProcessApi, run, running_clock
+from tapestry.inspect.facts import Unknown
+from tapestry.inspect.metrics import POD_METRICS, Gauges, KubeletAccess, in_summary, kubelet_url
+from tapestry.inspect.questions import Questions
+from tapestry.inspect.top import Top, busiest_first, loads_table, top
+from tapestry.kube.objects import Object, named, of_resource
+from tapestry.kube.quantity import parse
+from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS
+from tapestry.local import control_planes
+from tapestry.syncer.translate.pods import twin_name
+
+KUBECONFIG = {
+    "clusters": [{"name": "c", "cluster": {"server": "https://east.example"}}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    "current-context": "c",
+}
+ABOVE = (CLUSTER_BINDINGS, POLICIES, NAMESPACES, NODES, PODS, SECRETS)
+
+
+@dataclass
+class World:
+    """A virtual cluster to which east lends n1 and n2."""
+
+    virtual: Client
+    physical: Client
+    questions: Questions
+    binding: Object = field(default_factory=dict)
+
+    async def bind(self, identity: str) -> None:
+        data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
+        await self.virtual.create(SECRETS, {**named("east", keys.SYSTEM_NAMESPACE), "data": data})
+        reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
+        spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
+        made = await self.virtual.create(
+            CLUSTER_BINDINGS, of_resource(CLUSTER_BINDINGS, {**named("east"), "spec": spec})
+        )
+        status = {"status": {"identity": identity}}
+        self.binding = await self.virtual.patch(CLUSTER_BINDINGS, made, status, subresource="status")
+        labels = {keys.NODE_TYPE: keys.VIRTUAL, keys.CLUSTER_BINDING_UID: made["metadata"]["uid"]}
+        for name in ("n1", "n2"):
+            about = {"labels": labels, "annotations": {keys.PHYSICAL_NODE_NAME: name}}
+            lent = {"allocatable": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "2", "pods": "50"}}
+            await self.virtual.create(NODES, {"metadata": {"name": f"vnode-e1-{name}", **about}, "status": lent})
+
+    async def run(self, name: str, node: str, phase: str = "Running", **requests: str) -> str:
+        """A pod with a twin, whose name is returned."""
+        mapped = {"type": keys.MAPPED, "status": "True", "reason": "Mapped", "message": f"uid-of-{name}"}
+        pod = {
+            **named(name, "default"),
+            "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"requests": requests}}]},
+        }
+        made = await self.virtual.create(PODS, pod)
+        status = {"status": {"phase": phase, "conditions": [mapped]}}
+        made = await self.virtual.patch(PODS, made, status, subresource="status")
+        identity = (await self.virtual.get(NAMESPACES, "kube-system"))["metadata"]["uid"]
+        return twin_name(made, binding_of(self.binding, identity))
+
+    async def top(self, binding: str | None = None, kubelets: Mapping[str, KubeletAccess] | None = None) -> Top:
+        return await top(self.questions, Gauges(self.virtual, self.questions.connect, kubelets or {}), binding)
+
+
+async def measure(client: Client, namespace: str, name: str, cpu: str, memory: str) -> None:
+    containers = [{"name": "c", "usage": {"cpu": cpu, "memory": memory}}]
+    await client.create(POD_METRICS, of_resource(POD_METRICS, {**named(name, namespace), "containers": containers}))
+
+
+def in_a_world(
+    scenario: Callable[[World], Coroutine[Any, Any, None]], *, above: bool = False, below: bool = True
+) -> None:
+    """`above` and `below` say where there is a metrics API."""
+
+    async def main() -> None:
+        clock = running_clock()
+        physical_api = InProcessApi([NAMESPACES, NODES, PODS, *([POD_METRICS] if below else [])], now=clock.now)
+        virtual = Client(InProcessApi([*ABOVE, *([POD_METRICS] if above else [])], now=clock.now).connect())
+        physical = Client(physical_api.connect())
+        await virtual.create(NAMESPACES, named("kube-system"))
+        identity = (await physical.create(NAMESPACES, named("kube-system")))["metadata"]["uid"]
+        world = World(virtual, physical, Questions(virtual, lambda _: physical_api.connect(), clock.now()))
+        await world.bind(identity)
+        await scenario(world)
+
+    run(main())
+
+
+def test_clusters_nodes_and_pods_are_summed_up_from_what_the_physical_cluster_measures() -> None:
+    async def scenario(world: World) -> None:
+        for name, node, cpu in (
+            ("web", "vnode-e1-n1", "1500m"),
+            ("db", "vnode-e1-n1", "500m"),
+            ("job", "vnode-e1-n2", "1"),
+        ):
+            twin = await world.run(name, node, cpu=cpu, memory="1Gi")
+            await measure(world.physical, "leased", twin, "123456789n", "100Mi")
+        await measure(world.physical, "leased", "somebody-elses", "9", "9Gi")
+        found = await world.top()
+        (east,) = found.clusters()
+        assert (east.nodes, east.pods, east.leased["cpu"], east.requested["cpu"]) == (2, 3, "8", "3")
+        assert east.used == {"cpu": "372m", "memory": "300Mi"}  # each rounded up to a thousandth of a core
+        assert [(each.name, each.used) for each in found.nodes()] == [
+            ("vnode-e1-n1", {"cpu": "248m", "memory": "200Mi"}),
+            ("vnode-e1-n2", {"cpu": "124m", "memory": "100Mi"}),
+        ]
+        assert {each.name: (each.node, each.requested["cpu"]) for each in found.pods("default")} == {
+            "web": ("vnode-e1-n1", "1500m"),
+            "db": ("vnode-e1-n1", "500m"),
+            "job": ("vnode-e1-n2", "1"),
+        }
+        assert found.pods("elsewhere") == []
+        assert found.unmeasured() == []
+
+    in_a_world(scenario)
+
+
+def test_what_the_virtual_cluster_measures_itself_is_enough() -> None:
+    async def scenario(world: World) -> None:
+        await world.run("web", "vnode-e1-n1", cpu="1")
+        await measure(world.virtual, "default", "web", "250m", "64Mi")
+        (east,) = (await world.top()).clusters()
+        assert east.used == {"cpu": "250m", "memory": "64Mi"}
+
+    in_a_world(scenario, above=True, below=False)
+
+
+def test_where_nobody_measures_requests_are_shown_and_a_sentence_says_why() -> None:
+    async def scenario(world: World) -> None:
+        await world.run("small", "vnode-e1-n1", cpu="1")
+        await world.run("large", "vnode-e1-n1", cpu="2")
+        found = await world.top()
+        (sentence,) = found.unmeasured()
+        assert sentence.startswith("what pods of east use is not shown: it has no metrics API")
+        pods = busiest_first(found.pods(None), "cpu")
+        assert [(each.name, each.used) for each in pods] == [("large", None), ("small", None)]
+        assert "small   vnode-e1-n1   1               -" in loads_table(pods)
+
+    in_a_world(scenario, below=False)
+
+
+def test_kubelets_that_do_not_answer_are_told_of() -> None:
+    async def scenario(world: World) -> None:
+        await world.physical.create(NODES, named("n1"))
+        await world.run("web", "vnode-e1-n1", cpu="1")
+        found = await world.top(kubelets={world.binding["status"]["identity"]: Access})  # a server that is no kubelet
+        (sentence,) = found.unmeasured()
+        assert "a kubelet did not answer: GET /stats/summary: 404" in sentence
+
+    in_a_world(scenario)
+
+
+def test_pods_that_are_over_count_for_nothing() -> None:
+    async def scenario(world: World) -> None:
+        await world.run("done", "vnode-e1-n1", phase="Succeeded", cpu="1")
+        (east,) = (await world.top()).clusters()
+        assert (east.pods, east.requested["cpu"], east.used) == (0, "0", {"cpu": "0", "memory": "0"})
+
+    in_a_world(scenario)
+
+
+def test_a_binding_that_is_not_there_is_unknown() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(Unknown, match="known are: east"):
+            await world.top("west")
+
+    in_a_world(scenario)
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        ("cpu", ["vnode-e1-n2", "vnode-e1-n1"]),
+        ("memory", ["vnode-e1-n1", "vnode-e1-n2"]),
+        ("name", ["vnode-e1-n1", "vnode-e1-n2"]),
+    ],
+)
+def test_the_busiest_comes_first(order: Any, names: list[str]) -> None:
+    async def scenario(world: World) -> None:
+        for node, cpu, memory in (("n1", "1", "2Gi"), ("n2", "2", "1Gi")):
+            twin = await world.run(f"on-{node}", f"vnode-e1-{node}", cpu=cpu)
+            await measure(world.physical, "leased", twin, cpu, memory)
+        assert [each.name for each in busiest_first((await world.top()).nodes(), order)] == names
+
+    in_a_world(scenario)
+
+
+def test_a_wide_table_has_shares_and_what_else_is_requested() -> None:
+    async def scenario(world: World) -> None:
+        twin = await world.run("train", "vnode-e1-n1", **{"cpu": "1", "memory": "4Gi", "nvidia.com/gpu": "1"})
+        await measure(world.physical, "leased", twin, "2", "2Gi")
+        nodes = busiest_first((await world.top()).nodes(), "cpu")
+        header, first, second = (line.split() for line in loads_table(nodes, wide=True).splitlines())
+        assert header[-1] == "OTHER"
+        assert first == [
+            "vnode-e1-n1",
+            "east",
+            "1",
+            "4",
+            "1",
+            "25%",
+            "2",
+            "50%",
+            "8Gi",
+            "4Gi",
+            "50%",
+            "2Gi",
+            "25%",
+            "nvidia.com/gpu=1/2",
+        ]
+        assert second[-1] == "nvidia.com/gpu=0/2"
+
+    in_a_world(scenario)
+
+
+def test_nothing_lent_is_said_in_words() -> None:
+    assert "nothing is lent" in loads_table([])
+
+
+def test_a_kubelet_tells_what_its_pods_use() -> None:
+    told = {
+        "node": {},
+        "pods": [
+            {
+                "podRef": {"name": "a", "namespace": "n"},
+                "cpu": {"usageNanoCores": 1},
+                "memory": {"workingSetBytes": 4096},
+            },
+            {"podRef": {"name": "just-started", "namespace": "n"}, "cpu": {}, "memory": {}},
+        ],
+    }
+    assert dict(in_summary(told)) == {"n/a": {"cpu": parse("1m"), "memory": parse(4096)}}
+
+
+def test_a_kubelet_is_called_where_its_node_says() -> None:
+    status = {
+        "addresses": [{"type": "Hostname", "address": "n1"}, {"type": "InternalIP", "address": "10.0.0.7"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": 10251}},
+    }
+    assert kubelet_url({"metadata": {"name": "n1"}, "status": status}) == "https://10.0.0.7:10251"
+
+
+def test_the_certificate_for_kubelets_has_one_name() -> None:
+    assert command.SERVER_TO_KUBELET == control_planes.SERVER_TO_KUBELET
