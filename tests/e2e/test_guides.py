@@ -1,0 +1,42 @@
+"""The guides' commands, typed in the folder of a world that `tapestry up` runs, and what they are said to show."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smells import CommandBlock, command_blocks
+
+from .documents import ROOT, Reader, reader
+
+RUNNER = "tests/e2e/test_guides.py"
+WORLD = CommandBlock(0, None, ". .venv/bin/activate\ntapestry up\n", "...\nCtrl-C stops everything...\n...\n")
+
+
+def blocks_of(guide: Path) -> list[CommandBlock]:
+    return [block for block in command_blocks(guide.read_text()) if block.runner == RUNNER]
+
+
+GUIDES = [path for path in sorted((ROOT / "docs" / "guides").glob("*.md")) if blocks_of(path)]
+
+
+@pytest.fixture(scope="module")
+def somebody(tmp_path_factory: pytest.TempPathFactory, kube_assets: Path) -> Iterator[Reader]:
+    """Somebody with kubectl, who has a world up."""
+    with reader(tmp_path_factory.mktemp("guides")) as found:
+        found.follow(WORLD)
+        found.type(f'. .venv/bin/activate\nexport PATH="{kube_assets}:$PATH"\n')
+        yield found
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_a_guide_does_what_it_says(guide: Path, somebody: Reader) -> None:
+    blocks = blocks_of(guide)
+    assert blocks
+    for block in blocks:
+        somebody.follow(block)
+
+
+def test_the_guides_for_operators_owners_and_users_are_followed() -> None:
+    followed = {path.stem for path in GUIDES}
+    assert followed >= {"joining", "policies", "jobs", "gpus", "storage", "services", "api-access", "upgrading"}
