@@ -16,7 +16,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check fmt bench bench-windows bench-nodes bench-sync bench-api conformance kube-assets node-assets client-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-api conformance kube-assets node-assets client-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,10 +29,11 @@ up: setup ## Run a world on this machine until Ctrl-C: a virtual cluster, and ph
 test: setup $(if $(FAST),,$(VENV)/installed-bench kube-assets-if-possible) ## Run what CI runs: every test but the long ones (FAST=1: without Kubernetes)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "$(MARKS)"
 
-test-long: setup kube-assets client-assets conformance ## Run soaks, kills by the hundred and other tests of many minutes
+test-long: setup kube-assets client-assets conformance-assets ## Run soaks, kills by the hundred and other tests of many minutes
+	$(BIN)/python tools/conformance.py --beside
 	$(BIN)/pytest -m long
 
-conformance: setup conformance-assets ## Run the conformance tests of Kubernetes that need only a server against ours
+conformance: setup conformance-assets ## Run those of Kubernetes' conformance tests that need no containers against ours
 	$(BIN)/python tools/conformance.py
 
 check: setup ## Lint, formatting, types, layers, smells
@@ -41,6 +42,9 @@ check: setup ## Lint, formatting, types, layers, smells
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/smells.py
+
+reference: setup ## Write again what docs/reference has of commands, kinds and labels
+	$(BIN)/python tools/reference.py
 
 fmt: setup ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix
@@ -87,6 +91,7 @@ clean: ## Remove what the targets above left in this folder
 
 $(VENV)/installed: requirements.lock pyproject.toml $(EXAMPLES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is %d.%d: set PYTHON=python3.x" % sys.version_info[:2])'
+	@echo "Installing what requirements.lock pins into $(VENV): a minute, once."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --require-hashes -r requirements.lock
 	$(PIP) install --no-deps --no-build-isolation -e . $(if $(EXAMPLES),-e examples)

@@ -97,9 +97,11 @@ def line_smells(path: str, text: str) -> Iterator[Smell]:
 # Documented commands
 
 BLOCK = re.compile(
-    r"(?:<!-- run by (?P<runner>\S+) -->\s*)?^[ \t]*```(?:bash|sh|shell|console)\n(?P<script>.*?)^[ \t]*```$",
+    r"(?:<!-- run by (?P<runner>\S+) -->\s*)?^[ \t]*```(?:bash|sh|shell|console)\n(?P<script>.*?)^[ \t]*```$"
+    r"(?:\s*^[ \t]*```text\n(?P<shown>.*?)^[ \t]*```$)?",
     re.MULTILINE | re.DOTALL,
 )
+USUAL_RUNNER = re.compile(r"<!-- commands run by (?P<runner>\S+) -->")
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,18 @@ class CommandBlock:
     line: int
     runner: str | None
     script: str
+    shown: str = ""
+    """What is seen then: a block of text that comes right after."""
 
 
 def command_blocks(text: str) -> list[CommandBlock]:
+    """All there are.  `<!-- commands run by FILE -->` says it of every block that names no other."""
+    named = USUAL_RUNNER.search(text)
+    usual = named["runner"] if named else None
     return [
-        CommandBlock(text.count("\n", 0, match.start("script")), match["runner"], match["script"])
+        CommandBlock(
+            text.count("\n", 0, match.start("script")), match["runner"] or usual, match["script"], match["shown"] or ""
+        )
         for match in BLOCK.finditer(text)
     ]
 

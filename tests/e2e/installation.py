@@ -1,25 +1,34 @@
-"""Tapestry in a cluster, at work as its manifests say, with nobody's rights but those that were granted."""
+"""Tapestry in a cluster, at work as its manifests say, with nobody's rights but those that were granted.
+
+A node of this machine runs its pods as processes; the cluster's own controllers and scheduler do the rest.
+"""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import load
-from tapestry.controller import Manager
-from tapestry.controller.config import ManagerConfig, Metrics, Probes
-from tapestry.kube.resources import DEPLOYMENTS
+from tapestry.kube.objects import Object, name_of, uid_of
+from tapestry.kube.resources import NODES, PODS
+from tapestry.local.cluster import ClusterPlan, with_kubelets
+from tapestry.local.control_planes import beside
 from tapestry.local.kubernetes import ControlPlane
-
-from .deployments import DeploymentRunner
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 SYSTEM = "tapestry-system"
+OFF_LOOPBACK = "--metrics-bind-address=0.0.0.0:0"
+"""The address of a pod is on loopback here, where anybody may read metrics."""
 
 
 def tapestry(*command: object) -> str:
@@ -44,29 +53,72 @@ def apply(manifests: str, plane: ControlPlane, assets: Path) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Installed:
+    """What runs for Tapestry."""
+
+    virtual: Client
+    folder: Path
+    """Of the pods."""
+
+    async def pods(self, deployment: str) -> list[Object]:
+        found = await self.virtual.list(PODS, SYSTEM)
+        return [pod for pod in found if name_of(pod).startswith(f"{deployment}-")]
+
+    async def logs(self, deployment: str) -> list[str]:
+        """What each process of a Deployment has said; the last is the one that was started last."""
+        files = [log for pod in await self.pods(deployment) for log in (self.folder / uid_of(pod)).rglob("*.log")]
+        return [log.read_text() for log in sorted(files, key=lambda log: log.stat().st_ctime)]
+
+    async def pids(self, deployment: str) -> list[int]:
+        """The processes of a Deployment, by where they are."""
+        homes = tuple(str(self.folder / uid_of(pod)) for pod in await self.pods(deployment))
+        return [pid for pid, place in places().items() if place.startswith(homes)]
+
+    def denials(self) -> list[str]:
+        """What the logs say about rights that were missing."""
+        logs = self.folder.rglob("*.log")
+        return [line for log in logs for line in log.read_text().splitlines() if "Forbidden" in line]
+
+
+def places() -> dict[int, str]:
+    """Where every process of this machine is."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found[int(process.name)] = os.readlink(process / "cwd")
+    return found
+
+
 @asynccontextmanager
-async def at_work(plane: ControlPlane, assets: Path, folder: Path, **settings: str) -> AsyncIterator[DeploymentRunner]:
-    """`tapestry manifests` applied, and a runner for the Deployments that come of it: first of all the manager's.
+async def at_work(
+    plane: ControlPlane,
+    assets: Path,
+    folder: Path,
+    manager: Mapping[str, str] | None = None,
+    syncer: Mapping[str, Any] | None = None,
+) -> AsyncIterator[Installed]:
+    """`tapestry manifests` applied, and a node for the pods that come of it: first of all the manager's.
 
-    The logs of what runs are in `folder`.  `settings` are variables for all of it.
+    `manager` are variables of the manager, `syncer` is the configuration of syncers.
     """
-    await asyncio.to_thread(apply, tapestry("manifests"), plane, assets)
-    access = load([plane.kubeconfig], environ={})
-    config = ManagerConfig(name="runner", metrics=Metrics(address=""), probes=Probes(address=""))
-    host = Manager(config, lambda: HttpTransport(access), identity="runner")
-    deployments = host.informer(DEPLOYMENTS, namespace=SYSTEM)
-    runner = DeploymentRunner(host, deployments, plane.kubeconfig, folder, settings)
-    host.with_("runner", lambda _: None)
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(host.run())
-        try:
-            yield runner
-        finally:
-            host.stop()
-            await asyncio.wait([task])
-            await runner.stop()
+    (folder / "syncer.json").write_text(json.dumps(syncer or {}))
+    args = f"--config={folder / 'syncer.json'},{OFF_LOOPBACK}"
+    manifests = list(yaml.safe_load_all(tapestry("manifests")))
+    told = [with_settings(each, {**(manager or {}), "TAPESTRY_SYNCER_ARGS": args}) for each in manifests]
+    await asyncio.to_thread(apply, yaml.safe_dump_all(told), plane, assets)
+    plan = ClusterPlan(folder, process_node=True)
+    async with beside(plane) as served:
+        async with with_kubelets(plan, served):
+            yield Installed(served.client, folder / "pods")
+        await served.client.delete(NODES, {"metadata": {"name": "this-machine"}})
 
 
-def denials(folder: Path) -> list[str]:
-    """What the logs in `folder` say about rights that were missing."""
-    return [line for log in folder.glob("*.log") for line in log.read_text().splitlines() if "Forbidden" in line]
+def with_settings(manifest: Object, variables: Mapping[str, str]) -> Object:
+    """The manager's Deployment with these variables, and metrics for whoever may read them, as in a pod."""
+    if manifest["kind"] != "Deployment":
+        return manifest
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    container["args"].append(OFF_LOOPBACK)
+    container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
+    return manifest

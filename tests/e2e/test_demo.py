@@ -13,9 +13,9 @@ def test_the_story_is_played_to_its_end(tmp_path: Path) -> None:
     command = [TAPESTRY, "demo", "--pace", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "22:00-06:00 Mon,Tue,Wed,Thu,Fri" in done.stdout
+    assert "20:00-08:00 Mon,Tue,Wed,Thu,Fri" in done.stdout
     assert "job.batch/work created" in done.stdout
-    assert "the owner's kill switch is on: tapestry.io/reclaim=now on the physical node" in done.stdout
+    assert "the owner's kill switch is on: tapestry.io/reclaim=now on the mount namespace" in done.stdout
     assert list(tmp_path.iterdir()) == []
     found = subprocess.run(["pgrep", "-a", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
     assert found.stdout == ""

@@ -1,6 +1,7 @@
 """`tapestry k` and `tapestry doctor`, typed in a folder where `tapestry up` runs a small world."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,6 +76,15 @@ def test_files_are_applied_and_deleted(typed: Typed) -> None:
 
 def test_the_manager_can_be_heard(typed: Typed) -> None:
     assert typed("k", "logs", "-n", "tapestry-system", "deployment/tapestry-manager", "--tail", "1").count("\n") == 1
+
+
+def test_the_log_of_a_pod_on_a_virtual_node_comes_from_below(typed: Typed) -> None:
+    typed("k", "create", "deployment", "talk", "--image", "nginx")
+    typed("k", "wait", "deploy/talk", "--for", "condition=Available", "--timeout", "30s")
+    for flags in ((), ("-f",), ("--tail", "5")):
+        (line,) = typed("k", "logs", "deployment/talk", *flags).splitlines()
+        assert re.fullmatch(r"tapestry-leased/talk-\S+ is simulated: nothing runs in talk, .*", line)
+    typed("k", "delete", "deploy", "talk")
 
 
 def test_what_goes_wrong_is_one_line_and_a_code(typed: Typed) -> None:

@@ -21,7 +21,7 @@ from tapestry.local.kubernetes import ControlPlane
 
 from .clusters import Cluster, PhysicalCluster
 from .images import IMAGE
-from .installation import SYSTEM, at_work, denials, tapestry
+from .installation import Installed, at_work, tapestry
 from .nodes import MACHINE, Kit
 
 MOUNT = "tapestry-leased"
@@ -98,18 +98,6 @@ spec:
         - {{name: till, mountPath: /till}}
 """
 
-NO_PODS_HERE = f"""
-apiVersion: v1
-kind: Namespace
-metadata: {{name: {SYSTEM}}}
----
-apiVersion: v1
-kind: ResourceQuota
-metadata: {{name: processes-instead, namespace: {SYSTEM}}}
-spec: {{hard: {{pods: "0"}}}}
-"""
-"""The Deployments of Tapestry itself are run by the test; the cluster's controllers are to leave them alone."""
-
 
 @dataclass(frozen=True)
 class World:
@@ -177,17 +165,16 @@ def world(
 
 @pytest.mark.timeout(300)
 async def test_a_deployment_lives_in_two_clusters_and_leaves_nothing_behind(world: World, tmp_path: Path) -> None:
-    apply(world, NO_PODS_HERE, tmp_path)
-    async with at_work(world.virtual.plane, world.virtual.assets, tmp_path):
+    async with at_work(world.virtual.plane, world.virtual.assets, tmp_path) as installed:
         try:
-            await asyncio.to_thread(the_life_of_a_deployment, world, tmp_path)
+            await asyncio.to_thread(the_life_of_a_deployment, world, installed, tmp_path)
         except Exception as error:
             error.add_note(await asyncio.to_thread(world.picture))
             raise
     assert world.virtual.kubectl("get", "nodes", "-o", "name") == ""
 
 
-def the_life_of_a_deployment(world: World, folder: Path) -> None:
+def the_life_of_a_deployment(world: World, installed: Installed, folder: Path) -> None:
     for name in world.physical:
         lends(world, name)
     apply(world, WORKLOAD, folder)
@@ -201,7 +188,7 @@ def the_life_of_a_deployment(world: World, folder: Path) -> None:
     is_updated(world)
     moves_when_a_window_closes(world)
     goes(world)
-    assert denials(folder) == []  # a syncer that is told to end loses its rights while it does
+    assert installed.denials() == []  # a syncer that is told to end loses its rights while it does
     for name in world.physical:
         world.part(name)
         assert crossed(world.physical[name]) == []

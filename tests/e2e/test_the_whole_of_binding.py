@@ -1,16 +1,19 @@
 """From `tapestry manifests` and `tapestry join` to virtual nodes, with nobody's rights but those that were granted.
 
-The manager is a process under its own service account; the syncers are processes that the manager's Deployments ask
-for, under theirs; what they may do below is what `tapestry join` granted.  A missing right shows as a failure here, and
-so does a right without a use: the story is told in chapters, and whoever grants a right adds what it is for to one of
-them.  The API servers are of the kind that cannot stream lists, so that lists are read, too.
+The manager is a pod under its own service account; the syncers are pods that the manager's Deployments ask for, under
+theirs, and all of these are processes of this machine; what they may do below is what `tapestry join` granted.  A
+missing right shows as a failure here, and so does a right without a use: the story is told in chapters, and whoever
+grants a right adds what it is for to one of them.  The API servers are of the kind that cannot stream lists, so that
+lists are read, too.
 """
 
 import asyncio
 import base64
 import http.client
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
@@ -67,23 +70,26 @@ from tapestry.kube.resources import (
     SERVICES,
     Resource,
 )
+from tapestry.local import nodes
+from tapestry.local.control_planes import beside, kubelet_flags
+from tapestry.local.kubelets import SIMULATED
 from tapestry.local.kubernetes import ControlPlane
+from tapestry.local.nodes import new_node
 
-from .deployments import DeploymentRunner
-from .installation import SYSTEM, at_work, client_of, tapestry
+from .installation import SYSTEM, Installed, at_work, client_of, tapestry
 from .rights import Ledger, complaints
 
 MOUNT = "tapestry-leased"
 NODE = "vnode-east-n1"
 DRIVER = "csi.example"
 OF_SYNCERS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS)
-SETTINGS = {
-    "TAPESTRY_CHECK_SECONDS": "5",
-    "TAPESTRY_SILENCE_SECONDS": "4",
+ELECTION = {"leaseSeconds": 5, "deadlineSeconds": 3, "retrySeconds": 1}
+MANAGER_SETTINGS = {
     "TAPESTRY_LEADER_ELECTION_LEASE_SECONDS": "5",
     "TAPESTRY_LEADER_ELECTION_DEADLINE_SECONDS": "3",
     "TAPESTRY_LEADER_ELECTION_RETRY_SECONDS": "1",
 }
+SYNCER_SETTINGS = {"checkSeconds": 5, "silenceSeconds": 4, "leaderElection": ELECTION}
 """So that what takes minutes elsewhere takes seconds."""
 
 SPARE = {"the manager": {f"bind clusterroles {SYNCER_ROLE}": "asked for when a ClusterRoleBinding is written"}}
@@ -110,7 +116,7 @@ class World:
     below: ControlPlane
     virtual: Client
     physical: Client
-    runner: DeploymentRunner
+    installed: Installed
 
     async def tapestry(self, *command: object) -> str:
         return await asyncio.to_thread(tapestry, *command, "--kubeconfig", self.above.kubeconfig)
@@ -144,8 +150,8 @@ class World:
         return ledgers(self.above, self.below, name_of(account))
 
     async def kill_syncers(self) -> None:
-        for process in self.runner.processes(await self.virtual.get(DEPLOYMENTS, syncer_name("east"), SYSTEM)):
-            process.kill()
+        for pid in await self.installed.pids(syncer_name("east")):
+            os.kill(pid, signal.SIGKILL)
 
 
 # -- the chapters
@@ -160,7 +166,8 @@ async def a_claim_is_made(world: World) -> None:
 async def metrics_are_read(world: World) -> None:
     """Off loopback, by somebody with a token."""
     for deployment in ("tapestry-manager", syncer_name("east")):
-        (*_, port) = re.findall(r'"metrics":"0\.0\.0\.0:(\d+)"', world.runner.log(deployment).read_text())
+        log = "".join(await world.installed.logs(deployment))
+        (*_, port) = re.findall(r'"metrics":"0\.0\.0\.0:(\d+)"', log)
         status, page = await asyncio.to_thread(metrics_at, int(port), world.above.token)
         assert (status, "tapestry_is_leader" in page) == (200, True)
 
@@ -199,10 +206,13 @@ async def what_runs_a_syncer_drifts(world: World) -> None:
             await reaches(world.virtual, resource, name_of(obj), marked, namespace_of(obj))
     for _ in range(2):
         down = {"status": {"availableReplicas": 0, "readyReplicas": 0}}
-        await world.virtual.patch(DEPLOYMENTS, named(syncer_name("east"), SYSTEM), down, subresource="status")
-        for state in (False, True):
-            until = lambda binding, state=state: is_true(binding, "SyncerReady") == state  # noqa: E731
-            await reaches(world.virtual, CLUSTER_BINDINGS, "east", until)
+        world.above.pause("kube-controller-manager")  # it would say what is true, perhaps before anybody has looked
+        try:
+            await world.virtual.patch(DEPLOYMENTS, named(syncer_name("east"), SYSTEM), down, subresource="status")
+            await reaches(world.virtual, CLUSTER_BINDINGS, "east", lambda binding: not is_true(binding, "SyncerReady"))
+        finally:
+            world.above.resume("kube-controller-manager")
+        await reaches(world.virtual, CLUSTER_BINDINGS, "east", lambda binding: is_true(binding, "SyncerReady"))
 
 
 async def a_node_is_shown(world: World) -> None:
@@ -239,6 +249,12 @@ async def a_pod_runs_with_all_it_needs(world: World) -> None:
         await physical.create(EVENTS, {**named(f"pulled-{number}", MOUNT), **said})
         seen = lambda event, number=number: (event["reason"], event.get("count")) == ("Pulled", number)  # noqa: E731
         await reaches_any(virtual, EVENTS, seen, "default")
+
+
+async def its_log_is_asked_for(world: World) -> None:
+    """It is empty: below, nobody has placed the twin."""
+    async with world.virtual.log("work", "default", {}) as chunks:
+        assert [chunk async for chunk in chunks] == []
 
 
 async def all_of_it_changes(world: World) -> None:
@@ -388,6 +404,7 @@ STORY: tuple[Callable[[World], Any], ...] = (
     what_runs_a_syncer_drifts,
     a_node_is_shown,
     a_pod_runs_with_all_it_needs,
+    its_log_is_asked_for,
     all_of_it_changes,
     a_volume_grows,
     what_is_ours_below_loses_its_labels,
@@ -403,10 +420,12 @@ STORY: tuple[Callable[[World], Any], ...] = (
 @pytest.fixture
 def planes(kube_assets: Path, tmp_path: Path) -> Iterator[tuple[ControlPlane, ControlPlane]]:
     """A virtual cluster with service accounts of its own, and a physical one."""
-    options = {"controller_manager": True, "fsync": False, "audit": True, "feature_gates": "WatchList=false"}
+    options = {"controller_manager": True, "fsync": False, "audit": True}
+    flags = {"feature-gates": "WatchList=false"}
+    calling = {**flags, **kubelet_flags(tmp_path / "virtual")}
     with (
-        ControlPlane(tmp_path / "virtual", kube_assets, **options) as virtual,
-        ControlPlane(tmp_path / "physical", kube_assets, **options) as physical,
+        ControlPlane(tmp_path / "virtual", kube_assets, scheduler=True, flags=calling, **options) as virtual,
+        ControlPlane(tmp_path / "physical", kube_assets, flags=flags, **options) as physical,
     ):
         yield virtual, physical
 
@@ -417,11 +436,23 @@ async def a_world(planes: tuple[ControlPlane, ControlPlane], assets: Path, folde
     virtual, physical = client_of(above), client_of(below)
     try:
         await physical.create(NODES, a_node("n1"))
-        async with at_work(above, assets, folder, **SETTINGS) as runner:
-            yield World(above, below, virtual, physical, runner)
+        async with nodes_alive(below), at_work(above, assets, folder, MANAGER_SETTINGS, SYNCER_SETTINGS) as installed:
+            yield World(above, below, virtual, physical, installed)
     finally:
         await virtual.close()
         await physical.close()
+
+
+@asynccontextmanager
+async def nodes_alive(plane: ControlPlane) -> AsyncIterator[None]:
+    """The nodes of a cluster are said to be ready; nobody runs pods there."""
+    async with beside(plane) as served, asyncio.TaskGroup() as group:
+        nodes.install(served.manager, SIMULATED, lambda: 10250)
+        group.create_task(served.manager.run())
+        try:
+            yield
+        finally:
+            served.manager.stop()
 
 
 @pytest.mark.timeout(300)
@@ -507,7 +538,7 @@ def an_object(resource: Resource, name: str) -> Object:
 
 def a_node(name: str) -> Object:
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
-    return {**named(name), "status": {"capacity": amounts, "allocatable": amounts}}
+    return new_node(SIMULATED, name, amounts)
 
 
 def a_pod(name: str) -> Object:

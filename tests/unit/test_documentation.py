@@ -1,13 +1,17 @@
 """The reference says what there is: every setting, every metric, every module on the map."""
 
+import re
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 
+import reference
 import tapestry.manager.app
 import tapestry.syncer.app  # noqa: F401  with the manager's, all the metrics there are
+from smells import command_blocks
 from tapestry.apiext.config import ApiExtConfig
+from tapestry.apis import keys
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.controller.config import ManagerConfig
 from tapestry.manager.config import BindingsConfig
@@ -30,6 +34,25 @@ def test_every_metric_is_in_the_reference() -> None:
     assert {name for name in ours if f"`{name}`" not in text and f"`{name}_total`" not in text} == set()
 
 
+def test_every_event_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "reference" / "events.md").read_text()
+    told = reference.events()
+    assert len(told) > 20
+    assert {reason for reason in told if f"`{reason}`" not in text} == set()
+
+
+@pytest.mark.parametrize("page", reference.pages())
+def test_pages_made_of_code_are_as_the_code_has_them(page: str) -> None:
+    assert reference.is_fresh(page, reference.pages()[page]), f"docs/reference/{page} is stale: `make reference`"
+
+
+def test_every_key_and_every_field_is_explained() -> None:
+    ours = {key for key in vars(keys).values() if isinstance(key, str) and key.startswith(keys.PREFIX)} - {keys.PREFIX}
+    assert ours == {key for _, key, _ in reference.key_rows()}
+    empty = [line for line in reference.kinds_page().splitlines() if line.endswith("|  |")]
+    assert empty == []
+
+
 def test_every_module_is_on_the_map() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     packages = (
@@ -41,6 +64,7 @@ def test_every_module_is_on_the_map() -> None:
         "apis",
         "manager",
         "syncer",
+        "nodeproxy",
         "local",
         "apiext",
     )
@@ -49,4 +73,43 @@ def test_every_module_is_on_the_map() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    """Without what its commands show."""
+    text = re.sub(r"^```text$.*?^```$", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(text.splitlines()) <= 180
+
+
+FOLLOWED = "tests/e2e/test_documents.py"
+"""Runs the README and the tutorials, but not their translations."""
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *TUTORIALS], ids=lambda path: path.stem)
+def test_every_command_in_the_readme_and_the_tutorials_is_run(document: Path) -> None:
+    runners = {block.runner for block in command_blocks(document.read_text())}
+    assert FOLLOWED in runners
+    assert [runner for runner in runners if runner is None or not (ROOT / runner).is_file()] == []
+
+
+@pytest.mark.parametrize("path", ["README", "docs/tutorials/first-steps"])
+def test_a_translation_has_the_commands_of_its_original(path: str) -> None:
+    original, translation = ((ROOT / f"{path}{end}").read_text() for end in (".md", ".zh-CN.md"))
+    said, told = ([(block.script, block.shown) for block in command_blocks(each)] for each in (original, translation))
+    assert said == told
+
+
+def test_the_tutorial_shows_the_controller_as_it_is() -> None:
+    text = (ROOT / "docs" / "tutorials" / "first-controller.md").read_text()
+    pieces = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    code = (ROOT / "examples" / "at" / "controller.py").read_text()
+    assert len(pieces) == 3
+    assert [piece for piece in pieces if piece not in code] == []
+
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", document.read_text(), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert [link for link in links if not (document.parent / link).exists()] == []

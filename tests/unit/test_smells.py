@@ -176,6 +176,16 @@ def test_a_test_can_take_the_commands_out_of_a_document() -> None:
     ]
 
 
+def test_a_document_can_say_once_who_runs_its_commands() -> None:
+    text = "<!-- commands run by tests/x.py -->\n```bash\na\n```\n<!-- run by .ci/run -->\n```bash\nb\n```\n"
+    assert [block.runner for block in command_blocks(text)] == ["tests/x.py", ".ci/run"]
+
+
+def test_a_document_says_what_its_commands_show() -> None:
+    text = "```bash\nls\n```\n\n```text\na\nb\n```\nand\n```text\nc\n```\n"
+    assert command_blocks(text) == [CommandBlock(1, None, "ls\n", "a\nb\n")]
+
+
 def test_a_smell_says_where_it_is() -> None:
     assert [str(smell) for smell in smells({"src/a.py": "x = 1\n\ndef f(): pass\n"})] == [
         "src/a.py:3: stub: do it, or leave it out"

@@ -1,0 +1,166 @@
+"""Documents that are followed: their commands, typed in order by somebody who has just cloned the repository.
+
+What a document shows right after its commands, in a block of `text`, is then to be seen, line for line.  Spaces count
+once; `...` is anything, in a line or in place of lines; a number that stands alone is any number but zero, and zero is
+zero.  What is not seen yet may take a moment: the commands are typed again.  Commands of which nothing is shown have to
+go well at once.
+
+Commands that serve until Ctrl-C get a terminal of their own, and are at work once what the document shows is seen, or
+once they say how to stop them.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from smells import CommandBlock, command_blocks
+
+ROOT = Path(__file__).parents[2]
+RUNNER = "tests/e2e/test_documents.py"
+SERVING = re.compile(r"^(make up|(\S*/)?tapestry (up|apiserver(?! [a-z])|cluster|run)\b[^&|\n]*)\n?\Z", re.MULTILINE)
+AT_WORK = "...\nCtrl-C stops...\n..."
+PATIENCE = 90.0
+"""Seconds for commands to end, and for what they are to show."""
+PAUSE = 0.3
+CLONED = ("Makefile", "examples", "docs", "README.md")
+
+
+def blocks_of(document: Path) -> list[CommandBlock]:
+    """The commands of a document that are typed here."""
+    return [block for block in command_blocks(document.read_text()) if block.runner == RUNNER]
+
+
+def pattern_of(shown: str) -> re.Pattern[str]:
+    """What is on a terminal where a document shows this."""
+    lines = [r"(.*\n)*?" if line.strip() == "..." else line_pattern(line) + r"\n" for line in shown.splitlines()]
+    return re.compile("".join(lines))
+
+
+def line_pattern(line: str) -> str:
+    return r"[ \t]*" + r"[ \t]+".join(map(word_pattern, line.split())) + r"[ \t]*"
+
+
+def word_pattern(word: str) -> str:
+    if re.fullmatch("[0-9.]*[1-9][0-9.]*", word):
+        return "[0-9.]*[1-9][0-9.]*"
+    return ".*".join(map(re.escape, word.split("...")))
+
+
+def clone(folder: Path) -> None:
+    """A folder that looks like a clone in which `make setup` was run."""
+    for name in CLONED:
+        (folder / name).symlink_to(ROOT / name)
+    for name in ("requirements.lock", "pyproject.toml"):
+        (folder / name).touch()
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (folder / ".venv" / "installed").touch()  # after everything that it depends on
+
+
+@dataclass
+class Reader:
+    """Somebody who follows a document: in one shell, and in more terminals for what serves."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    shell: subprocess.Popen[str]
+    serving: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def follow(self, block: CommandBlock) -> None:
+        """Type the commands of a block, and see what the document shows."""
+        serves = SERVING.search(block.script) is not None
+        look = self.serve(block.script) if serves else lambda: self.type(block.script)
+        pattern = pattern_of(block.shown or (AT_WORK if serves else "..."))
+        due = time.monotonic() + (PATIENCE if block.shown or serves else 0)
+        while True:
+            went_well, seen = look()
+            if went_well and pattern.fullmatch(seen):
+                return
+            wanted = f"and shows not\n{block.shown}" if went_well else "and fails"
+            assert time.monotonic() < due, f"line {block.line} says\n{seen}\n{wanted}"
+            threading.Event().wait(PAUSE)
+
+    def type(self, script: str) -> tuple[bool, str]:
+        """Whether commands all end well, and what they say."""
+        assert self.shell.stdin is not None
+        assert self.shell.stdout is not None
+        typed, screen = self.folder / ".typed", self.folder / ".screen"
+        typed.write_text(script)
+        line = f"failed=no; source {typed} < /dev/null > {screen} 2>&1; echo $failed"
+        print(line, file=self.shell.stdin, flush=True)
+        watchdog = threading.Timer(PATIENCE, os.killpg, (self.shell.pid, signal.SIGKILL))
+        watchdog.start()
+        failed = self.shell.stdout.readline()
+        watchdog.cancel()
+        seen = screen.read_text()
+        assert failed, f"this ended the shell:\n{script}\n{seen}"
+        return failed == "no\n", seen
+
+    def serve(self, script: str) -> Callable[[], tuple[bool, str]]:
+        """Have commands serve in a terminal of their own; a look at what they have said so far."""
+        screen = self.folder / f".screen-{len(self.serving)}"
+        with screen.open("w") as output:
+            process = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", script],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.serving.append(process)
+
+        def look() -> tuple[bool, str]:
+            seen = screen.read_text()
+            assert process.poll() is None, f"this ended:\n{script}\n{seen}"
+            return True, seen
+
+        return look
+
+    def leave(self) -> None:
+        """Close the shell with what runs behind it, and press Ctrl-C in the other terminals."""
+        self.shell.communicate(
+            "kill $(jobs -p) 2> /dev/null; wait\n" if self.shell.poll() is None else None, timeout=PATIENCE
+        )
+        for process in reversed(self.serving):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            process.wait(PATIENCE)
+
+
+@contextmanager
+def reader(folder: Path) -> Iterator[Reader]:
+    """A reader who has cloned the repository into `folder`."""
+    clone(folder)
+    ours = str(Path(sys.executable).parent)
+    environment = {
+        "HOME": str(folder),
+        "LANG": "C.UTF-8",
+        "PATH": os.pathsep.join(each for each in os.get_exec_path() if each != ours),
+        **{f"TAPESTRY_{name}_ADDRESS": "127.0.0.1:0" for name in ("LOCAL", "SECURE")},  # the usual ones may be taken
+    }
+    shell = subprocess.Popen(
+        ["bash", "-uo", "pipefail"],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert shell.stdin is not None
+    print("trap 'failed=yes' ERR", file=shell.stdin, flush=True)
+    found = Reader(folder, environment, shell)
+    try:
+        yield found
+    finally:
+        found.leave()

@@ -1,0 +1,57 @@
+"""The README and the tutorials, followed to the letter."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .documents import ROOT, blocks_of, pattern_of, reader
+
+TRANSLATION = ".zh-CN.md"
+"""Has the commands of its original; tests/unit/test_documentation.py sees to it."""
+DOCUMENTS = [
+    path
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md")))
+    if not path.name.endswith(TRANSLATION)
+]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+def test_a_document_does_what_it_says(document: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(document)
+    assert blocks
+    with reader(tmp_path) as somebody:
+        for block in blocks:
+            somebody.follow(block)
+    left = subprocess.run(["pgrep", "-a", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("shown", "seen"),
+    [
+        ("a  b\n", "a b   \n"),
+        ("a ...\n", "a anything at all\n"),
+        ("owner/third-... 5\n", "owner/third-x7 12\n"),
+        ("a\n...\nb\n", "a\nx\ny\nb\n"),
+        ("a\n...\nb\n", "a\nb\n"),
+    ],
+)
+def test_what_a_document_shows_is_recognized(shown: str, seen: str) -> None:
+    assert pattern_of(shown).fullmatch(seen)
+
+
+@pytest.mark.parametrize(
+    ("shown", "seen"),
+    [
+        ("a b\n", "a c\n"),
+        ("pods 5\n", "pods 0\n"),
+        ("pods 0\n", "pods 5\n"),
+        ("cluster-1\n", "cluster-2\n"),
+        ("a\n", "a\nb\n"),
+        ("a\n...\nb\n", "b\na\n"),
+    ],
+)
+def test_what_a_document_does_not_show_is_not(shown: str, seen: str) -> None:
+    assert not pattern_of(shown).fullmatch(seen)

@@ -1,0 +1,106 @@
+"""Worlds with real Kubernetes in them: all clusters of one, or one that joins."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tapestry.local.kubernetes import ControlPlane
+
+from ..conftest import kubectl_of
+from .worlds import LONGEST, ROOT, TAPESTRY, Up, up
+
+ABOVE = "/world/virtual/"
+
+
+@pytest.mark.timeout(400)
+def test_a_world_on_real_kubernetes_runs_pods_survives_kills_and_is_there_again(
+    kube_assets: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "world"
+    kubectl = kubectl_of(kube_assets, folder / "virtual" / "kubeconfig")
+    with up(folder, "--real-kubernetes", "--clusters", "1", "--nodes", "2") as world:
+        assert json.loads(kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"] == "v1.34.3"
+        kubectl("create", "deployment", "web", "--image=nginx", "--replicas=4")
+        kubectl("rollout", "status", "deployment/web", "--timeout=60s")
+        assert kubectl("get", "pods", "-o", "wide").count("vnode-cluster-1-") == 4
+        assert "listening" in kubectl("logs", "--namespace=tapestry-system", "deployment/tapestry-manager")
+        pods = kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}")
+        for program in ("kube-scheduler", "kube-controller-manager", "etcd", "kube-apiserver"):
+            kill(world, program)
+        kubectl("scale", "deployment", "web", "--replicas=5")
+        kubectl("rollout", "status", "deployment/web", "--timeout=60s")
+    with up(folder, "--real-kubernetes"):
+        kubectl("rollout", "status", "deployment/web", "--timeout=60s")
+        assert set(pods.split()) < set(kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}").split())
+
+
+def kill(world: Up, program: str) -> None:
+    """Kill a program of the virtual cluster, and wait until another of it is ready, as the log says."""
+    (victim,) = [pid for pid, command in world.processes().items() if f"/{program} --" in command and ABOVE in command]
+    with (world.folder / "virtual" / "log").open() as log:
+        log.seek(0, os.SEEK_END)
+        os.kill(victim, signal.SIGKILL)
+        for _ in range(10 * LONGEST):
+            if f'runs again","component":"{program}"' in log.read():
+                return
+            threading.Event().wait(0.1)  # nothing tells of lines that a file gets
+    pytest.fail(f"{program} does not come back")
+
+
+@contextmanager
+def kubelet(plane: ControlPlane) -> Iterator[None]:
+    """Somebody says of every pod that it runs."""
+    command = [sys.executable, "-m", "tests.integration.kubelet", str(plane.kubeconfig)]
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+NODE = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "metadata": {"name": "n1"},
+    "status": {
+        "capacity": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+        "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "it is"}],
+    },
+}
+
+
+@pytest.mark.timeout(300)
+def test_a_real_cluster_joins_a_world_and_runs_its_pods(kube_assets: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "world"
+    with (
+        ControlPlane(tmp_path / "real", kube_assets, scheduler=True, fsync=False) as plane,
+        kubelet(plane),
+        up(folder, "--clusters", "1", "--nodes", "1") as world,
+    ):
+        below, above = kubectl_of(kube_assets, plane.kubeconfig), kubectl_of(kube_assets, world.kubeconfig)
+        below("create", "-f", "-", stdin=json.dumps(NODE))
+        below("taint", "node", "n1", "node.kubernetes.io/not-ready-")  # which a kube-controller-manager would do
+        subprocess.run(
+            [TAPESTRY, "join", "real", "--cluster-kubeconfig", plane.kubeconfig, "--lease", "100%"],
+            env={**os.environ, "KUBECONFIG": str(world.kubeconfig)},
+            check=True,
+        )
+        above("wait", "node/vnode-real-n1", "--for=create", "--timeout=60s")
+        above("wait", "node/vnode-real-n1", "--for=condition=Ready", "--timeout=60s")
+        chosen = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "vnode-real-n1"}}}
+        above("run", "work", "--image=nginx", f"--overrides={json.dumps(chosen)}")
+        above("wait", "pod/work", "--for=condition=Ready", "--timeout=60s")
+        twin = below("get", "pods", "--namespace=tapestry-leased", "-o", "jsonpath={.items[*].spec.nodeName}")
+        assert twin == "n1"
+        above("delete", "pod", "work", "--timeout=60s")
+        assert below("get", "pods", "--namespace=tapestry-leased", "-o", "name") == ""

@@ -1,0 +1,111 @@
+"""The live view of `tapestry up`, on a terminal: what happens is seen, and the terminal is given back as it was."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import DEPLOYMENTS
+from tapestry.local.members import opened
+
+from .worlds import LONGEST, TAPESTRY
+
+CONTROL = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")
+TO_SCREEN, FROM_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+
+
+@dataclass
+class Terminal:
+    """A terminal, and a process that has it for its own."""
+
+    master: int
+    process: subprocess.Popen[bytes]
+    written: bytes = b""
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def read(self) -> None:
+        try:
+            self.written += os.read(self.master, 1 << 16)
+        except OSError:  # the process has let go of it
+            asyncio.get_running_loop().remove_reader(self.master)
+        self.more.set()
+
+    async def shows(self, text: str) -> None:
+        """Something that is written from now on."""
+        begin = len(self.written)
+        async with asyncio.timeout(LONGEST):
+            while text not in CONTROL.sub(b"", self.written[begin:]).decode(errors="replace"):
+                self.more.clear()
+                await self.more.wait()
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+
+def on_terminal(command: Sequence[object]) -> Terminal:
+    master, slave = pty.openpty()
+    # setsid makes the terminal that of the process, so that Ctrl-C and changes of size are signals to it.
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *map(str, command)],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    os.close(slave)
+    return Terminal(master, process)
+
+
+@asynccontextmanager
+async def terminal(*command: object) -> AsyncIterator[Terminal]:
+    found = on_terminal(command)
+    found.resize(130, 40)
+    asyncio.get_running_loop().add_reader(found.master, found.read)
+    try:
+        yield found
+    finally:
+        found.process.kill()
+        found.process.wait()
+        asyncio.get_running_loop().remove_reader(found.master)
+        os.close(found.master)
+
+
+def a_deployment(replicas: int) -> Object:
+    container = {"name": "c", "image": "nginx", "resources": {"requests": {"cpu": "3"}}}
+    template = {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [container]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": {"app": "web"}}, "template": template}
+    return {"metadata": {"name": "web", "namespace": "default"}, "spec": spec}
+
+
+async def test_what_happens_is_seen_and_ctrl_c_gives_the_terminal_back(tmp_path: Path) -> None:
+    folder = tmp_path / "world"
+    async with terminal(TAPESTRY, "up", "--data", folder, "--clusters", "1", "--nodes", "2") as screen:
+        before = termios.tcgetattr(screen.master)
+        await screen.shows("in another terminal")
+        assert re.search(rb"\d s  virtual nodes", screen.written)
+        async with opened(folder / "virtual" / "kubeconfig") as virtual:
+            await virtual.create(DEPLOYMENTS, a_deployment(3))
+        await screen.shows("1 Pending, 2 Running")
+        await screen.shows("Unscheduled: 0/")
+        screen.resize(40, 40)
+        await screen.shows("export KUBECONFIG=" + str(folder)[:21] + "\\")
+        assert screen.written.count(FROM_SCREEN) == 0
+        screen.type(b"\x03")
+        await screen.shows("s  stopping")
+        assert await asyncio.to_thread(screen.process.wait, LONGEST) == 0
+        assert screen.written.count(TO_SCREEN) == screen.written.count(FROM_SCREEN) == 1
+        assert screen.written.rfind(SHOW_CURSOR) > screen.written.rfind(HIDE_CURSOR) > 0
+        assert termios.tcgetattr(screen.master) == before

@@ -1,0 +1,131 @@
+"""`tapestry up` as a process of a test: what it says, what runs for it, and that nothing is left of it."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TAPESTRY = Path(sys.executable).with_name("tapestry")
+AT_WORK = "Ctrl-C stops everything"
+LONGEST = 120
+"""Seconds that a world may be silent, and processes may take to end: others use the machine, too."""
+
+
+@dataclass
+class Up:
+    """A world that was started."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    said: str = ""
+    """Until it was at work."""
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "virtual" / "kubeconfig"
+
+    def read_until(self, pattern: str) -> str:
+        """What it prints up to the line that matches; a watchdog ends a silent one."""
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(LONGEST, self.process.kill)
+        watchdog.start()
+        text = ""
+        for line in self.process.stdout:
+            text += line
+            if re.search(pattern, line):
+                watchdog.cancel()
+                return text
+        watchdog.cancel()
+        pytest.fail(f"it ended without saying {pattern!r}:\n{text}")
+
+    def processes(self) -> dict[int, str]:
+        """What runs for it, guards and all: their command lines."""
+        parents, found = parents_of_all(), {self.process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return {pid: command_of(pid) for pid in found - {self.process.pid}}
+
+    def pid_of(self, *words: str) -> int:
+        """The one process with these words, one after the other, in its command line."""
+        (found,) = [pid for pid, command in self.processes().items() if f" {' '.join(words)} " in f"{command} "]
+        return found
+
+
+def parents_of_all() -> dict[int, int]:
+    found = {}
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found[int(each.parent.name)] = int(each.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def started(folder: Path, *flags: str, **variables: str) -> Iterator[Up]:
+    """A world that is being started; however the test ends, none of its processes outlives it."""
+    process = subprocess.Popen(
+        [TAPESTRY, "up", "--data", folder, *flags],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    world = Up(folder, process)
+    try:
+        yield world
+    finally:
+        if process.poll() is None:
+            with nothing_left_of(world):
+                process.kill()
+                process.communicate()
+
+
+@contextmanager
+def up(folder: Path, *flags: str) -> Iterator[Up]:
+    """A world at work, which is ended by Ctrl-C and leaves nothing running."""
+    with started(folder, *flags) as world:
+        world.said = world.read_until(AT_WORK)
+        yield world
+        with nothing_left_of(world):
+            world.process.send_signal(signal.SIGINT)
+            rest, _ = world.process.communicate(timeout=LONGEST)
+        assert "stopping" in rest
+        assert world.process.returncode == 0
+
+
+@contextmanager
+def nothing_left_of(world: Up) -> Iterator[None]:
+    """What is done in here ends all processes of a world."""
+    ends = {}
+    for pid, command in world.processes().items():
+        try:
+            ends[os.pidfd_open(pid)] = command
+        except ProcessLookupError:  # a probe, which has ended meanwhile
+            continue
+    try:
+        yield
+        left = [command for end, command in ends.items() if not select.select([end], [], [], LONGEST)[0]]
+        assert left == []
+    finally:
+        for end in ends:
+            os.close(end)
