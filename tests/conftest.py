@@ -18,6 +18,7 @@ from hypothesis import settings
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import load
+from tapestry.local.control_planes import kubelet_flags
 from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
 
 # A deadline for one example would be an assertion on a latency under a second, on a machine that others use too.
@@ -58,7 +59,8 @@ def kube_assets() -> Path:
 @pytest.fixture(scope="session")
 def control_plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A real kube-apiserver over a real etcd; each worker of a run has one such pair."""
-    with ControlPlane(tmp_path_factory.mktemp("control-plane"), kube_assets, fsync=False) as plane:
+    folder = tmp_path_factory.mktemp("control-plane")
+    with ControlPlane(folder, kube_assets, fsync=False, flags=kubelet_flags(folder)) as plane:
         yield plane
 
 

@@ -1,48 +1,43 @@
-"""Runs those of Kubernetes' conformance tests that need nothing but an API server against `tapestry apiserver`.
+"""Runs those of Kubernetes' conformance tests that need no containers against what we make, and counts.
 
-    make conformance                                    all of them, in six minutes
-    python tools/conformance.py --focus 'Watchers'      those whose names match
-    python tools/conformance.py --controllers           those that need controllers, with a kube-controller-manager
+    make conformance                                            all of them, against our server and our cluster
+    python tools/conformance.py controllers nodes --focus Job   those of these classes whose names match
+    python tools/conformance.py --beside                        all, and those that need more than a server also against
+                                                                Kubernetes over the same nodes: both counts
 
-The server is a process with its data on the disk, TLS, and the controllers that it brings along, or Kubernetes' own in
-their place; one Node object says that it is ready.  tests/conformance/needs-*.txt name the tests, not-yet.txt those
-that are known not to pass: a run fails when any other does, and when one of these has come to pass.
+There are three classes: tests that need a `server` and one Node object, those that need `controllers` too, and those
+that need `nodes`, with a scheduler and kubelets, but not that anything runs there.  tests/conformance/needs-*.txt name
+them, not-yet.txt those that are known not to pass: a run fails when any other does, and when one of these has come to
+pass.  conformance_places.py says what they run against.
+
+Each test is a process of its own with a limit to its time; several run at once, the serial ones after all others.
 """
 
 import argparse
-import base64
-import contextlib
-import json
 import os
 import re
-import secrets
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as xml
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+from conformance_places import Place, cluster, kubernetes, server
 from kube_assets import assets_folder
 
 LISTS = Path(__file__).parent.parent / "tests" / "conformance"
-TAPESTRY = Path(sys.executable).with_name("tapestry")
-HEARTBEAT_SECONDS = 10
-HISTORY_SECONDS = 60
-"""For how long the server remembers: a test waits until it has forgotten something."""
-NODE = {
-    "apiVersion": "v1",
-    "kind": "Node",
-    "metadata": {"name": "node-0", "labels": {"kubernetes.io/hostname": "node-0", "kubernetes.io/os": "linux"}},
-    "status": {
-        "capacity": {"cpu": "8", "memory": "16Gi", "pods": "110"},
-        "allocatable": {"cpu": "8", "memory": "16Gi", "pods": "110"},
-        "conditions": [{"type": "Ready", "status": "True", "reason": "Stated"}],
-        "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
-    },
-}
+NEEDS = {"server": "needs-only-a-server.txt", "controllers": "needs-controllers.txt", "nodes": "needs-nodes.txt"}
+AT_ONCE = 6
+LIMIT_SECONDS = 900
+SERIAL, SLOW = "[Serial]", "[Slow]"
+PASSED = "passed"
+
+Outcomes = dict[str, str]
+"""What became of tests, by their names: `passed`, or something else."""
 
 
 def names_in(path: Path) -> list[str]:
@@ -50,148 +45,98 @@ def names_in(path: Path) -> list[str]:
     return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
 
 
-@contextlib.contextmanager
-def served(folder: Path, controllers: str = "*") -> Iterator[Path]:
-    """A server that answers, with these controllers; the kubeconfig of somebody who may do everything there."""
-    token = secrets.token_urlsafe(32)
-    tokens = private(folder / "tokens.csv", f"{token},admin,admin,system:masters\n")
-    data = folder / "data"
-    command = [TAPESTRY, "apiserver", "--file-rootpath", data, "--bind-address", "127.0.0.1:0"]
-    command += ["--controllers", controllers]
-    environment = {**os.environ, "TAPESTRY_HISTORY_SECONDS": str(HISTORY_SECONDS), "TAPESTRY_LOG_FORMAT": "json"}
-    with (
-        (folder / "server.log").open("w+") as log,
-        subprocess.Popen([*command, "--token-auth-file", tokens], stderr=log, env=environment) as process,
-    ):
-        try:
-            address = said_address(process, folder / "server.log")
-            authority = (data / "pki" / "ca.crt").read_bytes()
-            yield private(folder / "kubeconfig", json.dumps(kubeconfig(f"https://{address}", authority, token)))
-        finally:
-            process.terminate()
+def run(names: Sequence[str], place: Place, assets: Path, report: Path) -> Outcomes:
+    """Run tests in a place of their own, which ends with them."""
+    report.mkdir(parents=True, exist_ok=True)
+    print(f"{len(names)} tests in {report}", flush=True)
+    shared = sorted((name for name in names if SERIAL not in name), key=lambda name: SLOW not in name)
+    alone = [name for name in names if SERIAL in name]
+    with place(report, assets) as config, ThreadPoolExecutor(AT_ONCE) as pool:
+        one = partial(outcome, config=config, assets=assets, report=report)
+        found = dict(zip(shared, pool.map(one, shared), strict=True))
+        return found | {name: one(name) for name in alone}
 
 
-@contextlib.contextmanager
-def controlled(folder: Path, assets: Path) -> Iterator[Path]:
-    """The same with a kube-controller-manager, and none of the server's own."""
-    with served(folder, "none") as config, (folder / "controllers.log").open("w") as log:
-        pki = folder / "data" / "pki"
-        command = [
-            assets / "kube-controller-manager",
-            "--kubeconfig",
-            config,
-            "--leader-elect=false",
-            "--secure-port=0",
-        ]
-        command += [
-            "--service-account-private-key-file",
-            pki / "service-accounts.key",
-            "--root-ca-file",
-            pki / "ca.crt",
-        ]
-        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
-            try:
-                yield config
-            finally:
-                process.terminate()
-
-
-def said_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where the server says that it serves."""
-    while process.poll() is None:
-        for line in log.read_text().splitlines():
-            if line.startswith("{") and (said := json.loads(line)).get("message") == "serving":
-                return str(said["secure"])
-        time.sleep(0.1)
-    raise SystemExit(f"tapestry apiserver ended with {process.returncode}:\n{log.read_text()}")
-
-
-def private(path: Path, text: str) -> Path:
-    path.touch(mode=0o600)
-    path.write_text(text)
-    return path
-
-
-def kubeconfig(server: str, authority: bytes, token: str) -> dict[str, object]:
-    certificate = base64.b64encode(authority).decode()
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "it", "cluster": {"server": server, "certificate-authority-data": certificate}}],
-        "users": [{"name": "admin", "user": {"token": token}}],
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "admin"}}],
-        "current-context": "it",
-    }
-
-
-def run(names: Sequence[str], config: Path, assets: Path, report: Path) -> None:
-    """Run the tests; what becomes of each is in the report.  Their own exit code says nothing more."""
-    kubectl = [assets / "kubectl", "--kubeconfig", config]
-    have(kubectl, NODE)
+def outcome(name: str, config: Path, assets: Path, report: Path) -> str:
+    """Run one test; its log is in a folder that is called like it."""
+    folder = report / re.sub(r"\W+", "-", name.removesuffix("[Conformance]"))[-100:].strip("-")
+    folder.mkdir()
     command = [assets / "e2e.test", "--kubeconfig", config, "--kubectl-path", assets / "kubectl", "--provider=local"]
-    command += ["--allowed-not-ready-nodes=-1", "--disable-log-dump", "--report-dir", report]
-    command += ["--ginkgo.no-color", "--ginkgo.v", "--ginkgo.focus", "|".join(f"{re.escape(name)}$" for name in names)]
-    print(f"{len(names)} tests: {report / 'log'} shows how they go", flush=True)
-    with (report / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as tests:
-        while tests.poll() is None:
-            have(kubectl, lease(datetime.now(UTC)))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                tests.wait(HEARTBEAT_SECONDS)
+    command += ["--allowed-not-ready-nodes=-1", "--disable-log-dump", "--report-dir", folder]
+    command += ["--ginkgo.no-color", "--ginkgo.v", "--ginkgo.focus", f"{re.escape(name)}$"]
+    began = time.monotonic()
+    with (folder / "log").open("w") as log:
+        try:
+            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=LIMIT_SECONDS, check=False)
+            became = told(folder / "junit_01.xml", name)
+        except subprocess.TimeoutExpired:
+            became = "late"
+    print(f"{became:8} {time.monotonic() - began:4.0f} s  {name}", flush=True)
+    return became
 
 
-def have(kubectl: Sequence[str | Path], obj: dict[str, object]) -> None:
-    command = [*kubectl, "apply", "--server-side", "-f", "-"]
-    subprocess.run(command, input=json.dumps(obj), text=True, check=True, stdout=subprocess.DEVNULL)
+def told(report: Path, name: str) -> str:
+    """What a report says of a test."""
+    if not report.exists():
+        return "not run"
+    cases = xml.parse(report).iter("testcase")
+    return next((case.get("status", "") for case in cases if case.get("name") == f"[It] {name}"), "not run")
 
 
-def lease(now: datetime) -> dict[str, object]:
-    """What a node renews as long as it lives; a server on which nothing happens would have nothing to forget."""
-    spec = {"holderIdentity": "node-0", "renewTime": f"{now:%Y-%m-%dT%H:%M:%S.%fZ}"}
-    about = {"name": "node-0", "namespace": "kube-node-lease"}
-    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": about, "spec": spec}
-
-
-def outcomes(report: Path, names: Sequence[str]) -> dict[str, str]:
-    """What became of each test: `passed`, or something else."""
-    cases = xml.parse(report / "junit_01.xml").iter("testcase")
-    states = {case.get("name", "").removeprefix("[It] "): case.get("status", "") for case in cases}
-    return {name: states.get(name, "not run") for name in names}
-
-
-def judged(found: dict[str, str], known: Sequence[str]) -> int:
-    """Print what came of it; the exit code."""
-    failed = [name for name, state in found.items() if state != "passed"]
+def judged(found: Mapping[str, str], known: Sequence[str]) -> int:
+    """Print what is not as it should be; the exit code."""
+    failed = [name for name, state in found.items() if state != PASSED]
     surprises = [name for name in failed if name not in known]
-    better = [name for name in known if found.get(name) == "passed"]
+    better = [name for name in known if found.get(name) == PASSED]
     for name in failed:
         print(f"{found[name]:8} {name}{'' if name in surprises else '  (known)'}")
     for name in better:
         print(f"passes now: take it out of {LISTS.name}/not-yet.txt: {name}")
-    print(f"{len(found) - len(failed)} passed, {len(failed)} failed, {len(found)} in all")
     return 1 if surprises or better else 0
+
+
+def counts(classes: Mapping[str, Sequence[str]], ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """A line for each class: how many pass here, beside how many pass with Kubernetes, if that was asked."""
+    lines = []
+    for title, names in classes.items():
+        passed = f"{title:12} {count(names, ours):3} of {len(names):3} pass"
+        beside = f", {count(names, theirs):3} with Kubernetes" if set(names) & set(theirs) else ""
+        lines.append(passed + beside)
+    return "\n".join(lines)
+
+
+def count(names: Sequence[str], found: Mapping[str, str]) -> int:
+    return sum(found.get(name) == PASSED for name in names)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("classes", nargs="*", metavar="CLASS", help=f"{', '.join(NEEDS)}; all of them by default")
     parser.add_argument("--focus", default="", metavar="REGEX", help="run only tests whose names match")
-    parser.add_argument(
-        "--controllers", action="store_true", help="run those that need controllers, with Kubernetes' own"
-    )
+    parser.add_argument("--beside", action="store_true", help="run them against Kubernetes, too")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="where logs and results go, and stay")
-    options = parser.parse_args()
+    given = parser.parse_args()
+    if unknown := set(given.classes) - set(NEEDS):
+        parser.error(f"there is no class {', '.join(unknown)}; there are {', '.join(NEEDS)}")
     assets = assets_folder(os.environ)
-    programs = ["e2e.test", "kubectl", *(["kube-controller-manager"] if options.controllers else [])]
+    programs = ["e2e.test", "kubectl", *(["kube-apiserver", "kube-scheduler"] if given.beside else [])]
     if missing := [name for name in programs if not (assets / name).exists()]:
         raise SystemExit(
             f"no {', '.join(missing)} in {assets}: run make kube-assets conformance-assets (needs Go 1.24+)"
         )
-    needs = "needs-controllers.txt" if options.controllers else "needs-only-a-server.txt"
-    names = [name for name in names_in(LISTS / needs) if re.search(options.focus, name)]
-    report = options.report or Path(tempfile.mkdtemp(prefix="conformance-"))
-    report.mkdir(parents=True, exist_ok=True)
-    with controlled(report, assets) if options.controllers else served(report) as config:
-        run(names, config, assets, report)
-    return judged(outcomes(report, names), names_in(LISTS / "not-yet.txt"))
+    classes = {
+        each: [name for name in names_in(LISTS / NEEDS[each]) if re.search(given.focus, name)]
+        for each in given.classes or NEEDS
+    }
+    report = given.report or Path(tempfile.mkdtemp(prefix="conformance-"))
+    small = classes.get("server", [])
+    large = [name for title, names in classes.items() if title != "server" for name in names]
+    ours = run(small, server, assets, report / "server") if small else {}
+    ours |= run(large, cluster, assets, report / "cluster") if large else {}
+    theirs = run(large, kubernetes, assets, report / "kubernetes") if large and given.beside else {}
+    code = judged(ours, names_in(LISTS / "not-yet.txt"))
+    print(counts(classes, ours, theirs))
+    return code
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from smells import command_blocks
 from tapestry.local.kubernetes import ControlPlane
 
 from ..conftest import kubectl_of
@@ -32,6 +33,7 @@ def test_a_world_on_real_kubernetes_runs_pods_survives_kills_and_is_there_again(
         kubectl("rollout", "status", "deployment/web", "--timeout=60s")
         assert kubectl("get", "pods", "-o", "wide").count("vnode-cluster-1-") == 4
         assert "listening" in kubectl("logs", "--namespace=tapestry-system", "deployment/tapestry-manager")
+        assert "is simulated" in kubectl("logs", "deployment/web")
         pods = kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.uid}")
         for program in ("kube-scheduler", "kube-controller-manager", "etcd", "kube-apiserver"):
             kill(world, program)
@@ -79,28 +81,42 @@ NODE = {
 }
 
 
+def as_the_readme_says() -> str:
+    """The line that joins a cluster of somebody's own."""
+    blocks = command_blocks((ROOT / "README.md").read_text())
+    (block,) = [each for each in blocks if each.runner == "tests/e2e/test_world_real_kubernetes.py"]
+    return block.script
+
+
 @pytest.mark.timeout(300)
-def test_a_real_cluster_joins_a_world_and_runs_its_pods(kube_assets: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "world"
+def test_a_real_cluster_joins_a_world_as_the_readme_says_runs_its_pods_and_leaves(
+    kube_assets: Path, tmp_path: Path
+) -> None:
+    clone, home = tmp_path / "clone", tmp_path / "home"
+    (home / ".kube").mkdir(parents=True)
+    path = f"{TAPESTRY.parent}:{os.environ['PATH']}"
     with (
         ControlPlane(tmp_path / "real", kube_assets, scheduler=True, fsync=False) as plane,
         kubelet(plane),
-        up(folder, "--clusters", "1", "--nodes", "1") as world,
+        up(clone / ".tapestry", "--clusters", "1", "--nodes", "1") as world,
     ):
         below, above = kubectl_of(kube_assets, plane.kubeconfig), kubectl_of(kube_assets, world.kubeconfig)
+        (home / ".kube" / "east").write_text(plane.kubeconfig.read_text())
+
+        def type_(line: str) -> None:
+            environment = {**os.environ, "HOME": str(home), "PATH": path, "KUBECONFIG": ""}
+            subprocess.run(["bash", "-euc", line], cwd=clone, env=environment, check=True)
+
         below("create", "-f", "-", stdin=json.dumps(NODE))
         below("taint", "node", "n1", "node.kubernetes.io/not-ready-")  # which a kube-controller-manager would do
-        subprocess.run(
-            [TAPESTRY, "join", "real", "--cluster-kubeconfig", plane.kubeconfig, "--lease", "100%"],
-            env={**os.environ, "KUBECONFIG": str(world.kubeconfig)},
-            check=True,
-        )
-        above("wait", "node/vnode-real-n1", "--for=create", "--timeout=60s")
-        above("wait", "node/vnode-real-n1", "--for=condition=Ready", "--timeout=60s")
-        chosen = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "vnode-real-n1"}}}
+        type_(as_the_readme_says())
+        above("wait", "node/vnode-east-n1", "--for=create", "--timeout=60s")
+        above("wait", "node/vnode-east-n1", "--for=condition=Ready", "--timeout=60s")
+        chosen = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "vnode-east-n1"}}}
         above("run", "work", "--image=nginx", f"--overrides={json.dumps(chosen)}")
         above("wait", "pod/work", "--for=condition=Ready", "--timeout=60s")
         twin = below("get", "pods", "--namespace=tapestry-leased", "-o", "jsonpath={.items[*].spec.nodeName}")
         assert twin == "n1"
         above("delete", "pod", "work", "--timeout=60s")
-        assert below("get", "pods", "--namespace=tapestry-leased", "-o", "name") == ""
+        type_("tapestry unjoin east --cluster-kubeconfig ~/.kube/east")
+        assert "vnode-east-n1" not in above("get", "nodes", "-o", "name")

@@ -5,6 +5,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -13,11 +14,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tapestry.kube.objects import Object
+import pytest
+
+from tapestry.kube.objects import Object, named
 from tapestry.kube.resources import DEPLOYMENTS
 from tapestry.local.members import opened
+from tapestry.local.world import World
 
-from .worlds import LONGEST, TAPESTRY
+from .worlds import LONGEST, TAPESTRY, command_of, parents_of_all
 
 CONTROL = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")
 TO_SCREEN, FROM_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -90,6 +94,12 @@ def a_deployment(replicas: int) -> Object:
     return {"metadata": {"name": "web", "namespace": "default"}, "spec": spec}
 
 
+def process_of(cluster: Path) -> int:
+    (found,) = [pid for pid in parents_of_all() if f"cluster --data {cluster} " in command_of(pid)]
+    return found
+
+
+@pytest.mark.timeout(300)
 async def test_what_happens_is_seen_and_ctrl_c_gives_the_terminal_back(tmp_path: Path) -> None:
     folder = tmp_path / "world"
     async with terminal(TAPESTRY, "up", "--data", folder, "--clusters", "1", "--nodes", "2") as screen:
@@ -100,6 +110,12 @@ async def test_what_happens_is_seen_and_ctrl_c_gives_the_terminal_back(tmp_path:
             await virtual.create(DEPLOYMENTS, a_deployment(3))
         await screen.shows("1 Pending, 2 Running")
         await screen.shows("Unscheduled: 0/")
+        os.kill(process_of(folder / "virtual"), signal.SIGKILL)
+        await screen.shows("virtual was ended by SIGKILL; it is started again")
+        await World(folder).answers("virtual")
+        async with opened(folder / "virtual" / "kubeconfig") as virtual:
+            await virtual.delete(DEPLOYMENTS, named("web", "default"))
+        await screen.shows("PODS  none yet")
         screen.resize(40, 40)
         await screen.shows("export KUBECONFIG=" + str(folder)[:21] + "\\")
         assert screen.written.count(FROM_SCREEN) == 0

@@ -24,6 +24,7 @@ from tapestry.controller.registry import Setup
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import START, run, running_clock
 from tapestry.controller.testing.perturbation import quiet
+from tapestry.controller.testing.specimens import specimen
 from tapestry.kube.crds import Kind, decode
 from tapestry.kube.objects import Object, controller_of, named, uid_of
 from tapestry.kube.resources import EVENTS, JOBS, LEASES, PODS, Resource
@@ -121,7 +122,7 @@ async def test_at_follows_a_schedule_that_is_moved() -> None:
 @story
 async def test_at_leaves_a_strangers_pod_of_its_name_alone() -> None:
     async with running("at", set_up_at, ATS, PODS) as client:
-        stranger = await client.create(PODS, {**named("it", "default"), "spec": {"containers": []}})
+        stranger = await client.create(PODS, specimen(PODS, "it", "default"))
         before = errors("at", "NameTaken")
         await created(client, ATS, schedule=timestamp(START), command="echo hello")
         assert await phase(client, ATS) is None

@@ -1,6 +1,8 @@
 """Bodies: what a client sent, as an object; and in which form it wants the answer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -113,7 +115,8 @@ class Accepted:
         return self.parameters.get("as", "")
 
 
-def accepted(header: str) -> list[Accepted]:
+@lru_cache(maxsize=256)  # programs ask for the same over and over
+def accepted(header: str) -> Sequence[Accepted]:
     """The forms of an Accept header, best first."""
     found = []
     for each in header.split(",") if header else ("application/json",):

@@ -35,8 +35,7 @@ class User:
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One request, as far as the API is concerned.  Names of headers are in lower case."""
 
     method: str
@@ -51,7 +50,7 @@ class Call:
     """The path and the query as they were sent."""
     source: str = ""
     """The address that it came from."""
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = msgspec.field(default_factory=dict)
     """What an audit log is to say of it beside all this; whoever has a say in it may add to that."""
 
 

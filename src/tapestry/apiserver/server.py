@@ -6,10 +6,11 @@ Who asks has been found out before (`Call.user`); whether they may is asked here
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import structs
 
 from tapestry.apiserver import options, refusals, views
 from tapestry.apiserver.codec import JSON, accepted, chosen_form, decoded, media_type
@@ -23,7 +24,7 @@ from tapestry.apiserver.storage.log import LogError
 from tapestry.apiserver.verbs import APPLY_PATCH, Request, Verbs
 from tapestry.apiserver.watches import Watching, line
 from tapestry.kube.errors import ApiError, Gone, NotFound
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import NOTHING, Object
 from tapestry.kube.selectors import SelectorError, parse_field_selector
 from tapestry.process.logs import logger
 
@@ -40,18 +41,16 @@ class Stream(Protocol):
     def end(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     status: int
     body: bytes
     content_type: str = JSON
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = NOTHING
     stream: Stream | None = None
     """What follows the body."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
+class Attributes(msgspec.Struct, frozen=True):
     """What somebody wants to do: to a resource, or to a path that is none."""
 
     user: User
@@ -152,7 +151,7 @@ class Server:
             return found
         said = found.headers.get("Warning", "")
         words = ", ".join(filter(None, (warning(target.row.deprecation), said)))
-        return replace(found, headers={**found.headers, "Warning": words})
+        return structs.replace(found, headers={**found.headers, "Warning": words})
 
     async def asked(self, call: Call, target: Target) -> Answer | Watching:
         name, subresource = target.row.resource.name, target.subresource

@@ -23,6 +23,7 @@ from tapestry.apiserver.storage.log import LogError
 from tapestry.cli import archives
 from tapestry.cli.envtest import envtest_assets
 from tapestry.cli.manual import STOPPED, manual
+from tapestry.cli.processes import lone
 from tapestry.controlplane.app import check_patterns, manager_beside
 from tapestry.controlplane.direct import Direct
 from tapestry.kube.times import parse_duration
@@ -66,6 +67,7 @@ SWITCHES: dict[str, tuple[str, str]] = {
     "--anonymous-auth": ("anonymousAuth", "Serve who shows no credentials, with next to no rights. [default: true]"),
 }
 NUMBERS = ("maxRequestsInflight", "maxMutatingRequestsInflight", "auditLogMaxsize", "auditLogMaxbackup")
+FAULTS = (ValueError, OSError, LogError)
 VERBOSE = 4
 """The verbosity, as Kubernetes has it, from which on it is that of debugging."""
 LISTS = ("controllers", "etcd.servers", "serviceAccountKeyFiles", "apiAudiences")
@@ -137,8 +139,11 @@ def run(settings: ApiServerConfig) -> None:
         gc.set_threshold(50_000, 20, 50)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
-    except (ValueError, OSError, LogError) as error:
-        raise click.ClickException(str(error)) from error
+    except (*FAULTS, ExceptionGroup) as error:
+        fault = lone(error)
+        if not isinstance(fault, FAULTS):
+            raise
+        raise click.ClickException(str(fault)) from error
 
 
 for command in (*archives.COMMANDS, envtest_assets):

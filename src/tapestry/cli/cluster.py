@@ -9,6 +9,7 @@ import uvloop
 
 from tapestry.apiserver.storage.log import LogError
 from tapestry.cli.manual import STOPPED, manual
+from tapestry.cli.processes import lone
 from tapestry.local.cluster import ClusterPlan, run_cluster
 from tapestry.local.kubernetes import AssetsMissing, ControlPlaneFailed
 from tapestry.process import logs
@@ -55,9 +56,7 @@ def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: boo
 
 def fault(error: Exception, folder: Path) -> str:
     """What is wrong, in one line and with what to do; raises `error` again if it is none of ours to explain."""
-    found = error
-    while isinstance(found, ExceptionGroup) and len(found.exceptions) == 1:
-        found = found.exceptions[0]  # of whoever owned the task that failed
+    found = lone(error)
     if not isinstance(found, FAULTS):
         raise error
     if isinstance(found, OSError) and found.errno == errno.EADDRINUSE:

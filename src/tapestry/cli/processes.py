@@ -49,10 +49,15 @@ def run_process(
         config = load(config_type, file=flags["config"], environ=os.environ, flags={**given, **own})
         configure_process(config)
         run_app(lambda: start(config))
-    except (ValueError, OSError, TracingUnavailable) as error:
-        raise click.ClickException(str(error)) from error
-    except ExceptionGroup as group:
-        match group.exceptions:
-            case [OSError() as fault]:  # of a manager that could not begin: its address is taken, a file is missing
-                raise click.ClickException(str(fault)) from fault
-        raise
+    except (ValueError, OSError, TracingUnavailable, ExceptionGroup) as error:
+        fault = lone(error)  # of a manager that could not begin: its address is taken, a file is missing
+        if isinstance(fault, ExceptionGroup) or (fault is not error and not isinstance(fault, OSError)):
+            raise
+        raise click.ClickException(str(fault)) from error
+
+
+def lone(error: Exception) -> Exception:
+    """What went wrong, out of the groups of those who owned the task; the group itself where it was more than that."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -15,6 +15,7 @@ import uvloop
 from tapestry.cli.clusters import HERE
 from tapestry.cli.manual import manual
 from tapestry.cli.view import view_of_terminal
+from tapestry.inspect.screen import ENDING
 from tapestry.kube.errors import KubeError
 from tapestry.local.kubernetes import AssetsMissing, find_kubectl
 from tapestry.local.world import TAPESTRY, VIRTUAL, World, WorldFailed
@@ -30,7 +31,6 @@ DATA = click.option(
 )
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTRODUCTION = "A compute cluster woven from {} physical ones is at work.  In another terminal:"
-ENDING = "Ctrl-C stops everything; the next `tapestry up` finds it as it was."
 
 
 def lines_to_copy(kubeconfig: Path, kubectl: str) -> list[str]:

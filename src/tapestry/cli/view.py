@@ -24,10 +24,10 @@ class View:
 
     def begin(self, what: str) -> None:
         """Tell what is about to be done; what is said next takes its line."""
-        self.console.print(f"    ...    {what}", end="\r", highlight=False)
+        self.console.print(f"    ...    {what}", end="\r", markup=False, highlight=False)
 
     def say(self, text: str) -> None:
-        self.console.print(text.ljust(self.console.width - 1), highlight=False)
+        self.console.print(text.ljust(self.console.width - 1), markup=False, highlight=False)
 
     def happened(self, text: str) -> None:
         """Tell what nobody asked for; on the screen, once there is one."""

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from tapestry.client.callers import Callers
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
 from tapestry.controller.config import ManagerConfig
@@ -30,7 +31,7 @@ from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object
-from tapestry.kube.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Resource
+from tapestry.kube.resources import Resource
 from tapestry.process.audit import Audit
 from tapestry.process.logs import logger
 from tapestry.process.probes import serve_health, serve_metrics, server_tls
@@ -273,16 +274,10 @@ class Manager:
 
     async def _may_read_metrics(self, token: str) -> bool:
         """Whether the API server knows the token and lets its user get /metrics."""
-        who = (await self.reads.review(TOKEN_REVIEWS, {"token": token})).get("status") or {}
-        if not who.get("authenticated"):
-            return False
-        user = who.get("user") or {}
-        spec = {
-            "user": user.get("username", ""),
-            "groups": user.get("groups") or [],
-            "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
-        }
-        return bool((await self.reads.review(ACCESS_REVIEWS, spec))["status"].get("allowed"))
+        callers = Callers(self.reads)
+        user = await callers.by_token(token)
+        wanted = {"path": "/metrics", "verb": "get"}
+        return user is not None and await callers.may(user, {"nonResourceAttributes": wanted})
 
     def _cut(self) -> None:
         for cut in self._on_loss:

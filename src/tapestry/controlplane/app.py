@@ -25,6 +25,7 @@ WORKLOADS = {
     "daemonsets": "workloads.daemonsets",
     "jobs": "workloads.jobs",
     "cronjobs": "workloads.cronjobs",
+    "services": "services",
 }
 """Where nodes run pods and nobody else sees to them: these run, and are imported, only if they are named."""
 EVERY = "*"

@@ -23,6 +23,7 @@ STYLES = {
     **dict.fromkeys(("OutOfTimeWindows", "Closed", "Pending", "Terminating", "NotReady"), "yellow"),
     **dict.fromkeys(("Withdrawn", "Failed"), "red"),
 }
+ENDING = "Ctrl-C stops everything; the next `tapestry up` finds it as it was."
 CLOSED = "OutOfTimeWindows"
 WIDE, ROOMY = 110, 76
 """Columns of a terminal from which there is more to see."""
@@ -38,7 +39,6 @@ class Prompt:
     """To copy to another terminal."""
     notes: Sequence[str] = ()
     """What happened lately, the last of it last."""
-    ending: str = "Ctrl-C stops everything; the next `tapestry up` finds it as it was."
 
 
 def screen(scene: Scene, prompt: Prompt, width: int, height: int) -> RenderableType:
@@ -49,7 +49,7 @@ def screen(scene: Scene, prompt: Prompt, width: int, height: int) -> RenderableT
         *lines,
         Rule(style="dim"),
         *(Text(f"! {each}", "yellow", no_wrap=True, overflow="ellipsis") for each in prompt.notes[-LEAST:]),
-        Text(prompt.ending, "dim", no_wrap=True, overflow="ellipsis"),
+        Text(ENDING, "dim", no_wrap=True, overflow="ellipsis"),
     ]
     troubles = [f"{each.name}: {trouble}" for each in scene.bindings for trouble in each.troubles]
     room = height - len(foot) - 6  # a title, and above each list a gap and its header

@@ -2,7 +2,10 @@
 
 A child shares a process group with a guard: a shell that kills the group, and itself with it, when its input ends,
 which is when we end it, or when we are gone, whatever ended us.  So no descendant of a child survives it, or us, unless
-it leaves the group on purpose.
+it leaves the group on purpose.  A child whose guard is gone is killed: who would see to it when we are gone, too?
+
+    guarded     a process
+    child       a process, and what it writes
 """
 
 import asyncio
@@ -14,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 CHUNK = 64 << 10
 LAST_WORDS_SECONDS = 1.0
@@ -27,6 +31,8 @@ class Child:
 
     process: subprocess.Popen[bytes]
     ended: asyncio.Future[None]
+    leader: int
+    """Of its group."""
 
     @property
     def pid(self) -> int:
@@ -45,6 +51,11 @@ class Child:
                 self.process.terminate()
             await asyncio.wait([self.ended], timeout=grace)
 
+    def kill(self) -> None:
+        """End it, and whatever else is of its group."""
+        os.killpg(self.leader, signal.SIGKILL)
+        self.process.wait()
+
 
 @asynccontextmanager
 async def child(
@@ -54,26 +65,41 @@ async def child(
 
     What it writes goes to `write`.
     """
-    with guard() as leader:
-        process = started(command, environment, folder, leader)
-        assert process.stdout is not None
-        with process.stdout, pumped(process.stdout.fileno(), write) as emptied, end_of(process.pid) as ended:
+    async with guarded(command, environment, folder, subprocess.PIPE) as running:
+        output = running.process.stdout
+        assert output is not None
+        with output, pumped(output.fileno(), write) as emptied:
             try:
-                yield Child(process, ended)
+                yield running
             finally:
-                os.killpg(leader, signal.SIGKILL)
-                process.wait()
+                running.kill()
                 await asyncio.wait([emptied], timeout=LAST_WORDS_SECONDS)
 
 
+@asynccontextmanager
+async def guarded(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, output: int | IO[bytes]
+) -> AsyncIterator[Child]:
+    """Run a command as long as the context lasts; all of it is gone afterwards.  Raises OSError."""
+    with guard() as leader, end_of(leader) as unguarded:
+        process = started(command, environment, folder, output, leader)
+        unguarded.add_done_callback(lambda _: process.kill())
+        with end_of(process.pid) as ended:
+            running = Child(process, ended, leader)
+            try:
+                yield running
+            finally:
+                running.kill()
+
+
 def started(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path, leader: int
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, output: int | IO[bytes], leader: int
 ) -> subprocess.Popen[bytes]:
     # Not by asyncio: uvloop cannot put a process into a group.
     return subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         env=dict(environment),
         cwd=folder,

@@ -1,44 +1,34 @@
-"""A whole cluster in one process: our API server, its controllers, a scheduler, and kubelets for simulated nodes.
+"""A whole cluster in one process: an API server, its controllers, a scheduler, and kubelets for simulated nodes.
 
 Everything that lasts is in one folder; a cluster that is started again there has its address, its users and its objects
 as they were.
 """
 
 import asyncio
-import json
 import os
-import secrets
+import re
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
-from tapestry.apiserver.access.certificates import Authority
-from tapestry.apiserver.app import Running, running
-from tapestry.apiserver.bootstrap import SYSTEM
-from tapestry.apiserver.config import ApiServerConfig, Kubelets
 from tapestry.client.client import Client
 from tapestry.controller import Manager
-from tapestry.controlplane.app import WORKLOADS, manager_beside
-from tapestry.controlplane.direct import Direct
 from tapestry.kube.errors import AlreadyExists
+from tapestry.kube.names import dns_label_complaint
 from tapestry.kube.resources import NODES
 from tapestry.local import kubelets, processes
 from tapestry.local.commands import Trust
+from tapestry.local.control_planes import Served, kubernetes, ours
 from tapestry.local.kubelet_api import Kubelet, kubelet_tls, loopback_socket, serving
-from tapestry.local.kubernetes import free_ports
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
 ROOM = {"cpu": "8", "memory": "32Gi", "pods": "110"}
 """What a simulated node has."""
-MASTERS = "system:masters"
-SERVER_TO_KUBELET = "apiserver-kubelet-client"
 
 
 @dataclass(frozen=True)
@@ -54,55 +44,14 @@ class ClusterPlan:
     """Whether there is a node that runs Tapestry's own pods as processes of this machine."""
     run_pods: bool = False
     """Whether it runs others, too."""
+    real_kubernetes: bool = False
+    """Whether a real Kubernetes serves it, and not we."""
 
     @property
-    def kubeconfig(self) -> Path:
-        return self.folder / "kubeconfig"
-
-
-def settings_of(plan: ClusterPlan) -> ApiServerConfig:
-    """The server's configuration; what is chosen by chance is chosen once."""
-    plan.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept = plan.folder / "cluster.json"
-    if not kept.exists():
-        private(kept, json.dumps({"port": free_ports(1)[0], "token": secrets.token_urlsafe(32)}))
-    known = json.loads(kept.read_text())
-    tokens = plan.folder / "tokens.csv"
-    private(tokens, f'{known["token"]},admin,admin,"{MASTERS}"\n')
-    authority = Authority(plan.folder / "pki")
-    certificate, key = authority.client(SERVER_TO_KUBELET, [MASTERS])
-    return ApiServerConfig(
-        file_rootpath=str(plan.folder),
-        secure_address=f"127.0.0.1:{known['port']}",
-        token_auth_file=str(tokens),
-        controllers=["*", *WORKLOADS],
-        kubelet=Kubelets(client_certificate=str(certificate), client_key=str(key)),
-    )
-
-
-def write_kubeconfig(plan: ClusterPlan, settings: ApiServerConfig, name: str) -> None:
-    token = json.loads((plan.folder / "cluster.json").read_text())["token"]
-    authority = plan.folder / "pki" / "ca.crt"
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": name,
-        "clusters": [
-            {
-                "name": name,
-                "cluster": {"server": f"https://{settings.secure_address}", "certificate-authority": str(authority)},
-            }
-        ],
-        "users": [{"name": "admin", "user": {"token": token}}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": "admin"}}],
-    }
-    private(plan.kubeconfig, yaml.safe_dump(content, sort_keys=False))
-
-
-def private(path: Path, text: str) -> None:
-    """Write a file that nobody else may read."""
-    path.touch(mode=0o600)
-    path.write_text(text)
+    def name(self) -> str:
+        """Of the cluster: that of its folder, in letters that a node's name may have."""
+        name = re.sub("[^a-z0-9]+", "-", self.folder.name.lower()).strip("-")[:40].rstrip("-")
+        return name if dns_label_complaint(name) is None else "cluster"
 
 
 async def run_cluster(plan: ClusterPlan) -> None:
@@ -110,46 +59,47 @@ async def run_cluster(plan: ClusterPlan) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    settings = settings_of(plan)
-    async with running(settings) as served, AsyncExitStack() as stack:
-        write_kubeconfig(plan, settings, plan.folder.name)
-        client = Client(Direct(served.reception, SYSTEM))
-        await have_nodes(client, plan)
-        manager = manager_beside(served.reception, authority_of(served), settings.controllers)
-        for install in (kubelets.install, *([processes_of(plan, settings)] if plan.process_node else [])):
-            await stack.enter_async_context(at_work(install, manager, plan))
+    async with (kubernetes if plan.real_kubernetes else ours)(plan.folder) as served, with_kubelets(plan, served):
+        log.info("cluster ready", folder=str(plan.folder), nodes=plan.nodes)
+        await stopping.wait()
+
+
+@asynccontextmanager
+async def with_kubelets(plan: ClusterPlan, served: Served) -> AsyncIterator[None]:
+    """The nodes that are wanted, kept by kubelets of this process for as long as the context lasts."""
+    await have_nodes(served.client, plan)
+    async with AsyncExitStack() as stack:
+        for install in (kubelets.install, *([processes_of(plan, served.server)] if plan.process_node else [])):
+            await stack.enter_async_context(at_work(install, served, plan))
         async with asyncio.TaskGroup() as group:
-            group.create_task(manager.run(), name="controllers")
-            log.info("cluster ready", folder=str(plan.folder), nodes=plan.nodes)
-            await stopping.wait()
-            manager.stop()
+            group.create_task(served.manager.run(), name="controllers")
+            try:
+                yield
+            finally:
+                served.manager.stop()
 
 
 Install = Callable[[Manager, Callable[[], int]], Kubelet]
 
 
-def processes_of(plan: ClusterPlan, settings: ApiServerConfig) -> Install:
+def processes_of(plan: ClusterPlan, server: str) -> Install:
     """A kubelet that runs Tapestry's own pods as processes."""
     trust = Trust(Path(sys.executable).with_name("tapestry"), run_pods=plan.run_pods)
-    given = processes.Settings(plan.folder / "pods", f"https://{settings.secure_address}", trust, os.environ)
+    given = processes.Settings(plan.folder / "pods", server, trust, os.environ)
     return lambda manager, port: processes.install(manager, port, given)
 
 
-def at_work(install: Install, manager: Manager, plan: ClusterPlan) -> AbstractAsyncContextManager[int]:
+def at_work(install: Install, served: Served, plan: ClusterPlan) -> AbstractAsyncContextManager[int]:
     """Kubelets of one sort, and what they answer."""
     sock = loopback_socket()
-    kubelet = install(manager, lambda: sock.getsockname()[1])
-    return serving(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [plan.folder / "pki" / "ca.crt"]))
-
-
-def authority_of(served: Running) -> str:
-    return Authority(served.folder / "pki").certificate()
+    kubelet = install(served.manager, lambda: sock.getsockname()[1])
+    return serving(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [served.callers]))
 
 
 async def have_nodes(client: Client, plan: ClusterPlan) -> None:
     """The nodes that are wanted; those that are there stay as they are."""
     room = {**plan.room, **({"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {})}
-    wanted = [kubelets.simulated_node(f"{plan.folder.name}-{number}", room) for number in range(1, plan.nodes + 1)]
+    wanted = [kubelets.simulated_node(f"{plan.name}-{number}", room) for number in range(1, plan.nodes + 1)]
     if plan.process_node:
         wanted.append(processes.process_node("this-machine", processes.machine_room()))
     for node in wanted:

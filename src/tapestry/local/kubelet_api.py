@@ -16,18 +16,14 @@ from typing import Protocol
 from aiohttp import web
 
 from tapestry.apiserver.access.certificates import Authority, server_context
+from tapestry.client.callers import Callers
 from tapestry.client.client import Client
 from tapestry.controller import Informer
-from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object, name_of
-from tapestry.kube.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Resource
 from tapestry.kube.times import parse_time
 from tapestry.local.nodes import BY_ADDRESS
 from tapestry.local.usage import PodUse, metrics_page, summary
-from tapestry.process.logs import logger
 from tapestry.process.probes import answering
-
-log = logger(__name__)
 
 TRUE = ("true", "1", "")
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
@@ -117,21 +113,7 @@ class Kubelet:
     async def allow(self, request: web.Request, subresource: str) -> Object:
         """The node that is called; raises what there is to say to somebody who may not."""
         node = self.called(request)
-        user, groups = certified(request) or await self.token_user(request)
-        spec = {
-            "user": user,
-            "groups": groups,
-            "resourceAttributes": {
-                "verb": "get" if request.method in ("GET", "HEAD") else "create",
-                "version": "v1",
-                "resource": "nodes",
-                "subresource": subresource,
-                "name": name_of(node),
-            },
-        }
-        if not (await self.review(ACCESS_REVIEWS, spec)).get("allowed"):
-            what = f"user={user}, verb=get, resource=nodes, subresource={subresource}"
-            raise web.HTTPForbidden(text=f"Forbidden ({what})")
+        await Callers(self.client).admit(request, subresource, name_of(node))
         return node
 
     def called(self, request: web.Request) -> Object:
@@ -140,33 +122,6 @@ class Kubelet:
         if node is None:
             raise web.HTTPNotFound(text=f"{address} is no node's address")
         return node
-
-    async def token_user(self, request: web.Request) -> tuple[str, list[str]]:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise web.HTTPUnauthorized(text="Unauthorized")
-        who = await self.review(TOKEN_REVIEWS, {"token": token})
-        if not who.get("authenticated"):
-            raise web.HTTPUnauthorized(text="Unauthorized")
-        return who["user"]["username"], who["user"].get("groups") or []
-
-    async def review(self, resource: Resource, spec: Object) -> Object:
-        try:
-            status: Object = (await self.client.review(resource, spec)).get("status") or {}
-        except KubeError as error:
-            log.warning("could not ask who calls", error=str(error))
-            raise web.HTTPServiceUnavailable(text="the API server cannot be asked who you are") from error
-        return status
-
-
-def certified(request: web.Request) -> tuple[str, list[str]] | None:
-    """Whom a client certificate names; the handshake has verified it, or there would be no request."""
-    shown = request.transport.get_extra_info("peercert") if request.transport else None
-    if not shown:
-        return None
-    names = [pair for part in shown["subject"] for pair in part]
-    groups = [value for key, value in names if key == "organizationName"]
-    return next((value for key, value in names if key == "commonName"), ""), groups
 
 
 def log_query(query: Mapping[str, str], now: datetime) -> LogQuery:

@@ -2,7 +2,7 @@
 
 The programs come from KUBEBUILDER_ASSETS or from the cache folder that `make kube-assets` fills.  Each is a child
 process that listens on loopback (kube-apiserver: on an address of choice) and keeps its data, certificates and log in
-one folder, so a control plane that is started again over the same folder has its objects back.
+one folder, so a control plane that is started again over the same folder has its ports, its token and its objects back.
 
 Nothing here is asynchronous: a control plane outlives any event loop.  From a coroutine, call it in a thread
 (`await asyncio.to_thread(plane.restart, "kube-apiserver")`).
@@ -22,15 +22,15 @@ import ssl
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 from urllib.parse import urlsplit
 
 KUBERNETES_VERSION = "1.34.3"
 ETCD_VERSION = "3.6.8"
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0
 """How long a program may take until it answers; on an idle machine kube-apiserver needs four seconds."""
 
 AUDIT_POLICY = {
@@ -41,6 +41,7 @@ AUDIT_POLICY = {
 }
 
 Component = Literal["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 
 class AssetsMissing(Exception):
@@ -59,10 +60,10 @@ def assets_folder(environ: Mapping[str, str]) -> Path:
     return cache / "tapestry" / "kube-assets" / f"kubernetes-{KUBERNETES_VERSION}-etcd-{ETCD_VERSION}"
 
 
-def find_assets(environ: Mapping[str, str]) -> Path:
-    """The folder that holds at least etcd, kube-apiserver and kubectl, or AssetsMissing."""
+def find_assets(environ: Mapping[str, str], programs: Sequence[str] = ("etcd", "kube-apiserver", "kubectl")) -> Path:
+    """The folder that holds at least these programs, or AssetsMissing."""
     folder = assets_folder(environ)
-    if missing := [name for name in ("etcd", "kube-apiserver", "kubectl") if not (folder / name).exists()]:
+    if missing := [name for name in programs if not (folder / name).exists()]:
         raise AssetsMissing(
             f"no {', '.join(missing)} in {folder}: run make kube-assets (needs Go 1.24+), or set KUBEBUILDER_ASSETS"
         )
@@ -102,18 +103,17 @@ class ControlPlane:
         fsync: bool = True,
         audit: bool = False,
         address: str = "127.0.0.1",
-        feature_gates: str = "",
+        flags: Mapping[str, str] | None = None,
     ) -> None:
         """Without `fsync` etcd is quicker, and a crash of the machine (not of a process) may lose data.
 
         With `audit` a line of `audit_log` tells of each request: who asked, for what, and what came of it.
         `address`, of this machine, is the only one that kube-apiserver listens on and is verified by; nodes and pods
-        can come by no other.  `feature_gates` are those of kube-apiserver that differ from what they are by default.
+        can come by no other.  `flags` are more of kube-apiserver's.
         """
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
-        self.token = secrets.token_urlsafe(32)
-        etcd, peer, secure, controllers, scheduling = free_ports(5)
+        self.token, (etcd, peer, secure, controllers, scheduling) = self._chosen()
         self.etcd_url = f"http://127.0.0.1:{etcd}"
         self.url = f"https://{address}:{secure}"
         self.ca = folder / "certs" / "apiserver.crt"
@@ -121,9 +121,7 @@ class ControlPlane:
         self._assets = assets
         self._programs: dict[Component, Program] = {
             "etcd": self._etcd(f"http://127.0.0.1:{peer}", fsync=fsync),
-            "kube-apiserver": self._apiserver(
-                service_accounts=controller_manager, audit=audit, feature_gates=feature_gates
-            ),
+            "kube-apiserver": self._apiserver(flags or {}, service_accounts=controller_manager, audit=audit),
         }
         if controller_manager:
             self._programs["kube-controller-manager"] = self._controller_manager(controllers)
@@ -141,15 +139,14 @@ class ControlPlane:
 
     def start(self) -> None:
         """Run every component and wait until each is ready; on failure nothing is left running."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_private(self._tokens, f"{self.token},admin,admin,system:masters\n")
-        _write_private(self._audit_policy, json.dumps(AUDIT_POLICY))
+        write_private(self._tokens, f"{self.token},admin,admin,system:masters\n")
+        write_private(self._audit_policy, json.dumps(AUDIT_POLICY))
         self._guard = self._guard or guard()
         try:
             for component in self._programs:
                 self.launch(component)
                 if component == "kube-apiserver":
-                    _write_private(self.kubeconfig, json.dumps(self._kubeconfig()))
+                    write_private(self.kubeconfig, json.dumps(self._kubeconfig()))
         except BaseException:
             self.stop()
             raise
@@ -219,6 +216,15 @@ class ControlPlane:
         log = self.log(component)
         raise ControlPlaneFailed(f"{component} {happened}; the end of {log}:\n{_tail(log)}")
 
+    def _chosen(self) -> tuple[str, list[int]]:
+        """A token, and ports for all components: chosen once, and kept in the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        kept = self.folder / "chosen.json"
+        if not kept.exists():
+            write_private(kept, json.dumps({"token": secrets.token_urlsafe(32), "ports": free_ports(5)}))
+        known = json.loads(kept.read_text())
+        return known["token"], known["ports"]
+
     @property
     def _tokens(self) -> Path:
         return self.folder / "tokens.csv"
@@ -246,12 +252,11 @@ class ControlPlane:
     def _audit_policy(self) -> Path:
         return self.folder / "audit-policy.json"
 
-    def _apiserver(self, *, service_accounts: bool, audit: bool, feature_gates: str) -> Program:
+    def _apiserver(self, more: Mapping[str, str], *, service_accounts: bool, audit: bool) -> Program:
         audited = {"audit-policy-file": str(self._audit_policy), "audit-log-path": str(self.audit_log)}
         where = urlsplit(self.url)
         flags = {
             **(audited if audit else {}),
-            **({"feature-gates": feature_gates} if feature_gates else {}),
             "etcd-servers": self.etcd_url,
             "bind-address": str(where.hostname),
             "advertise-address": str(where.hostname),
@@ -268,6 +273,7 @@ class ControlPlane:
             "kubelet-preferred-address-types": "InternalIP",
             # The plugin refuses pods without a service account, which only kube-controller-manager makes.
             "disable-admission-plugins": "" if service_accounts else "ServiceAccount",
+            **more,
         }
         # /readyz says ok a moment before the first namespaces are there.
         ready = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
@@ -355,6 +361,9 @@ def _tail(log: Path, lines: int = 20) -> str:
         return "".join(deque(file, maxlen=lines))
 
 
-def _write_private(path: Path, text: str) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+def write_private(path: Path, text: str) -> None:
+    """Write a file that nobody else may read, and that nobody reads half of."""
+    fresh = path.with_name(f"{path.name}.new")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
+    fresh.replace(path)

@@ -9,9 +9,11 @@ restarted for ever, ends well after a few seconds:
     simulated.tapestry.io/exit-code: "1"       what they end with
     simulated.tapestry.io/stops-after: 1s      from its deletion until it is gone, at most its grace period
 
-Init containers end well the moment before the others begin; sidecars run as long as those do.
+A container whose command is `sleep 60` says it, too: the longest of them.  Init containers end well the moment before
+the others begin; sidecars run as long as those do.
 """
 
+import re
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -39,6 +41,7 @@ STARTS, READY, ENDS, EXIT, STOPS = (
     PREFIX + each for each in ("starts-after", "ready-after", "ends-after", "exit-code", "stops-after")
 )
 NEVER = "never"
+SLEEP = re.compile(r"sleep \d{1,9}")
 AT_ONCE = timedelta()
 ENDS_BY_ITSELF = timedelta(seconds=5)
 FIRST_RESTART, LONGEST_RESTART = timedelta(seconds=10), timedelta(minutes=5)
@@ -84,7 +87,7 @@ def course_of(pod: Object) -> Course:
         except ValueError:
             return default
 
-    by_itself = ENDS_BY_ITSELF if restart_policy(pod) != "Always" else None
+    by_itself = sleep_of(pod) or (ENDS_BY_ITSELF if restart_policy(pod) != "Always" else None)
     code = said.get(EXIT, "0")
     return Course(
         lasting(STARTS, AT_ONCE) or AT_ONCE,
@@ -93,6 +96,13 @@ def course_of(pod: Object) -> Course:
         min(int(code), LARGEST_CODE) if code.isdecimal() else 1,
         lasting(STOPS, AT_ONCE) or AT_ONCE,
     )
+
+
+def sleep_of(pod: Object) -> timedelta | None:
+    """How long its containers sleep, where one has nothing else to do."""
+    commands = [[*each.get("command", ()), *each.get("args", ())] for each in pod["spec"]["containers"]]
+    seconds = [int(command[1]) for command in commands if SLEEP.fullmatch(" ".join(command))]
+    return timedelta(seconds=max(seconds)) if seconds else None
 
 
 def told(pod: Object, now: datetime, place: Place) -> Told:

@@ -1,29 +1,26 @@
 """The world on one machine: a virtual cluster woven from physical ones, each a process of its own.
 
 The manager is installed as anywhere else; the virtual cluster's process kubelet runs it, and through it the syncers.
-Nothing outlives whoever started the world, however they end; what is in its folder does.
+Nothing outlives whoever runs the world, however they end; what is in its folder does.
 """
 
 import asyncio
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import load
 from tapestry.client.waiting import wait_for
 from tapestry.kube.conditions import is_true
-from tapestry.kube.errors import KubeError
+from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, name_of, with_value
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
@@ -31,23 +28,27 @@ from tapestry.kube.resources import (
     CRDS,
     DEPLOYMENTS,
     NAMESPACES,
-    NODES,
     ROLE_BINDINGS,
     ROLES,
     SERVICE_ACCOUNTS,
 )
-from tapestry.local.kubernetes import guard
+from tapestry.local.kubernetes import COMPONENTS, find_assets
+from tapestry.local.members import LOOK, TAPESTRY, Members, Progress, Say, answers, opened
+from tapestry.local.readiness import wait_for_nodes
+from tapestry.local.world_folder import VIRTUAL, Kept, WorldFailed, WorldFolder
 from tapestry.manager.installation import installation
 from tapestry.manager.joining import Plan, join
 from tapestry.manager.offers import Offer
 from tapestry.manager.steps import Cluster
 
-TAPESTRY = Path(sys.executable).with_name("tapestry")
-VIRTUAL = "virtual"
-PATIENCE = 30.0
-"""Seconds for a cluster to answer, and for one to end."""
-LONGEST_LEASING = 300.0
-"""Seconds for all virtual nodes to be ready."""
+__all__ = ["TAPESTRY", "VIRTUAL", "WELCOME", "World", "WorldFailed"]
+
+WELCOME = signal.SIGUSR1
+"""Tells the process that runs a world that there is a folder for one more cluster."""
+ESTABLISHING = 120.0
+"""Seconds for the server to take up a kind."""
+ANSWERING = 120.0
+"""Seconds for a cluster to answer that somebody else starts."""
 
 INSTALLED = {
     each.kind: each
@@ -58,128 +59,114 @@ INSTALLED = {
 }
 """What the manager's manifests consist of."""
 
-Say = Callable[[str], None]
 
-
-class WorldFailed(Exception):
-    """A part of the world did not start; the message says which, and ends with the last lines of its log."""
+def quiet(_: object) -> None:
+    """Says nothing."""
 
 
 @dataclass
 class World:
-    """Clusters below one folder: `virtual`, and as many physical ones as wanted, with so many nodes each."""
+    """Clusters below one folder: `virtual`, and as many physical ones as wanted, with so many nodes each.
+
+    What is None is as it was the last time.
+    """
 
     folder: Path
-    clusters: int = 2
-    nodes: int = 5
+    clusters: int | None = None
+    nodes: int | None = None
+    real_kubernetes: bool = False
     say: Say = print
-    _guard: subprocess.Popen[bytes] | None = None
-    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """Told what is done, with the time that it took."""
+    begin: Say = quiet
+    """Told what is about to be done."""
+    happened: Say = print
+    """Told what nobody asked for: a cluster that ended, and is started again."""
+    members: Members = field(init=False, repr=False)
 
     @property
-    def physical(self) -> list[str]:
-        return [f"cluster-{number}" for number in range(1, self.clusters + 1)]
+    def home(self) -> WorldFolder:
+        return WorldFolder(self.folder)
 
     def kubeconfig(self, cluster: str = VIRTUAL) -> Path:
         return self.folder / cluster / "kubeconfig"
 
-    async def start(self) -> None:
-        """Have everything at work; raises WorldFailed, with nothing left running."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self.running_pid() is not None:
-            raise WorldFailed(f"the world in {self.folder} is running already; `tapestry down` stops it")
-        self.mark.write_text(str(os.getpid()))
-        self._guard = guard()
-        try:
-            with self.step(f"{1 + self.clusters} clusters with {self.clusters * self.nodes} simulated nodes"):
-                self.spawn(VIRTUAL, "--process-node")
-                for name in self.physical:
-                    self.spawn(name, "--nodes", str(self.nodes))
-                for name in (VIRTUAL, *self.physical):
-                    await self.answers(name)
-            async with self.client(VIRTUAL) as virtual:
-                with self.step("Tapestry's manager"):
-                    await install(virtual)
-                for name in self.physical:
-                    with self.step(f"{name} joins"):
-                        await self.join(virtual, name)
-                with self.step("virtual nodes"):
-                    await wait_for_nodes(virtual, self.clusters * self.nodes)
-        except BaseException:
-            self.stop()
-            raise
+    def client(self, name: str) -> AbstractAsyncContextManager[Client]:
+        return opened(self.kubeconfig(name))
 
-    @property
-    def mark(self) -> Path:
-        """The file that says which process runs the world."""
-        return self.folder / "pid"
-
-    def running_pid(self) -> int | None:
-        """The process that runs the world, if one does."""
-        try:
-            pid = int(self.mark.read_text())
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except (OSError, ValueError):
-            return None
-        return pid if pid != os.getpid() and b"tapestry" in command else None
-
-    def stop_running(self) -> bool:
-        """Have the process that runs the world end it; whether there was one."""
-        pid = self.running_pid()
-        if pid is None:
-            return False
-        os.kill(pid, signal.SIGTERM)
-        while self.running_pid() is not None:
-            time.sleep(0.1)
-        return True
-
-    def spawn(self, name: str, *flags: str) -> None:
-        assert self._guard is not None
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True, mode=0o700)
-        with (folder / "log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [TAPESTRY, "cluster", "--data", folder, *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=self._guard.pid,
-            )
-
-    async def answers(self, name: str) -> None:
-        """Wait until a cluster does."""
-        due = time.monotonic() + PATIENCE
-        while time.monotonic() < due and self._processes[name].poll() is None:
-            if self.kubeconfig(name).exists():
-                async with self.client(name) as client:
-                    try:
-                        await client.version()
-                    except KubeError:
-                        pass
-                    else:
-                        return
-            await asyncio.sleep(0.05)
-        end = (self.folder / name / "log").read_text()[-2000:]
-        raise WorldFailed(f"{name} does not answer; the end of its log:\n{end}")
-
-    async def silent_clusters(self) -> list[str]:
-        """The clusters in the folder that do not answer."""
-        found = []
-        for file in sorted(self.folder.glob("*/kubeconfig")):
-            async with self.client(file.parent.name) as client:
-                try:
-                    await client.version()
-                except KubeError:
-                    found.append(file.parent.name)
-        return found
+    # -- to run it
 
     @asynccontextmanager
-    async def client(self, name: str) -> AsyncIterator[Client]:
-        client = Client(HttpTransport(load([self.kubeconfig(name)], environ={})))
+    async def at_work(self) -> AsyncIterator[Kept]:
+        """Have everything at work for as long as the context lasts; nothing is left running then.
+
+        Raises WorldFailed, AssetsMissing.
+        """
+        loop = asyncio.get_running_loop()
+        is_new = not self.home.has_world()
+        if self.real_kubernetes:
+            find_assets(os.environ, COMPONENTS)
+        kept = self.home.wanted(self.clusters, self.nodes, real_kubernetes=self.real_kubernetes)
+        self.members = Members(self.folder, self.happened)
+        loop.add_signal_handler(WELCOME, self.welcome)
         try:
-            yield client
+            with self.home.claimed(kept):
+                async with self.running():
+                    await self.start(kept, is_new=is_new)
+                    yield kept
         finally:
-            await client.close()
+            loop.remove_signal_handler(WELCOME)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Have members, and say how long it took to end them."""
+        ending = 0.0
+        try:
+            async with self.members.running():
+                try:
+                    yield
+                finally:
+                    self.begin("stopping")
+                    ending = time.monotonic()
+        finally:
+            self.done("stopping", ending)
+
+    async def start(self, kept: Kept, *, is_new: bool) -> None:
+        began = datetime.now(UTC)
+        physical = [f"cluster-{number}" for number in range(1, kept.clusters + 1)]
+        with self.step(f"{1 + kept.clusters} clusters with {kept.clusters * kept.nodes} simulated nodes"):
+            self.spawn(VIRTUAL, "--process-node")
+            for name in physical:
+                self.spawn(name, "--nodes", str(kept.nodes))
+            self.welcome()
+            for name in list(self.members.found):
+                await self.members.answer(name)
+        async with self.client(VIRTUAL) as virtual:
+            with self.step("Tapestry's manager"):
+                await install(virtual)
+            joined = [
+                name for number, name in enumerate(physical) if number >= kept.joined or await binds(virtual, name)
+            ]
+            for name in joined:
+                with self.step(f"{name} joins"):
+                    await self.join(virtual, name)
+            self.home.write(replace(kept, joined=kept.clusters))
+            with self.step("virtual nodes"):
+                found = await wait_for_nodes(virtual, len(joined) * kept.nodes, began)
+        if found < len(joined) * kept.nodes:
+            text = f"{found} of {len(joined) * kept.nodes} virtual nodes are ready; `tapestry status` says more"
+            if is_new:
+                raise WorldFailed(text)
+            self.say(text)
+
+    def spawn(self, name: str, *flags: str) -> None:
+        """Have a process for a cluster of this world."""
+        self.members.spawn(name, *flags, *(["--real-kubernetes"] if self.real_kubernetes else []))
+
+    def welcome(self) -> None:
+        """Start the clusters that have a folder here and are not among those that were asked for."""
+        for name in sorted(each.name for each in self.folder.iterdir() if each.is_dir()):
+            if name not in self.members.found:
+                self.spawn(name)
 
     async def join(self, virtual: Client, name: str) -> None:
         access = load([self.kubeconfig(name)], environ={})
@@ -189,43 +176,44 @@ class World:
                 Plan(name, name, offer=Offer()), above, below, access, connect=HttpTransport, now=datetime.now(UTC)
             )
 
-    def stop(self) -> None:
-        """End everything, in order."""
-        for process in self._processes.values():
-            process.terminate()
-        for name, process in reversed(self._processes.items()):
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                self.say(f"  ... {name} takes too long to end, and is killed")
-                process.kill()
-                process.wait()
-        self._processes.clear()
-        if self._guard is not None:  # else it is somebody else who runs the world
-            self.mark.unlink(missing_ok=True)
-            self._guard.kill()
-            self._guard.wait()
-            self._guard = None
-
-    def wait(self) -> str:
-        """Wait until a cluster ends, and say which."""
-        ends = {os.pidfd_open(process.pid): name for name, process in self._processes.items()}
-        try:
-            found, _, _ = select.select(list(ends), [], [])
-            return ends[found[0]]
-        finally:
-            for each in ends:
-                os.close(each)
-
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
+        self.begin(what)
         started = time.monotonic()
         yield
+        self.done(what, started)
+
+    def done(self, what: str, started: float) -> None:
         self.say(f"  {time.monotonic() - started:5.1f} s  {what}")
 
+    # -- of one that somebody else runs
 
-def quiet(_: object) -> None:
-    """What join does step by step is of no interest here."""
+    def running_pid(self) -> int | None:
+        """The process that runs the world, if one does."""
+        return self.home.running_pid()
+
+    def stop_running(self) -> bool:
+        """Have the process that runs the world end it; whether there was one."""
+        pid = self.running_pid()
+        if pid is None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        self.home.wait_until_free()
+        return True
+
+    async def answers(self, name: str) -> None:
+        """Wait until a cluster does."""
+        progress = Progress(ANSWERING, ANSWERING)
+        while not await answers(self.kubeconfig(name)):
+            if progress.stalls(name):
+                raise WorldFailed(f"{name} does not answer; its log is {self.folder / name / 'log'}")
+            await asyncio.sleep(LOOK)
+
+    async def silent_clusters(self) -> list[str]:
+        """The clusters in the folder that do not answer."""
+        files = sorted(self.folder.glob("*/kubeconfig"))
+        return [file.parent.name for file in files if not await answers(file)]
 
 
 async def install(virtual: Client) -> None:
@@ -235,9 +223,20 @@ async def install(virtual: Client) -> None:
         wanted = with_one_syncer(obj) if resource == DEPLOYMENTS else obj
         await virtual.apply(resource, wanted, manager="tapestry-up", force=True)
         if resource == CRDS:
-            await wait_for(
-                virtual, CRDS, name_of(obj), until=lambda found: found is not None and is_true(found, "Established")
-            )
+            await wait_for(virtual, CRDS, name_of(obj), until=is_established, timeout=ESTABLISHING)
+
+
+async def binds(virtual: Client, name: str) -> bool:
+    """Whether a cluster has joined, and has not left."""
+    try:
+        await virtual.get(CLUSTER_BINDINGS, name)
+    except NotFound:
+        return False
+    return True
+
+
+def is_established(definition: Object | None) -> bool:
+    return definition is not None and is_true(definition, "Established")
 
 
 def with_one_syncer(manager: Object) -> Object:
@@ -246,17 +245,3 @@ def with_one_syncer(manager: Object) -> Object:
     told = {"name": "TAPESTRY_SYNCER_REPLICAS", "value": "1"}
     containers = [{**each, "env": [*each.get("env", ()), told]} for each in template["spec"]["containers"]]
     return with_value(manager, ("spec", "template", "spec", "containers"), containers)
-
-
-async def wait_for_nodes(virtual: Client, count: int) -> None:
-    """Until so many virtual nodes are ready; raises WorldFailed where they take too long."""
-    due = time.monotonic() + LONGEST_LEASING
-    while (ready := await ready_nodes(virtual)) < count:
-        if time.monotonic() > due:
-            raise WorldFailed(f"after {LONGEST_LEASING:.0f} s {ready} of {count} virtual nodes are ready; see the logs")
-        await asyncio.sleep(0.1)
-
-
-async def ready_nodes(virtual: Client) -> int:
-    nodes = await virtual.list(NODES, labels=f"{keys.NODE_TYPE}=virtual")
-    return sum(is_true(node, "Ready") for node in nodes)

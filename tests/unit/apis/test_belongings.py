@@ -10,7 +10,7 @@ from tapestry.apis import keys
 from tapestry.apis.belongings import RESOURCES, grace_of, remove_all, selector
 from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
 from tapestry.client.client import Client
-from tapestry.controller.testing import InProcessApi, run, running_clock
+from tapestry.controller.testing import InProcessApi, run, running_clock, specimen
 from tapestry.kube.errors import Forbidden, KubeError
 from tapestry.kube.objects import Object, key_of, named
 from tapestry.kube.resources import (
@@ -38,8 +38,10 @@ FOREIGN = [
 ]
 
 
-def an_object(name: str, namespace: str | None = "leased", labels: Object = OURS, **rest: Any) -> Object:
-    return {"metadata": {**named(name, namespace)["metadata"], "labels": labels, **rest}}
+def an_object(
+    name: str, namespace: str | None = "leased", labels: Object = OURS, resource: Resource = SECRETS, **rest: Any
+) -> Object:
+    return specimen(resource, name, namespace, labels=labels, **rest)
 
 
 async def everything(client: Client) -> list[str]:
@@ -61,11 +63,11 @@ def test_all_that_is_ours_in_the_mount_namespace_goes_and_nothing_else() -> None
         client = a_cluster()
         for resource in RESOURCES:
             place = "leased" if resource.namespaced else None
-            await client.create(resource, an_object("ours", place))
+            await client.create(resource, an_object("ours", place, resource=resource))
             for number, labels in enumerate(FOREIGN):
-                await client.create(resource, an_object(f"foreign-{number}", place, labels))
+                await client.create(resource, an_object(f"foreign-{number}", place, labels, resource=resource))
             if resource.namespaced:
-                await client.create(resource, an_object("elsewhere", "other"))
+                await client.create(resource, an_object("elsewhere", "other", resource=resource))
         before = await everything(client)
         kept = [each for each in before if not each.endswith("ours")]
         assert await remove_all(client, "leased", LABELS) == [each for each in before if each not in kept]

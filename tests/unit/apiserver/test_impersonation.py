@@ -1,10 +1,10 @@
 """In somebody else's name: only by those who may, part by part."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer
@@ -138,6 +138,6 @@ async def test_a_mask_does_not_hide_what_its_wearer_may(call: Hand) -> None:
     answer = await Reception(call.server, 10).answer(asked)
     assert isinstance(answer, Answer)
     assert answer.status == 403
-    plain = await Reception(call.server, 10).answer(replace(asked, impersonates=()))
+    plain = await Reception(call.server, 10).answer(structs.replace(asked, impersonates=()))
     assert isinstance(plain, Answer)
     assert plain.status == 200

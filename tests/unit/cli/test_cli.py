@@ -167,3 +167,17 @@ def test_an_address_that_is_taken_is_one_clear_line(tapestry: Tapestry, kubeconf
         options = ("--kubeconfig", kubeconfig, *addresses)
         result = tapestry("run", "at", "--log-level", "error", *options)
     assert f"Address already in use (while attempting to bind on address ('127.0.0.1', {port}))" in complaint(result)
+
+
+@pytest.mark.parametrize("option", ["--bind-address", "--local-address"])
+def test_an_api_server_whose_address_is_taken_says_so_in_one_line(tmp_path: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        free = {"--bind-address": "127.0.0.1:0", "--local-address": "127.0.0.1:0", option: address}
+        command = [Path(sys.executable).with_name("tapestry"), "apiserver", "--file-rootpath", tmp_path]
+        options = ["--authn-allow-localhost", *(part for pair in free.items() for part in pair)]
+        result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("Error: ")
+    assert "address already in use" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -22,7 +22,7 @@ from prometheus_client import REGISTRY
 from tapestry.client.answers import gc_paused
 from tapestry.client.client import ATTEMPTS, LONGEST_WAIT, Client, PatchType, Propagation, Unguarded
 from tapestry.client.transport import JSON, Request, Response, Stream
-from tapestry.controller.testing import InProcessApi
+from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.controller.testing.clock import START, run, running_clock
 from tapestry.kube.errors import (
     AlreadyExists,
@@ -38,7 +38,7 @@ from tapestry.kube.errors import (
     Unavailable,
 )
 from tapestry.kube.objects import Object, name_of, named, uid_of, version_of, with_value
-from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SERVICE_ACCOUNTS, TOKEN_REVIEWS, Resource
+from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS, SERVICE_ACCOUNTS, TOKEN_REVIEWS, Resource
 from tapestry.process.audit import Audit
 
 BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)
@@ -640,7 +640,7 @@ def test_what_was_converged_is_as_wanted_and_stays_unwritten(before: Object, spe
 async def test_a_list_is_all_pages_of_one_moment() -> None:
     _, client = an_api()
     for number in range(5):
-        await client.create(PODS, named(f"p{number}", "default"))
+        await client.create(PODS, specimen(PODS, f"p{number}", "default"))
     names, versions = [], set()
     async for part in client.pages(PODS, "default", page=2):
         names += [name_of(item) for item in part.items or ()]
@@ -672,10 +672,10 @@ async def test_selectors_choose_and_go_with_every_page() -> None:
 async def test_a_list_whose_pages_are_forgotten_meanwhile_is_gone() -> None:
     api, client = an_api()
     for number in range(3):
-        await client.create(PODS, named(f"p{number}", "default"))
+        await client.create(PODS, specimen(PODS, f"p{number}", "default"))
     pages = client.pages(PODS, "default", page=2)
     await anext(pages)
-    await client.create(PODS, named("late", "default"))
+    await client.create(PODS, specimen(PODS, "late", "default"))
     api.compact()
     with pytest.raises(Gone):
         await anext(pages)
@@ -714,9 +714,9 @@ async def test_a_life_of_an_object() -> None:
 
 async def test_a_namesake_that_came_later_is_not_deleted() -> None:
     _, client = an_api()
-    first = await client.create(PODS, named("p", "default"))
+    first = await client.create(PODS, specimen(PODS, "p", "default"))
     await client.delete(PODS, first)
-    second = await client.create(PODS, named("p", "default"))
+    second = await client.create(PODS, specimen(PODS, "p", "default"))
     assert uid_of(first) != uid_of(second)
     for verb in (client.delete(PODS, first), client.evict(first)):
         with pytest.raises(Conflict):
@@ -725,11 +725,11 @@ async def test_a_namesake_that_came_later_is_not_deleted() -> None:
 
 
 async def test_a_generated_name_a_dry_run_a_token_and_the_version() -> None:
-    _, client = an_api(PODS, SERVICE_ACCOUNTS)
-    made = await client.create(PODS, {"metadata": {"generateName": "web-", "namespace": "default"}})
+    _, client = an_api(SECRETS, SERVICE_ACCOUNTS)
+    made = await client.create(SECRETS, {"metadata": {"generateName": "web-", "namespace": "default"}})
     assert name_of(made).startswith("web-")
-    await client.create(PODS, named("never", "default"), dry_run=True)
-    assert [name_of(pod) for pod in await client.list(PODS)] == [name_of(made)]
+    await client.create(SECRETS, named("never", "default"), dry_run=True)
+    assert [name_of(each) for each in await client.list(SECRETS)] == [name_of(made)]
     await client.create(SERVICE_ACCOUNTS, named("robot", "default"))
     assert (await client.token("robot", "default"))["token"]
     assert (await client.version())["major"] == "1"
@@ -752,7 +752,7 @@ async def test_to_abort_or_close_fails_what_is_under_way(end: Callable[[Client],
 
     async def write() -> None:
         with pytest.raises(TransportError):
-            await client.create(PODS, named("p", "default"))
+            await client.create(PODS, specimen(PODS, "p", "default"))
 
     async with asyncio.TaskGroup() as group:
         group.create_task(write())

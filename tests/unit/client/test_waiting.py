@@ -9,13 +9,13 @@ import pytest
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response
 from tapestry.client.waiting import wait_for
-from tapestry.controller.testing import InProcessApi
+from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.controller.testing.clock import run, running_clock
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, labels_of, named, version_of
 from tapestry.kube.resources import NODES, PODS, SECRETS
 
-POD = named("web", "default")
+POD = specimen(PODS, "web", "default")
 
 
 def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -61,7 +61,7 @@ async def test_it_returns_the_object_as_it_was_when_it_got_there() -> None:
         waiting = group.create_task(wait_for(client, PODS, "web", "default", until=is_ready))
         await asyncio.sleep(5)
         assert not waiting.done()
-        await client.create(PODS, named("another", "default"))
+        await client.create(PODS, specimen(PODS, "another", "default"))
         ready = await client.patch(PODS, made, {"metadata": {"labels": {"ready": "yes"}}})
         await client.patch(PODS, ready, {"metadata": {"labels": {"ready": "no"}}})
     assert waiting.result() == ready
@@ -102,7 +102,7 @@ async def test_it_says_how_things_were_when_the_time_was_over() -> None:
         await wait_for(client, PODS, "web", "default", until=is_ready, timeout=7)
     assert str(caught.value) == (
         f"Pod default/web did not get there in 7 s; it was last at version {version_of(made)} "
-        "with status {'phase': 'Pending'}"
+        "with status {'phase': 'Pending', 'qosClass': 'BestEffort'}"
     )
     with pytest.raises(TimeoutError, match=r"Node n1 did not get there in 1 s; it was not there$"):
         await wait_for(client, NODES, "n1", until=exists, timeout=1)

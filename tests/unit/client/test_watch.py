@@ -33,7 +33,7 @@ from tapestry.client.watch import (
     WatchEvent,
     news_in,
 )
-from tapestry.controller.testing import Connection, InProcessApi
+from tapestry.controller.testing import Connection, InProcessApi, specimen
 from tapestry.controller.testing.clock import run, running_clock
 from tapestry.kube.errors import BadRequest, Conflict, Gone, Invalid, KubeError, NotFound, ServerError, TransportError
 from tapestry.kube.objects import Object, name_of, named, version_of
@@ -620,7 +620,7 @@ class World:
         with suppress(Conflict, NotFound):
             match verb:
                 case "create":
-                    await client.create(PODS, pod)
+                    await client.create(PODS, specimen(PODS, name, "default"))
                 case "update":
                     await client.patch(PODS, pod, {"metadata": {"labels": {"write": str(self.writes)}}})
                 case "delete":

@@ -21,6 +21,7 @@ from tapestry.controller.manager import Manager
 from tapestry.controller.registry import Setup
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import VirtualClock, VirtualLoop, running_clock
+from tapestry.controller.testing.specimens import specimen
 from tapestry.kube.objects import Object, named
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, JOBS, LEASES, NODES, PODS, Resource
 
@@ -57,9 +58,9 @@ class World:
     async def add(self, resource: Resource, name: str, namespace: str | None = "default", **fields: Any) -> Object:
         """Create an object; `labels` and the like go into its metadata, the rest stands beside it."""
         parts = ("labels", "annotations", "ownerReferences", "finalizers")
-        obj = named(name, namespace if resource.namespaced else None)
-        metadata = {**obj["metadata"], **{part: fields.pop(part) for part in parts if part in fields}}
-        return await self.client.create(resource, {**obj, "metadata": metadata, **fields})
+        metadata = {part: fields.pop(part) for part in parts if part in fields}
+        obj = specimen(resource, name, namespace if resource.namespaced else None, **metadata)
+        return await self.client.create(resource, {**obj, **fields})
 
     async def get(self, resource: Resource, name: str, namespace: str | None = "default") -> Object:
         return await self.client.get(resource, name, namespace if resource.namespaced else None)

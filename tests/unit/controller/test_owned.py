@@ -13,7 +13,7 @@ from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import controller_of, named, uid_of
 from tapestry.kube.resources import NODES, PODS
 
-CONTENT = {"spec": {"containers": []}}
+CONTENT = {"spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """DaemonSets at work in a cluster: a pod on each node that it fits."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -64,6 +65,14 @@ async def test_every_node_has_a_pod_and_so_has_one_that_comes_later(client: Clie
     await client.create(NODES, simulated_node("n3", ROOM))
     await wait_until_ready(client, 4)
     assert await places(client) == ["n0", "n1", "n2", "n3"]
+
+
+@in_a_world("daemonsets")
+async def test_a_revision_has_its_fields_in_the_order_by_which_kubectl_knows_it(client: Client) -> None:
+    await client.create(DAEMON_SETS, a_set(pod={"terminationGracePeriodSeconds": 1, "hostNetwork": True}))
+    await wait_until_ready(client, 3)
+    (revision,) = await client.list(CONTROLLER_REVISIONS)
+    assert json.dumps(revision["data"]) == json.dumps(revision["data"], sort_keys=True)
 
 
 @in_a_world("daemonsets")

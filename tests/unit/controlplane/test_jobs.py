@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from tapestry.client.client import Client
+from tapestry.client.client import Client, Propagation
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at
 from tapestry.kube.resources import EVENTS, JOBS, PODS
@@ -282,3 +282,35 @@ async def test_two_jobs_do_not_count_each_others_pods(client: Client) -> None:
     await wait_for_job(client, "Complete")
     owners = [pod["metadata"]["ownerReferences"][0]["name"] for pod in await client.list(PODS)]
     assert (owners.count("work"), owners.count("other")) == (2, 3)
+
+
+@in_a_world("jobs")
+async def test_a_job_that_is_gone_holds_no_pod_back(client: Client) -> None:
+    await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "never"}, parallelism=2))
+    await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 2)
+    await client.delete(JOBS, WORK, propagation=Propagation.BACKGROUND)
+    await settled()
+    assert await client.list(PODS, "default") == []
+
+
+@in_a_world("jobs")
+async def test_a_pod_that_a_job_no_longer_selects_can_go(client: Client) -> None:
+    await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "never"}))
+    await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
+    (stray,) = await live_pods(client)
+    await client.patch(PODS, stray, {"metadata": {"labels": None}})
+    await settled()
+    left = await client.get(PODS, name_of(stray), "default")
+    assert not left["metadata"].get("ownerReferences")
+    assert not left["metadata"].get("finalizers")
+    assert len(await live_pods(client)) == 2
+
+
+@in_a_world("jobs")
+async def test_a_pod_that_loses_its_owner_is_taken_again_and_counted(client: Client) -> None:
+    await client.create(JOBS, a_job())
+    await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
+    (pod,) = await live_pods(client)
+    await client.patch(PODS, named(name_of(pod), "default"), {"metadata": {"ownerReferences": None}})
+    await wait_for_job(client, "Complete")
+    assert [name_of(each) for each in await live_pods(client)] == [name_of(pod)]

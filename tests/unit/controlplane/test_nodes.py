@@ -35,8 +35,6 @@ from tapestry.kube.objects import Object, is_deleting, name_of, named, value_at
 from tapestry.kube.resources import EVENTS, LEASES, NODES, PODS
 from tapestry.kube.times import micro_timestamp, timestamp
 
-from .schemas import SCHEMAS
-
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
 THEN = timestamp(NOW - timedelta(hours=1))
 CONFIG = ManagerConfig(name="nodes", metrics=Metrics(address=""), probes=Probes(address=""))
@@ -65,7 +63,8 @@ def a_pod(name: str = "p", on: str = "n", *tolerations: Object, **status: Any) -
 
 
 def tolerating(key: str, seconds: int | None = None) -> Object:
-    return {"key": key, "operator": "Exists", **({"tolerationSeconds": seconds} if seconds is not None else {})}
+    patience = {"effect": "NoExecute", "tolerationSeconds": seconds} if seconds is not None else {}
+    return {"key": key, "operator": "Exists", **patience}
 
 
 # -- pure
@@ -222,7 +221,7 @@ def played(story: Callable[["World"], Awaitable[None]]) -> Callable[[], None]:
     def test() -> None:
         async def told() -> None:
             clock = running_clock()
-            api = InProcessApi([NODES, PODS, EVENTS, LEASES], now=clock.now, schemas=SCHEMAS)
+            api = InProcessApi([NODES, PODS, EVENTS, LEASES], now=clock.now)
             manager = Manager(CONFIG, api.connect, identity="nodes", now=clock.now, monotonic=clock.monotonic)
             manager.with_("nodes", nodes.install)
             async with asyncio.TaskGroup() as group:

@@ -3,10 +3,10 @@
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
-from tapestry.controller.testing import Scenario, perturb
+from tapestry.controller.testing import Scenario, perturb, specimen
 from tapestry.controlplane import disruption, protection, quota
 from tapestry.controlplane.everything import Everything
-from tapestry.kube.objects import Object, owner_reference, value_at
+from tapestry.kube.objects import Object, owner_reference, value_at, with_value
 from tapestry.kube.resources import (
     CONFIGMAPS,
     CRDS,
@@ -57,7 +57,7 @@ async def things_that_come_and_go(client: Client) -> None:
 async def a_set_that_grows(client: Client) -> None:
     labels = {"app": "web"}
     owner = await client.create(
-        STATEFUL_SETS, {"metadata": {"name": "s", "namespace": "default"}, "spec": {"replicas": 2}}
+        STATEFUL_SETS, with_value(specimen(STATEFUL_SETS, "s", "default"), ("spec", "replicas"), 2)
     )
     spec = {"selector": {"matchLabels": labels}, "maxUnavailable": "50%"}
     await client.create(DISRUPTION_BUDGETS, {"metadata": {"name": "b", "namespace": "default"}, "spec": spec})
@@ -75,7 +75,7 @@ async def a_set_that_grows(client: Client) -> None:
 async def a_claim_in_use(client: Client) -> None:
     finalizers = ["kubernetes.io/pvc-protection"]
     claim = await client.create(
-        PERSISTENT_VOLUME_CLAIMS, {"metadata": {"name": "v", "namespace": "default", "finalizers": finalizers}}
+        PERSISTENT_VOLUME_CLAIMS, specimen(PERSISTENT_VOLUME_CLAIMS, "v", "default", finalizers=finalizers)
     )
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}]
     pod = await client.create(PODS, a_pod("p", nodeName="n", volumes=volumes))

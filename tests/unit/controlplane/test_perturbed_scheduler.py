@@ -7,11 +7,11 @@ from contextlib import aclosing
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.client.watch import Watch
-from tapestry.controller.testing import Scenario, perturb
+from tapestry.controller.testing import Scenario, perturb, specimen
 from tapestry.controlplane.scheduler import scheduler
 from tapestry.controlplane.scheduler.volumes import SELECTED_NODE
 from tapestry.kube.conditions import find
-from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at
+from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at, with_value
 from tapestry.kube.resources import (
     DISRUPTION_BUDGETS,
     NAMESPACES,
@@ -23,7 +23,6 @@ from tapestry.kube.resources import (
 )
 
 from .places import HOST, REQUIRED, a_node, a_pod
-from .schemas import SCHEMAS
 
 SERVED = [PODS, NODES, NAMESPACES, DISRUPTION_BUDGETS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES]
 A_DAY = 24 * 3600.0
@@ -105,7 +104,7 @@ async def pods_that_keep_apart(client: Client) -> None:
 async def a_volume_for_the_first_consumer(client: Client) -> None:
     late = {"metadata": {"name": "late"}, "provisioner": "maker", "volumeBindingMode": "WaitForFirstConsumer"}
     await client.create(STORAGE_CLASSES, late)
-    claim = {"metadata": {"name": "c", "namespace": "x"}, "spec": {"storageClassName": "late"}}
+    claim = with_value(specimen(PERSISTENT_VOLUME_CLAIMS, "c", "x"), ("spec", "storageClassName"), "late")
     await client.create(PERSISTENT_VOLUME_CLAIMS, claim)
     await client.create(NODES, a_node("n"))
     await client.create(PODS, a_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
@@ -117,7 +116,8 @@ async def a_volume_for_the_first_consumer(client: Client) -> None:
         until=lambda obj: annotations_of(obj or named("c")).get(SELECTED_NODE) == "n",
         timeout=A_DAY,
     )
-    await client.create(PERSISTENT_VOLUMES, {"metadata": {"name": "v"}, "spec": {"storageClassName": "late"}})
+    volume = with_value(specimen(PERSISTENT_VOLUMES, "v"), ("spec", "storageClassName"), "late")
+    await client.create(PERSISTENT_VOLUMES, volume)
     await client.patch(PERSISTENT_VOLUME_CLAIMS, named("c", "x"), {"spec": {"volumeName": "v"}})
     bound = {"status": {"phase": "Bound"}}
     await client.patch(PERSISTENT_VOLUME_CLAIMS, named("c", "x"), bound, subresource="status")
@@ -139,7 +139,7 @@ def is_gated(pod: Object | None) -> bool:
 
 
 def check(world: Callable[[Client], Awaitable[None]]) -> None:
-    report = perturb(Scenario("scheduler", SERVED, scheduler.install, world, schemas=SCHEMAS, counts=is_no_event))
+    report = perturb(Scenario("scheduler", SERVED, scheduler.install, world, counts=is_no_event))
     assert report.calls > 0
     assert not report.failures, report
 

@@ -11,7 +11,8 @@ from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.client.watch import Changes, Page, Watch
 from tapestry.controller import Manager
-from tapestry.controller.testing import Scenario, perturb, running_clock
+from tapestry.controller.testing import Scenario, perturb, running_clock, specimen
+from tapestry.controlplane import services
 from tapestry.controlplane.workloads import (
     cronjobs,
     daemonsets,
@@ -28,11 +29,14 @@ from tapestry.kube.resources import (
     CRON_JOBS,
     DAEMON_SETS,
     DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    ENDPOINTS,
     JOBS,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PODS,
     REPLICA_SETS,
+    SERVICES,
     STATEFUL_SETS,
     Resource,
 )
@@ -148,7 +152,7 @@ async def recreation(client: Client) -> None:
 
 
 async def numbered_pods(client: Client) -> None:
-    claim = {"metadata": {"name": "d"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
+    claim = specimen(PERSISTENT_VOLUME_CLAIMS, "d")
     policy = {"whenScaled": "Delete", "whenDeleted": "Retain"}
     await client.create(
         STATEFUL_SETS,
@@ -187,9 +191,9 @@ async def a_pod_on_each_node(client: Client) -> None:
 
 
 def a_job(fate: str, **spec: Any) -> Object:
-    found = an_object(**spec)
-    found["spec"]["template"] = template(fate=fate)
-    return found
+    pods = template(fate=fate)
+    given = {"template": {**pods, "spec": {**pods["spec"], "restartPolicy": "Never"}}, **spec}
+    return {"metadata": {"name": "x", "namespace": "default"}, "spec": given}
 
 
 async def pods_that_succeed(client: Client) -> None:
@@ -226,7 +230,7 @@ async def a_pause(client: Client) -> None:
 
 async def a_job_every_minute(client: Client) -> None:
     spec = {"schedule": "* * * * *", "concurrencyPolicy": "Forbid", "successfulJobsHistoryLimit": 1}
-    template = {"spec": {"template": {"spec": {}}}}
+    template = {"spec": a_job("Running")["spec"]}
     await client.create(
         CRON_JOBS,
         {"metadata": {"name": "x", "namespace": "default"}, "spec": {**spec, "jobTemplate": template}},
@@ -243,6 +247,33 @@ async def a_job_every_minute(client: Client) -> None:
     await client.patch(CRON_JOBS, named("x", "default"), {"spec": {"suspend": True}})
 
 
+async def a_service_whose_pods_come_and_go(client: Client) -> None:
+    for number in (1, 2):
+        pod = {"metadata": {"name": f"p{number}", "namespace": "default", "labels": {"app": "x"}}}
+        await client.create(PODS, {**pod, "spec": template()["spec"]})
+        status = {"podIPs": [{"ip": f"10.0.0.{number}"}]}
+        await client.patch(PODS, named(f"p{number}", "default"), {"status": status}, subresource="status")
+    spec = {"selector": {"app": "x"}, "ports": [{"name": "a", "port": 80, "protocol": "TCP"}]}
+    await client.create(SERVICES, {"metadata": {"name": "x", "namespace": "default"}, "spec": spec})
+    await until(client, ENDPOINTS, "x", lambda obj: len(addresses(obj)) == 2)
+    await client.delete(PODS, named("p1", "default"))
+    await until(client, ENDPOINTS, "x", lambda obj: addresses(obj) == ["10.0.0.2"])
+
+
+def addresses(endpoints: Object) -> list[str]:
+    return [each["ip"] for part in endpoints.get("subsets") or () for each in part.get("addresses") or ()]
+
+
+async def endpoints_that_others_write(client: Client) -> None:
+    spec = {"ports": [{"name": "a", "port": 80, "protocol": "TCP"}]}
+    await client.create(SERVICES, {"metadata": {"name": "x", "namespace": "default"}, "spec": spec})
+    metadata = {"name": "x", "namespace": "default"}
+    subset = {"addresses": [{"ip": "10.0.0.1"}], "ports": [{"port": 80, "protocol": "TCP"}]}
+    await client.create(ENDPOINTS, {"metadata": metadata, "subsets": [subset]})
+    await asyncio.sleep(60)
+    await client.patch(ENDPOINTS, named("x", "default"), {"subsets": None})
+
+
 def both(*installs: Callable[[Manager], None]) -> Callable[[Manager], None]:
     def install(manager: Manager) -> None:
         for each in installs:
@@ -254,6 +285,7 @@ def both(*installs: Callable[[Manager], None]) -> Callable[[Manager], None]:
 ROLLOUT = both(deployments.install, replicasets.install)
 SETS = (DEPLOYMENTS, REPLICA_SETS, PODS)
 NUMBERED = (STATEFUL_SETS, PODS, PERSISTENT_VOLUME_CLAIMS, CONTROLLER_REVISIONS)
+BEHIND = (SERVICES, ENDPOINTS, ENDPOINT_SLICES, PODS, NODES)
 DAEMONS = (DAEMON_SETS, PODS, NODES, CONTROLLER_REVISIONS)
 
 
@@ -271,6 +303,8 @@ DAEMONS = (DAEMON_SETS, PODS, NODES, CONTROLLER_REVISIONS)
         (jobs.install, (JOBS, PODS), indexes_that_fail),
         (jobs.install, (JOBS, PODS), a_pause),
         (cronjobs.install, (CRON_JOBS, JOBS), a_job_every_minute),
+        (services.install, BEHIND, a_service_whose_pods_come_and_go),
+        (services.install, BEHIND, endpoints_that_others_write),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )

@@ -14,12 +14,12 @@ from tapestry.client.transport import Request, Response, Stream
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
-from tapestry.controller.testing import Connection, InProcessApi, run, running_clock
+from tapestry.controller.testing import Connection, InProcessApi, run, running_clock, specimen
 from tapestry.controlplane.scheduler import scheduler
 from tapestry.controlplane.scheduler.volumes import SELECTED_NODE
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at
+from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at, with_value
 from tapestry.kube.resources import (
     DISRUPTION_BUDGETS,
     EVENTS,
@@ -33,7 +33,6 @@ from tapestry.kube.resources import (
 )
 
 from .places import HOST, REQUIRED, a_node, a_pod
-from .schemas import SCHEMAS
 
 SERVED = [PODS, NODES, NAMESPACES, DISRUPTION_BUDGETS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES]
 CONFIG = ManagerConfig(name="scheduling", metrics=Metrics(address=""), probes=Probes(address=""))
@@ -47,7 +46,7 @@ def scheduled(story: Story) -> Callable[[], None]:
 
     def test() -> None:
         async def told() -> None:
-            api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now, schemas=SCHEMAS)
+            api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
             async with at_work(api.connect):
                 await story(Client(api.connect()))
 
@@ -121,15 +120,20 @@ async def test_a_pod_without_a_place_is_told_why_and_goes_when_there_is_one(clie
     ]
 
 
-@scheduled
-async def test_one_that_cannot_be_read_does_not_stop_others(client: Client) -> None:
-    await client.create(NODES, a_node("bad", cpu="plenty"))
-    await client.create(NODES, a_node("n"))
-    await client.create(PODS, a_pod("bound", "n", cpu="many"))
-    await client.create(PODS, a_pod("bad", cpu="some"))
-    await client.create(PODS, a_pod("good", cpu="1"))
-    assert await wait_for_node(client, "good") == "n"
-    assert "x/bad" in await wait_for_word(client, "bad", "SchedulerError")
+def test_one_that_cannot_be_read_does_not_stop_others() -> None:
+    async def story() -> None:
+        api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
+        client = Client(api.connect())
+        await api.plant(NODES, a_node("bad", cpu="plenty"))
+        await api.plant(PODS, a_pod("bound", "n", cpu="many"))
+        await api.plant(PODS, a_pod("bad", cpu="some"))
+        async with at_work(api.connect):
+            await client.create(NODES, a_node("n"))
+            await client.create(PODS, a_pod("good", cpu="1"))
+            assert await wait_for_node(client, "good") == "n"
+            assert "x/bad" in await wait_for_word(client, "bad", "SchedulerError")
+
+    run(story())
 
 
 @scheduled
@@ -207,7 +211,7 @@ def right(pod: Object | None) -> str | None:
 
 def test_the_right_to_a_room_outlives_the_process() -> None:
     async def story() -> None:
-        api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now, schemas=SCHEMAS)
+        api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
         client = Client(api.connect())
         await client.create(NODES, a_node("n", cpu="2"))
         await client.create(PODS, a_pod("low", "n", cpu="2", terminationGracePeriodSeconds=30))
@@ -253,13 +257,16 @@ async def test_while_room_is_made_nobody_else_has_to_go(client: Client) -> None:
     assert sum(is_leaving(each) for each in await client.list(PODS)) == 1
 
 
+def of_class(storage: Object) -> Object:
+    """A claim or a volume as one of the class `late`."""
+    return with_value(storage, ("spec", "storageClassName"), "late")
+
+
 @scheduled
 async def test_a_volume_is_made_for_the_node_before_the_pod_goes_there(client: Client) -> None:
     maker = {"metadata": {"name": "late"}, "provisioner": "maker", "volumeBindingMode": "WaitForFirstConsumer"}
     await client.create(STORAGE_CLASSES, maker)
-    await client.create(
-        PERSISTENT_VOLUME_CLAIMS, {"metadata": {"name": "c", "namespace": "x"}, "spec": {"storageClassName": "late"}}
-    )
+    await client.create(PERSISTENT_VOLUME_CLAIMS, of_class(specimen(PERSISTENT_VOLUME_CLAIMS, "c", "x")))
     await client.create(NODES, a_node("n", cpu="2"))
     await client.create(PODS, a_pod("p", cpu="2", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
     claim = await wait_for(
@@ -275,7 +282,7 @@ async def test_a_volume_is_made_for_the_node_before_the_pod_goes_there(client: C
     await client.create(PODS, a_pod("q", cpu="1"))  # the room is taken, though the pod is not there yet
     await wait_for_word(client, "q")
     assert place(await client.get(PODS, "p", "x")) is None
-    await client.create(PERSISTENT_VOLUMES, {"metadata": {"name": "v"}, "spec": {"storageClassName": "late"}})
+    await client.create(PERSISTENT_VOLUMES, of_class(specimen(PERSISTENT_VOLUMES, "v")))
     bound = await client.patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": {"volumeName": "v"}})
     await client.patch(PERSISTENT_VOLUME_CLAIMS, bound, {"status": {"phase": "Bound"}}, subresource="status")
     assert await wait_for_node(client, "p") == "n"
@@ -285,8 +292,8 @@ async def test_a_volume_is_made_for_the_node_before_the_pod_goes_there(client: C
 async def test_a_node_that_cannot_provide_is_given_up(client: Client) -> None:
     maker = {"metadata": {"name": "late"}, "provisioner": "maker", "volumeBindingMode": "WaitForFirstConsumer"}
     await client.create(STORAGE_CLASSES, maker)
-    claim = {"metadata": {"name": "c", "namespace": "x", "annotations": {SELECTED_NODE: "gone"}}}
-    await client.create(PERSISTENT_VOLUME_CLAIMS, {**claim, "spec": {"storageClassName": "late"}})
+    claim = specimen(PERSISTENT_VOLUME_CLAIMS, "c", "x", annotations={SELECTED_NODE: "gone"})
+    await client.create(PERSISTENT_VOLUME_CLAIMS, of_class(claim))
     await client.create(NODES, a_node("n"))
     await client.create(PODS, a_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
     assert "didn't find available persistent volumes to bind" in await wait_for_word(client, "p")
@@ -346,7 +353,7 @@ def test_no_node_is_ever_given_more_than_it_has(fates: list[str], sizes: list[in
     """Bindings are lost, or take place though nobody hears of it: the room they may have taken stays taken."""
 
     async def story() -> None:
-        api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now, schemas=SCHEMAS)
+        api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
         left = list(fates)
         client = Client(api.connect())
         for name in ("n", "m"):

@@ -63,8 +63,8 @@ def gathered_in_a_world(tmp_path: Path, *, below: bool = True) -> Gathered:
         container = {"name": "c", "image": "i", "env": [{"name": "A", "value": SECRET}], "args": [SECRET]}
         for client, namespace in ((virtual, "default"), (physical, "leased")):
             await client.create(PODS, {**named("web", namespace), "spec": {"containers": [container]}})
-            about = {"involvedObject": {"kind": "Pod", "name": "web"}, "reason": "R", "message": f"it said {SECRET}"}
-            await client.create(EVENTS, {**named("e", namespace), **about})
+            about = {"involvedObject": {"kind": "Pod", "name": "web", "namespace": namespace}, "reason": "R"}
+            await client.create(EVENTS, {**named("e", namespace), **about, "message": f"it said {SECRET}"})
         await virtual.create(CONFIGMAPS, {**named("c", keys.SYSTEM_NAMESPACE), "data": {"k": SECRET}})
         collector = Collector(gathered, said.append)
         await collector.cluster(Questions(virtual, lambda _: physical_api.connect(), clock.now()))

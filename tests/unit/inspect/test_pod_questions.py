@@ -24,7 +24,11 @@ def questions(world: World) -> Questions:
 
 
 async def add_unplaced(world: World, name: str, namespace: str = "default") -> None:
-    pod = {**named(name, namespace), "spec": {"containers": [{"name": "c"}]}, "status": {"phase": "Pending"}}
+    pod = {
+        **named(name, namespace),
+        "spec": {"containers": [{"name": "c", "image": "busybox:1"}]},
+        "status": {"phase": "Pending"},
+    }
     await world.virtual.create(PODS, pod)
 
 

@@ -77,7 +77,7 @@ def in_a_world(scenario: Scenario, *below: Any) -> None:
 
 def a_pod(name: str, node: str, **metadata: Any) -> Object:
     requests = {"requests": {"cpu": "1"}}
-    spec = {"nodeName": node, "containers": [{"name": "c", "resources": requests}]}
+    spec = {"nodeName": node, "containers": [{"name": "c", "image": "busybox:1", "resources": requests}]}
     return {"metadata": {"name": name, "namespace": "default", **metadata}, "spec": spec}
 
 

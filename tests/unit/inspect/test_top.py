@@ -62,10 +62,8 @@ class World:
     async def run(self, name: str, node: str, phase: str = "Running", **requests: str) -> str:
         """A pod with a twin, whose name is returned."""
         mapped = {"type": keys.MAPPED, "status": "True", "reason": "Mapped", "message": f"uid-of-{name}"}
-        pod = {
-            **named(name, "default"),
-            "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"requests": requests}}]},
-        }
+        container = {"name": "c", "image": "busybox:1", "resources": {"requests": requests, "limits": requests}}
+        pod = {**named(name, "default"), "spec": {"nodeName": node, "containers": [container]}}
         made = await self.virtual.create(PODS, pod)
         status = {"status": {"phase": phase, "conditions": [mapped]}}
         made = await self.virtual.patch(PODS, made, status, subresource="status")

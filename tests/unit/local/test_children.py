@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -143,6 +144,12 @@ def test_when_we_are_killed_nothing_is_left(tmp_path: Path) -> None:
         parent.kill()
     for pid in pids:
         asyncio.run(gone(pid))
+
+
+async def test_without_its_guard_it_does_not_go_on(tmp_path: Path) -> None:
+    async with speaking("echo up; sleep 1000", tmp_path, []) as running:
+        os.kill(running.leader, signal.SIGKILL)
+        assert await running.wait() == 137
 
 
 # -- logs

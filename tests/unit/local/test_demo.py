@@ -1,12 +1,16 @@
-"""What the demo shows; that it plays is for tests/e2e/test_demo.py."""
+"""What the demo types; that it plays is for tests/e2e/test_demo.py."""
 
-from tapestry.local.demo import shortened
+from pathlib import Path
+
+from smells import command_blocks
+from tapestry.local.demo import STORY
+
+README = Path(__file__).parents[3] / "README.md"
 
 
-def test_rights_are_counted_and_not_told_one_by_one() -> None:
-    said = "created    physical  Namespace x\ngranted    physical  get nodes\ngranted    physical  list nodes\njoined\n"
-    assert shortened(said) == "created    physical  Namespace x\ngranted    physical  2 rights\njoined"
-
-
-def test_what_else_is_said_is_shown_as_it_is() -> None:
-    assert shortened("a\nb\n") == "a\nb"
+def test_the_demo_plays_the_story_that_the_readme_tells() -> None:
+    _, _, told = README.read_text().partition("\n## A story")
+    story, _, _ = told.partition("\n## ")
+    typed = [line for block in command_blocks(story) for line in block.script.splitlines()]
+    assert typed[0] == "source .venv/bin/activate"
+    assert [command for scene in STORY for command in scene.types] == typed[1:]

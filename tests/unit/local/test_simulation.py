@@ -56,6 +56,13 @@ def first_container(pod: Object) -> Object:
     return found
 
 
+@pytest.mark.parametrize("split", [{"command": ["sleep", "60"]}, {"command": ["sleep"], "args": ["60"]}])
+def test_a_pod_that_sleeps_ends_when_it_wakes(split: Object) -> None:
+    told = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "busybox", **split}]}
+    assert phases([at(a_pod(**told), 0, 59), at(a_pod(**told), 0, 60)]) == ["Running", "Succeeded"]
+    assert phases([at(a_pod(annotations=simulated(ends_after="10s"), **told), 0, 10)]) == ["Succeeded"]
+
+
 def test_a_pod_of_which_nothing_is_said_runs_at_once_and_for_ever() -> None:
     [pod] = course(a_pod(), until=1e9)
     assert pod["status"]["phase"] == "Running"

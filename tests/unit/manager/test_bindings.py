@@ -1,6 +1,7 @@
 """ClusterBindings and the manager, from the first sight to Ready or Failed, and back again."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Transport
 from tapestry.client.waiting import wait_for
-from tapestry.controller.testing import InProcessApi
+from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import is_owned_by, named, uid_of, version_of
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, ROLES, SECRETS, SERVICE_ACCOUNTS
@@ -33,7 +34,8 @@ World = Any  # of conftest.py
 
 
 def available(count: int, generation: int = 1) -> dict[str, Any]:
-    return {"status": {"availableReplicas": count, "observedGeneration": generation}}
+    counts = dict.fromkeys(("replicas", "readyReplicas", "availableReplicas"), count)
+    return {"status": {**counts, "observedGeneration": generation}}
 
 
 async def test_a_binding_becomes_ready_and_its_syncer_is_made(world: World) -> None:
@@ -115,9 +117,7 @@ async def test_what_somebody_changed_is_put_right_and_what_they_added_stays(worl
 
 
 async def test_a_stranger_under_the_syncers_name_is_not_touched(world: World) -> None:
-    stranger = await world.client.create(
-        DEPLOYMENTS, {**named("tapestry-syncer-east", SYSTEM), "spec": {"replicas": 1}}
-    )
+    stranger = await world.client.create(DEPLOYMENTS, specimen(DEPLOYMENTS, "tapestry-syncer-east", SYSTEM))
     async with world.running():
         await world.add_cluster(EAST)
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
@@ -280,7 +280,7 @@ async def test_missing_rights_are_all_listed_and_asked_about_again_within_half_a
         missing = "list nodes, watch pods, patch resourceleasingpolicies/status"
         assert await world.message("east", "Permitted") == f"the kubeconfig does not grant: {missing}"
         assert await world.of_syncers() == []
-        world.clusters[EAST]._review = lambda _: {"allowed": True}
+        world.clusters[EAST].review = lambda _: {"allowed": True}
         await world.wait(HALF_A_MINUTE)
         binding = await world.binding("east")
         assert (binding["status"]["phase"], binding["status"]["identity"]) == ("Ready", identity)
@@ -388,7 +388,9 @@ async def test_bindings_are_counted_by_phase(world: World) -> None:
 
 
 async def test_templates_of_ones_own_take_the_place_of_the_packaged_ones(world: World, tmp_path: Path) -> None:
-    text = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: 'mine-${clusterID}', namespace: '${namespace}'}}"
+    spec = json.dumps(specimen(DEPLOYMENTS, "mine")["spec"])
+    place = "{name: 'mine-${clusterID}', namespace: '${namespace}'}"
+    text = f"{{apiVersion: apps/v1, kind: Deployment, metadata: {place}, spec: {spec}}}"
     config = BindingsConfig(template_dir=str(tmp_path))
     async with world.running(config):
         await world.add_cluster(EAST)
@@ -422,7 +424,9 @@ async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
         assert "ownerReferences" not in deployment["metadata"]
         assert deployment["metadata"]["labels"][keys.CLUSTER_BINDING_UID] == uid_of(binding)
         pod = deployment["spec"]["template"]["spec"]
-        assert pod["volumes"] == [{"name": "kubeconfig", "secret": {"secretName": "to-virtual"}}]
+        assert [(each["name"], each["secret"]["secretName"]) for each in pod["volumes"]] == [
+            ("kubeconfig", "to-virtual")
+        ]
         assert "--kubeconfig=/etc/tapestry/kubeconfig/kubeconfig" in pod["containers"][0]["args"]
         await there.delete(DEPLOYMENTS, deployment)
         await wait_for(there, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool)

@@ -20,9 +20,9 @@ from tapestry.client.client import Client
 from tapestry.client.credentials import Credentials, Fixed, bearer
 from tapestry.client.strict_kubeconfig import from_secret
 from tapestry.client.tls import Trust
-from tapestry.controller.testing import InProcessApi, everything_allowed, run, running_clock
+from tapestry.controller.testing import InProcessApi, everything_allowed, run, running_clock, specimen
 from tapestry.kube.errors import NotFound, TransportError
-from tapestry.kube.objects import Object, labels_of, name_of, named
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, named, with_value
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -87,9 +87,14 @@ class World:
         return list(self.steps)
 
     async def below(self) -> list[str]:
-        """What there is below of what join makes, as `Kind name`."""
+        """What there is below of what join makes, as `Kind name`, and is there to stay."""
         client = self.physical.client
-        found = [f"{kind.kind} {name_of(each)}" for kind in MADE_BELOW for each in await client.list(kind)]
+        found = [
+            f"{kind.kind} {name_of(each)}"
+            for kind in MADE_BELOW
+            for each in await client.list(kind)
+            if not is_deleting(each)  # nobody is at work here who empties namespaces and definitions
+        ]
         return [each for each in found if each != "Namespace kube-system"]
 
     async def uid(self) -> str:
@@ -140,7 +145,7 @@ def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
             *("Namespace", "Namespace", "Secret", "ClusterBinding"),
         ]
         mount = await world.physical.client.get(NAMESPACES, MOUNT)
-        assert labels_of(mount) == {keys.MANAGED_BY: keys.TAPESTRY, keys.OWNER_POLICY: keys.REQUIRED}
+        assert labels_of(mount).items() >= {keys.MANAGED_BY: keys.TAPESTRY, keys.OWNER_POLICY: keys.REQUIRED}.items()
         priority = await world.physical.client.get(PRIORITY_CLASSES, keys.PRIORITY_CLASS)
         assert (priority["value"], priority["preemptionPolicy"]) == (-10000, "Never")
         second = await world.join()
@@ -225,6 +230,7 @@ def test_what_an_offer_does_not_name_stays_as_the_owner_has_it() -> None:
             "resourceLimits": [],
             "forceReclaim": True,
             "gracefulReclaimPeriodSeconds": 60,
+            "evictDuringGrace": False,
         }
 
     in_a_world(scenario)
@@ -245,7 +251,8 @@ def test_a_namespace_that_was_there_is_labelled_and_never_deleted() -> None:
         await world.physical.client.create(NAMESPACES, named("team"))
         await world.join(mount_namespace="team")
         namespace = await world.physical.client.get(NAMESPACES, "team")
-        assert labels_of(namespace) == {keys.OWNER_POLICY: keys.REQUIRED}
+        assert labels_of(namespace)[keys.OWNER_POLICY] == keys.REQUIRED
+        assert keys.MANAGED_BY not in labels_of(namespace)
         await world.unjoin()
         assert await world.below() == ["Namespace team"]
 
@@ -308,7 +315,8 @@ def test_what_is_being_deleted_is_waited_for_and_made_anew() -> None:
         async with asyncio.TaskGroup() as group:
             joining = group.create_task(world.join())
             await asyncio.sleep(5)
-            await client.patch(NAMESPACES, named(MOUNT), {"metadata": {"finalizers": []}})
+            held = await client.patch(NAMESPACES, named(MOUNT), {"metadata": {"finalizers": []}})
+            await client.replace(NAMESPACES, {**held, "spec": {}}, subresource="finalize")  # it is empty
         assert [step.mark for step in joining.result()][:2] == [Mark.WAITING, Mark.CREATED]
 
     in_a_world(scenario)
@@ -489,7 +497,7 @@ def test_what_two_virtual_clusters_share_goes_with_the_last_of_them() -> None:
 def test_a_namespace_with_something_in_it_and_a_kind_with_an_owners_policy_are_left_and_listed() -> None:
     async def scenario(world: World) -> None:
         await world.join()
-        await world.physical.client.create(PODS, named("guest", MOUNT))
+        await world.physical.client.create(PODS, specimen(PODS, "guest", MOUNT))
         await world.physical.client.create(POLICIES, {**named("mine"), "spec": {"cluster": "other"}})
         left = {step.what: step.note for step in await world.unjoin() if step.mark is Mark.LEFT}
         assert left == {
@@ -508,7 +516,8 @@ async def held(world: World) -> None:
     await world.virtual.client.patch(CLUSTER_BINDINGS, binding, {"metadata": {"finalizers": finalizers}})
     labels = {keys.CLUSTER_BINDING_UID: binding["metadata"]["uid"]}
     await world.virtual.client.create(NODES, {"metadata": {"name": "vnode-east-n1", "labels": labels}})
-    await world.virtual.client.create(PODS, {**named("work", "default"), "spec": {"nodeName": "vnode-east-n1"}})
+    pod = with_value(specimen(PODS, "work", "default"), ("spec", "nodeName"), "vnode-east-n1")
+    await world.virtual.client.create(PODS, pod)
 
 
 def test_a_binding_that_nobody_sees_to_is_an_error_that_says_how_to_force_it() -> None:
@@ -567,7 +576,7 @@ async def forsaken(world: World, *below: Object) -> Object:
     await client.patch(CLUSTER_BINDINGS, named("east"), finalizers)
     labels = binding_of(binding, await world.uid()).owner_labels()
     for obj in below:
-        await world.physical.client.create(PODS, {"metadata": {**obj["metadata"], "labels": labels}})
+        await world.physical.client.create(PODS, with_value(obj, ("metadata", "labels"), labels))
     nobody = Cluster("physical", Client(Silent()), world.steps.append)  # type: ignore[arg-type]
     world.steps.clear()
     await unjoin("east", world.virtual, nobody, force=True)
@@ -576,7 +585,7 @@ async def forsaken(world: World, *below: Object) -> Object:
 
 def test_safety_rule_8_the_kubeconfig_stays_until_what_was_left_by_force_is_gone() -> None:
     async def scenario(world: World) -> None:
-        binding = await forsaken(world, named("twin", MOUNT))
+        binding = await forsaken(world, specimen(PODS, "twin", MOUNT))
         (kept,) = (step for step in world.steps if step.what == f"Secret {keys.SYSTEM_NAMESPACE}/east")
         assert kept.mark is Mark.LEFT
         assert f"ClusterBinding east ({binding['metadata']['uid']}) left in namespace {MOUNT}" in kept.note
@@ -592,7 +601,7 @@ def test_safety_rule_8_the_kubeconfig_stays_until_what_was_left_by_force_is_gone
 
 def test_safety_rule_8_without_the_cluster_at_hand_the_rest_is_for_the_manager() -> None:
     async def scenario(world: World) -> None:
-        await forsaken(world, named("twin", MOUNT))
+        await forsaken(world, specimen(PODS, "twin", MOUNT))
         await unjoin("east", world.virtual, None)
         assert len(await world.virtual.client.list(SECRETS)) == 1
         assert len(await world.physical.client.list(PODS)) == 1
@@ -602,8 +611,7 @@ def test_safety_rule_8_without_the_cluster_at_hand_the_rest_is_for_the_manager()
 
 def test_what_was_left_by_force_and_does_not_go_is_an_error_and_keeps_the_account() -> None:
     async def scenario(world: World) -> None:
-        held = {"metadata": {**named("twin", MOUNT)["metadata"], "finalizers": ["example.com/theirs"]}}
-        await forsaken(world, held)
+        await forsaken(world, specimen(PODS, "twin", MOUNT, finalizers=["example.com/theirs"]))
         before = await world.below()
         with pytest.raises(JoinError, match=f"still being deleted in the physical cluster: Pod {MOUNT}/twin"):
             await world.unjoin()
@@ -615,7 +623,7 @@ def test_what_was_left_by_force_and_does_not_go_is_an_error_and_keeps_the_accoun
 
 def test_what_was_left_by_force_in_another_cluster_is_not_looked_for_in_this_one() -> None:
     async def scenario(world: World) -> None:
-        await forsaken(world, named("twin", MOUNT))
+        await forsaken(world, specimen(PODS, "twin", MOUNT))
         other = await a_world(world.virtual_api, InProcessApi(PHYSICAL, now=running_clock().now))
         await other.unjoin()
         assert len(await world.physical.client.list(PODS)) == 1

@@ -8,6 +8,7 @@ from tapestry.apis import keys
 from tapestry.apis.belongings import RESOURCES
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
 from tapestry.client.client import Client
+from tapestry.controller.testing import specimen
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of
 from tapestry.kube.resources import EVENTS, NAMESPACES, PODS, SECRETS
@@ -29,8 +30,8 @@ async def put_below(world: World, name: str, labels: Object, server: str = EAST)
     """One object of each kind in the mount namespace."""
     client = Client(world.clusters[server].connect())
     for resource in RESOURCES:
-        metadata = named(name, "leased" if resource.namespaced else None)["metadata"]
-        await client.create(resource, {"metadata": {**metadata, "labels": labels}})
+        place = "leased" if resource.namespaced else None
+        await client.create(resource, specimen(resource, name, place, labels=labels))
 
 
 def below(world: World, server: str = EAST) -> set[str]:

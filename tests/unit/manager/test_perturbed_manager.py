@@ -20,10 +20,10 @@ from tapestry.client.transport import Transport
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
-from tapestry.controller.testing import Scenario, perturb
+from tapestry.controller.testing import Scenario, perturb, specimen
 from tapestry.kube.conditions import is_true
 from tapestry.kube.errors import Conflict
-from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of, value_at, with_value
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     DEPLOYMENTS,
@@ -89,7 +89,8 @@ async def bound(virtual: Client, physical: Client) -> Object:
     await virtual.create(CLUSTER_BINDINGS, {**named("east"), "spec": spec})
     await reaches(virtual, "Ready")
     deployment = await wait_for(virtual, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool, timeout=A_DAY)
-    status = {"status": {"availableReplicas": 1, "observedGeneration": 1}}
+    counts = dict.fromkeys(("replicas", "readyReplicas", "availableReplicas"), 1)
+    status = {"status": {**counts, "observedGeneration": 1}}
     assert deployment is not None
     await virtual.patch(DEPLOYMENTS, named("tapestry-syncer-east", SYSTEM), status, subresource="status")
     ready = lambda obj: obj is not None and is_true(obj, "SyncerReady") and is_true(obj, "Ready")  # noqa: E731
@@ -123,11 +124,11 @@ async def a_cluster_is_left_by_force_and_swept(virtual: Client, physical: Client
     ours = binding_of(binding, uid_of(system)).owner_labels()
     for resource in BELONGINGS:
         for name, labels in (("ours", ours), ("foreign", {**ours, keys.VIRTUAL_CLUSTER: "another"})):
-            metadata = named(name, "leased" if resource.namespaced else None)["metadata"]
-            await physical.create(resource, {"metadata": {**metadata, "labels": labels}})
+            place = "leased" if resource.namespaced else None
+            await physical.create(resource, specimen(resource, name, place, labels=labels))
     node = {"name": "vnode-east-a", "labels": {keys.CLUSTER_BINDING_UID: uid_of(binding)}}
     await virtual.create(NODES, {"metadata": node})
-    await virtual.create(PODS, {**named("web", "shop"), "spec": {"nodeName": "vnode-east-a"}})
+    await virtual.create(PODS, with_value(specimen(PODS, "web", "shop"), ("spec", "nodeName"), "vnode-east-a"))
     await finalizers(virtual, lambda each: [*each, keys.SYNCER_FINALIZER])
     await virtual.patch(CLUSTER_BINDINGS, named("east"), {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}})
     await virtual.delete(CLUSTER_BINDINGS, named("east"))

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tapestry.apis import keys
+from tapestry.controller.testing import specimen
 from tapestry.kube.objects import named, uid_of
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, NODES, PODS
 from tapestry.manager.config import BindingsConfig
@@ -18,8 +19,9 @@ World = Any  # of conftest.py
 async def add_virtual_node(world: World, name: str, uid: str, *pods: str) -> None:
     await world.client.create(NODES, {"metadata": {"name": name, "labels": {keys.CLUSTER_BINDING_UID: uid}}})
     for pod in pods:
-        spec = {"nodeName": name, "terminationGracePeriodSeconds": 3600}
-        await world.client.create(PODS, {**named(pod, "shop"), "spec": spec})
+        obj = specimen(PODS, pod, "shop")
+        given = {"nodeName": name, "terminationGracePeriodSeconds": 3600}
+        await world.client.create(PODS, {**obj, "spec": {**obj["spec"], **given}})
 
 
 async def test_a_binding_that_never_was_ready_goes_at_once(world: World) -> None:

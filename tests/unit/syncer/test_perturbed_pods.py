@@ -29,7 +29,7 @@ from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.site import SHORTAGE_LASTS
 
-from .world import A_DAY, MOUNT, NODE, SCHEMAS, SERVED, Clusters, forbidden, phase, said
+from .world import A_DAY, MOUNT, NODE, SERVED, Clusters, forbidden, phase, said
 
 pytestmark = pytest.mark.timeout(600)  # hundreds of replays
 CONFIG = SyncerConfig(
@@ -217,7 +217,9 @@ async def a_quota_is_full_for_good(world: Clusters) -> None:
 
 async def a_stranger_has_the_name(world: Clusters) -> None:
     place = await world.twin_place()
-    stranger = await world.physical.create(PODS, {**place, "spec": {"containers": [{"name": "c"}]}})
+    stranger = await world.physical.create(
+        PODS, {**place, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
+    )
     await world.add_pod()
     await world.wait_for_pod(said(keys.MAPPED, "False", "NameTaken"), timeout=LONG)
     await world.physical.delete(PODS, stranger)
@@ -286,9 +288,7 @@ def test_whatever_happens_on_the_way_a_pod_comes_to_the_same_end_and_is_run_once
     refusal = STORIES[story]
     options = {"refusal": refusal} if refusal else {}
     report = perturb(
-        Scenario(
-            name, SERVED, setup, told(story), CONFIG, others=[SERVED], counts=is_about_a_pod, schemas=SCHEMAS, **options
-        )
+        Scenario(name, SERVED, setup, told(story), CONFIG, others=[SERVED], counts=is_about_a_pod, **options)
     )
     record_property("figure", f"perturbed pods: {report.cases} replays: {name}")
     assert not report.failures, str(report)

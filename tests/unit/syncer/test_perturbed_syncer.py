@@ -21,7 +21,7 @@ from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.virtual_nodes import taint_named
 
-from .world import A_DAY, SCHEMAS, SERVED, Clusters
+from .world import A_DAY, SERVED, Clusters
 
 pytestmark = pytest.mark.timeout(600)  # hundreds of replays
 CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
@@ -81,7 +81,7 @@ def is_no_heartbeat(call: str) -> bool:
 
 
 SCENARIOS = [
-    Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=is_no_heartbeat, schemas=SCHEMAS)
+    Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=is_no_heartbeat)
     for name, world in {
         "a binding comes and goes": a_binding_comes_and_goes,
         "a window closes": a_window_closes,

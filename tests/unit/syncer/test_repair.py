@@ -450,7 +450,9 @@ async def a_double(world: World, name: str, number: int = 0) -> Object:
     there = await world.twin(name)
     metadata = {field: there["metadata"][field] for field in ("labels", "annotations")}
     place = {**metadata, "name": f"double-{number}", "namespace": MOUNT}
-    return await world.physical.create(PODS, {"metadata": place, "spec": {"containers": [{"name": "c"}]}})
+    return await world.physical.create(
+        PODS, {"metadata": place, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
+    )
 
 
 def test_safety_2_a_stray_goes_after_two_checks_and_what_it_was_copied_from_stays() -> None:

@@ -35,7 +35,6 @@ from tapestry.kube.conditions import find
 from tapestry.kube.errors import ApiError, Forbidden, TransportError
 from tapestry.kube.objects import Object, is_deleting, name_of, named, uid_of, value_at
 from tapestry.kube.resources import EVENTS, NAMESPACES, NODES, PODS, SECRETS, Resource
-from tapestry.kube.strategic import PatchSchema, PatchSchemas
 from tapestry.kube.times import timestamp
 from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
@@ -49,41 +48,6 @@ NO_ROOM = "0/1 nodes are available: 1 Insufficient cpu."
 
 Refusal = Callable[[Request], ApiError | None]
 Until = Callable[[Object], bool]
-
-
-def listed(merge_key: str = "", **fields: Object) -> Object:
-    """A list of objects in a schema: merged by a key, or replaced whole."""
-    items = {"items": {"type": "object", "properties": fields}}
-    if not merge_key:
-        return items
-    return {**items, "x-kubernetes-patch-strategy": "merge", "x-kubernetes-patch-merge-key": merge_key}
-
-
-def fields(**properties: Object) -> Object:
-    return {"type": "object", "properties": properties}
-
-
-PLAIN: Object = {"type": "object"}
-CONTAINERS = listed("name", resources=fields(requests=PLAIN, limits=PLAIN))
-POD = fields(
-    metadata=fields(labels=PLAIN, annotations=PLAIN),
-    spec=fields(
-        initContainers=CONTAINERS,
-        containers=CONTAINERS,
-        ephemeralContainers=CONTAINERS,
-        tolerations=listed(),
-    ),
-    status=fields(
-        conditions=listed("type"),
-        hostIPs=listed("ip"),
-        podIPs=listed("ip"),
-        initContainerStatuses=listed(),
-        containerStatuses=listed(),
-        ephemeralContainerStatuses=listed(),
-    ),
-)
-SCHEMAS: dict[Resource, PatchSchema] = {PODS: PatchSchemas({"Pod": POD}).of("Pod")}
-"""How Kubernetes merges what is patched of a pod here."""
 
 
 def in_virtual_time(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -158,7 +122,7 @@ class Clusters:
     async def add_foreign_pod(
         self, name: str, node: str, *, ports: Sequence[Object] = (), requests: Object | None = None
     ) -> Object:
-        container = {"name": "c", "ports": list(ports), "resources": {"requests": requests or {}}}
+        container = {"name": "c", "image": "busybox:1", "ports": list(ports), "resources": {"requests": requests or {}}}
         return await self.physical.create(
             PODS, {**named(name, "default"), "spec": {"nodeName": node, "containers": [container]}}
         )
@@ -176,12 +140,17 @@ class Clusters:
         """A virtual pod that is bound already."""
         containers = [{"name": "c", "image": "busybox:1", "resources": {"requests": requests or {}}}]
         place = {**(metadata or {}), "name": name, "namespace": namespace}
-        return await self.virtual.create(
-            PODS, {"metadata": place, "spec": {"nodeName": node, "containers": containers, **spec}}
-        )
+        given = {"nodeName": node, "serviceAccountName": "default", "containers": containers, **spec}
+        return await self.virtual.create(PODS, {"metadata": place, "spec": given})
 
-    async def change_pod(self, patch: Object, name: str = "work") -> None:
-        await self.virtual.patch(PODS, named(name, "default"), patch, type=PatchType.STRATEGIC)
+    async def change_pod(self, patch: Object, name: str = "work", *, subresource: str | None = None) -> None:
+        pod = named(name, "default")
+        await self.virtual.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource=subresource)
+
+    async def debug_pod(self, **container: Any) -> None:
+        """What `kubectl debug` does: have a container beside those that the pod came with."""
+        containers = [{"name": "debug", "image": "busybox:1", **container}]
+        await self.change_pod({"spec": {"ephemeralContainers": containers}}, subresource="ephemeralcontainers")
 
     async def delete_pod(self, name: str = "work", *, grace: int | None = None) -> None:
         await self.virtual.delete(PODS, named(name, "default"), grace_seconds=grace)
@@ -190,9 +159,9 @@ class Clusters:
 
     async def place(self, name: str = "work", node: str = "n1") -> None:
         """The physical scheduler has found a place for the twin."""
-        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self.moment()}
-        await self.set_twin({"spec": {"nodeName": node}}, name)
-        await self.set_twin_status(name, conditions=[scheduled])
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        binding = {"apiVersion": "v1", "kind": "Binding", **await self.twin_place(name), "target": target}
+        await self.physical.create(PODS, binding, subresource="binding")
 
     async def refuse_place(
         self, name: str = "work", message: str = "0/1 nodes are available: 1 Insufficient cpu."
@@ -203,7 +172,7 @@ class Clusters:
     async def start(self, name: str = "work") -> None:
         """The twin runs."""
         if "nodeName" not in (await self.twin(name))["spec"]:
-            await self.set_twin({"spec": {"nodeName": "n1"}}, name)
+            await self.place(name)
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": self.moment()}
         await self.set_twin_status(name, phase="Running", podIP="10.1.0.1", conditions=[ready])
 
@@ -379,7 +348,7 @@ class World(Clusters):
 
 async def a_world(*bindings: str, **spec: Any) -> World:
     """Two clusters, of which the physical one has the node `n1`; `spec` is of the bindings."""
-    apis = [InProcessApi(SERVED, now=running_clock().now, schemas=SCHEMAS) for _ in range(2)]
+    apis = [InProcessApi(SERVED, now=running_clock().now) for _ in range(2)]
     world = World(*(Client(api.connect()) for api in apis), *map(Link, apis))
     await world.populate(*(bindings or ("east",)), **spec)
     return world

@@ -9,11 +9,14 @@ import hashlib
 import ipaddress
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.requests import User
+from tapestry.kube.objects import NOTHING
 
 AUTHENTICATED, UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"
 KUBECTL = "kubectl"
@@ -25,12 +28,11 @@ CREDENTIAL = "authentication.kubernetes.io/credential-id"
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(msgspec.Struct, frozen=True):
     """What a request shows of its sender."""
 
     bearer: str = ""
-    certificate: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    certificate: Mapping[str, Sequence[str]] = NOTHING
     """The subject of a client certificate that was verified, by attribute: `commonName`, `organizationName`; and its
     digest, as `sha256`."""
     peer: str = ""

@@ -5,8 +5,9 @@ value of each extra.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from urllib.parse import unquote
+
+from msgspec import structs
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.access.authentication import ANONYMOUS, AUTHENTICATED, UNAUTHENTICATED
@@ -36,7 +37,7 @@ def impersonated(call: Call, authorize: Authorize) -> Call:
     for part in parts(name, call.impersonates):
         if not authorize(Attributes(call.user, "impersonate", part)):
             raise refusals.forbidden(call.user.name, "impersonate", part)
-    return replace(call, user=assumed(name, call.impersonates), impersonates=())
+    return structs.replace(call, user=assumed(name, call.impersonates), impersonates=())
 
 
 def parts(name: str, headers: Headers) -> Iterator[Target]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 import msgspec
+from msgspec import structs
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.admission.callouts import CallError, Callouts
@@ -107,9 +108,11 @@ class Webhooks:
             request, attempt = posted(call, target)
             changed = await self.admit(request, attempt)
             if changed != attempt.new:
-                call = replace(call, headers={**call.headers, "content-type": JSON}, body=msgspec.json.encode(changed))
+                call = structs.replace(
+                    call, headers={**call.headers, "content-type": JSON}, body=msgspec.json.encode(changed)
+                )
             answer = await handler(call, target)
-            return replace(answer, headers={**answer.headers, **warned(request, 0, b"").headers})
+            return structs.replace(answer, headers={**answer.headers, **warned(request, 0, b"").headers})
 
         return guard
 

@@ -4,6 +4,7 @@ from tapestry.controller.testing.api import InProcessApi, everything_allowed
 from tapestry.controller.testing.clock import START, Spinning, VirtualClock, VirtualLoop, run, running_clock
 from tapestry.controller.testing.connection import Connection
 from tapestry.controller.testing.perturbation import Disturbance, Failure, Report, Scenario, perturb
+from tapestry.controller.testing.specimens import specimen
 
 __all__ = [
     "START",
@@ -20,4 +21,5 @@ __all__ = [
     "perturb",
     "run",
     "running_clock",
+    "specimen",
 ]

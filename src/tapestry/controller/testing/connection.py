@@ -1,13 +1,17 @@
 """One client's way to the in-process API: a Transport that carries nothing anywhere, and can be cut all the same."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from tapestry.apiserver.requests import Call, User
+from tapestry.apiserver.server import Answer, Server
+from tapestry.apiserver.watches import Watching
 from tapestry.client.transport import Request, Response
-from tapestry.controller.testing.watches import Watch
 from tapestry.kube.errors import TransportError
+
+ADMIN = User("kubernetes-admin", ("system:masters",))
 
 
 class Connection:
@@ -17,37 +21,53 @@ class Connection:
     they do around a real one.  Its timeout never passes.
     """
 
-    def __init__(self, answer: Callable[[Request], Response | Watch], forget: Callable[[Watch], None]) -> None:
-        self._answer = answer
-        self._forget = forget
+    def __init__(self, server: Server, watches: set["Watch"]) -> None:
+        self._server = server
+        self._watches = watches
+        """Of all connections."""
+        self._own: set[Watch] = set()
         self._cuts = 0
-        self._watches: set[Watch] = set()
 
     async def send(self, request: Request) -> Response:
-        async with self.stream(request) as answer:
-            if isinstance(answer, Whole):
-                return answer.response
-            return Response(answer.status, {}, b"".join([chunk async for chunk in answer.chunks()]))
+        answer = await self._asked(request)
+        if isinstance(answer, Answer):
+            headers = {name.lower(): value for name, value in answer.headers.items()}
+            return Response(answer.status, {"content-type": answer.content_type, **headers}, answer.body)
+        with self._watch(answer) as watch:
+            return Response(watch.status, {}, b"".join([chunk async for chunk in watch.chunks()]))
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator["Watch | Whole"]:
-        cuts = self._cuts
-        await self._turn(request, cuts, maybe_sent=False)
-        answer = self._answer(request)
-        if isinstance(answer, Response):
-            await self._turn(request, cuts, maybe_sent=True)
+        answer = await self._asked(request)
+        if isinstance(answer, Answer):
             yield Whole(answer)
             return
-        self._watches.add(answer)
+        with self._watch(answer) as watch:
+            yield watch
+
+    async def _asked(self, request: Request) -> Answer | Watching:
+        cuts = self._cuts
+        await self._turn(request, cuts, maybe_sent=False)
+        answer = await self._server.answer(call_of(request))
+        if isinstance(answer, Answer):
+            await self._turn(request, cuts, maybe_sent=True)
+        return answer
+
+    @contextmanager
+    def _watch(self, watching: Watching) -> Iterator["Watch"]:
+        watch = Watch(watching)
+        self._own.add(watch)
+        self._watches.add(watch)
         try:
-            yield answer
+            yield watch
         finally:
-            self._watches.discard(answer)
-            self._forget(answer)
+            self._own.discard(watch)
+            self._watches.discard(watch)
+            watching.end()
 
     def abort(self) -> None:
         self._cuts += 1
-        for watch in self._watches:
+        for watch in self._own:
             watch.cut()
 
     async def close(self) -> None:
@@ -59,15 +79,48 @@ class Connection:
             raise TransportError(f"{request}: the connection was cut", maybe_sent=maybe_sent)
 
 
+def call_of(request: Request) -> Call:
+    headers = {"content-type": request.content_type, "accept": request.accept}
+    return Call(request.method, request.path, request.query, headers, request.body or b"", ADMIN)
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """An answer that is all there, as a stream."""
 
-    response: Response
+    answer: Answer
 
     @property
     def status(self) -> int:
-        return self.response.status
+        return self.answer.status
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        yield self.response.body
+        yield self.answer.body
+
+
+@dataclass(eq=False, slots=True)
+class Watch:
+    """A watch, for as long as neither side ends it."""
+
+    watching: Watching
+    status: int = 200
+    is_cut: bool = False
+
+    def end(self) -> None:
+        """End it, as a server does."""
+        self.watching.subscription.drop()
+
+    def cut(self) -> None:
+        """Break it off, as a lost connection does."""
+        self.is_cut = True
+        self.end()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        async with aclosing(self.watching.chunks()) as chunks:
+            async for chunk in chunks:
+                if self.is_cut:
+                    break
+                yield chunk
+        if self.is_cut:
+            what = self.watching.row.resource.name
+            raise TransportError(f"watch of {what}: the connection was cut", maybe_sent=True)

@@ -14,7 +14,7 @@ Everything runs on virtual time against the in-process API, so a few hundred rep
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,7 +32,6 @@ from tapestry.controller.testing.clock import run, running_clock
 from tapestry.kube.errors import ApiError, Conflict, TransportError
 from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import EVENTS, LEASES, Resource
-from tapestry.kube.strategic import PatchSchema
 
 STALE_SECONDS = 20
 LIMIT_SECONDS = 24 * 3600.0
@@ -77,8 +76,6 @@ class Scenario:
     """What further clusters serve."""
     counts: Callable[[str], bool] = lambda _: True
     """Which calls are disturbed, by method and path: heartbeats are all alike, and many."""
-    schemas: Mapping[Resource, PatchSchema] = field(default_factory=dict)
-    """For strategic merge patches, as `InProcessApi` takes them."""
     refusal: Refusal = lambda _cluster, _request: None
     """What the process under test is refused, by the number of the cluster."""
 
@@ -264,10 +261,7 @@ async def _end_of(scenario: Scenario, disturbance: Disturbance | None, at: int) 
     """The final state of one run, and the calls it took."""
     served = [[*resources, EVENTS, LEASES] for resources in (scenario.resources, *scenario.others)]
     # Names of ours are made of UIDs: each replay has to come to the same ones.
-    apis = [
-        InProcessApi(resources, now=running_clock().now, schemas=scenario.schemas, seed=number)
-        for number, resources in enumerate(served)
-    ]
+    apis = [InProcessApi(resources, now=running_clock().now, seed=number) for number, resources in enumerate(served)]
     fate = Fate(disturbance, at, scenario.counts, len(apis))
     transports = [
         Disturbed(Refusing(api.connect(), scenario.refusal, number), fate, number) for number, api in enumerate(apis)

@@ -1,95 +1,117 @@
-"""The objects of the in-process API, one revision for all of them, and a bounded memory of what changed.
+"""Where the in-process API keeps its objects: a store of the API server in which a write is durable at once.
 
-Every change is one revision, so the log has no gaps, and the state at a revision that it still reaches is the present
-with the changes since then undone.  Readers may be held back behind the writers, as by a slow cache of a real server.
+Readers can be held back behind the writers, as by a slow cache of a real server, and watchers behind the readers.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections import Counter, deque
 
-from tapestry.kube.objects import Object, with_value
-from tapestry.kube.resources import Resource
+from tapestry.apiserver.storage.log import Key
+from tapestry.apiserver.storage.store import Event, Make, Stale, Store, Subscription, Version
 
 
-class Key(NamedTuple):
-    resource: Resource
-    namespace: str  # empty for a cluster-scoped object
-    name: str
+class InstantStore(Store):
+    """Objects in memory; no write waits, so each is atomic, and nothing has to run beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.revision = self._given = 1  # a list at revision 0 would be one of any moment
+        self.truth: dict[Key, Version] = {}
+        """Every object as the next writer finds it."""
+        self.births: Counter[Key] = Counter()
+        """How often a name was given."""
+        self.frozen = False
+        self._lag = 0
+        self._unseen: deque[tuple[Key, Event]] = deque()
+        self._watchers: set[Held] = set()
+
+    # -- writing
+
+    def head(self, resource: str, namespace: str, name: str) -> Version | None:
+        return self.truth.get(Key(resource, namespace, name))
+
+    async def put(self, key: Key, expected: Version | None, make: Make) -> Version:
+        version = self._made(key, expected, make)
+        if expected is None:
+            self.births[key] += 1
+        self.truth[key] = version
+        self._happened(key, Event(version.revision, expected, version, version.raw))
+        return version
+
+    async def delete(self, key: Key, expected: Version, make: Make) -> Version:
+        version = self._made(key, expected, make)
+        del self.truth[key]
+        self._happened(key, Event(version.revision, expected, None, version.raw))
+        return version
+
+    def _made(self, key: Key, expected: Version | None, make: Make) -> Version:
+        if self.truth.get(key) is not expected:
+            raise Stale
+        self._given += 1
+        return Version(key, self._given, *make(self._given))
+
+    def _happened(self, key: Key, event: Event) -> None:
+        self._unseen.append((key, event))
+        self.lag(self._lag)
+
+    async def settled(self, key: Key) -> None:
+        """Everything is."""
+
+    async def wait_for_latest(self) -> None:
+        """Readers that lag do not know of it."""
+
+    async def run(self) -> None:
+        """There is nothing to do."""
+
+    # -- holding back
+
+    def lag(self, revisions: int) -> None:
+        """Let readers and watchers see all but the last so many revisions; what they have seen they do not forget."""
+        self._lag = revisions
+        while self._unseen and self._unseen[0][1].revision <= self._given - revisions:
+            key, event = self._unseen.popleft()
+            self._show(key, event)
+            self._reach(event.revision)
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def thaw(self) -> None:
+        self.frozen = False
+        for watcher in self._watchers:
+            watcher.wake()
+
+    def compact(self) -> None:
+        """Forget what happened so far; watchers that were not told of it yet are dropped."""
+        self.forget_events(self.revision)
+        for watcher in self._watchers:
+            if watcher.is_behind:
+                watcher.drop()
+
+    def watch(self, resource: str, namespace: str = "", name: str = "", *, after: int | None = None) -> Subscription:
+        plain = super().watch(resource, namespace, name, after=after)
+        self.unwatch(resource, plain)
+        watcher = Held(self, plain, after or 0)
+        self._shelf(resource).subscriptions.add(watcher)
+        self._watchers.add(watcher)
+        return watcher
+
+    def unwatch(self, resource: str, subscription: Subscription) -> None:
+        super().unwatch(resource, subscription)
+        self._watchers.discard(subscription)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What one revision did: `before` is None for a creation, `after` for a deletion."""
+class Held(Subscription):
+    """A watcher that takes nothing while its store is frozen."""
 
-    revision: int
-    key: Key
-    before: Object | None
-    after: Object | None
+    __slots__ = ("_store",)
 
+    def __init__(self, store: InstantStore, plain: Subscription, after: int) -> None:
+        super().__init__(plain.namespace, plain.name, after, plain._events)
+        self._store = store
 
-class Storage:
-    """Objects as they are and, for at most `history` changes back, as they were."""
-
-    def __init__(self, history: int) -> None:
-        self.revision = 1
-        self.compacted = 1  # the oldest revision that can still be shown
-        self.lag = 0
-        self.frozen: int | None = None
-        self._history = history
-        self._objects: dict[Key, Object] = {}
-        self._log: list[Change] = []
-
-    @property
-    def visible(self) -> int:
-        """The revision that readers see."""
-        return max(self.compacted, self.revision - self.lag)
-
-    @property
-    def delivered(self) -> int:
-        """The revision up to which watches are told."""
-        return self.visible if self.frozen is None else min(self.visible, self.frozen)
-
-    def get(self, key: Key) -> Object | None:
-        """The object as it truly is, for writers."""
-        return self._objects.get(key)
-
-    def commit(self, key: Key, after: Object | None) -> Object:
-        """Store `after`, or delete where it is None; returns the object, or what it last was, at the new revision."""
-        before = self._objects.get(key)
-        self.revision += 1
-        if after is None:
-            assert before is not None, f"{key} is not there to be deleted"
-            del self._objects[key]
-            found = at_revision(before, self.revision)
-        else:
-            found = self._objects[key] = after = at_revision(after, self.revision)
-        self._log.append(Change(self.revision, key, before, after))
-        if len(self._log) > self._history:
-            self.compact(self.revision - self._history // 2)
-        return found
-
-    def compact(self, revision: int) -> None:
-        """Forget what was before `revision`."""
-        del self._log[: revision - self.compacted]
-        self.compacted = revision
-
-    def changes(self, after: int, until: int) -> list[Change]:
-        """The changes of the revisions after `after` up to `until`, in order."""
-        return self._log[after - self.compacted : until - self.compacted]
-
-    def at(self, revision: int) -> Mapping[Key, Object]:
-        """Every object as of `revision`, which must not be older than `compacted`."""
-        if revision == self.revision:
-            return self._objects
-        objects = dict(self._objects)
-        for change in reversed(self.changes(revision, self.revision)):
-            if change.before is None:
-                del objects[change.key]
-            else:
-                objects[change.key] = change.before
-        return objects
-
-
-def at_revision(obj: Object, revision: int) -> Object:
-    return with_value(obj, ("metadata", "resourceVersion"), str(revision))
+    async def take(self) -> list[Event]:
+        await self._wake.wait()
+        if not self._store.frozen:
+            return await super().take()
+        self._wake.clear()
+        return []

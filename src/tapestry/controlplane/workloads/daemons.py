@@ -5,7 +5,7 @@ to whom each pod says which node it is for.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -95,10 +95,10 @@ def by_node(pods: Iterable[Object]) -> dict[str, list[Object]]:
 # -- pods
 
 
-def pod_of(daemon_set: Object, node: str, mark: str, taken: Collection[str]) -> Object:
+def pod_of(daemon_set: Object, node: str, mark: str, is_free: members.IsFree) -> Object:
     """A pod for a node, of the template that has the mark."""
     template = daemon_set["spec"]["template"]
-    name = next(each for each in names(daemon_set, node, mark) if each not in taken)
+    name = next(each for each in names(daemon_set, node, mark) if is_free(each))
     pod = members.pod_from(template, daemon_set, name)
     labels = {**labels_of(pod), HASH: mark}
     if generation := annotations_of(daemon_set).get(GENERATION):

@@ -39,6 +39,7 @@ class DaemonSets:
     sets: Informer
     nodes: Informer
     pods: Informer
+    gone: members.Gone
     revisions: Informer
 
     async def reconcile(self, key: str) -> Result | None:
@@ -81,9 +82,9 @@ class DaemonSets:
                 self.events.warning(daemon_set, "FailedDaemonPod", message)
             await members.let_go(self.client, pod)
             self.events.normal(daemon_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
-        taken = [name_of(pod) for pod in pods]
+        is_free = self.gone.leaves(daemon_set, pods)
         for node in step.make:
-            pod = daemons.pod_of(daemon_set, node, mark, taken)
+            pod = daemons.pod_of(daemon_set, node, mark, is_free)
             try:
                 made = await members.create(self.client, pod, daemon_set)
             except ApiError as error:
@@ -114,7 +115,7 @@ def install(manager: Manager) -> None:
     nodes = manager.informer(NODES)
     pods = manager.informer(PODS, indexers=members.BY_OWNER)
     kept = manager.informer(CONTROLLER_REVISIONS, indexers=members.BY_OWNER)
-    reconciler = DaemonSets(manager.client, manager.events, manager.now, sets, nodes, pods, kept)
+    reconciler = DaemonSets(manager.client, manager.events, manager.now, sets, nodes, pods, members.Gone(pods), kept)
     controller = manager.controller("daemonsets", reconciler.reconcile)
 
     def every_set(_: Object) -> Iterable[str]:

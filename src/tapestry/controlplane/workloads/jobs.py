@@ -32,6 +32,7 @@ from tapestry.controlplane.workloads.completions import (
 )
 from tapestry.controlplane.workloads.failures import ended_at, is_over, may_start_at, pause_after
 from tapestry.controlplane.workloads.members import in_namespace
+from tapestry.controlplane.workloads.orphans import Orphans, freed
 from tapestry.kube.conditions import condition, find, is_true, with_condition
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.objects import (
@@ -62,6 +63,7 @@ class Jobs:
     now: Callable[[], datetime]
     jobs: Informer
     pods: Informer
+    gone: members.Gone
     written: dict[str, str] = field(default_factory=dict)
     """By UID, the version of a Job that our last write made: before the cache has it, numbers there are too low."""
 
@@ -130,19 +132,11 @@ class Jobs:
     async def untrack(self, pods: Iterable[Object]) -> None:
         """Let pods go that have been written down."""
         for pod in filter(is_tracked, pods):
-            await self.free(pod)
-
-    async def free(self, pod: Object) -> Object | None:
-        """The pod without our finalizer; None where it is not what it was."""
-        left = [each for each in pod["metadata"]["finalizers"] if each != FINALIZER]
-        try:
-            return await self.client.patch(PODS, pod, {"metadata": {"finalizers": left or None}})
-        except NotFound:
-            return None
+            await freed(self.client, pod)
 
     async def remove(self, job: Object, pod: Object, *, counts: bool = False) -> None:
         """Delete a pod; it is no failure of the Job's unless it `counts` as one."""
-        left = await self.free(pod) if not counts and is_tracked(pod) else pod
+        left = await freed(self.client, pod) if not counts and is_tracked(pod) else pod
         if left is not None:
             await members.let_go(self.client, left)
             self.events.normal(job, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
@@ -172,13 +166,13 @@ class Jobs:
     async def add(
         self, job: Object, pods: Sequence[Object], working: Sequence[Object], tally: Tally, missing: int
     ) -> None:
-        taken = {name_of(pod) for pod in pods}
+        is_free = self.gone.leaves(job, pods)
         wanted: list[tuple[str, int | None]]
         if is_indexed(job):
             free = missing_indexes(job, tally, map(index_of, working))[:missing]
-            wanted = [(next(indexed_names(job, index, taken)), index) for index in free]
+            wanted = [(next(indexed_names(job, index, is_free)), index) for index in free]
         else:
-            names = members.names_for(job, taken)
+            names = members.names_for(job, is_free)
             wanted = [(next(names), None) for _ in range(missing)]
         for name, index in wanted:
             await self.make(job, pod_of(job, name, index))
@@ -187,7 +181,7 @@ class Jobs:
         self, job: Object, pods: Sequence[Object], working: Sequence[Object], tally: Tally, missing: int
     ) -> datetime | None:
         """Pods for indexes that each pause by themselves after they failed; when the next of them may start."""
-        taken, now, later = {name_of(pod) for pod in pods}, self.now(), []
+        is_free, now, later = self.gone.leaves(job, pods), self.now(), []
         for index in missing_indexes(job, tally, map(index_of, working)):
             failures = failures_of(job, pods, index)
             ends = [ended_at(pod) for pod in pods if index_of(pod) == index]
@@ -196,7 +190,7 @@ class Jobs:
                 later.append(due)
             elif missing > 0:
                 missing -= 1
-                await self.make(job, pod_of(job, next(indexed_names(job, index, taken)), index, failures))
+                await self.make(job, pod_of(job, next(indexed_names(job, index, is_free)), index, failures))
         return min(later, default=None)
 
     async def make(self, job: Object, pod: Object) -> None:
@@ -243,12 +237,12 @@ def noted(status: Object) -> set[str]:
     return {uid for how in ("succeeded", "failed") for uid in waiting.get(how) or ()}
 
 
-def indexed_names(job: Object, index: int, taken: set[str]) -> Iterator[str]:
+def indexed_names(job: Object, index: int, is_free: members.IsFree) -> Iterator[str]:
     base = f"{name_of(job)[: members.LONGEST_BASE - len(str(index)) - 1]}-{index}"
     number = 0
     while True:
         name = f"{base}-{members.suffix_of(uid_of(job), index, number)}"
-        if name not in taken:
+        if is_free(name):
             yield name
         number += 1
 
@@ -333,7 +327,11 @@ def ended(conditions: list[Object], end: End, now: datetime, *, at_rest: bool) -
 def install(manager: Manager) -> None:
     jobs = manager.informer(JOBS, indexers={"namespace": in_namespace})
     pods = manager.informer(PODS, indexers=members.BY_OWNER)
-    reconciler = Jobs(manager.client, manager.events, manager.now, jobs, pods)
+    reconciler = Jobs(manager.client, manager.events, manager.now, jobs, pods, members.Gone(pods))
     controller = manager.controller("jobs", reconciler.reconcile)
     controller.watch(jobs)
     controller.watch(pods, members.keepers_among(jobs, JOBS), after=members.PAUSE)
+    orphans = Orphans(manager.client, jobs, pods)
+    freeing = manager.controller("job-orphans", orphans.reconcile)
+    freeing.watch(pods, when=lambda _, new: new is not None and is_tracked(new))
+    freeing.watch(jobs, orphans.of_job, when=lambda _, new: new is None)

@@ -6,7 +6,7 @@ cache had yet to see what the first one did, finds the name taken and makes noth
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from hashlib import sha256
 
@@ -38,6 +38,8 @@ SUFFIX = 5
 LONGEST_BASE = 63 - SUFFIX - 1
 PAUSE = 0.1
 """Seconds in which changes of pods are looked at together: each look is at all pods of an owner."""
+REMEMBERED = 10_000
+"""Pods that are gone."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -47,14 +49,51 @@ def suffix_of(*parts: object) -> str:
     return "".join(LETTERS[number // len(LETTERS) ** place % len(LETTERS)] for place in range(SUFFIX))
 
 
-def names_for(owner: Object, taken: Collection[str]) -> Iterator[str]:
-    """Names for pods of the owner, without end and without those that are taken."""
-    seen = set(taken)
+IsFree = Callable[[str], bool]
+"""Whether a name can be given to a pod."""
+
+
+def names_for(owner: Object, is_free: IsFree) -> Iterator[str]:
+    """Names for pods of the owner, without end."""
+    base, given = name_of(owner)[:LONGEST_BASE], set()
     for number in itertools.count():
-        name = f"{name_of(owner)[:LONGEST_BASE]}-{suffix_of(uid_of(owner), number)}"
-        if name not in seen:
-            seen.add(name)
+        name = f"{base}-{suffix_of(uid_of(owner), number)}"
+        if name not in given and is_free(name):
+            given.add(name)
             yield name
+
+
+class Gone:
+    """Pods that are gone, as far as we remember: whoever waits for the end of one must not find another in its place.
+
+    What is forgotten is given again, which does no harm.
+    """
+
+    def __init__(self, pods: Informer) -> None:
+        self._pods = pods
+        self._keys: dict[str, None] = {}
+        pods.on_change(self._note)
+
+    def leaves(self, owner: Object, own: Iterable[Object]) -> IsFree:
+        """Which names are free for pods of an owner that was seen to have `own`.
+
+        A pod of its that has come since is not among them, and is counted as missing: its name is given again, so that
+        it is found instead of made twice.
+        """
+        names = {name_of(pod) for pod in own}
+
+        def is_free(name: str) -> bool:
+            key = f"{namespace_of(owner)}/{name}"
+            held = self._pods.store.get(key)
+            return name not in names and key not in self._keys and (held is None or is_of(held, owner))
+
+        return is_free
+
+    def _note(self, old: Object | None, new: Object | None) -> None:
+        if old is not None and new is None:
+            self._keys[key_of(old)] = None
+            if len(self._keys) > REMEMBERED:
+                del self._keys[next(iter(self._keys))]
 
 
 def pod_from(template: Object, owner: Object, name: str) -> Object:

@@ -30,6 +30,7 @@ class ReplicaSets:
     now: Callable[[], datetime]
     sets: Informer
     pods: Informer
+    gone: members.Gone
     resource: Resource = REPLICA_SETS
 
     async def reconcile(self, key: str) -> Result | None:
@@ -43,7 +44,7 @@ class ReplicaSets:
         failure: ApiError | None = None
         if not is_deleting(replica_set):
             try:
-                active = await self.scale(replica_set, active, {name_of(pod) for pod in pods})
+                active = await self.scale(replica_set, active, self.gone.leaves(replica_set, pods))
             except Conflict:
                 raise
             except ApiError as error:
@@ -54,11 +55,11 @@ class ReplicaSets:
             raise failure
         return members.when_available(active, patience_of(replica_set), now)
 
-    async def scale(self, replica_set: Object, active: list[Object], taken: set[str]) -> list[Object]:
+    async def scale(self, replica_set: Object, active: list[Object], is_free: members.IsFree) -> list[Object]:
         """Make or let go what is missing or too many; those that are known to stay."""
         missing = value_at(replica_set, "spec", "replicas", default=1) - len(active)
         if missing > 0:
-            await self.add(replica_set, missing, taken)
+            await self.add(replica_set, missing, is_free)
         if missing >= 0:
             return active
         by_worth = members.first_to_go(active, self.relatives(replica_set))
@@ -67,8 +68,8 @@ class ReplicaSets:
             self.events.normal(replica_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
         return by_worth[-missing:]
 
-    async def add(self, replica_set: Object, missing: int, taken: set[str]) -> None:
-        names, size = members.names_for(replica_set, taken), FIRST_BATCH
+    async def add(self, replica_set: Object, missing: int, is_free: members.IsFree) -> None:
+        names, size = members.names_for(replica_set, is_free), FIRST_BATCH
         while missing > 0:
             async with asyncio.TaskGroup() as group:
                 batch = [group.create_task(self.make(replica_set, next(names))) for _ in range(min(size, missing))]
@@ -142,7 +143,7 @@ def keeping(resource: Resource, name: str) -> Callable[[Manager], None]:
     def install(manager: Manager) -> None:
         indexers: dict[str, Indexer] = {"owner": members.owner_uid, "namespace": members.in_namespace}
         sets, pods = manager.informer(resource, indexers=indexers), manager.informer(PODS, indexers=members.BY_OWNER)
-        reconciler = ReplicaSets(manager.client, manager.events, manager.now, sets, pods, resource)
+        reconciler = ReplicaSets(manager.client, manager.events, manager.now, sets, pods, members.Gone(pods), resource)
         controller = manager.controller(name, reconciler.reconcile, workers=WORKERS)
         controller.watch(sets)
         controller.watch(pods, members.keepers_among(sets, resource), after=members.PAUSE)

@@ -6,6 +6,8 @@ number is the present one; going back to an older template gives that one the hi
 
 from collections.abc import Collection, Iterable, Sequence
 
+import msgspec
+
 from tapestry.client.client import Client
 from tapestry.controlplane.workloads import members
 from tapestry.kube.digests import digest_of
@@ -46,10 +48,11 @@ def hash_of(revision: Object) -> str:
 def new_revision(owner: Object, number: int, collisions: int) -> Object:
     data = data_of(owner)
     mark = digest_of([data, collisions])[:10]
+    in_order = msgspec.json.decode(msgspec.json.encode(data, order="sorted"))  # kubectl compares bytes
     made = owned_object(
         owner,
         CONTROLLER_REVISIONS,
-        {"data": data, "revision": number},
+        {"data": in_order, "revision": number},
         name=f"{name_of(owner)[:LONGEST_BASE]}-{mark}",
     )
     labels = {**labels_of(owner["spec"]["template"]), HASH: mark, CONTENT_HASH: mark}

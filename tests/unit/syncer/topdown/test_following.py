@@ -32,7 +32,7 @@ class Story:
     async def add(self, *keys: str) -> None:
         for key in keys:
             namespace, name = key.split("/")
-            await self.client.create(SERVICES, named(name, namespace))
+            await self.client.create(SERVICES, {**named(name, namespace), "spec": {"ports": [{"port": 80}]}})
         await asyncio.sleep(1)
 
 

@@ -19,7 +19,7 @@ from tapestry.kube.resources import CONFIGMAPS, NODES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 
-from ..world import MOUNT, NODE, SCHEMAS, SERVED, Clusters, said
+from ..world import MOUNT, NODE, SERVED, Clusters, said
 
 CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
 MAPPED = said(keys.MAPPED, "True", "Mapped")
@@ -136,6 +136,6 @@ def test_copies_come_to_the_same_end_whatever_happens_on_the_way(
     world: Any, record_property: Callable[[str, object], None]
 ) -> None:
     name = world.__name__.replace("_", " ")
-    report = perturb(Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=counts, schemas=SCHEMAS))
+    report = perturb(Scenario(name, SERVED, setup, world, CONFIG, others=[SERVED], counts=counts))
     record_property("figure", f"perturbed: {name}: {report.calls} calls, {report.cases} replays")
     assert not report.failures, str(report)

@@ -65,7 +65,7 @@ async def test_what_changes_of_a_twin_but_is_not_shown_costs_nothing() -> None:
         await world.wait_for_pod(phase("Running"))
         before = len(world.up.asked), len(world.down.asked)
         await world.set_twin({"metadata": {"annotations": {"owner/seen": "yes"}}})
-        await world.set_twin_status(qosClass="Burstable", nominatedNodeName="n7")
+        await world.set_twin_status(nominatedNodeName="n7")
         await asyncio.sleep(1)
         assert [request.method for request in world.up.asked[before[0] :] if "/pods" in request.path] == []
         assert [request.method for request in world.down.asked[before[1] :] if "/pods" in request.path] == []
@@ -75,7 +75,7 @@ async def test_what_changes_of_a_twin_but_is_not_shown_costs_nothing() -> None:
 @in_virtual_time
 async def test_a_pod_on_a_node_that_is_not_of_this_binding_has_no_twin(node: str) -> None:
     world = await a_world()
-    await world.virtual.create(PODS, {"metadata": {"name": "unbound", "namespace": "default"}, "spec": {}})
+    await world.add_pod("unbound", node="")
     async with world.syncer():
         await world.add_pod(node=node)
         await asyncio.sleep(60)

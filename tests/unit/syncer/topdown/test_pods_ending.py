@@ -244,7 +244,9 @@ async def test_rule_1_a_pod_that_only_says_it_is_somebodys_twin_is_never_touched
     }
     place = await world.twin_place("gone")
     metadata = {**place["metadata"], "annotations": claims, "labels": {keys.MANAGED_BY: keys.TAPESTRY}}
-    stranger = await world.physical.create(PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c"}]}})
+    stranger = await world.physical.create(
+        PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
+    )
     async with world.syncer():
         await asyncio.sleep(10 * TWICE)
         assert await world.twins() == [stranger]
@@ -342,7 +344,9 @@ async def test_a_twin_that_cannot_be_taken_back_just_then_keeps_no_other() -> No
 @in_virtual_time
 async def test_the_end_of_a_binding_leaves_nothing_of_ours_and_everything_of_others() -> None:
     world = await a_world()
-    stranger = await world.physical.create(PODS, {**named("stranger", MOUNT), "spec": {"containers": [{"name": "c"}]}})
+    stranger = await world.physical.create(
+        PODS, {**named("stranger", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
+    )
     async with world.syncer():
         await a_running_pod(world, "running")
         await a_running_pod(world, "finished")

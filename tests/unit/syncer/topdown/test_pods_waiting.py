@@ -361,7 +361,9 @@ async def test_nothing_is_mapped_for_a_binding_that_is_going() -> None:
 async def test_rule_1_a_stranger_that_has_the_twins_name_is_left_alone_and_the_pod_waits_for_it_to_go() -> None:
     world = await a_world()
     place = await world.twin_place()
-    stranger = await world.physical.create(PODS, {**place, "spec": {"containers": [{"name": "c"}]}})
+    stranger = await world.physical.create(
+        PODS, {**place, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
+    )
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(said(keys.MAPPED, "False", "NameTaken"))
@@ -381,7 +383,10 @@ async def test_rule_1_what_has_only_one_of_our_two_labels_is_a_stranger() -> Non
     world = await a_world()
     place = await world.twin_place()
     labels = {keys.CLUSTER_BINDING_UID: uid_of(await world.virtual.get(CLUSTER_BINDINGS, "east"))}
-    forged = {"metadata": {**place["metadata"], "labels": labels}, "spec": {"containers": [{"name": "c"}]}}
+    forged = {
+        "metadata": {**place["metadata"], "labels": labels},
+        "spec": {"containers": [{"name": "c", "image": "busybox:1"}]},
+    }
     stranger = await world.physical.create(PODS, forged)
     async with world.syncer():
         pod = await world.add_pod()
@@ -417,7 +422,9 @@ async def test_a_pod_waits_for_the_twin_of_a_namesake_to_go() -> None:
 @in_virtual_time
 async def test_a_mount_namespace_that_comes_late_is_enough() -> None:
     world = await a_world()
-    await world.physical.delete(NAMESPACES, named(MOUNT))
+    going = await world.physical.delete(NAMESPACES, named(MOUNT))
+    assert going is not None
+    await world.physical.replace(NAMESPACES, {**going, "spec": {}}, subresource="finalize")
     world.down.refusal = refusing_pods(NotFound(404, "NotFound", f'namespaces "{MOUNT}" not found'))
     async with world.syncer():
         await world.add_pod()

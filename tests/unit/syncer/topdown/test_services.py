@@ -23,14 +23,14 @@ from tapestry.syncer.topdown.pods import NotYet
 from tapestry.syncer.topdown.services import Services
 from tapestry.syncer.translate.services import SERVICE_NAME, twin_name, twin_service
 
-from ..world import A_DAY, MOUNT, NODE, SCHEMAS, SERVED, Clusters, a_world, in_virtual_time, said
+from ..world import A_DAY, MOUNT, NODE, SERVED, Clusters, a_world, in_virtual_time, said
 
 HTTP = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
 SERVED_PORT = {"name": "http", "protocol": "TCP", "port": 8080}
 
 
 def a_service(name: str = "shop", namespace: str = "team-a", **spec: Any) -> Object:
-    given = {"type": "ClusterIP", "clusterIP": "10.0.0.9", "selector": {"app": name}, "ports": [HTTP], **spec}
+    given = {"type": "ClusterIP", "selector": {"app": name}, "ports": [HTTP], **spec}
     return {**named(name, namespace), "spec": given}
 
 
@@ -50,13 +50,15 @@ async def below(world: Clusters, resource: Resource = SERVICES) -> list[Object]:
     return await world.physical.list(resource, MOUNT)
 
 
-async def give_address(
-    world: Clusters, name: str = "shop", namespace: str = "team-a", *, ip: str = "10.96.0.7", timeout: float = 60
-) -> None:
-    """What the physical API server does at once when a Service is made: it gets an address."""
+async def wait_for_address(
+    world: Clusters, name: str = "shop", namespace: str = "team-a", *, timeout: float = 60
+) -> str:
+    """The address that a Service has below, which it gets there when it is made."""
     twin = twin_name(a_service(name, namespace), await the_binding(world))
-    await wait_for(world.physical, SERVICES, twin, MOUNT, until=bool, timeout=timeout)
-    await world.physical.patch(SERVICES, named(twin, MOUNT), {"spec": {"clusterIP": ip, "clusterIPs": [ip]}})
+    found = await wait_for(world.physical, SERVICES, twin, MOUNT, until=bool, timeout=timeout)
+    assert found is not None
+    address: str = found["spec"]["clusterIP"]
+    return address
 
 
 async def the_binding(world: Clusters) -> Binding:
@@ -161,7 +163,7 @@ async def test_a_service_made_anew_without_an_address_of_its_own_is_so_below() -
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
-        await give_address(world)
+        await wait_for_address(world)
         await world.virtual.delete(SERVICES, named("shop", "team-a"))
         await world.virtual.create(SERVICES, a_service(clusterIP="None"))
         [before] = await below(world)
@@ -192,7 +194,10 @@ async def test_what_is_ours_of_a_twin_is_set_right_and_what_was_added_below_stay
     async with world.syncer():
         await asyncio.sleep(1)
         [service] = await below(world)
-        edit = {"metadata": {"labels": {"owner": "me"}}, "spec": {"selector": {"app": "mine"}, "ports": []}}
+        edit = {
+            "metadata": {"labels": {"owner": "me"}},
+            "spec": {"selector": {"app": "mine"}, "ports": [{**HTTP, "port": 81}]},
+        }
         await world.physical.patch(SERVICES, service, edit)
         await asyncio.sleep(1)
         [service] = await below(world)
@@ -205,7 +210,7 @@ async def test_what_is_ours_of_a_twin_is_set_right_and_what_was_added_below_stay
 async def test_rule_1_a_service_of_the_owners_that_has_the_name_is_left_alone() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
     name = twin_name(a_service(), await the_binding(world))
-    theirs = {**named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "clusterIP": "10.96.0.1"}}
+    theirs = {**named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "ports": [HTTP]}}
     before = await world.physical.create(SERVICES, theirs)
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
@@ -224,7 +229,7 @@ async def test_a_copy_of_a_twin_under_another_name_does_not_stay() -> None:
         [twin] = await below(world)
         metadata = {"name": "mine", "namespace": MOUNT}
         metadata |= {field: twin["metadata"][field] for field in ("labels", "annotations")}
-        await world.physical.create(SERVICES, {"metadata": metadata, "spec": twin["spec"]})
+        await world.physical.create(SERVICES, {"metadata": metadata, "spec": {"ports": [HTTP]}})
         await asyncio.sleep(1)
         assert [name_of(each) for each in await below(world)] == [name_of(twin)]
 
@@ -270,7 +275,7 @@ async def test_pods_find_the_services_of_their_own_namespace_by_name() -> None:
     world = await a_world(serviceNamespaces=["team-a", "team-b"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
-        await give_address(world)
+        address = await wait_for_address(world)
         for namespace in ("team-a", "team-b", "team-c"):
             await world.add_pod(namespace=namespace)
         await asyncio.sleep(5)
@@ -279,7 +284,7 @@ async def test_pods_find_the_services_of_their_own_namespace_by_name() -> None:
             for namespace in ("team-a", "team-b", "team-c")
         }
     names = ["shop", "shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local"]
-    assert aliases == {"team-a": [{"ip": "10.96.0.7", "hostnames": names}], "team-b": None, "team-c": None}
+    assert aliases == {"team-a": [{"ip": address, "hostnames": names}], "team-b": None, "team-c": None}
 
 
 def not_now(request: Request) -> ApiError | None:
@@ -296,7 +301,7 @@ async def test_a_pod_waits_for_the_services_of_its_namespace_which_are_on_their_
         await world.wait_for_pod(said(keys.MAPPED, "False", "ServiceNotMapped"))
         await asyncio.sleep(5)
         world.down.refusal = lambda _: None
-        await give_address(world, namespace="default", timeout=600)
+        await wait_for_address(world, namespace="default", timeout=600)
         await asyncio.sleep(2)
         assert await world.twins()
 
@@ -338,7 +343,7 @@ async def test_before_the_services_of_a_namespace_are_known_its_pods_wait_and_ar
     world = await a_world(serviceNamespaces=["team-a"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer() as site, asyncio.TaskGroup() as group:
-        await give_address(world)
+        await wait_for_address(world)
         looked: list[str] = []
         woken: list[str] = []
         services = Services(site, looked.append, woken.append)
@@ -388,8 +393,8 @@ async def a_service_comes_changes_and_goes(virtual: Client, physical: Client) ->
     await world.populate("east", serviceNamespaces=["team-a", "team-b"])
     await add_service(virtual, "10.1.0.1")
     await add_service(virtual, "10.1.0.9", name="bank", namespace="team-b")
-    await give_address(world, timeout=A_DAY)
-    await give_address(world, "bank", "team-b", timeout=A_DAY)
+    await wait_for_address(world, timeout=A_DAY)
+    await wait_for_address(world, "bank", "team-b", timeout=A_DAY)
     await virtual.patch(ENDPOINT_SLICES, named("shop-1", "team-a"), {"endpoints": a_slice("10.1.0.2")["endpoints"]})
     await virtual.patch(SERVICES, named("shop", "team-a"), {"spec": {"ports": [{**HTTP, "port": 81}]}})
     await asyncio.sleep(ENOUGH)
@@ -406,10 +411,10 @@ async def a_namespace_is_asked_for_no_more(virtual: Client, physical: Client) ->
     world = Clusters(virtual, physical)
     await world.populate("east", serviceNamespaces=["default"])
     await add_service(virtual, "10.1.0.1", namespace="default")
-    await give_address(world, namespace="default", timeout=A_DAY)
+    address = await wait_for_address(world, namespace="default", timeout=A_DAY)
     await world.add_pod()
     twin = await world.wait_for_twin(timeout=A_DAY)
-    assert value_at(twin, "spec", "hostAliases", 0, "ip") == "10.96.0.7"
+    assert value_at(twin, "spec", "hostAliases", 0, "ip") == address
     await world.set_binding(serviceNamespaces=[])
     await world.delete_pod()
     await world.wait_until_pod_is_gone(timeout=A_DAY)
@@ -426,7 +431,6 @@ SCENARIOS = [
         CONFIG,
         others=[SERVED],
         counts=concerns_services,
-        schemas=SCHEMAS,
     )
     for world in (a_service_comes_changes_and_goes, a_namespace_is_asked_for_no_more)
 ]

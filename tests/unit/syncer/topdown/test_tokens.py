@@ -242,7 +242,7 @@ async def test_rule_1_somebody_elses_secret_keeps_its_name_and_the_pod_waits_for
     cluster = virtual_cluster_label(uid_of(await world.virtual.get(NAMESPACES, "kube-system")))
     async with world.syncer() as site:
         name = tokens_name(cluster, site.binding_uid, "default", "work")
-        theirs = await world.physical.create(SECRETS, {**named(name, MOUNT), "data": {"their": "own"}})
+        theirs = await world.physical.create(SECRETS, {**named(name, MOUNT), "data": {"their": "b3du"}})
         await world.add_pod(volumes=[api_access()])
         await world.wait_for_pod(said(keys.MAPPED, "False", "NameTaken"))
         await asyncio.sleep(600)

@@ -21,16 +21,23 @@ from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.translate.volumes import name_below, twin_claim
 
-from ..world import A_DAY, MOUNT, SCHEMAS, SERVED, Clusters, a_world, in_virtual_time, phase, said
+from ..world import A_DAY, MOUNT, SERVED, Clusters, a_world, in_virtual_time, phase, said
 
 DISKS = {"drivers": ["disk.example"]}
 MOUNTED = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
 KEY = {"name": "key", "namespace": "default"}
 
+ASKED = {
+    "accessModes": ["ReadWriteOnce"],
+    "resources": {"requests": {"storage": "1Gi"}},
+    "storageClassName": "fast",
+}
+"""What a claim asks for."""
+
 
 async def add_claim(virtual: Client, name: str = "data", *, source: Object | None = None, **csi: Any) -> Object:
     """A claim that is bound to a volume of its own."""
-    spec = {"accessModes": ["ReadWriteOnce"], "volumeName": f"pv-{name}", "storageClassName": "fast"}
+    spec = {**ASKED, "volumeName": f"pv-{name}"}
     claim = await virtual.create(PERSISTENT_VOLUME_CLAIMS, {**named(name, "default"), "spec": spec})
     given = {
         "accessModes": ["ReadWriteOnce"],
@@ -276,7 +283,7 @@ async def test_a_pod_waits_for_its_claim_and_for_that_to_be_bound() -> None:
         await world.add_pod(volumes=MOUNTED)
         await world.wait_for_pod(said(keys.MAPPED, "False", "ClaimMissing"))
         await asyncio.sleep(5)
-        claim = await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**named("data", "default"), "spec": {}})
+        claim = await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**named("data", "default"), "spec": ASKED})
         await world.wait_for_pod(said(keys.MAPPED, "False", "ClaimNotBound"))
         await asyncio.sleep(5)
         await world.virtual.delete(PERSISTENT_VOLUME_CLAIMS, claim)
@@ -296,7 +303,8 @@ async def test_a_claim_that_could_never_exist_is_missing() -> None:
 async def test_rule_1_a_volume_of_the_owners_that_has_the_name_is_left_alone() -> None:
     world = await a_world(allowedVolumes=DISKS)
     name = name_below(await the_binding(world), "", "pv-data")
-    theirs = await world.physical.create(PERSISTENT_VOLUMES, {**named(name), "spec": {"hostPath": {"path": "/data"}}})
+    spec = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}}
+    theirs = await world.physical.create(PERSISTENT_VOLUMES, {**named(name), "spec": spec})
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
@@ -516,7 +524,6 @@ SCENARIOS = [
         CONFIG,
         others=[SERVED],
         counts=concerns_volumes,
-        schemas=SCHEMAS,
     )
     for world in (a_pod_with_a_claim_comes_and_goes, a_claim_is_made_anew)
 ]

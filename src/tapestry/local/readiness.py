@@ -1,0 +1,54 @@
+"""When a world is ready: all its virtual nodes are, and somebody has just said so.
+
+That a node is ready may be what was left of the last time; its Lease tells whether a syncer keeps it now.
+"""
+
+import asyncio
+from contextlib import suppress
+from datetime import datetime
+
+from tapestry.apis import keys
+from tapestry.client.client import Client
+from tapestry.controller import Informer
+from tapestry.kube.conditions import is_true
+from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.resources import LEASES, NODES
+from tapestry.kube.times import parse_time
+from tapestry.local.members import Progress
+
+LEASE_NAMESPACE = "kube-node-lease"
+PATIENCE, LONGEST = 60.0, 900.0
+"""Seconds in which one more has to be ready, and all."""
+BETWEEN_LOOKS, UNASKED_LOOKS = 0.1, 1.0
+"""Seconds: at least so long between two looks, and at most where nothing changes."""
+
+
+async def wait_for_nodes(virtual: Client, count: int, since: datetime) -> int:
+    """Until so many virtual nodes are ready, as was said `since` then, or no more of them come; how many are."""
+    nodes = Informer(virtual, NODES, labels=f"{keys.NODE_TYPE}={keys.VIRTUAL}")
+    leases = Informer(virtual, LEASES, namespace=LEASE_NAMESPACE)
+    progress, changed = Progress(PATIENCE, LONGEST), asyncio.Event()
+    leases.on_change(lambda _old, _new: changed.set())
+    nodes.on_change(lambda _old, _new: changed.set())
+    async with asyncio.TaskGroup() as group:
+        following = [group.create_task(each.run()) for each in (nodes, leases)]
+        while (ready := ready_nodes(nodes, leases, since)) < count and not progress.stalls(ready):
+            await asyncio.sleep(BETWEEN_LOOKS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), UNASKED_LOOKS)
+            changed.clear()
+        for each in following:
+            each.cancel()
+    return ready
+
+
+def ready_nodes(nodes: Informer, leases: Informer, since: datetime) -> int:
+    return sum(
+        is_true(node, "Ready") and is_renewed(leases.store.get(f"{LEASE_NAMESPACE}/{name_of(node)}"), since)
+        for node in nodes.store.list()
+    )
+
+
+def is_renewed(lease: Object | None, since: datetime) -> bool:
+    renewed = value_at(lease, "spec", "renewTime")
+    return bool(renewed) and parse_time(renewed) >= since

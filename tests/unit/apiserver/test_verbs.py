@@ -1,0 +1,673 @@
+"""The verbs that every resource has, asked of the whole server in the process of the test."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tapestry.client.transport import Request
+from tapestry.controller.testing import InProcessApi, specimen
+from tapestry.controller.testing.clock import START
+from tapestry.kube.objects import Object, key_of, version_of, with_value
+from tapestry.kube.resources import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SERVICE_ACCOUNTS,
+    Resource,
+)
+
+from ..asking import COLLECTION, MERGE, POD, a_watch, answer, created, done, names, refused
+
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "x"}
+BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)
+RESOURCES = (PODS, NODES, NAMESPACES, CONFIGMAPS, DEPLOYMENTS, LEASES, SERVICE_ACCOUNTS, BINDINGS)
+JSON_PATCH = "application/json-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+
+def an_api(**options: Any) -> InProcessApi:
+    return InProcessApi(RESOURCES, now=lambda: START, **options)
+
+
+def a_pod(name: str = "p", **fields: Any) -> Object:
+    metadata = {"name": name, **fields.pop("metadata", {})}
+    spec = {**specimen(PODS, name)["spec"], **fields.pop("spec", {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, **fields}
+
+
+def a_binding(**fields: Any) -> Object:
+    return {"metadata": {"name": "b"}, "spec": {"clusterID": "c"}, **fields}
+
+
+# -- paths
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/apis/nothing.example/v1/things",
+        "/api/v1/secrets",
+        "/api/v1/pods/p",
+        "/api/v1/namespaces/default/nodes",
+        "/api/v1/namespaces/default/pods/p/nothing",
+        "/api/v1/namespaces/default/pods/p/status/more",
+        "/api/v1/nodes/n/eviction",
+    ],
+)
+async def test_an_unknown_path_is_not_found(path: str) -> None:
+    status = await refused(an_api(), "GET", path)
+    assert (status["code"], status["reason"]) == (404, "NotFound")
+    assert status["message"] == "the server could not find the requested resource"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/api/v1/pods"), ("PUT", COLLECTION), ("POST", POD), ("PATCH", COLLECTION)],
+)
+async def test_a_method_that_a_path_does_not_know_is_not_allowed(method: str, path: str) -> None:
+    assert (await refused(an_api(), method, path, a_pod()))["reason"] == "MethodNotAllowed"
+
+
+async def test_the_path_tells_a_namespace_from_what_is_in_it() -> None:
+    api = an_api()
+    await created(api, {"metadata": {"name": "default"}}, NAMESPACES)
+    await created(api, a_pod())
+    assert (await done(api, "GET", "/api/v1/namespaces/default"))["kind"] == "Namespace"
+    assert (await done(api, "GET", "/api/v1/namespaces/default/status"))["kind"] == "Namespace"
+    assert (await done(api, "GET", "/api/v1/namespaces/default/pods"))["kind"] == "PodList"
+
+
+async def test_a_body_that_is_no_json_is_a_bad_request() -> None:
+    answer = await an_api().send(Request("POST", COLLECTION, {}, b"{"))
+    assert answer.status == 400
+    assert b"couldn't get version/kind; Input data was truncated" in answer.body
+
+
+# -- creating
+
+
+async def test_a_created_object_gets_what_the_server_owns() -> None:
+    moment = datetime(2025, 6, 1, 12, 30, 15, 999, tzinfo=UTC)
+    api = InProcessApi([PODS], now=lambda: moment)
+    pod = await created(
+        api, a_pod(metadata={"uid": "mine", "generation": 7, "deletionTimestamp": "2020-01-01T00:00:00Z"})
+    )
+    metadata = pod["metadata"]
+    assert metadata["namespace"] == "default"
+    assert metadata["creationTimestamp"] == "2025-06-01T12:30:15Z"
+    assert metadata["generation"] == 1
+    assert "deletionTimestamp" not in metadata
+    assert metadata["uid"] not in ("", "mine")
+    assert int(metadata["resourceVersion"]) > 0
+    assert await done(api, "GET", POD) == pod
+
+
+async def test_versions_grow_across_all_resources() -> None:
+    api = an_api()
+    versions = [
+        int(version_of(await created(api, {"metadata": {"name": "x"}}, resource)))
+        for resource in (CONFIGMAPS, NODES, LEASES, BINDINGS)
+    ]
+    assert versions == sorted(set(versions))
+
+
+async def test_a_second_object_of_one_name_already_exists() -> None:
+    api = an_api()
+    await created(api, a_pod())
+    status = await refused(api, "POST", COLLECTION, a_pod())
+    assert (status["code"], status["reason"]) == (409, "AlreadyExists")
+    assert status["message"] == 'pods "p" already exists'
+    assert status["details"] == {"name": "p", "kind": "pods"}
+    await done(api, "POST", PODS.path("elsewhere"), a_pod())
+
+
+async def test_generated_names_differ_and_keep_their_prefix() -> None:
+    api = an_api()
+    pod = a_pod(metadata={"name": "", "generateName": "job-"})
+    found = {(await created(api, pod))["metadata"]["name"] for _ in range(20)}
+    assert len(found) == 20
+    assert all(name.startswith("job-") and len(name) == 9 for name in found)
+
+
+async def test_an_object_without_any_name_is_invalid() -> None:
+    status = await refused(an_api(), "POST", COLLECTION, {"metadata": {}})
+    assert status["message"] == 'Pod "" is invalid: metadata.name: Required value: name or generateName is required'
+    assert status["details"]["causes"][0]["field"] == "metadata.name"
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (a_pod(metadata={"namespace": "other"}), "the namespace of the provided object does not match"),
+        (a_pod(kind="Node"), "the kind in the data (Node) does not match the expected kind (Pod)"),
+        (a_pod(apiVersion="v2"), "the API version in the data (v2) does not match the expected API version (v1)"),
+        ([], "the body is not a Pod"),
+        ({"metadata": "p"}, "the body is not a Pod"),
+    ],
+)
+async def test_an_object_that_belongs_elsewhere_is_a_bad_request(body: Any, complaint: str) -> None:
+    status = await refused(an_api(), "POST", COLLECTION, body)
+    assert status["code"] == 400
+    assert complaint in status["message"]
+
+
+async def test_an_object_with_a_version_cannot_be_created() -> None:
+    status = await refused(an_api(), "POST", COLLECTION, a_pod(metadata={"resourceVersion": "5"}))
+    assert status["message"] == "resourceVersion should not be set on objects to be created"
+
+
+async def test_a_status_is_dropped_on_creation_except_for_nodes() -> None:
+    api = an_api()
+    status = {"phase": "Running"}
+    assert (await created(api, a_pod(status=status)))["status"]["phase"] == "Pending"
+    assert "status" not in await created(api, a_binding(status=status), BINDINGS)
+    assert (await created(api, {"metadata": {"name": "n"}, "status": status}, NODES))["status"]["phase"] == "Running"
+
+
+async def test_a_dry_run_answers_and_changes_nothing() -> None:
+    api = an_api()
+    await created(api, a_pod("standing"))
+    before = api.dump()
+    path = f"{COLLECTION}/standing"
+    assert (await done(api, "POST", COLLECTION, a_pod(), dryRun="All"))["metadata"]["uid"]
+    patch = {"metadata": {"labels": {"a": "b"}}}
+    assert (await done(api, "PATCH", path, patch, MERGE, dryRun="All"))["metadata"]["labels"] == {"a": "b"}
+    assert (await done(api, "DELETE", path, dryRun="All"))["metadata"]["name"] == "standing"
+    await done(api, "DELETE", path, {"dryRun": ["All"]})
+    assert api.dump() == before
+
+
+# -- replacing
+
+
+async def test_a_replacement_of_an_old_version_conflicts() -> None:
+    api = an_api()
+    old = await created(api, a_pod())
+    await done(api, "PUT", POD, with_value(old, ("spec", "activeDeadlineSeconds"), 60))
+    status = await refused(api, "PUT", POD, with_value(old, ("spec", "activeDeadlineSeconds"), 50))
+    assert (status["code"], status["reason"]) == (409, "Conflict")
+    assert status["message"] == (
+        'Operation cannot be fulfilled on pods "p": the object has been modified; '
+        "please apply your changes to the latest version and try again"
+    )
+
+
+async def test_a_replacement_without_a_version_is_unconditional_for_most_kinds() -> None:
+    api = an_api()
+    await created(api, a_pod())
+    found = await done(api, "PUT", POD, a_pod(spec={"activeDeadlineSeconds": 60}))
+    assert found["spec"]["activeDeadlineSeconds"] == 60
+
+
+@pytest.mark.parametrize("resource", [BINDINGS, LEASES])
+async def test_a_replacement_of_a_custom_resource_or_a_lease_needs_a_version(resource: Resource) -> None:
+    api = an_api()
+    obj = {"metadata": {"name": "x"}, "spec": {"y": 1}}
+    await created(api, obj, resource)
+    path = resource.path("default" if resource.namespaced else None, "x")
+    status = await refused(api, "PUT", path, with_value(obj, ("spec", "y"), 2))
+    assert status["code"] == 422
+    assert "metadata.resourceVersion: Invalid value: 0: must be specified for an update" in status["message"]
+
+
+async def test_a_replacement_is_for_the_object_of_its_uid_and_name() -> None:
+    api = an_api()
+    await created(api, a_pod())
+    status = await refused(api, "PUT", POD, a_pod(metadata={"uid": "another"}))
+    assert status["code"] == 409
+    assert "Precondition failed: UID in precondition: another" in status["message"]
+    status = await refused(api, "PUT", POD, a_pod("q"))
+    assert status["message"] == "the name of the object (q) does not match the name on the URL (p)"
+    assert (await refused(api, "PUT", f"{COLLECTION}/q", a_pod("q")))["message"] == 'pods "q" not found'
+
+
+async def test_what_the_server_owns_survives_a_replacement() -> None:
+    api = an_api()
+    first = await created(api, a_pod())
+    second = await done(
+        api,
+        "PUT",
+        POD,
+        a_pod(spec={"activeDeadlineSeconds": 60}, metadata={"creationTimestamp": None, "generation": 99}),
+    )
+    for field in ("uid", "creationTimestamp"):
+        assert second["metadata"][field] == first["metadata"][field]
+    assert second["metadata"]["generation"] == 2
+
+
+async def test_a_write_that_changes_nothing_keeps_the_version() -> None:
+    api = an_api()
+    pod = await created(api, a_pod())
+    assert await done(api, "PUT", POD, pod) == pod
+    assert await done(api, "PATCH", POD, {"metadata": {"labels": {}}}, MERGE) == pod
+    assert await done(api, "PATCH", f"{POD}/status", {"status": {"phase": "Pending"}}, MERGE) == pod
+    assert (await done(api, "GET", COLLECTION))["metadata"]["resourceVersion"] == version_of(pod)
+
+
+# -- the status subresource and generations
+
+
+async def test_a_main_write_ignores_status_and_a_status_write_all_else() -> None:
+    api = an_api()
+    binding = await created(api, a_binding(), BINDINGS)
+    path = BINDINGS.path(None, "b")
+    mixed = {**binding, "spec": {"clusterID": "new"}, "status": {"phase": "Ready"}}
+    main = await done(api, "PUT", path, mixed)
+    assert main["spec"] == {"clusterID": "new"}
+    assert "status" not in main
+    both = {"metadata": {"labels": {"a": "b"}}, "spec": {"clusterID": "no"}, "status": {"phase": "Ready"}}
+    found = await done(api, "PATCH", f"{path}/status", both, MERGE)
+    assert found["spec"] == {"clusterID": "new"}
+    assert found["status"] == {"phase": "Ready"}
+    assert "labels" not in found["metadata"]
+
+
+async def test_a_status_write_to_a_built_in_kind_takes_annotations_along_but_no_owners() -> None:
+    api = an_api()
+    await created(api, a_pod())
+    patch = {
+        "metadata": {"annotations": {"a": "b"}, "ownerReferences": [OWNER]},
+        "spec": {"activeDeadlineSeconds": 60},
+        "status": {"phase": "Running"},
+    }
+    found = await done(api, "PATCH", f"{POD}/status", patch, MERGE)
+    assert found["metadata"]["annotations"] == {"a": "b"}
+    assert "ownerReferences" not in found["metadata"]
+    assert found["status"]["phase"] == "Running"
+    assert "activeDeadlineSeconds" not in found["spec"]
+
+
+async def test_only_a_change_of_the_specification_is_a_new_generation() -> None:
+    api = an_api()
+    await created(api, a_binding(), BINDINGS)
+    path = BINDINGS.path(None, "b")
+
+    async def generation(patch: Object, where: str = path) -> int:
+        found: int = (await done(api, "PATCH", where, patch, MERGE))["metadata"]["generation"]
+        return found
+
+    assert await generation({"metadata": {"labels": {"a": "b"}}}) == 1
+    assert await generation({"status": {"phase": "Ready"}}, f"{path}/status") == 1
+    assert await generation({"spec": {"x": 1}}) == 2
+    assert await generation({"spec": {"x": 1}}) == 2
+    assert await generation({"data": {"x": 1}}) == 3
+
+
+async def test_kinds_that_hold_only_data_have_no_generation() -> None:
+    api = an_api()
+    for resource, has_one in {PODS: True, DEPLOYMENTS: True, BINDINGS: True, CONFIGMAPS: False, LEASES: False}.items():
+        found = await created(api, specimen(resource, "x"), resource)
+        assert ("generation" in found["metadata"]) is has_one
+    patched = await done(api, "PATCH", CONFIGMAPS.path("default", "x"), {"data": {"a": "b"}}, MERGE)
+    assert "generation" not in patched["metadata"]
+
+
+# -- patching
+
+
+async def test_a_merge_patch_changes_what_it_names_and_removes_what_it_nulls() -> None:
+    api = an_api()
+    await created(api, a_pod(metadata={"labels": {"a": "1", "b": "2"}}))
+    found = await done(api, "PATCH", POD, {"metadata": {"labels": {"a": None, "c": "3"}}}, MERGE)
+    assert found["metadata"]["labels"] == {"b": "2", "c": "3"}
+
+
+async def test_a_json_patch_is_applied_whole_or_not_at_all() -> None:
+    api = an_api()
+    pod = await created(api, a_pod())
+    add = {"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 60}
+    status = await refused(
+        api, "PATCH", POD, [add, {"op": "test", "path": "/spec/activeDeadlineSeconds", "value": 50}], JSON_PATCH
+    )
+    assert (status["code"], status["reason"]) == (422, "Invalid")
+    assert await done(api, "GET", POD) == pod
+    assert (await done(api, "PATCH", POD, [add], JSON_PATCH))["spec"]["activeDeadlineSeconds"] == 60
+
+
+@pytest.mark.parametrize("content_type", [STRATEGIC, "application/json"])
+async def test_a_patch_that_a_kind_does_not_take_is_an_unsupported_media_type(content_type: str) -> None:
+    api = an_api()
+    await created(api, a_binding(), BINDINGS)
+    status = await refused(api, "PATCH", BINDINGS.path(None, "b"), {}, content_type)
+    assert (status["code"], status["reason"]) == (415, "UnsupportedMediaType")
+
+
+@pytest.mark.parametrize("content_type", [MERGE, STRATEGIC, APPLY])
+async def test_a_version_in_a_patch_is_a_precondition(content_type: str) -> None:
+    api = an_api()
+    old = version_of(await created(api, a_pod()))
+    kind = {"apiVersion": "v1", "kind": "Pod"}
+    patch = {**kind, "metadata": {"resourceVersion": old}, "spec": {"activeDeadlineSeconds": 60}}
+    await done(api, "PATCH", POD, patch, content_type, fieldManager="me")
+    patch["spec"] = {"activeDeadlineSeconds": 50}
+    assert (await refused(api, "PATCH", POD, patch, content_type, fieldManager="me"))["reason"] == "Conflict"
+
+
+async def test_a_patch_for_another_uid_conflicts() -> None:
+    api = an_api()
+    await created(api, a_pod())
+    status = await refused(api, "PATCH", POD, {"metadata": {"uid": "another"}}, MERGE)
+    assert "Precondition failed: UID in precondition: another" in status["message"]
+
+
+async def test_a_patch_of_nothing_is_not_found() -> None:
+    assert (await refused(an_api(), "PATCH", POD, {}, MERGE))["message"] == 'pods "p" not found'
+    assert (await refused(an_api(), "PATCH", f"{POD}/status", {}, APPLY, fieldManager="me"))["code"] == 404
+
+
+async def test_apply_creates_what_is_missing_and_merges_what_is_there() -> None:
+    api = an_api()
+    assert (await refused(api, "PATCH", POD, a_pod(), APPLY))["code"] == 422
+    code, first = await answer(api, "PATCH", POD, a_pod(), APPLY, fieldManager="me")
+    assert code == 201
+    more = a_pod(spec={"activeDeadlineSeconds": 60})
+    code, second = await answer(api, "PATCH", POD, more, APPLY, fieldManager="me")
+    assert code == 200
+    assert second["spec"] == {**first["spec"], "activeDeadlineSeconds": 60}
+    assert second["metadata"]["uid"] == first["metadata"]["uid"]
+
+
+# -- deleting
+
+
+async def test_a_deleted_object_is_gone_and_its_name_free() -> None:
+    api = an_api()
+    first = await created(api, a_binding(), BINDINGS)
+    status = await done(api, "DELETE", BINDINGS.path(None, "b"))
+    assert (status["kind"], status["status"]) == ("Status", "Success")
+    assert status["details"]["uid"] == first["metadata"]["uid"]
+    assert (await refused(api, "GET", BINDINGS.path(None, "b")))["code"] == 404
+    assert (await refused(api, "DELETE", BINDINGS.path(None, "b")))["code"] == 404
+    assert (await created(api, a_binding(), BINDINGS))["metadata"]["uid"] != first["metadata"]["uid"]
+
+
+@pytest.mark.parametrize(("field", "word"), [("uid", "UID"), ("resourceVersion", "ResourceVersion")])
+async def test_a_deletion_spares_what_its_preconditions_do_not_mean(field: str, word: str) -> None:
+    api = an_api()
+    pod = await created(api, a_pod())
+    status = await refused(api, "DELETE", POD, {"preconditions": {field: "0"}})
+    assert status["code"] == 409
+    assert f'"p": the {word} in the precondition (0) does not match the {word} in record' in status["message"]
+    await done(api, "DELETE", POD, {"preconditions": {field: pod["metadata"][field]}})
+    assert api.dump() == []
+
+
+async def test_finalizers_hold_a_deleted_object_until_the_last_is_removed() -> None:
+    api = an_api()
+    binding = await created(api, with_value(a_binding(), ("metadata", "finalizers"), ["a", "b"]), BINDINGS)
+    path = BINDINGS.path(None, "b")
+    deleting = await done(api, "DELETE", path, {"propagationPolicy": "Foreground"})
+    assert deleting["metadata"]["deletionTimestamp"] == "2024-01-01T00:00:00Z"
+    assert deleting["metadata"]["generation"] == binding["metadata"]["generation"] + 1
+    assert await done(api, "DELETE", path) == deleting
+    await done(api, "PATCH", path, {"metadata": {"finalizers": ["b"], "deletionTimestamp": None}}, MERGE)
+    assert (await done(api, "GET", path))["metadata"]["deletionTimestamp"]
+    await done(api, "PATCH", path, {"metadata": {"finalizers": []}}, MERGE)
+    assert api.dump() == []
+
+
+async def test_no_finalizer_is_added_to_what_is_being_deleted() -> None:
+    api = an_api()
+    await created(api, with_value(a_binding(), ("metadata", "finalizers"), ["a"]), BINDINGS)
+    path = BINDINGS.path(None, "b")
+    await done(api, "DELETE", path)
+    status = await refused(api, "PATCH", path, {"metadata": {"finalizers": ["a", "b"]}}, MERGE)
+    assert (
+        'no new finalizers can be added if the object is being deleted, found new finalizers []string{"b"}'
+        in (status["message"])
+    )
+
+
+async def test_a_pod_on_a_node_stays_until_it_is_deleted_without_grace() -> None:
+    api = an_api()
+    await created(api, a_pod(spec={"nodeName": "n"}))
+    first = (await done(api, "DELETE", POD))["metadata"]
+    assert (first["deletionGracePeriodSeconds"], first["deletionTimestamp"]) == (30, "2024-01-01T00:00:30Z")
+    shorter = (await done(api, "DELETE", POD, {"gracePeriodSeconds": 5}))["metadata"]
+    assert (shorter["deletionGracePeriodSeconds"], shorter["deletionTimestamp"]) == (5, "2024-01-01T00:00:05Z")
+    assert shorter["generation"] == first["generation"] == 2
+    assert (await done(api, "DELETE", POD, gracePeriodSeconds="20"))["metadata"] == shorter
+    await done(api, "PATCH", f"{POD}/status", {"status": {"phase": "Running"}}, MERGE)
+    assert len(api.dump()) == 1
+    assert (await done(api, "DELETE", POD, {"gracePeriodSeconds": 0}))["kind"] == "Pod"
+    assert api.dump() == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "phase"),
+    [
+        ({}, "Pending"),
+        ({"nodeName": "n"}, "Failed"),
+        ({"nodeName": "n", "terminationGracePeriodSeconds": 0}, "Running"),
+    ],
+)
+async def test_a_pod_that_no_kubelet_has_to_stop_goes_at_once(spec: Object, phase: str) -> None:
+    api = an_api()
+    await created(api, a_pod(spec=spec))
+    await done(api, "PATCH", f"{POD}/status", {"status": {"phase": phase}}, MERGE)
+    await done(api, "DELETE", POD, {"gracePeriodSeconds": 30} if phase != "Running" else None)
+    assert api.dump() == []
+
+
+async def test_a_pod_with_a_finalizer_outlives_its_grace() -> None:
+    api = an_api()
+    await created(api, a_pod(spec={"nodeName": "n"}, metadata={"finalizers": ["example.com/f"]}))
+    await done(api, "DELETE", POD)
+    await done(api, "DELETE", POD, {"gracePeriodSeconds": 0})
+    assert len(api.dump()) == 1
+    await done(api, "PATCH", POD, {"metadata": {"finalizers": None}}, MERGE)
+    assert api.dump() == []
+
+
+async def test_a_collection_is_deleted_as_far_as_it_is_selected() -> None:
+    api = an_api()
+    for name, label in (("a", "x"), ("b", "y"), ("c", "x")):
+        await created(api, a_pod(name, metadata={"labels": {"l": label}}))
+    await done(api, "POST", PODS.path("other"), a_pod("d", metadata={"labels": {"l": "x"}}))
+    gone = await done(api, "DELETE", COLLECTION, labelSelector="l=x")
+    assert [item["metadata"]["name"] for item in gone["items"]] == ["a", "c"]
+    assert await names(api, "/api/v1/pods") == ["b", "d"]
+
+
+# -- other subresources and reviews
+
+
+async def test_a_pods_spec_is_patched_through_its_subresources_and_no_other_kinds_is() -> None:
+    api = an_api()
+    await created(api, a_pod())
+    await created(api, {"metadata": {"name": "p"}}, CONFIGMAPS)
+    debugger = {"name": "debugger", "image": "busybox:1"}
+    patch = {"spec": {"ephemeralContainers": [debugger], "activeDeadlineSeconds": 60}}
+    patched = await done(api, "PATCH", f"{POD}/ephemeralcontainers", patch, MERGE)
+    assert [each["name"] for each in patched["spec"]["ephemeralContainers"]] == ["debugger"]
+    assert "activeDeadlineSeconds" not in patched["spec"]
+    assert patched["metadata"]["generation"] == 2
+    path = CONFIGMAPS.path("default", "p", "ephemeralcontainers")
+    assert (await refused(api, "PATCH", path, {"data": {"a": "b"}}, MERGE))["code"] == 404
+
+
+async def test_an_eviction_deletes_the_pod() -> None:
+    api = an_api()
+    await created(api, a_pod())
+    eviction = {"kind": "Eviction", "metadata": {"name": "p"}, "deleteOptions": {"preconditions": {"uid": "another"}}}
+    assert (await refused(api, "POST", f"{POD}/eviction", eviction))["code"] == 409
+    code, found = await answer(api, "POST", f"{POD}/eviction", {"kind": "Eviction"})
+    assert (code, found["status"]) == (201, "Success")
+    assert api.dump() == []
+
+
+async def test_a_service_account_token_expires_when_it_was_asked_to() -> None:
+    api = an_api()
+    path = SERVICE_ACCOUNTS.path("default", "robot", "token")
+    assert (await refused(api, "POST", path, {"spec": {}}))["code"] == 404
+    await created(api, {"metadata": {"name": "robot"}}, SERVICE_ACCOUNTS)
+    first = (await done(api, "POST", path, {"spec": {"expirationSeconds": 600}}))["status"]
+    second = (await done(api, "POST", path, {"spec": {}}))["status"]
+    assert first["expirationTimestamp"] == "2024-01-01T00:10:00Z"
+    assert second["expirationTimestamp"] == "2024-01-01T01:00:00Z"
+    assert first["token"] != second["token"]
+
+
+# -- listing
+
+
+async def test_a_list_is_ordered_and_its_items_do_not_say_what_they_are() -> None:
+    api = an_api()
+    for namespace, name in (("b", "x"), ("a", "z"), ("a", "y")):
+        await done(api, "POST", PODS.path(namespace), a_pod(name))
+    found = await done(api, "GET", "/api/v1/pods")
+    assert (found["kind"], found["apiVersion"]) == ("PodList", "v1")
+    assert [key_of(item) for item in found["items"]] == ["a/y", "a/z", "b/x"]
+    assert not any("kind" in item or "apiVersion" in item for item in found["items"])
+    assert await names(api, PODS.path("a")) == ["y", "z"]
+    await created(api, a_binding(), BINDINGS)
+    assert (await done(api, "GET", BINDINGS.path()))["items"][0]["kind"] == "ClusterBinding"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"labelSelector": "app=web"}, ["a", "c"]),
+        ({"labelSelector": "app!=web"}, ["b", "d"]),
+        ({"labelSelector": "app in (web,db),!old"}, ["a", "b"]),
+        ({"labelSelector": "app=web", "fieldSelector": "metadata.name!=a"}, ["c"]),
+        ({"fieldSelector": "metadata.name=b,metadata.namespace=default"}, ["b"]),
+        ({"fieldSelector": "spec.nodeName=n1"}, ["a"]),
+        ({"fieldSelector": "spec.nodeName="}, ["b", "c", "d"]),
+        ({"fieldSelector": "spec.hostNetwork=true"}, ["d"]),
+        ({"fieldSelector": "status.phase!=Pending"}, []),
+    ],
+)
+async def test_selectors_choose_by_labels_and_by_any_field(query: dict[str, str], expected: list[str]) -> None:
+    api = an_api()
+    await created(api, a_pod("a", metadata={"labels": {"app": "web"}}, spec={"nodeName": "n1"}))
+    await created(api, a_pod("b", metadata={"labels": {"app": "db"}}))
+    await created(api, a_pod("c", metadata={"labels": {"app": "web", "old": ""}}))
+    await created(api, a_pod("d", spec={"hostNetwork": True}))
+    assert await names(api, **query) == expected
+
+
+@pytest.mark.parametrize(
+    "query", [{"labelSelector": "a in b"}, {"fieldSelector": "a"}, {"limit": "x"}, {"continue": "?"}]
+)
+async def test_a_query_that_makes_no_sense_is_a_bad_request(query: dict[str, str]) -> None:
+    assert (await refused(an_api(), "GET", COLLECTION, **query))["code"] == 400
+
+
+async def test_all_pages_of_a_list_show_one_moment() -> None:
+    api = an_api()
+    for name in "abcde":
+        await created(api, a_pod(name))
+    page = await done(api, "GET", COLLECTION, limit="2")
+    seen = [page]
+    await done(api, "DELETE", f"{COLLECTION}/c")
+    await created(api, a_pod("d2"))
+    while token := page["metadata"].get("continue"):
+        page = await done(api, "GET", COLLECTION, limit="2", **{"continue": token})
+        seen.append(page)
+    assert [[item["metadata"]["name"] for item in page["items"]] for page in seen] == [["a", "b"], ["c", "d"], ["e"]]
+    assert len({version_of(page) for page in seen}) == 1
+
+
+async def test_a_list_out_of_the_cache_is_whole_whatever_its_limit() -> None:
+    api = an_api()
+    for name in "abc":
+        await created(api, a_pod(name))
+    assert await names(api, limit="1", resourceVersion="0") == ["a", "b", "c"]
+
+
+# -- watching
+
+
+async def test_a_watch_tells_of_every_change_after_its_version() -> None:
+    api = an_api()
+    version = version_of(await created(api, a_pod("before")))
+    async with a_watch(api, resourceVersion=version) as events:
+        pod = await created(api, a_pod())
+        assert await events.next() == ("ADDED", pod)
+        pod = await done(api, "PATCH", POD, {"spec": {"activeDeadlineSeconds": 60}}, MERGE)
+        await created(api, {"metadata": {"name": "c"}}, CONFIGMAPS)
+        assert await events.next() == ("MODIFIED", pod)
+        await done(api, "DELETE", POD)
+        type, last = await events.next()
+        assert type == "DELETED"
+        assert int(version_of(last)) > int(version_of(pod))
+        assert last["spec"] == pod["spec"]
+
+
+async def test_a_watch_of_a_namespace_tells_of_no_other() -> None:
+    api = an_api()
+    async with a_watch(api, PODS.path("b")) as events:
+        await done(api, "POST", PODS.path("a"), a_pod("x"))
+        await done(api, "POST", PODS.path("b"), a_pod("y"))
+        assert await events.brief() == ("ADDED", "y")
+
+
+async def test_a_watch_without_a_version_first_shows_what_is_there() -> None:
+    api = an_api()
+    await created(api, a_pod("a"))
+    for query in ({}, {"resourceVersion": "0"}):
+        async with a_watch(api, **query) as events:
+            assert await events.brief() == ("ADDED", "a")
+
+
+async def test_what_enters_a_selection_is_added_and_what_leaves_it_is_deleted() -> None:
+    api = an_api()
+    await created(api, a_pod())
+    async with a_watch(api, labelSelector="on=yes") as events:
+        entered = await done(api, "PATCH", POD, {"metadata": {"labels": {"on": "yes"}}}, MERGE)
+        assert await events.next() == ("ADDED", entered)
+        left = await done(api, "PATCH", POD, {"metadata": {"labels": {"on": "no"}}}, MERGE)
+        type, obj = await events.next()
+        assert type == "DELETED"
+        assert obj["metadata"]["labels"] == {"on": "yes"}
+        assert version_of(obj) == version_of(left)
+
+
+async def test_a_watch_from_a_forgotten_version_gets_an_error_event() -> None:
+    api = an_api()
+    old = version_of(await created(api, a_pod("a")))
+    await created(api, a_pod("b"))
+    api.compact()
+    async with a_watch(api, resourceVersion=old) as events:
+        type, status = await events.next()
+        assert type == "ERROR"
+        assert (status["code"], status["reason"]) == (410, "Expired")
+        assert status["message"] == f"too old resource version: {old} ({int(old) + 1})"
+        assert await events.rest() == []
+
+
+async def test_a_streamed_list_ends_with_a_marked_bookmark() -> None:
+    api = an_api()
+    await created(api, a_pod("a"))
+    await created(api, a_pod("b"))
+    query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
+    async with a_watch(api, **query) as events:
+        assert await events.brief() == ("ADDED", "a")
+        assert await events.brief() == ("ADDED", "b")
+        type, mark = await events.next()
+        assert type == "BOOKMARK"
+        assert mark["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+        assert version_of(mark) == version_of(await done(api, "GET", COLLECTION))
+        await created(api, a_pod("c"))
+        assert await events.brief() == ("ADDED", "c")
+
+
+async def test_a_streamed_list_without_its_match_is_invalid() -> None:
+    code, status = await answer(an_api(), "GET", COLLECTION, watch="1", sendInitialEvents="true")
+    assert code == 422
+    assert "sendInitialEvents" in status["message"]
+
+
+async def test_a_watch_that_wants_no_initial_events_begins_now() -> None:
+    api = an_api()
+    await created(api, a_pod("a"))
+    async with a_watch(api, sendInitialEvents="false", resourceVersionMatch="NotOlderThan") as events:
+        await created(api, a_pod("b"))
+        assert await events.brief() == ("ADDED", "b")

@@ -1,0 +1,61 @@
+"""The clusters of a world as processes: how long they have to start, and what is told of their end."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.kube.names import dns_label_complaint
+from tapestry.local.cluster import ClusterPlan
+from tapestry.local.members import Progress, ending
+
+
+class Clock:
+    time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def test_what_gets_somewhere_has_time_however_slow_it_is() -> None:
+    clock = Clock()
+    progress = Progress(10, 1000, clock)
+    for step in range(50):
+        clock.time += 9
+        assert not progress.stalls(step)
+    clock.time += 11
+    assert progress.stalls(49)
+
+
+def test_what_gets_nowhere_in_the_end_does_not_go_on_for_ever() -> None:
+    clock = Clock()
+    progress = Progress(10, 100, clock)
+    clock.time = 99
+    assert not progress.stalls("busy")
+    clock.time = 101
+    assert progress.stalls("busier")
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "text"),
+    [
+        (137, "a\nb\n", "was ended by SIGKILL"),
+        (1, "a\nError: the port is taken\n", "ended with 1: Error: the port is taken"),
+        (0, "", "ended with 0"),
+    ],
+)
+def test_an_end_is_told_by_its_signal_or_by_last_words(code: int, log: str, text: str) -> None:
+    assert ending(code, log) == text
+
+
+@given(st.text(min_size=1, max_size=80).filter(lambda name: "/" not in name and "\0" not in name))
+def test_a_cluster_in_any_folder_has_a_name_that_nodes_can_have(name: str) -> None:
+    assert dns_label_complaint(f"{ClusterPlan(Path('/data') / name).name}-500") is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("a_b", "a-b"), ("East.1", "east-1"), ("_", "cluster"), ("cluster-1", "cluster-1")]
+)
+def test_the_name_of_a_cluster_is_as_like_its_folders_as_can_be(folder: str, name: str) -> None:
+    assert ClusterPlan(Path("/data") / folder).name == name

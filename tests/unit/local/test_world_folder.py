@@ -1,0 +1,136 @@
+"""The folder of a world: what lasts, who runs it, and what is not touched."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tapestry.local.world_folder import LAYOUT, Kept, WorldFailed, WorldFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> WorldFolder:
+    return WorldFolder(tmp_path / "world")
+
+
+def test_a_world_is_as_large_as_is_asked_for_and_later_as_it_was(folder: WorldFolder) -> None:
+    assert folder.wanted(None, None, real_kubernetes=False) == Kept(2, 5)
+    with folder.claimed(folder.wanted(3, 1, real_kubernetes=False)):
+        pass
+    assert folder.wanted(None, None, real_kubernetes=False) == Kept(3, 1)
+
+
+def test_what_has_joined_is_remembered(folder: WorldFolder) -> None:
+    with folder.claimed(Kept(2, 5)):
+        folder.write(Kept(2, 5, joined=2))
+    assert folder.wanted(3, None, real_kubernetes=False) == Kept(3, 5, joined=2)
+
+
+def test_a_world_that_is_there_may_grow_and_loses_nothing(folder: WorldFolder) -> None:
+    with folder.claimed(Kept(3, 4)):
+        pass
+    assert folder.wanted(1, 0, real_kubernetes=False) == Kept(3, 4)
+    assert folder.wanted(4, 9, real_kubernetes=False) == Kept(4, 9)
+
+
+def test_a_world_stays_on_what_serves_it(folder: WorldFolder) -> None:
+    with folder.claimed(Kept(1, 1, real_kubernetes=True)):
+        pass
+    with pytest.raises(WorldFailed, match=r"made with --real-kubernetes, and stays so; .*--purge"):
+        folder.wanted(None, None, real_kubernetes=False)
+
+
+def test_what_was_made_when_nothing_was_written_down_is_a_world_too(folder: WorldFolder) -> None:
+    for name in ("virtual", "cluster-1", "cluster-2", "third"):
+        (folder.path / name).mkdir(parents=True)
+        (folder.path / name / "cluster.json").touch()
+    assert folder.kept() == Kept(2, 0, joined=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [('{"layout": 7}', f"layout 7 is not known here, only {LAYOUT}"), ("{", "cannot be read")]
+)
+def test_a_world_that_cannot_be_read_is_left_alone_and_can_be_forgotten(
+    folder: WorldFolder, text: str, said: str
+) -> None:
+    folder.path.mkdir()
+    folder.record.write_text(text)
+    with pytest.raises(WorldFailed, match=said) as caught:
+        folder.wanted(None, None, real_kubernetes=False)
+    assert "tapestry down --purge" in str(caught.value)
+    assert folder.record.read_text() == text
+    assert folder.delete()
+    assert not folder.path.exists()
+
+
+def test_a_folder_of_somebody_else_is_neither_filled_nor_deleted(folder: WorldFolder) -> None:
+    folder.path.mkdir()
+    (folder.path / "diary.txt").write_text("dear diary")
+    with pytest.raises(WorldFailed, match=r"has other things in it \(diary.txt\); choose another folder with --data"):
+        folder.wanted(None, None, real_kubernetes=False)
+    with pytest.raises(WorldFailed, match=r"diary.txt"):
+        folder.delete()
+    assert [each.name for each in folder.path.iterdir()] == ["diary.txt"]
+
+
+def test_there_is_nothing_to_forget_where_nothing_is(folder: WorldFolder) -> None:
+    assert not folder.delete()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = WorldFolder(tmp_path / "file" / "world")
+    with (
+        pytest.raises(WorldFailed, match=r"file/world: Not a directory; choose another folder"),
+        folder.claimed(Kept(1, 1)),
+    ):
+        raise AssertionError("unreachable")
+
+
+RUNNER = """
+import sys
+from pathlib import Path
+from tapestry.local.world_folder import Kept, WorldFolder
+
+with WorldFolder(Path(sys.argv[1])).claimed(Kept(1, 1)):
+    print("it is ours", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def somebody(folder: WorldFolder) -> Iterator["subprocess.Popen[bytes]"]:
+    """Another process, which runs the world."""
+    command = [sys.executable, "-c", RUNNER, str(folder.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"it is ours\n"
+        yield process
+        process.kill()
+
+
+def test_whoever_comes_second_is_told_who_is_there(folder: WorldFolder, somebody: "subprocess.Popen[bytes]") -> None:
+    assert folder.running_pid() == somebody.pid
+    with (
+        pytest.raises(WorldFailed, match=rf"run by process {somebody.pid} already; `tapestry down`"),
+        folder.claimed(Kept(1, 1)),
+    ):
+        raise AssertionError("unreachable")
+    with pytest.raises(WorldFailed, match="end it first"):
+        folder.delete()
+    assert folder.running_pid() == somebody.pid
+
+
+def test_nobody_runs_the_world_of_a_process_that_was_killed(
+    folder: WorldFolder, somebody: "subprocess.Popen[bytes]"
+) -> None:
+    somebody.kill()
+    folder.wait_until_free()
+    assert folder.running_pid() is None
+    with folder.claimed(Kept(1, 1)):
+        assert int(folder.mark.read_text()) == os.getpid()
+    assert json.loads(folder.record.read_text())["clusters"] == 1
