@@ -19,7 +19,7 @@ from tapestry.apiserver.rows import FINALIZED, ONLY_CONDITIONALLY, ORPHANING, ST
 from tapestry.apiserver.subresources.parts import PARTS
 from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, with_value, without
-from tapestry.kube.times import timestamp
+from tapestry.kube.times import parse_time, timestamp
 
 SERVER_OWNED = (
     "uid",
@@ -129,15 +129,27 @@ def deleted(row: Row, current: Object, options: Mapping[str, Any], now: datetime
         and not (row.resource.name == "namespaces" and value_at(current, "spec", "finalizers"))
     ):
         return None
-    until = timestamp(now + timedelta(seconds=grace))
     if is_deleting(current):
-        if grace >= metadata.get("deletionGracePeriodSeconds", 0) and finalizers == metadata.get("finalizers", []):
+        hastened = options.get("gracePeriodSeconds") is not None and grace < metadata.get(
+            "deletionGracePeriodSeconds", 0
+        )
+        if not hastened and finalizers == metadata.get("finalizers", []):
             return current
+        marked = {**metadata, **(shortened(metadata, grace, now) if hastened else {})}
     else:
-        metadata = next_generation(metadata)
-    marked = {**metadata, "deletionTimestamp": until, "deletionGracePeriodSeconds": grace}
+        until = timestamp(now + timedelta(seconds=grace))
+        marked = {**next_generation(metadata), "deletionTimestamp": until, "deletionGracePeriodSeconds": grace}
     left = {**current, "metadata": tidy({**marked, "finalizers": finalizers}, keep=("deletionGracePeriodSeconds",))}
     return with_value(left, ("status", "phase"), "Terminating") if row.resource.name == "namespaces" else left
+
+
+def shortened(metadata: Object, grace: int, now: datetime) -> Object:
+    """When an object goes that gets less time than it was given, counted from when that began; never in the past."""
+    began = parse_time(metadata["deletionTimestamp"]) - timedelta(seconds=metadata["deletionGracePeriodSeconds"])
+    until = began + timedelta(seconds=grace)
+    if until < now:
+        until, grace = now, min(grace, 1)  # some time is left as long as somebody has to be told
+    return {"deletionTimestamp": timestamp(until), "deletionGracePeriodSeconds": grace}
 
 
 def deletion_finalizers(row: Row, metadata: Object, options: Mapping[str, Any]) -> list[str]:

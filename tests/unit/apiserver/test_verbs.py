@@ -1,6 +1,6 @@
 """The verbs that every resource has, asked of the whole server in the process of the test."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -453,6 +453,18 @@ async def test_a_pod_that_no_kubelet_has_to_stop_goes_at_once(spec: Object, phas
     await done(api, "PATCH", f"{POD}/status", {"status": {"phase": phase}}, MERGE)
     await done(api, "DELETE", POD, {"gracePeriodSeconds": 30} if phase != "Running" else None)
     assert api.dump() == []
+
+
+async def test_a_grace_that_has_begun_is_shortened_from_where_it_began_and_never_ends_later() -> None:
+    moment = START
+    api = InProcessApi(RESOURCES, now=lambda: moment)
+    await created(api, a_pod(spec={"nodeName": "n"}))
+    await done(api, "DELETE", POD, {"gracePeriodSeconds": 60})
+    moment += timedelta(seconds=10)
+    for asked, seconds, until in ((None, 60, "01:00"), (90, 60, "01:00"), (40, 40, "00:40"), (5, 1, "00:10")):
+        body = None if asked is None else {"gracePeriodSeconds": asked}
+        found = (await done(api, "DELETE", POD, body))["metadata"]
+        assert (found["deletionGracePeriodSeconds"], found["deletionTimestamp"]) == (seconds, f"2024-01-01T00:{until}Z")
 
 
 async def test_a_pod_with_a_finalizer_outlives_its_grace() -> None:
