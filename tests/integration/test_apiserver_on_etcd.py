@@ -5,9 +5,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,7 @@ from tapestry.client.waiting import wait_for
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.patches import merged
 from tapestry.kube.resources import CRDS, Resource
-from tapestry.local.kubernetes import ControlPlane, Program
+from tapestry.local.kubernetes import ControlPlane
 
 from ..unit.apiserver.conftest import Hand
 from .etcds import Etcd
@@ -203,14 +201,6 @@ def test_a_server_that_has_no_etcd_says_so(tmp_path: Path) -> None:
 # -- beside a kube-apiserver
 
 
-class InJson(ControlPlane):
-    """Whose kube-apiserver writes JSON to etcd, and so can share it with us."""
-
-    def _apiserver(self, **options: Any) -> Program:
-        program = super()._apiserver(**options)
-        return replace(program, flags={**program.flags, "storage-media-type": "application/json"})
-
-
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
 CONTAINERS = [{"name": "c", "image": "i"}]
 LABELS = {"app": "x"}
@@ -251,7 +241,8 @@ def a_sample(resource: Resource, name: str, body: Object) -> Object:
 
 
 async def test_a_kube_apiserver_and_ours_share_what_is_in_etcd(kube_assets: Path, tmp_path: Path) -> None:
-    with InJson(tmp_path / "kubernetes", kube_assets, fsync=False) as plane:
+    in_json = {"storage-media-type": "application/json"}  # else we could not share it
+    with ControlPlane(tmp_path / "kubernetes", kube_assets, fsync=False, flags=in_json) as plane:
         kube = Client(HttpTransport(load([plane.kubeconfig], environ=os.environ)))
         async with a_server(tmp_path / "own", Servers(servers=[plane.etcd_url])) as ours:
             await ours.made(CRDS.path(), DEFINITION)

@@ -1,12 +1,13 @@
 """The live view of `tapestry up`: a screen of its own while the world is at work, on a terminal that can have one."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 
 from tapestry.client.client import Client
 from tapestry.inspect.live import Live
@@ -40,7 +41,8 @@ class View:
         """Show the world until cancelled; then the terminal is as it was."""
 
         def show(scene: Scene) -> None:
-            size = self.console.size
+            # As it is now: rich would rather believe COLUMNS and LINES, which do not change.
+            self.console.size = size = ConsoleDimensions(*os.get_terminal_size(self.console.file.fileno()))
             self.console.update_screen(screen(scene, Prompt(lines, self.notes), size.width, size.height))
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, self.news.set)

@@ -255,6 +255,8 @@ async def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(call
         assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         line.say(body)
         assert (await line.hear())[0] == 201
+        line.say(said[: -len(body)].replace(b"Content-Length: ", b"Content-Length: 9999999"))
+        assert (await line.hear())[0] == 413  # without having been asked for
 
 
 @pytest.mark.parametrize(

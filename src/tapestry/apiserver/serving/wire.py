@@ -84,6 +84,8 @@ class Exchange:
 
     async def read(self) -> bytes:
         """What has come of the body since; nothing at its end."""
+        if not self.is_whole and self.headers.pop("expect", "").lower() == "100-continue":
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # only now: it may have been refused for its head
         while not self._pieces and not self.is_whole:
             self._connection.listen()
             self._waiter = asyncio.get_running_loop().create_future()
@@ -245,8 +247,6 @@ class Connection(asyncio.Protocol):
         exchange.keeps = self._parser.should_keep_alive() and not self._parser.should_upgrade()
         self.version = self._parser.get_http_version()
         self._next.append(exchange)
-        if exchange.headers.get("expect", "").lower() == "100-continue":
-            self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
         assert self._reading is not None
