@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import stat
 import subprocess
 import sys
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TAPESTRY = Path(sys.executable).with_name("tapestry")
+from .worlds import ROOT, up
+
 ASKS_FOR_HALF_A_CORE = """
 apiVersion: apps/v1
 kind: Deployment
@@ -46,15 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!{sys.executable}\nfrom {module} import {function}\n{function}()\n")
         file.chmod(0o755)
-    command = [TAPESTRY, "up", "--clusters", "1", "--nodes", "2"]
-    process = subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        assert any("Ctrl-C stops everything" in line for line in process.stdout)
+    with up(here / ".tapestry", "--clusters", "1", "--nodes", "2"):
         yield here
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")

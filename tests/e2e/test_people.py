@@ -2,16 +2,15 @@
 
 import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-TAPESTRY = Path(sys.executable).with_name("tapestry")
+from .worlds import TAPESTRY, up
+
 Typed = Callable[..., str]
 SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}}
 
@@ -20,15 +19,8 @@ SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "setti
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where a world is up."""
     here = tmp_path_factory.mktemp("world")
-    command = [TAPESTRY, "up", "--clusters", "1", "--nodes", "1"]
-    process = subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        assert any("Ctrl-C stops everything" in line for line in process.stdout)
+    with up(here / ".tapestry", "--clusters", "1", "--nodes", "1"):
         yield here
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
 
 
 @pytest.fixture
