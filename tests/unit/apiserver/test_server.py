@@ -615,3 +615,11 @@ async def test_a_list_says_once_of_what_kind_its_items_are_unless_they_are_custo
     assert found["items"][0]["data"] == {"k": "v"}
     _, found = await call("GET", "/apis/example.com/v1/widgets")
     assert [(each["apiVersion"], each["kind"]) for each in found["items"]] == [("example.com/v1", "Widget")]
+
+
+async def test_a_status_has_defaults_of_its_own(call: Hand) -> None:
+    services = "/api/v1/namespaces/default/services"
+    await call.made(services, {"metadata": {"name": "s"}, "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}})
+    status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
+    _, found = await call("PATCH", f"{services}/s/status", {"status": status}, kind="application/merge-patch+json")
+    assert found["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.1", "ipMode": "VIP"}]

@@ -24,8 +24,8 @@ def is_same_spec(old: Object, new: Object) -> bool:
 
 
 BESIDE = ("apiVersion", "kind", "metadata", "status")
-ELSEWHERE = (others.namespace, others.node)
-"""Defaults that are not of the spec."""
+ELSEWHERE = (others.namespace, others.node, others.service, others.claim)
+"""Defaults that are not of the spec alone."""
 DEFAULTS: Mapping[str, Default] = {
     "ingressclasses.networking.k8s.io": others.ingress_class,
     "namespaces": others.namespace,
