@@ -72,7 +72,8 @@ def remembered(function: Of[P, T]) -> Of[P, T]:
 
     @wraps(function)
     def answer(part: Any, /, *others: P.args, **named: P.kwargs) -> T:
-        return once(part, (function, others), lambda: function(part, *others, **named))
+        question = function, others, *named.items()
+        return once(part, question, lambda: function(part, *others, **named))
 
     return answer
 
@@ -82,6 +83,8 @@ def derived(function: Of[P, T]) -> Of[P, T]:
 
     @wraps(function)
     def answer(part: Any, /, *others: P.args, **named: P.kwargs) -> T:
-        return once(part, (function, others), lambda: function(part, *others, **named), is_part_too=True)
+        return once(
+            part, (function, others, *named.items()), lambda: function(part, *others, **named), is_part_too=True
+        )
 
     return answer

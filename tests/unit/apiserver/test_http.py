@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tapestry.apiserver import refusals
 from tapestry.apiserver.access.authentication import Authenticator, Credentials
 from tapestry.apiserver.codec import LONGEST_BODY
 from tapestry.apiserver.requests import Call, User
@@ -430,3 +431,42 @@ async def test_a_client_that_does_not_take_its_answer_is_cut_off() -> None:
         line.writer.transport.resume_reading()
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await line.reader.readexactly(size)
+
+
+async def test_a_client_that_asks_and_asks_and_takes_nothing_is_cut_off_before_much_is_made_for_it() -> None:
+    class Counting(Plain):
+        made = 0
+
+        async def answer(self, _: Call) -> Answer:
+            self.made += 1
+            return Answer(200, b"x" * 60_000)
+
+    counting = Counting()
+    async with listening(counting, seconds=0.2) as call_up:
+        line = await call_up()
+        line.writer.transport.pause_reading()
+        line.say(request("GET", "/x") * 2000)
+        async with asyncio.timeout(PATIENCE):
+            while not line.writer.transport.is_closing():
+                line.say(b"G")  # or it would not notice
+                await asyncio.sleep(0.01)
+    assert counting.made < 2000
+
+
+async def test_what_goes_wrong_with_one_connection_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        async def answer(self, asked: Call) -> Answer:
+            if asked.path == "/odd":
+                return Answer(599, b"{}")
+            raise refusals.not_allowed()
+
+        def refused(self, _: Call, error: ApiError) -> Answer:
+            raise RuntimeError("even this fails") from error
+
+    async with listening(Broken()) as call_up:
+        one, other = await call_up(), await call_up()
+        one.say(request("GET", "/x"))
+        assert await one.is_cut()
+        other.say(request("GET", "/odd"))
+        assert (await other.hear())[0] == 599
+    assert [each.message for each in caplog.records] == ["a connection failed"]

@@ -85,7 +85,7 @@ class Listener:
             await watched(exchange, answer)
         elif answer.stream is not None:
             await relayed(exchange, answer, answer.stream)
-        elif len(answer.body) <= AT_ONCE:
+        elif len(answer.body) <= AT_ONCE and not exchange.is_backed_up:
             send(exchange, answer)
         else:
             await self._sent(exchange, answer)

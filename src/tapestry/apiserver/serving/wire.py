@@ -19,6 +19,10 @@ from typing import cast
 
 import httptools
 
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
 LONGEST_HEAD = 1 << 17
 """Bytes of a head, all its headers together."""
 AHEAD = 1 << 18
@@ -62,6 +66,11 @@ class Exchange:
     @property
     def tls(self) -> ssl.SSLObject | None:
         return self._connection.tls
+
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether the client has yet to take what it was answered before."""
+        return self._connection.is_full
 
     # -- what came in
 
@@ -142,10 +151,13 @@ class Exchange:
         return b"%b%b%b%b" % (status_line(status, int(time())), lines.encode("utf-8", "surrogateescape"), length, last)
 
 
+PHRASES = {each.value: each.phrase for each in HTTPStatus}
+
+
 @lru_cache(maxsize=64)
 def status_line(status: int, second: int) -> bytes:
     """How an answer begins in this second."""
-    phrase = HTTPStatus(status).phrase
+    phrase = PHRASES.get(status, "Unknown")  # what a webhook answers with may be any number
     return f"HTTP/1.1 {status} {phrase}\r\nDate: {formatdate(second, usegmt=True)}\r\n".encode()
 
 
@@ -192,10 +204,8 @@ class Connection(asyncio.Protocol):
         self._listening.connections.discard(self)
         if self._alarm is not None:
             self._alarm.cancel()
-        if self._full is not None and not self._full.done():
-            self._full.set_exception(ConnectionResetError("the client is gone"))
         if self.task is not None:
-            self.task.cancel()
+            self.task.cancel()  # also where it waits for the client to take something
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -273,6 +283,9 @@ class Connection(asyncio.Protocol):
             await self._listening.serve(exchange)
         except ConnectionError:
             self._transport.abort()
+        except Exception:
+            log.exception("a connection failed")  # and only this one: all are in one group
+            self._transport.abort()
         finally:
             self.task = None
         self._next.popleft()
@@ -302,6 +315,10 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
+
+    @property
+    def is_full(self) -> bool:
+        return self._full is not None
 
     async def write_all(self, data: bytes | memoryview) -> None:
         """Write once the client has taken most of what was written before."""
@@ -350,7 +367,7 @@ class Listening:
 
     def __init__(self, serve: Serve, group: asyncio.TaskGroup, idle: float) -> None:
         self.serve = serve
-        """It answers whatever happens; what it raises breaks the connection, or everything."""
+        """It answers whatever happens; what it raises breaks the connection."""
         self.group = group
         """Whose tasks exchanges are."""
         self.idle = idle
