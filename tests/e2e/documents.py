@@ -2,8 +2,8 @@
 
 What a document shows right after its commands, in a block of `text`, is then to be seen, line for line.  Spaces count
 once; `...` is anything, in a line or in place of lines; a number that stands alone is any number but zero, and zero is
-zero.  What is not seen yet may take a moment: the commands are typed again.  Commands of which nothing is shown have to
-go well at once.
+zero.  What is not seen yet may take a moment: the last command of a block, a line of its own, is typed again.  All
+others, and those of a block of which nothing is shown, have to go well at once.
 
 Commands that serve until Ctrl-C get a terminal of their own, and are at work once what the document shows is seen, or
 once they say how to stop them.
@@ -77,7 +77,7 @@ class Reader:
     def follow(self, block: CommandBlock) -> None:
         """Type the commands of a block, and see what the document shows."""
         serves = SERVING.search(block.script) is not None
-        look = self.serve(block.script) if serves else lambda: self.type(block.script)
+        look = self.serve(block.script) if serves else self.look(block)
         pattern = pattern_of(block.shown or (AT_WORK if serves else "..."))
         due = time.monotonic() + (PATIENCE if block.shown or serves else 0)
         while True:
@@ -87,6 +87,20 @@ class Reader:
             wanted = f"and shows not\n{block.shown}" if went_well else "and fails"
             assert time.monotonic() < due, f"line {block.line} says\n{seen}\n{wanted}"
             threading.Event().wait(PAUSE)
+
+    def look(self, block: CommandBlock) -> Callable[[], tuple[bool, str]]:
+        """Type what a block does, once; a look at what its last command then says, after what all others said."""
+        if not block.shown:
+            return lambda: self.type(block.script)
+        before, _, last = block.script.rstrip("\n").rpartition("\n")
+        went_well, said = self.type(before)
+        assert went_well, f"line {block.line} says\n{said}\nand fails"
+
+        def look() -> tuple[bool, str]:
+            went_well, seen = self.type(last)
+            return went_well, said + seen
+
+        return look
 
     def type(self, script: str) -> tuple[bool, str]:
         """Whether commands all end well, and what they say."""

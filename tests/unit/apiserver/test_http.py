@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -483,3 +484,16 @@ async def test_what_goes_wrong_with_one_connection_leaves_the_others_alone(caplo
         other.say(request("GET", "/odd"))
         assert (await other.hear())[0] == 599
     assert [each.message for each in caplog.records] == ["a connection failed"]
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_client_that_comes_as_the_server_goes_is_not_left_hanging(call: Hand, turns: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        listener = Listener(call.server, Authenticator([somebody]), Gate({}), 5)
+        runner = await serve(listener, "127.0.0.1", 0, group=group, idle=60)
+        with socket.create_connection(runner.addresses[0], timeout=PATIENCE) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await runner.cleanup()
+            with suppress(ConnectionResetError):
+                assert await asyncio.to_thread(client.recv, 1) == b""

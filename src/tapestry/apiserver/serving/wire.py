@@ -193,6 +193,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._listening.is_over:
+            self.abort()  # it was accepted in the last moment
+            return
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
         self.tls = transport.get_extra_info("ssl_object")
@@ -373,6 +376,7 @@ class Listening:
         self.idle = idle
         """Seconds that a connection may be without a whole head of a request."""
         self.connections: set[Connection] = set()
+        self.is_over = False
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
@@ -388,6 +392,11 @@ class Listening:
         """Stop listening; what is under way has a moment to end."""
         if self._server is None:
             return
+        self.is_over = True
+        loop = asyncio.get_running_loop()
+        for door in self._server.sockets:
+            loop.remove_reader(door)
+        await asyncio.sleep(0)  # a server that is closed forgets whom it has just accepted: CPython's issue 109564
         self._server.close()
         for each in list(self.connections):
             if each.is_idle:
