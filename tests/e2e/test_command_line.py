@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .worlds import ROOT, up
+from .worlds import LONGEST, ROOT, up
 
 ASKS_FOR_HALF_A_CORE = """
 apiVersion: apps/v1
@@ -62,7 +62,7 @@ def typed(folder: Path, kube_assets: Path) -> Typed:
             env={**known, "PATH": path},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LONGEST,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -74,7 +74,7 @@ def typed(folder: Path, kube_assets: Path) -> Typed:
 @pytest.fixture(scope="module")
 def busy(folder: Path, typed: Typed) -> None:
     (folder / "busy.yaml").write_text(ASKS_FOR_HALF_A_CORE)
-    typed("tapestry k apply -f busy.yaml && tapestry k wait deploy/busy --for condition=Available --timeout 30s")
+    typed("tapestry k apply -f busy.yaml && tapestry k wait deploy/busy --for condition=Available --timeout 60s")
 
 
 def test_in_the_folder_of_a_world_nothing_has_to_be_said(typed: Typed) -> None:

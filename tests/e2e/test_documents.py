@@ -1,11 +1,11 @@
 """The README and the tutorials, followed to the letter."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from .documents import ROOT, blocks_of, pattern_of, reader
+from .worlds import left_behind
 
 TRANSLATION = ".zh-CN.md"
 """Has the commands of its original; tests/unit/test_documentation.py sees to it."""
@@ -24,8 +24,7 @@ def test_a_document_does_what_it_says(document: Path, tmp_path: Path) -> None:
     with reader(tmp_path) as somebody:
         for block in blocks:
             somebody.follow(block)
-    left = subprocess.run(["pgrep", "-a", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
-    assert left.stdout == ""
+    assert left_behind(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .worlds import TAPESTRY, up
+from .worlds import LONGEST, TAPESTRY, up
 
 Typed = Callable[..., str]
 SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "1"}}
@@ -37,7 +37,7 @@ def typed(folder: Path) -> Typed:
             input=incoming,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LONGEST,
             check=False,
         )
         assert done.returncode == code, done.stdout + done.stderr
@@ -50,7 +50,7 @@ def test_a_deployment_is_made_waited_for_shown_and_deleted(typed: Typed) -> None
     assert typed("k", "create", "deployment", "web", "--image", "nginx", "--replicas", "2") == (
         "deployment.apps/web created\n"
     )
-    assert "condition met" in typed("k", "wait", "deploy/web", "--for", "condition=Available", "--timeout", "30s")
+    assert "condition met" in typed("k", "wait", "deploy/web", "--for", "condition=Available", "--timeout", "60s")
     assert typed("k", "get", "pods", "-l", "app=web").count("Running") == 2
     assert "vnode-cluster-1" in typed("k", "get", "pods", "-A", "-o", "wide")
     assert "ScalingReplicaSet" in typed("k", "describe", "deploy", "web")
@@ -72,7 +72,7 @@ def test_the_manager_can_be_heard(typed: Typed) -> None:
 
 def test_the_log_of_a_pod_on_a_virtual_node_comes_from_below(typed: Typed) -> None:
     typed("k", "create", "deployment", "talk", "--image", "nginx")
-    typed("k", "wait", "deploy/talk", "--for", "condition=Available", "--timeout", "30s")
+    typed("k", "wait", "deploy/talk", "--for", "condition=Available", "--timeout", "60s")
     for flags in ((), ("-f",), ("--tail", "5")):
         (line,) = typed("k", "logs", "deployment/talk", *flags).splitlines()
         assert re.fullmatch(r"tapestry-leased/talk-\S+ is simulated: nothing runs in talk, .*", line)

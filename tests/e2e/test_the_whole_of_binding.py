@@ -45,7 +45,8 @@ from tapestry.apis.rights import (
     SYNCER_VOLUMES,
     Place,
 )
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Informer
 from tapestry.kube.conditions import is_true

@@ -4,8 +4,11 @@ import os
 import subprocess
 from pathlib import Path
 
-from .worlds import AT_WORK, ROOT, TAPESTRY, started, up
+import pytest
 
+from .worlds import AT_WORK, LONGEST, ROOT, TAPESTRY, started, up
+
+pytestmark = pytest.mark.timeout(300)  # worlds start and end in here, on a machine that others use, too
 SMALL = ("--clusters", "1", "--nodes", "1")
 
 
@@ -18,7 +21,7 @@ def shell(lines: str, kube_assets: Path, **variables: str) -> str:
         env={**os.environ, "PATH": path, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONGEST,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -29,7 +32,7 @@ def test_the_lines_that_up_prints_work_and_everything_is_there_again_the_next_ti
     kube_assets: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "world"
-    waiting = "kubectl rollout status deployment web --timeout 30s\n"
+    waiting = "kubectl rollout status deployment web --timeout 60s\n"
     with up(folder, "--nodes", "2") as world:
         lines = "\n".join(
             line.strip() for line in world.said.splitlines() if line.startswith("  ") and "s  " not in line
@@ -54,7 +57,7 @@ def test_down_stops_a_world_and_forgets_it(tmp_path: Path) -> None:
             [TAPESTRY, "down", "--data", folder, "--purge"], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stderr
-        world.process.communicate(timeout=60)
+        world.process.communicate(timeout=LONGEST)
         assert world.process.returncode == 0
     assert not folder.exists()
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from .worlds import TAPESTRY, started, up
+from .worlds import LONGEST, TAPESTRY, started, up
 
+pytestmark = pytest.mark.timeout(300)  # worlds start and end in here, on a machine that others use, too
 SMALL = ("--clusters", "1", "--nodes", "1")
 
 
 def told(folder: Path, *flags: str, code: int = 1, **variables: str) -> str:
     """What is said before it ends."""
     with started(folder, *flags, **variables) as world:
-        said, _ = world.process.communicate(timeout=120)
+        said, _ = world.process.communicate(timeout=LONGEST)
     assert world.process.returncode == code, said
     assert "Traceback" not in said
     return said
@@ -69,7 +70,7 @@ def stopped_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("up") / "world"
     with up(folder, *SMALL):
         second = subprocess.run(
-            [TAPESTRY, "up", "--data", folder], capture_output=True, text=True, timeout=60, check=False
+            [TAPESTRY, "up", "--data", folder], capture_output=True, text=True, timeout=LONGEST, check=False
         )
         assert second.returncode == 1
         assert "`tapestry down` stops it" in second.stderr

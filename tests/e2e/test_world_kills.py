@@ -81,7 +81,7 @@ async def kill_cluster(world: Up, name: str, victim: int) -> None:
     os.kill(victim, signal.SIGKILL)
     said = await asyncio.to_thread(world.read_until, "it is started again")
     assert f"{name} was ended by SIGKILL" in said
-    await World(world.folder).answers(name)
+    await World(world.folder).wait_for_answer(name)
 
 
 def guard_of(pid: int) -> int:

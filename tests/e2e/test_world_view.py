@@ -36,12 +36,14 @@ class Terminal:
     process: subprocess.Popen[bytes]
     written: bytes = b""
     more: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def read(self) -> None:
         try:
             self.written += os.read(self.master, 1 << 16)
         except OSError:  # the process has let go of it
             asyncio.get_running_loop().remove_reader(self.master)
+            self.over.set()
         self.more.set()
 
     async def shows(self, text: str) -> None:
@@ -51,6 +53,19 @@ class Terminal:
             while text not in CONTROL.sub(b"", self.written[begin:]).decode(errors="replace"):
                 self.more.clear()
                 await self.more.wait()
+
+    async def is_given_back(self) -> None:
+        """The terminal, with its cursor."""
+        async with asyncio.timeout(LONGEST):
+            while self.written.rfind(SHOW_CURSOR) < self.written.rfind(FROM_SCREEN) or FROM_SCREEN not in self.written:
+                self.more.clear()
+                await self.more.wait()
+
+    async def end(self) -> int:
+        """How the process ends, once all that it wrote is read."""
+        async with asyncio.timeout(LONGEST):
+            await self.over.wait()
+        return await asyncio.to_thread(self.process.wait, LONGEST)
 
     def resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -100,7 +115,7 @@ def process_of(cluster: Path) -> int:
 
 
 @pytest.mark.timeout(300)
-async def test_what_happens_is_seen_and_ctrl_c_gives_the_terminal_back(tmp_path: Path) -> None:
+async def test_what_happens_is_seen_and_ctrl_z_and_ctrl_c_give_the_terminal_back(tmp_path: Path) -> None:
     folder = tmp_path / "world"
     async with terminal(TAPESTRY, "up", "--data", folder, "--clusters", "1", "--nodes", "2") as screen:
         before = termios.tcgetattr(screen.master)
@@ -112,16 +127,21 @@ async def test_what_happens_is_seen_and_ctrl_c_gives_the_terminal_back(tmp_path:
         await screen.shows("Unscheduled: 0/")
         os.kill(process_of(folder / "virtual"), signal.SIGKILL)
         await screen.shows("virtual was ended by SIGKILL; it is started again")
-        await World(folder).answers("virtual")
+        await World(folder).wait_for_answer("virtual")
         async with opened(folder / "virtual" / "kubeconfig") as virtual:
             await virtual.delete(DEPLOYMENTS, named("web", "default"))
         await screen.shows("PODS  none yet")
         screen.resize(40, 40)
         await screen.shows("export KUBECONFIG=" + str(folder)[:21] + "\\")
         assert screen.written.count(FROM_SCREEN) == 0
+        screen.type(b"\x1a")
+        await asyncio.to_thread(os.waitid, os.P_PID, screen.process.pid, os.WSTOPPED | os.WNOWAIT)
+        await screen.is_given_back()
+        screen.process.send_signal(signal.SIGCONT)
+        await screen.shows("in another terminal")
         screen.type(b"\x03")
         await screen.shows("s  stopping")
-        assert await asyncio.to_thread(screen.process.wait, LONGEST) == 0
-        assert screen.written.count(TO_SCREEN) == screen.written.count(FROM_SCREEN) == 1
+        assert await screen.end() == 0
+        assert screen.written.count(TO_SCREEN) == screen.written.count(FROM_SCREEN) == 2
         assert screen.written.rfind(SHOW_CURSOR) > screen.written.rfind(HIDE_CURSOR) > 0
         assert termios.tcgetattr(screen.master) == before

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ TAPESTRY = Path(sys.executable).with_name("tapestry")
 AT_WORK = "Ctrl-C stops everything"
 LONGEST = 120
 """Seconds that a world may be silent, and processes may take to end: others use the machine, too."""
+MOMENT = 10.0
+"""Seconds in which the last of what ran for somebody is gone who has just ended."""
 
 
 @dataclass
@@ -76,6 +79,18 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except OSError:
         return ""
+
+
+def left_behind(folder: Path) -> list[str]:
+    """The processes that still have something in a folder to do, when they have had time to end."""
+    due = time.monotonic() + MOMENT
+    while (found := commands_with(str(folder))) and time.monotonic() < due:
+        threading.Event().wait(0.1)  # nothing tells of the end of whatever it may be
+    return found
+
+
+def commands_with(text: str) -> list[str]:
+    return [command for command in map(command_of, parents_of_all()) if text in command]
 
 
 @contextmanager

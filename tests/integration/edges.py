@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.controller import Informer
-from tapestry.kube.objects import Object, is_deleting, name_of
+from tapestry.kube.conditions import find
+from tapestry.kube.objects import Object, is_deleting, name_of, value_at
 from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.virtual_nodes import taint_named
 
@@ -21,8 +22,8 @@ POLICIES = 10
 GRACE = 5
 PODS_EACH = 2
 MINUTE = timedelta(minutes=1)
-PREPARATION = timedelta(seconds=8)
-"""What it takes to have everything in place before the first edge."""
+PREPARATION = timedelta(seconds=10)
+"""What it takes a syncer that runs to have everything in place before the first edge, on a busy machine."""
 
 
 @dataclass
@@ -64,13 +65,15 @@ class Measured:
 
 async def measured(site: Lending, minutes: int) -> Measured:
     """What came of so many whole minutes, from the next one on."""
-    first = next_minute(datetime.now(UTC) + PREPARATION)
     nodes = [f"{site.name}-{number}" for number in range(POLICIES)]
-    for number, node in enumerate(nodes):
+    for node in nodes:
         await site.add_node(node, labels={"policy": node})
-        await add_policy(site, node, windows(first, minutes, closes_first=number % 2 == 0))
     sights, result = Sights(), Measured()
     with site.syncer():
+        await site.wait_for_binding(is_at_work, timeout=60)
+        first = next_minute(datetime.now(UTC) + PREPARATION)
+        for number, node in enumerate(nodes):
+            await add_policy(site, node, windows(first, minutes, closes_first=number % 2 == 0))
         async with asyncio.TaskGroup() as group:
             following = [group.create_task(informer.run()) for informer in informers(site, sights)]
             wanted = {site.above(node): number % 2 == 1 for number, node in enumerate(nodes)}
@@ -87,6 +90,11 @@ async def measured(site: Lending, minutes: int) -> Measured:
             for task in following:
                 task.cancel()
     return result
+
+
+def is_at_work(binding: Object) -> bool:
+    """Whether a syncer has said something of what it leases."""
+    return find(value_at(binding, "status", "conditions"), "Leasing") is not None
 
 
 def next_minute(moment: datetime) -> datetime:

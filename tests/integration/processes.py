@@ -22,7 +22,7 @@ def running(command: Sequence[object], log: Path) -> Iterator[int]:
     try:
         yield process.pid
         process.terminate()
-        if process.wait(15) not in (0, -signal.SIGTERM):
+        if process.wait(30) not in (0, -signal.SIGTERM):
             raise RuntimeError(f"{command} ended with {process.returncode}")
     except BaseException as error:
         error.add_note(f"the end of {log}:\n{log.read_text()[-2000:]}")

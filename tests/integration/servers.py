@@ -88,7 +88,7 @@ class OwnServer:
         if self._process is not None:
             self.resume()
             self._process.terminate()
-            if self._process.wait(20) != 0:
+            if self._process.wait(30) != 0:
                 raise RuntimeError(f"it ended with {self._process.returncode}:\n{self.log.read_text()[-2000:]}")
 
     def kill(self) -> None:

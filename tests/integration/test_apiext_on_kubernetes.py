@@ -26,7 +26,7 @@ def address(shared_plane: Plane) -> Iterator[str]:
         said = next(line for line in map(json.loads, process.stderr) if line["message"] == "serving")
         yield said["address"]
         process.terminate()
-        assert process.wait(15) == 0
+        assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()

@@ -197,7 +197,7 @@ async def settle(found: Storm) -> None:
         found.ledger.found(key, dict(objects).get(key))
     for watcher in found.watchers:
         with suppress(TimeoutError):
-            await asyncio.wait_for(found.follow(watcher, 0), 5)
+            await asyncio.wait_for(found.follow(watcher, 0), 20)
         watcher.settle()
         same(watcher.picture, objects)
 

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from .etcds import Etcd
 from .servers import TAPESTRY, OwnServer
 
 CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
+SERVICES = "/api/v1/namespaces/default/services"
 DEFINITION = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -59,20 +61,19 @@ def etcd(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @asynccontextmanager
-async def a_server(folder: Path, servers: Servers) -> AsyncIterator[Hand]:
+async def a_server(folder: Path, servers: Servers, **more: Any) -> AsyncIterator[Hand]:
     """One of ours, without a socket."""
-    config = ApiServerConfig(
-        backend="etcd", etcd=servers, file_rootpath=str(folder), secure_address="", pod_accounts=False
-    )
+    here = {"etcd": servers, "file_rootpath": str(folder), **more}
+    config = ApiServerConfig(backend="etcd", secure_address="", pod_accounts=False, **here)
     async with running(config) as made:
         yield Hand(made.server, made.accounts)
 
 
 @asynccontextmanager
-async def two_servers(folder: Path, url: str, prefix: str) -> AsyncIterator[tuple[Hand, Hand]]:
+async def two_servers(folder: Path, url: str, prefix: str, **config: Any) -> AsyncIterator[tuple[Hand, Hand]]:
     servers = Servers(servers=[url], prefix=prefix)
-    async with a_server(folder / "one", servers) as one, a_server(folder / "other", servers) as other:
-        yield one, other
+    async with a_server(folder / "one", servers, **config) as one, a_server(folder / "other", servers, **config) as two:
+        yield one, two
 
 
 def a_map(name: str, **data: str) -> Object:
@@ -110,6 +111,33 @@ async def test_a_page_can_be_continued_at_the_other_server(etcd: Etcd, tmp_path:
             _, page = await other("GET", CONFIGMAPS, **{"limit": "2", "continue": token})
             names += [item["metadata"]["name"] for item in page["items"]]
         assert names == ["m0", "m1", "m2", "m3", "m4"]
+
+
+async def test_no_two_services_get_the_same_wherever_they_are_made(etcd: Etcd, tmp_path: Path) -> None:
+    """Of 29 addresses 24 are given in one burst; then one of them and 8 ports are asked for at both servers."""
+    ports = [{"type": "NodePort", "ports": [{"port": 80, "nodePort": 30000 + number}]} for number in range(8)]
+
+    def a_service(name: str, **spec: Any) -> Object:
+        return {"metadata": {"name": name}, "spec": {"ports": [{"port": 80}], **spec}}
+
+    async with two_servers(tmp_path, etcd.url, "/services", service_cluster_ip_range="10.0.0.0/27") as servers:
+        async with asyncio.TaskGroup() as group:
+            burst = [
+                group.create_task(servers[number % 2].made(SERVICES, a_service(f"s{number}"))) for number in range(24)
+            ]
+        assert len({task.result()["spec"]["clusterIP"] for task in burst}) == 24
+        for number in range(24):
+            assert (await servers[0]("DELETE", f"{SERVICES}/s{number}"))[0] == 200
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                [
+                    group.create_task(each("POST", SERVICES, a_service(f"{name}{number}", **spec)))
+                    for each, name in zip(servers, ("one", "other"), strict=True)
+                ]
+                for number, spec in enumerate([{"clusterIP": "10.0.0.9"}, *ports])
+            ]
+        codes = [sorted(task.result()[0] for task in pair) for pair in asked]
+        assert codes == [[201, 422]] * 9
 
 
 async def test_a_definition_made_at_one_server_is_served_by_the_other(etcd: Etcd, tmp_path: Path) -> None:
@@ -158,18 +186,19 @@ async def test_patches_that_name_no_version_are_all_made_however_many_there_are(
 async def test_without_etcd_the_answer_is_503_and_with_it_again_200(
     kube_assets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.PATIENCE", 0.3)
     with Etcd(kube_assets, tmp_path) as etcd:
         async with a_server(tmp_path / "own", Servers(servers=[etcd.url])) as hand:
             await hand.made(CONFIGMAPS, a_map("kept"))
             etcd.kill()
-            status, said = 504, {}
-            while status == 504:  # what was under way when it died
-                status, said = await hand("POST", CONFIGMAPS, a_map("lost"))
-            assert (status, said["reason"]) == (503, "ServiceUnavailable")
-            assert f"etcd at {etcd.url}" in said["message"]
-            assert (await hand("GET", f"{CONFIGMAPS}/kept"))[0] == 503
-            assert (await hand("GET", CONFIGMAPS, resourceVersion="0"))[0] == 200
+            with monkeypatch.context() as hurried:
+                hurried.setattr("tapestry.apiserver.storage.etcd.store.PATIENCE", 1.0)
+                status, said = 504, {}
+                while status == 504:  # what was under way when it died
+                    status, said = await hand("POST", CONFIGMAPS, a_map("lost"))
+                assert (status, said["reason"]) == (503, "ServiceUnavailable")
+                assert f"etcd at {etcd.url}" in said["message"]
+                assert (await hand("GET", f"{CONFIGMAPS}/kept"))[0] == 503
+                assert (await hand("GET", CONFIGMAPS, resourceVersion="0"))[0] == 200
             await asyncio.to_thread(etcd.start)
             while status == 503:
                 status, _ = await hand("GET", f"{CONFIGMAPS}/kept")

@@ -69,7 +69,7 @@ def served(folder: Path, *flags: str) -> Iterator[dict[str, Any]]:
         assert process.stderr is not None
         yield next(line for line in map(json.loads, process.stderr) if line["message"] == "serving")
         process.terminate()
-        assert process.wait(15) == 0
+        assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()
@@ -123,7 +123,7 @@ def test_objects_are_applied_changed_shown_and_deleted(kubectl: Kubectl) -> None
 
 def test_custom_resources_are_served_as_soon_as_they_are_defined(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=WIDGETS)
-    kubectl("wait", "--for=condition=Established", "crd/widgets.example.com", "--timeout=10s")
+    kubectl("wait", "--for=condition=Established", "crd/widgets.example.com", "--timeout=30s")
     kubectl("apply", "-f", "-", input=yaml.safe_dump(WIDGET))
     assert kubectl("get", "wi").split("\n")[1].split()[:2] == ["w", "red"]
     unknown = {**WIDGET, "spec": {"colour": "red"}}
@@ -328,13 +328,13 @@ def test_every_kind_of_patch_is_applied(kubectl: Kubectl) -> None:
 def test_a_rollout_is_over_when_its_status_says_so(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=DEPLOYMENT)
     assert "Waiting for deployment spec update" in kubectl(
-        "rollout", "status", "deployment/web", "--timeout=1s", fails=True, shows=True
+        "rollout", "status", "deployment/web", "--timeout=3s", fails=True, shows=True
     )
     assert kubectl("rollout", "restart", "deployment/web") == "deployment.apps/web restarted\n"
     counts = '"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1'
     done = f'{{"status": {{"observedGeneration": 2, {counts}}}}}'
     kubectl("patch", "deployment", "web", "--subresource=status", "--type=merge", "-p", done)
-    said = kubectl("rollout", "status", "deployment/web", "--timeout=10s")
+    said = kubectl("rollout", "status", "deployment/web", "--timeout=30s")
     assert said == 'deployment "web" successfully rolled out\n'
 
 
@@ -343,13 +343,13 @@ def test_somebody_can_wait_for_what_is_to_come(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", input=ON_A_NODE)
     assert "timed out" in kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=1s", fails=True)
     kubectl("patch", "pod", "p", "--subresource=status", "-p", RUNS)
-    assert kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=10s") == "pod/p condition met\n"
+    assert kubectl("wait", "pod/p", "--for=condition=Ready", "--timeout=30s") == "pod/p condition met\n"
     assert kubectl("wait", "pod/p", "--for=jsonpath={.status.phase}=Running").endswith("condition met\n")
     wide = kubectl("get", "pods,nodes", "-o", "wide")
     assert re.search(r"pod/p +0/1 +Running +0 +\S+ +<none> +n1 ", wide)
     assert re.search(r"node/n1 +Ready +<none> +\S+ +10\.0\.0\.1 ", wide)
     kubectl("delete", "pod", "p", "--force", "--grace-period=0", "--wait=false")
-    kubectl("wait", "pod/p", "--for=delete", "--timeout=10s")
+    kubectl("wait", "pod/p", "--for=delete", "--timeout=30s")
 
 
 def test_a_drain_asks_the_budgets(kubectl: Kubectl) -> None:
@@ -358,8 +358,8 @@ def test_a_drain_asks_the_budgets(kubectl: Kubectl) -> None:
     for name in ("p", "q"):
         kubectl("apply", "-f", "-", input=ON_A_NODE.replace("name: p,", f"name: {name},"))
         kubectl("patch", "pod", name, "--subresource=status", "-p", RUNS)
-    kubectl("wait", "pdb/web", "--for=jsonpath={.status.disruptionsAllowed}=1", "--timeout=10s")
-    refused = kubectl("drain", "n1", "--force", "--timeout=2s", fails=True)
+    kubectl("wait", "pdb/web", "--for=jsonpath={.status.disruptionsAllowed}=1", "--timeout=30s")
+    refused = kubectl("drain", "n1", "--force", "--timeout=5s", fails=True)
     assert "Cannot evict pod as it would violate the pod's disruption budget." in refused
     deleting = kubectl("get", "pods", "-o", "jsonpath={.items[*].metadata.deletionTimestamp}").split()
     assert len(deleting) == 1
@@ -368,7 +368,7 @@ def test_a_drain_asks_the_budgets(kubectl: Kubectl) -> None:
 
 def test_a_quota_and_a_limit_range_can_be_read_and_hold(kubectl: Kubectl) -> None:
     kubectl("create", "quota", "q", "--hard=pods=1,requests.cpu=1")
-    kubectl("wait", "resourcequota/q", "--for=jsonpath={.status.used.pods}=0", "--timeout=10s")
+    kubectl("wait", "resourcequota/q", "--for=jsonpath={.status.used.pods}=0", "--timeout=30s")
     default = "{type: Container, defaultRequest: {cpu: 200m}}"
     limits = f"{{apiVersion: v1, kind: LimitRange, metadata: {{name: l}}, spec: {{limits: [{default}]}}}}"
     kubectl("apply", "-f", "-", input=limits)

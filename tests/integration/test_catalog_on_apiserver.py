@@ -43,7 +43,7 @@ def shell(kube_assets: Path, tmp_path: Path) -> Iterator[Shell]:
 
         yield run
         process.terminate()
-        assert process.wait(15) == 0
+        assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()

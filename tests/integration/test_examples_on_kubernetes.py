@@ -44,7 +44,7 @@ def running(name: str, kubeconfig: Path, namespace: str) -> Iterator[subprocess.
     try:
         yield process
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()

@@ -157,7 +157,7 @@ async def test_a_cluster_joins_lends_and_leaves_without_a_trace(
 
     left = owner.says("unjoin", owner.name, *owner.below).splitlines()
     assert f"deleted    virtual   ClusterBinding {owner.name}" in left
-    assert process.wait(20) == 0
+    assert process.wait(30) == 0
     await wait_until_gone(owner.virtual, NODES, virtual)
     with pytest.raises(NotFound):
         await owner.virtual.get(SECRETS, owner.name, keys.SYSTEM_NAMESPACE)

@@ -187,21 +187,28 @@ def contains(found: Any, written: Any) -> bool:
     return bool(found == written)
 
 
+def a_condition(type: str, reason: str, status: str = "True") -> Object:
+    at = "2026-03-01T21:00:00Z"
+    return {"type": type, "status": status, "reason": reason, "message": "", "lastTransitionTime": at}
+
+
 async def test_what_a_policy_says_of_itself_is_printed(server: Client, kubectl: Callable[..., str]) -> None:
     made = await server.create(POLICIES, a_policy())
-    status = {"active": True, "nextChange": "2026-03-01T22:00:00Z", "nodes": 3, "leased": {"cpu": "12"}}
+    status: Object = {"active": True, "nextChange": "2026-03-01T22:00:00Z", "nodes": 3, "leased": {"cpu": "12"}}
+    status["conditions"] = [a_condition("Active", "InTimeWindow"), a_condition("Valid", "Valid")]
     await server.patch(POLICIES, made, {"status": status}, subresource="status")
     header, line = kubectl("get", "rlp", name_of(made)).splitlines()
-    assert header.split() == ["NAME", "CLUSTER", "ACTIVE", "NEXT-CHANGE", "NODES", "LEASED-CPU", "AGE"]
-    assert line.split()[1:6] == ["east", "true", "2026-03-01T22:00:00Z", "3", "12"]
+    assert header.split() == ["NAME", "CLUSTER", "VALID", "ACTIVE", "NEXT-CHANGE", "NODES", "LEASED-CPU", "AGE"]
+    assert line.split()[1:7] == ["east", "True", "true", "2026-03-01T22:00:00Z", "3", "12"]
 
 
 async def test_what_a_binding_says_of_itself_is_printed(server: Client, kubectl: Callable[..., str]) -> None:
     made = await server.create(CLUSTER_BINDINGS, a_binding())
-    status = {"phase": "Ready", "nodes": 3, "pods": 7, "leased": {"cpu": "12"}, "used": {"cpu": "5"}}
+    status: Object = {"phase": "Ready", "nodes": 3, "pods": 7, "leased": {"cpu": "12"}, "used": {"cpu": "5"}}
+    status["conditions"] = [a_condition("Ready", "Ready"), a_condition("Leasing", "Reclaimed", "False")]
     await server.patch(CLUSTER_BINDINGS, made, {"status": status}, subresource="status")
     header, line = kubectl("get", "cb", name_of(made)).splitlines()
     assert header.split() == [
-        *("NAME", "CLUSTER-ID", "PHASE", "NODES", "LEASED-CPU", "USED-CPU", "PODS", "LAST-SEEN", "AGE")
+        *("NAME", "CLUSTER-ID", "PHASE", "LEASING", "NODES", "LEASED-CPU", "USED-CPU", "PODS", "LAST-SEEN", "AGE")
     ]
-    assert line.split()[1:7] == ["east", "Ready", "3", "12", "5", "7"]
+    assert line.split()[1:8] == ["east", "Ready", "Reclaimed", "3", "12", "5", "7"]

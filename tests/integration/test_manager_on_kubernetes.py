@@ -129,7 +129,7 @@ class World:
     async def unbind(self, name: str) -> None:
         """Delete a binding and see it gone."""
         await self.virtual.delete(CLUSTER_BINDINGS, named(name))
-        await wait_for(self.virtual, CLUSTER_BINDINGS, name, until=lambda obj: obj is None, timeout=20)
+        await wait_for(self.virtual, CLUSTER_BINDINGS, name, until=lambda obj: obj is None)
 
     async def of_syncers(self, binding: Object) -> list[str]:
         selector = f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}"
@@ -155,7 +155,7 @@ class World:
         try:
             yield audit
             process.terminate()
-            assert process.wait(15) == 0, log.read_text()
+            assert process.wait(30) == 0, log.read_text()
         finally:
             process.kill()
             process.wait()
@@ -238,7 +238,7 @@ async def test_what_the_server_fills_in_is_not_fought_and_what_people_change_is_
         anew = lambda obj: obj is not None and uid_of(obj) != uid_of(mended)  # noqa: E731
         await wait_for(world.virtual, DEPLOYMENTS, "tapestry-syncer-drift", SYSTEM, until=anew)
         await world.unbind("drift")
-    writes = [json.loads(line) for line in audit.read_text().splitlines()]
+    writes = [each for each in map(json.loads, audit.read_text().splitlines()) if each.get("code", 500) < 300]
     kinds = ("deployments.apps", "roles.rbac.authorization.k8s.io", "serviceaccounts")
     told = [(each["verb"], each["resource"]) for each in writes if each["resource"] in kinds]
     assert told[:2] == [("patch", "deployments.apps"), ("create", "deployments.apps")]
@@ -284,7 +284,7 @@ async def test_m5_m6_the_syncer_cleans_up_before_anything_goes(world: World) -> 
         assert len(await world.of_syncers(binding)) == 7
         kept = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER]}}
         await world.virtual.patch(CLUSTER_BINDINGS, named("m6"), kept)
-        await wait_for(world.virtual, CLUSTER_BINDINGS, "m6", until=lambda obj: obj is None, timeout=20)
+        await wait_for(world.virtual, CLUSTER_BINDINGS, "m6", until=lambda obj: obj is None)
         assert await world.of_syncers(binding) == []
     assert await world.virtual.get(CLUSTER_ROLES, "tapestry-syncer")
 
@@ -401,9 +401,11 @@ async def test_metrics_are_shown_to_whoever_may_read_them(world: World, shared_p
     await world.add_binding("counted", mountNamespace=None)
     with world.manager("--metrics-bind-address", f"0.0.0.0:{port}"):
         await world.reaches("counted", "Failed", "ValidationFailed")
-        status, page = await asyncio.to_thread(metrics, port, shared_plane.token)
-        assert status == 200
-        assert re.search(r'tapestry_bindings\{phase="Failed"\} [1-9]', page)  # other tests' bindings count too
+        page = ""
+        async with asyncio.timeout(30):  # the manager hears of what it wrote when we do
+            while not re.search(r'tapestry_bindings\{phase="Failed"\} [1-9]', page):  # other tests' bindings count too
+                status, page = await asyncio.to_thread(metrics, port, shared_plane.token)
+                assert status == 200
         assert 'tapestry_is_leader{election="tapestry-manager"} 1.0' in page
         own = json.loads(world.manager_kubeconfig.read_text())["users"][0]["user"]["token"]
         assert (await asyncio.to_thread(metrics, port, own))[0] == 403  # which is nothing that the manager needs

@@ -11,7 +11,7 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.client.client import PatchType
+from tapestry.client.options import PatchType
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import (
     Object,

@@ -61,7 +61,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             if obj["kind"] != DEPLOYMENTS.kind:
                 await world.client.create(RESOURCES[obj["kind"]], obj)
         for kind in (CLUSTER_BINDING, POLICY):
-            await wait_for(world.client, CRDS, name_of(crd(kind)), until=is_established, timeout=10)
+            await wait_for(world.client, CRDS, name_of(crd(kind)), until=is_established)
         data = {"kubeconfig": base64.b64encode(kubeconfig(world).encode()).decode()}
         await world.client.create(SECRETS, {"metadata": {"name": "east", "namespace": SYSTEM}, "data": data})
         yield world
@@ -94,7 +94,7 @@ def kubectl_of(world: World, assets: Path) -> Callable[..., Awaitable[str]]:
 
     async def run(*arguments: str, fails: bool = False) -> str:
         command = [assets / "kubectl", f"--kubeconfig={world.folder / 'kubeconfig'}", *arguments]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=False)
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode != 0) is fails, done.stdout + done.stderr
         return done.stderr if fails else done.stdout
 
@@ -129,7 +129,7 @@ async def test_the_managers_syncers_run_as_processes_and_come_back(world: World,
 
     deployment = await a_syncer(world)
     name = name_of(deployment)
-    await wait_for(world.client, DEPLOYMENTS, name, SYSTEM, until=has_ready(2), timeout=40)
+    await wait_for(world.client, DEPLOYMENTS, name, SYSTEM, until=has_ready(2), timeout=60)
     running = await pids()
     assert len(running) == 2
     victim, pid = next(iter(running.items()))

@@ -13,6 +13,7 @@ from tapestry.kube.resources import (
     ENDPOINT_SLICES,
     LEASES,
     NAMESPACES,
+    NODE_LEASES,
     PODS,
     SECRETS,
     SERVICE_ACCOUNTS,
@@ -21,7 +22,6 @@ from tapestry.kube.resources import (
 
 from .lending import TAPESTRY, Lending, an_object, annotated, give, wait_for_all, wait_until_gone
 
-NODE_LEASES = "kube-node-lease"
 TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 
 

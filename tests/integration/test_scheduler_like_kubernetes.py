@@ -43,7 +43,7 @@ from .scheduling import SITUATIONS, Situation, named, node, node_affinity, pod
 CLASSES = Resource("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
 KINDS = (PODS, NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, DISRUPTION_BUDGETS)
 CANARY = node("canary", taints=({"key": "canary", "effect": "NoSchedule"},), pods="1", cpu="0", memory="0")
-SECONDS = 10.0
+SECONDS = 30.0
 OURS = (
     "there is room",
     "no node is large enough in two ways",

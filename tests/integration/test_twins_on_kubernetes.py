@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import yaml
 
 from tapestry.apis.clusterbindings import binding_of
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, labels_of
 from tapestry.kube.resources import NAMESPACES, PODS

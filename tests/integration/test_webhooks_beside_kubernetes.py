@@ -120,6 +120,25 @@ async def test_both_servers_tell_a_webhook_the_same(ours: Ours, theirs: Theirs, 
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("kind", ["mutating", "validating"])
+async def test_both_servers_tell_a_webhook_of_what_changes_nothing(
+    ours: Ours, theirs: Theirs, hook: Hook, kind: str
+) -> None:
+    told = []
+    for side in (ours, theirs):
+        await side("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}, JSON, {})
+        _, made = await side("POST", MAPS, {"metadata": {"name": "same"}, "data": {"k": "v"}}, JSON, {})
+        await configured(side, kind, hook)
+        for verb, body, form in (("PATCH", {"data": {"k": "v"}}, MERGE), ("PATCH", {}, MERGE), ("PUT", made, JSON)):
+            status, found = await side(verb, f"{MAPS}/same", body, form, {})
+            assert (status, found["metadata"]["resourceVersion"]) == (200, made["metadata"]["resourceVersion"])
+        asked = [each for each in hook.asked if each.get("name") == "same"]
+        told.append([(each["operation"], each["object"]["data"], each["oldObject"]["data"]) for each in asked])
+        await forgotten(side, kind)
+        await side("DELETE", f"{MAPS}/same", None, JSON, {})
+    assert told[0] == told[1] == [("UPDATE", {"k": "v"}, {"k": "v"})] * 3
+
+
 def a_definition(hook: Hook) -> Object:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     versions = [

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import load
+from tapestry.client.options import PatchType
 from tapestry.client.waiting import wait_for
 from tapestry.client.watch import Changes, Page, Watch
 from tapestry.controlplane.app import WORKLOADS

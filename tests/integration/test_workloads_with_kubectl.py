@@ -66,7 +66,7 @@ def kubectl(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         run("wait", "--for=create", "serviceaccount/default", "--timeout=20s")
         yield run
         process.terminate()
-        assert process.wait(15) == 0
+        assert process.wait(30) == 0
     finally:
         process.kill()
         process.wait()

@@ -1,7 +1,5 @@
 """`tapestry apiext` as a process: whose kubeconfig, which door, and an orderly end."""
 
-import asyncio
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,15 +12,14 @@ from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import default_access
 from tapestry.process.logs import logger
 from tapestry.process.probes import parse_address, server_tls
+from tapestry.process.signals import told_to_stop
 
 log = logger(__name__)
 
 
 async def run_apiext(config: ApiExtConfig, environ: Mapping[str, str], home: Path) -> None:
     """Serve until SIGTERM or SIGINT; raises ValueError or OSError where that cannot begin."""
-    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = told_to_stop()
     own = default_access(
         Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tapestry.apiext.refusals import bad_input, not_found
 from tapestry.client.client import Client
+from tapestry.client.discovery import served
 from tapestry.client.transport import Transport
 from tapestry.kube.errors import NotFound
 from tapestry.kube.resources import Resource
@@ -29,7 +30,7 @@ class Kinds:
 
     async def all(self, api: Transport) -> Served:
         """Every kind that is shown, and the verbs that it can be used with; asked for anew each time."""
-        found = await Client(api).resources()
+        found = await served(Client(api))
         self._served = {each: verbs for each, verbs in found.items() if verbs >= NEEDED and self._shows(each)}
         self._until = self._monotonic() + KEPT_SECONDS
         return self._served

@@ -136,6 +136,7 @@ CLUSTER_BINDING: Kind[ClusterBindingSpec] = Kind(
     columns=(
         Column("Cluster-ID", ".spec.clusterID"),
         Column("Phase", ".status.phase"),
+        Column("Leasing", '.status.conditions[?(@.type=="Leasing")].reason'),
         Column("Nodes", ".status.nodes", "integer"),
         Column("Leased-CPU", ".status.leased.cpu"),
         Column("Used-CPU", ".status.used.cpu"),

@@ -111,6 +111,7 @@ POLICY: Kind[ResourceLeasingPolicySpec] = Kind(
     categories=("tapestry",),
     columns=(
         Column("Cluster", ".spec.cluster"),
+        Column("Valid", '.status.conditions[?(@.type=="Valid")].status'),
         Column("Active", ".status.active", "boolean"),
         Column("Next-Change", ".status.nextChange"),
         Column("Nodes", ".status.nodes", "integer"),

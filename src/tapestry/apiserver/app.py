@@ -65,6 +65,7 @@ from tapestry.apiserver.serving.reception import Mounted, Reception
 from tapestry.apiserver.serving.wire import Listening
 from tapestry.apiserver.storage.backends import opened_store
 from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.subresources.bodies import Bodies
 from tapestry.apiserver.subresources.connections import CONNECTIONS, Connections
 from tapestry.apiserver.subresources.evictions import Evictions
 from tapestry.apiserver.subresources.kubelets import Kubelets
@@ -178,6 +179,7 @@ def server_of(
             webhooks.mutate,
         ]
     )
+    judges = policies, webhooks.validate
     settle = Pipeline(
         [
             *((Only(giving, Escalation(authorize)),) if isinstance(authorize, Authorizer) else ()),
@@ -185,21 +187,27 @@ def server_of(
             *(Only(stored(SERVICES.name), addresses), validation.step),
             *(Only(is_custom, definitions.check), Only(crds, rules.settle), Only(hooks, policy_rules.settle)),
             *(Only(requested, requests.check), advice.step, ownership.steady, Only(bearers, limits.check)),
-            *(PodSecurity(store), policies, webhooks.validate),
+            *(PodSecurity(store), *judges),
             Quotas(store, rows.of(RESOURCE_QUOTAS), now),  # the last: what is charged follows at once
         ]
     )
-    verbs = Verbs(store, now, prepare, settle, ownership.apply, chance, config.unrestricted_update, conversions)
+    verbs = Verbs(
+        *(store, now, prepare, settle, ownership.apply, chance),
+        unrestricted=config.unrestricted_update,
+        convert=conversions,
+        judge=Pipeline(judges),
+    )
     posted = {
         **Subresources(verbs, rows, accounts).handlers(),
         ("pods", "eviction"): Evictions(verbs, rows.of(DISRUPTION_BUDGETS)).evict,
     }
+    reviews, checked = Reviews(rows, authorize, accounts, Authenticator(ways).by_token), Bodies(types).checked
     special = {
-        **Reviews(rows, authorize, accounts, Authenticator(ways).by_token).handlers(),
-        **{at: webhooks.guarded(handler) for at, handler in posted.items()},
+        **{at: checked(handler) for at, handler in reviews.handlers().items()},
+        **{at: checked(webhooks.guarded(handler)) for at, handler in posted.items()},
         **dict.fromkeys(CONNECTIONS, Connections(store, webhooks).handle),
         ("pods", "log"): kubelets.log,
-        ("*", "scale"): Scales(verbs, webhooks).handle,
+        ("*", "scale"): checked(Scales(verbs, webhooks).handle),
     }
     documents = Documents(rows, table.types)
     closing = callouts.close, kubelets.close

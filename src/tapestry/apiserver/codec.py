@@ -122,8 +122,16 @@ def accepted(header: str) -> Sequence[Accepted]:
     for each in header.split(",") if header else ("application/json",):
         name, *rest = (part.strip() for part in each.split(";"))
         parameters = dict(part.partition("=")[::2] for part in rest)
-        found.append((-float(parameters.pop("q", "1") or 0), Accepted(name, parameters)))
+        found.append((-quality(parameters.pop("q", "1")), Accepted(name, parameters)))
     return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+
+
+def quality(text: str) -> float:
+    """How much a form is wanted: where that is no number, as much as any."""
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 1.0
 
 
 def chosen_form(header: str, known: frozenset[str]) -> str:

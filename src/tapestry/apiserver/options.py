@@ -24,7 +24,14 @@ def check(verb: str, query: Query) -> None:
         raise refusals.invalid(kind_of(verb), "", "fieldManager", why)
 
 
+DELETION = {"gracePeriodSeconds": int, "orphanDependents": bool, "preconditions": dict, "propagationPolicy": str}
+"""Of which types what a deletion says is."""
+
+
 def check_deletion(options: Mapping[str, Any]) -> None:
+    for field, wanted in DELETION.items():
+        if options.get(field) is not None and type(options[field]) is not wanted:
+            raise refusals.bad_request(f"DeleteOptions: {field}: {options[field]!r} is not of type {wanted.__name__}")
     policy = options.get("propagationPolicy")
     if policy is not None and policy not in PROPAGATION[:3]:
         raise unsupported("delete", "propagationPolicy", f'"{policy}"', PROPAGATION)

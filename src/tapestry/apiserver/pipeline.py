@@ -74,7 +74,9 @@ class TypedReading:
             return old or {}
         row = request.target.row
         # What a patch has left alone was read when it was written.
-        changed = new if old is None else {key: each for key, each in new.items() if each is not old.get(key)}
+        changed = (
+            new if old is None else {key: each for key, each in new.items() if each is None or each is not old.get(key)}
+        )
         try:
             found, reading = self.types.read(row.type, changed, row.resource.kind)
         except BadRequest as error:

@@ -171,9 +171,14 @@ class Rows:
         self.edition += 1
 
     def remove(self, group: str, plural: str) -> None:
-        """Serve no version of the resource any more."""
-        self._rows = {key: row for key, row in self._rows.items() if (key[0], key[2]) != (group, plural)}
+        """Serve no version of the custom resource any more."""
+        self._rows = {
+            key: row for key, row in self._rows.items() if (key[0], key[2]) != (group, plural) or not row.is_custom
+        }
         self.edition += 1
+
+    def has_built_in(self, group: str, plural: str) -> bool:
+        return any((key[0], key[2]) == (group, plural) and not row.is_custom for key, row in self._rows.items())
 
     def __iter__(self) -> Iterator[Row]:
         return iter(list(self._rows.values()))

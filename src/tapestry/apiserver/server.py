@@ -135,7 +135,7 @@ class Server:
         if call.method not in ("GET", "HEAD"):  # these say themselves how new it must be what they read
             await self.verbs.store.wait_for_latest()
         self.check(call, target)
-        if not serves(target, verb_of(call, target)):
+        if call.method not in METHODS or not serves(target, verb_of(call, target)):
             raise refusals.not_allowed()
         if target.row.deprecation:
             return await self.discouraged(call, target)
@@ -302,6 +302,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 VIEWS = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})
 """Subresources that are the object itself, of which a write may change a part."""
 WRITES: Mapping[str, Any] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+METHODS = frozenset({"GET", *WRITES})
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get", "HEAD": "get"}
 
 

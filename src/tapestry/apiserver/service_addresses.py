@@ -1,6 +1,7 @@
 """Addresses and node ports of Services: given from a range, carried along by updates, free again after a deletion.
 
 Which are in use, the Services in the store say; what was just given and is not stored yet is spoken for, for a moment.
+As it is stored, the store has the last word: another server may have given the same to somebody else.
 """
 
 import ipaddress
@@ -40,8 +41,8 @@ class Addresses:
     random: Random
     held: dict[str | int, int] = field(default_factory=dict)
     """How many Services have an address or a port; more than one is somebody else's mistake."""
-    spoken_for: dict[str | int, float] = field(default_factory=dict)
-    """Until when."""
+    spoken_for: dict[str | int, tuple[str, float]] = field(default_factory=dict)
+    """By which Service, and until when."""
 
     def load(self) -> None:
         for version in self.store.every(SERVICES.name):
@@ -67,19 +68,22 @@ class Addresses:
         before: Object = (old or {}).get("spec") or {}
         spec: Object = new.get("spec") or {}
         found = without_what_is_past(before, carried(before, spec)) if old is not None else synchronized(spec)
+        owner = f"{request.target.namespace}/{name_of(new)}"
         is_settled = bool(before.get("clusterIPs"))  # what became of that is for validation to say
         faults = [] if is_settled else list(family_faults(found, self.family))
         if not faults and found.get("type") != "ExternalName":
             had = set(holdings(old)) if old is not None else set()
             found = self.with_families(found)
-            faults += () if is_settled else self.address_faults(found, had)
+            faults += () if is_settled else self.address_faults(found, had, owner)
             if not faults:
-                found = self.with_address(found, keep=not request.is_dry)
-                found, wrong = self.with_ports(found, had, is_dry=request.is_dry)
+                found = self.with_address(found, owner, keep=not request.is_dry)
+                found, wrong = self.with_ports(found, had, owner, is_dry=request.is_dry)
                 faults += wrong
         if faults:
             raise invalid_object(SERVICES, name_of(new), faults)
         made = {**new, "spec": found}
+        taken = frozenset(holdings(made)).difference(holdings(old or {}))
+        request.claim = (lambda: self.claimed(taken, owner)) if taken else None
         if before.get("type") == "LoadBalancer" and found.get("type") != "LoadBalancer":
             made = {**made, "status": {**(new.get("status") or {}), "loadBalancer": {}}}
         return made
@@ -95,7 +99,7 @@ class Addresses:
             return {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": [self.family, other(self.family)], **spec}
         return {"ipFamilyPolicy": "SingleStack", "ipFamilies": [self.family], **spec}
 
-    def address_faults(self, spec: Object, had: set[str | int]) -> Iterator[Fault]:
+    def address_faults(self, spec: Object, had: set[str | int], owner: str) -> Iterator[Fault]:
         """What is wrong with an address that was asked for."""
         for each in spec.get("clusterIPs") or ():
             address = None if each == "None" or each in had else parsed(each)
@@ -105,18 +109,18 @@ class Addresses:
             if address not in self.network:
                 allowed = f"The range of valid IPs is {self.network}"
                 why += f"the provided IP ({each}) is not in the valid range. {allowed}"
-            elif self.is_free(each):
+            elif self.is_free(each, owner):
                 continue
             else:
                 why += "provided IP is already allocated"
             yield invalid("spec.clusterIPs", spec["clusterIPs"], why)
 
-    def with_address(self, spec: Object, *, keep: bool) -> Object:
+    def with_address(self, spec: Object, owner: str, *, keep: bool) -> Object:
         if spec.get("clusterIPs") or spec.get("clusterIP"):
             return spec
         address = self.free_address()
         if keep:
-            self.speak_for(address)
+            self.speak_for(address, owner)
         return {**spec, "clusterIP": address, "clusterIPs": [address]}
 
     def free_address(self) -> str:
@@ -128,43 +132,57 @@ class Addresses:
                 return address
         raise exhausted(f"failed to allocate a serviceIP: range is full: {self.network}")
 
-    def is_free(self, value: str | int) -> bool:
-        return value not in self.held and self.spoken_for.get(value, 0.0) < time.monotonic()
+    def is_free(self, value: str | int, owner: str = "") -> bool:
+        """Whether nobody has it, nor is about to; but perhaps the owner."""
+        speaker, until = self.spoken_for.get(value, ("", 0.0))
+        return value not in self.held and (speaker == owner or until < time.monotonic())
 
-    def speak_for(self, value: str | int) -> None:
-        self.spoken_for[value] = time.monotonic() + SPOKEN_FOR
+    def speak_for(self, value: str | int, owner: str) -> None:
+        self.spoken_for[value] = owner, time.monotonic() + SPOKEN_FOR
+
+    def claimed(self, values: frozenset[str | int], owner: str) -> bool:
+        """Whether a Service may have all of these, which are spoken for then."""
+        if not all(self.is_free(each, owner) for each in values):
+            return False
+        for each in values:
+            self.speak_for(each, owner)
+        return True
 
     # -- ports
 
-    def with_ports(self, spec: Object, had: set[str | int], *, is_dry: bool) -> tuple[Object, list[Fault]]:
+    def with_ports(self, spec: Object, had: set[str | int], owner: str, *, is_dry: bool) -> tuple[Object, list[Fault]]:
         faults: list[Fault] = []
         if needs_node_ports(spec):
             ports = []
             for number, port in enumerate(spec.get("ports") or ()):
                 if asked := port.get("nodePort"):
                     if asked not in had and not is_dry:
-                        faults += self.port_faults(asked, f"spec.ports[{number}].nodePort")
+                        faults += self.port_faults(asked, f"spec.ports[{number}].nodePort", owner)
                     ports.append(port)
                 else:
-                    ports.append({**port, "nodePort": self.free_port(keep=not is_dry)})
+                    ports.append({**port, "nodePort": self.free_port(owner, keep=not is_dry)})
             spec = {**spec, "ports": ports}
-        if needs_health_check(spec) and not spec.get("healthCheckNodePort"):
-            spec = {**spec, "healthCheckNodePort": self.free_port(keep=not is_dry)}
+        if needs_health_check(spec):
+            asked = spec.get("healthCheckNodePort")
+            if not asked:
+                spec = {**spec, "healthCheckNodePort": self.free_port(owner, keep=not is_dry)}
+            elif asked not in had and not is_dry:
+                faults += self.port_faults(asked, "spec.healthCheckNodePort", owner)
         return spec, faults
 
-    def port_faults(self, port: int, path: str) -> Iterator[Fault]:
+    def port_faults(self, port: int, path: str, owner: str) -> Iterator[Fault]:
         if port not in NODE_PORTS:
             allowed = f"{NODE_PORTS[0]}-{NODE_PORTS[-1]}"
             yield invalid(path, port, f"provided port is not in the valid range. The range of valid ports is {allowed}")
-        elif not self.is_free(port):
+        elif not self.is_free(port, owner):
             yield invalid(path, port, "provided port is already allocated")
 
-    def free_port(self, *, keep: bool) -> int:
+    def free_port(self, owner: str, *, keep: bool) -> int:
         start = self.random.randrange(len(NODE_PORTS))
         for offset in range(len(NODE_PORTS)):
             port = NODE_PORTS[(start + offset) % len(NODE_PORTS)]
             if self.is_free(port):
-                self.speak_for(port)
+                self.speak_for(port, owner)
                 if not keep:
                     del self.spoken_for[port]
                 return port

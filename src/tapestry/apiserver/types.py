@@ -35,12 +35,11 @@ encode = msgspec.json.Encoder().encode
 SCALARS: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
-    "integer": (int,),
     "number": (int, float),
 }
 BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 QUANTITIES = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
-GO_NAMES = {"string": "string", "boolean": "bool", "integer": "int64", "number": "float64"}
+GO_NAMES = {"string": "string", "boolean": "bool", "number": "float64"}
 
 
 class Types:
@@ -68,6 +67,8 @@ class Types:
         return self._compiled[name]
 
     def _compile(self, schema: Object, name: str = "") -> Read:
+        if name in UNIONS:
+            return struct_or(UNIONS[name], Deferred(self, JSON_SCHEMA))
         if "$ref" in schema:
             return Deferred(self, schema["$ref"])
         if schema.get("x-kubernetes-int-or-string"):
@@ -76,7 +77,9 @@ class Types:
         if schema.get("format") == "byte":
             return base64_text
         if kind in SCALARS:
-            return scalar(kind, schema.get("format", ""))
+            return scalar(kind)
+        if kind == "integer":
+            return integer(schema.get("format", "int64"))
         if kind == "array":
             return array(self._compile(schema["items"]))
         if "properties" in schema:
@@ -101,6 +104,15 @@ class Mismatch(Exception):
             type(value), "number"
         )
         super().__init__(f"json: cannot unmarshal {found} into Go struct field {path} of type {wanted}")
+
+
+class OutOfRange(Mismatch):
+    """A number does not fit into as many bits as its field has."""
+
+    def __init__(self, value: float, path: str, wanted: str) -> None:
+        Exception.__init__(
+            self, f"json: cannot unmarshal number {value:.0f} into Go struct field {path} of type {wanted}"
+        )
 
 
 class NoQuantity(Mismatch):
@@ -133,15 +145,27 @@ class Deferred:
         return self._read(value, path, reading)
 
 
-def scalar(kind: str, format: str) -> Read:
+def scalar(kind: str) -> Read:
     accepted = SCALARS[kind]
 
     def read(value: Any, path: str, _: Reading) -> Any:
         if type(value) in accepted:
             return value
-        if kind == "integer" and isinstance(value, float) and value.is_integer():
-            return int(value)
-        raise Mismatch(value, path, format if format.startswith("int") else GO_NAMES[kind])
+        raise Mismatch(value, path, GO_NAMES[kind])
+
+    return read
+
+
+def integer(format: str) -> Read:
+    """Of so many bits: who loops over a number that came in has to know that it ends."""
+    beyond = 2 ** (int(format.removeprefix("int")) - 1)
+
+    def read(value: Any, path: str, _: Reading) -> Any:
+        if type(value) is not int and not (isinstance(value, float) and value.is_integer()):
+            raise Mismatch(value, path, format)
+        if not -beyond <= value < beyond:
+            raise OutOfRange(value, path, format)
+        return int(value)
 
     return read
 
@@ -258,6 +282,11 @@ def canonical(value: str | int | float) -> str:
     return str(parse(value))
 
 
+def struct_or(other: type, struct: Read) -> Read:
+    """A struct, or something else that Go reads in a way of its own."""
+    return lambda value, path, reading: value if type(value) is other else struct(value, path, reading)
+
+
 def raw_object(value: Any, path: str, reading: Reading) -> Any:
     if type(value) is not dict:
         raise Mismatch(value, path, "object")
@@ -275,6 +304,9 @@ WRITTEN_OTHERWISE: Mapping[str, Read] = {
     "io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime": time(rf"{SECONDS}\.\d{{6}}Z", micro_timestamp),
 }
 """Types whose values Go writes in a way of its own."""
+JSON_SCHEMA = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps"
+UNIONS = {f"{JSON_SCHEMA}OrArray": type(None), f"{JSON_SCHEMA}OrBool": bool, f"{JSON_SCHEMA}OrStringArray": list}
+"""Types whose values are schemas, or something else: but a schema for each item of a list is not structural."""
 RECURRENT = frozenset({"io.k8s.api.core.v1.PodSpec"})
 """Types whose values are written over and over, one for each replica."""
 TELLING = frozenset({"managedFields"})

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import Random
 from typing import Any, Literal
-from uuid import UUID
 
 import msgspec
 
@@ -19,10 +18,10 @@ from tapestry.apiserver.recurring import is_part, once
 from tapestry.apiserver.requests import Continue, Query, Selection, Target, User, number, opened, selection_of
 from tapestry.apiserver.rows import MADE_BY_PUT, SHOWN_WHEN_GONE, Row
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Compacted, Make, Stale, Store, Version
+from tapestry.apiserver.storage.store import Claim, Compacted, Make, Stale, Store, Version
 from tapestry.apiserver.watches import AS_IS, Flavour, Watching
 from tapestry.kube.errors import AlreadyExists, ApiError
-from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, uid_of, with_value, without
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, uid_from, uid_of, with_value, without
 from tapestry.kube.patches import PatchError, json_patched, merged
 from tapestry.kube.strategic import strategic_merged
 
@@ -66,6 +65,8 @@ class Request:
     warnings: list[str] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
     """For the audit log."""
+    claim: Claim | None = None
+    """Of what is about to be written."""
 
     @property
     def is_dry(self) -> bool:
@@ -123,6 +124,8 @@ class Verbs:
     """Whether a write to an object may change its status, too."""
     convert: Convert = under_its_name
     """For custom resources whose definition has a webhook for that."""
+    judge: Step = as_it_is
+    """The part of `settle` that sees also what changes nothing: others' rules, who may want to know of every try."""
 
     # -- reading
 
@@ -274,7 +277,8 @@ class Verbs:
             if request.is_dry:
                 return ENCODER.encode(settled)
             try:
-                return await self.shown(row, (await self.store.put(key, None, await self.kept(row, settled))).raw)
+                make = await self.kept(row, settled)
+                return await self.shown(row, (await self.store.put(key, None, make, request.claim)).raw)
             except Stale:
                 continue
         raise refusals.already_exists(resource, base)
@@ -324,7 +328,7 @@ class Verbs:
             current: Object = DECODER.decode(await self.shown(row, head.raw))
             ready = await self.prepare(request, current, wanted(current))
             new = writes.updated(row, current, ready, target.subresource, free=free or self.unrestricted)
-            settled = await self.settle(request, current, new) if new is not current else current
+            settled = await (self.settle if new is not current else self.judge)(request, current, new)
             if settled == current:
                 await self.store.settled(key)
                 return await self.shown(row, head.raw)
@@ -334,7 +338,7 @@ class Verbs:
                 made = await self.kept(row, settled)
                 if writes.is_gone(settled):
                     return await self.shown(row, (await self.store.delete(key, head, made)).raw)
-                return await self.shown(row, (await self.store.put(key, head, made)).raw)
+                return await self.shown(row, (await self.store.put(key, head, made, request.claim)).raw)
             except Stale:
                 continue
         raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
@@ -404,7 +408,7 @@ class Verbs:
                 raise
 
     def uid(self) -> str:
-        return str(UUID(int=self.random.getrandbits(128), version=4))
+        return uid_from(self.random.getrandbits(128))
 
     def generated_name(self, row: Row, base: str) -> str:
         if not base:

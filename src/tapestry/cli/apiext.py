@@ -9,11 +9,12 @@ import click
 from tapestry.apiext.app import run_apiext
 from tapestry.apiext.config import ApiExtConfig
 from tapestry.cli.manual import STOPPED, manual
+from tapestry.cli.settings import CONFIG, Flags, listed, settings_in, with_options
 from tapestry.controller.app import run_app
 from tapestry.process import logs
 from tapestry.process.config import load
 
-FLAGS: dict[str, tuple[str, str]] = {
+FLAGS: Flags = {
     "--kubeconfig": ("kubeconfig", "A kubeconfig file; else KUBECONFIG, ~/.kube/config or the pod's own account."),
     "--context": ("context", "A context of the kubeconfig."),
     "--listen": ("listen", "Where to serve. [default: 127.0.0.1:6090]"),
@@ -22,12 +23,6 @@ FLAGS: dict[str, tuple[str, str]] = {
     "--tls-private-key-file": ("tls.key", "Its key."),
     "--log-level": ("logLevel", "debug, info, warning or error."),
 }
-
-
-def with_flags(command: Any) -> Any:
-    for option, (_, text) in reversed(FLAGS.items()):
-        command = click.option(option, help=text)(command)
-    return click.option("--config", "-c", type=click.Path(path_type=Path, dir_okay=False), help="A YAML file.")(command)
 
 
 @click.command(
@@ -39,12 +34,12 @@ def with_flags(command: Any) -> Any:
 @click.option(
     "--own-identity", is_flag=True, default=None, help="Lend callers on this machine the kubeconfig's rights."
 )
-@with_flags
+@CONFIG
+@with_options(FLAGS)
 def apiext(config: Path | None, allow_origin: tuple[str, ...], own_identity: bool | None, **flags: Any) -> None:
     """Serve plain REST over the kinds of a Kubernetes API, in the name of each caller, until told to stop."""
-    given = {path: flags[option.removeprefix("--").replace("-", "_")] for option, (path, _) in FLAGS.items()}
-    given["kinds"] = given["kinds"].split(",") if given["kinds"] else None
-    given |= {"allowOrigins": list(allow_origin) or None, "ownIdentity": own_identity}
+    given = settings_in(FLAGS, flags)
+    given |= {"kinds": listed(given["kinds"]), "allowOrigins": list(allow_origin) or None, "ownIdentity": own_identity}
     try:
         settings = load(ApiExtConfig, file=config, environ=os.environ, flags=given)
         logs.configure(settings.log_level, settings.log_format)

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,16 @@ from tapestry.cli import archives
 from tapestry.cli.envtest import envtest_assets
 from tapestry.cli.manual import STOPPED, manual
 from tapestry.cli.processes import lone
+from tapestry.cli.settings import CONFIG, SWITCH, Flags, listed, settings_in, with_options
+from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.controlplane.app import check_patterns, manager_beside
 from tapestry.controlplane.direct import Direct
 from tapestry.kube.times import parse_duration
 from tapestry.process import logs
 from tapestry.process.config import load
+from tapestry.process.signals import told_to_stop
 
-FLAGS: dict[str, tuple[str, str]] = {
+FLAGS: Flags = {
     "--backend": ("backend", "Where objects are kept: file, etcd or memory."),
     "--etcd-servers": ("etcd.servers", "The URLs of etcd's members, with commas."),
     "--etcd-cafile": ("etcd.cafile", "The CAs of their certificates."),
@@ -59,7 +61,7 @@ FLAGS: dict[str, tuple[str, str]] = {
     "--controllers": ("controllers", "Which run beside it: `*`, `*,-garbage`, or none. [default: *]"),
     "--log-level": ("logLevel", "debug, info, warning or error."),
 }
-SWITCHES: dict[str, tuple[str, str]] = {
+SWITCHES: Flags = {
     "--authn-allow-localhost": ("authnAllowLocalhost", "Trust whoever is on this machine, without credentials."),
     "--unrestricted-update": ("unrestrictedUpdate", "Let a write to an object change its status, too."),
     "--kubectl-disabled": ("kubectlDisabled", "Refuse requests of kubectl."),
@@ -84,14 +86,14 @@ def verbosity_of(_: click.Context, __: click.Parameter, text: str | None) -> int
     return int(number)
 
 
-def with_flags(command: Any) -> Any:
-    for option, (_, text) in reversed(SWITCHES.items()):
-        command = click.option(option, type=bool, is_flag=False, flag_value=True, metavar="[BOOL]", help=text)(command)
-    for option, (path, text) in reversed(FLAGS.items()):
-        command = click.option(option, type=int if path in NUMBERS else str, help=text)(command)
-    text = f"As --log-level debug, from {VERBOSE} on."
-    command = click.option("-v", "--v", "verbosity", callback=verbosity_of, metavar="NUMBER", help=text)(command)
-    return click.option("--config", "-c", type=click.Path(path_type=Path, dir_okay=False), help="A YAML file.")(command)
+VERBOSITY = click.option(
+    "-v",
+    "--v",
+    "verbosity",
+    callback=verbosity_of,
+    metavar="NUMBER",
+    help=f"As --log-level debug, from {VERBOSE} on.",
+)
 
 
 @click.group(
@@ -103,17 +105,17 @@ def with_flags(command: Any) -> Any:
         zero=STOPPED,
     ),
 )
-@with_flags
+@CONFIG
+@VERBOSITY
+@with_options(FLAGS, {path: {"type": int} for path in NUMBERS})
+@with_options(SWITCHES, {path: {**SWITCH, "metavar": "[BOOL]"} for path, _ in SWITCHES.values()})
 @click.pass_context
 def apiserver(context: click.Context, /, config: Path | None, verbosity: int | None, **flags: Any) -> None:
     """Serve Kubernetes' API, durable on one disk or in etcd, until told to stop."""
     if context.invoked_subcommand is not None:
         return
-    given = {
-        path: flags[option.removeprefix("--").replace("-", "_")] for option, (path, _) in (FLAGS | SWITCHES).items()
-    }
-    for path in LISTS:
-        given[path] = given[path].split(",") if given[path] else None
+    given = settings_in(FLAGS | SWITCHES, flags)
+    given |= {path: listed(given[path]) for path in LISTS}
     if verbosity is not None and verbosity >= VERBOSE:
         given["logLevel"] = given["logLevel"] or "debug"
     try:
@@ -136,7 +138,7 @@ def run(settings: ApiServerConfig) -> None:
     try:
         check_patterns(settings.controllers)
         logs.configure(settings.log_level, settings.log_format)
-        gc.set_threshold(50_000, 20, 50)
+        gc.set_threshold(*GC_THRESHOLDS)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
     except (*FAULTS, ExceptionGroup) as error:
@@ -151,10 +153,7 @@ for command in (*archives.COMMANDS, envtest_assets):
 
 
 async def serve(settings: ApiServerConfig) -> None:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = told_to_stop()
     async with running(settings, mounted={"apiext": plain_face()}) as served, asyncio.TaskGroup() as group:
         manager = manager_beside(served.reception, authority_of(settings, served), settings.controllers)
         group.create_task(manager.run(), name="controllers")

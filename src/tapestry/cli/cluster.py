@@ -10,6 +10,7 @@ import uvloop
 from tapestry.apiserver.storage.log import LogError
 from tapestry.cli.manual import STOPPED, manual
 from tapestry.cli.processes import lone
+from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.local.cluster import ClusterPlan, run_cluster
 from tapestry.local.kubernetes import AssetsMissing, ControlPlaneFailed
 from tapestry.process import logs
@@ -47,7 +48,7 @@ def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: boo
         real_kubernetes=real_kubernetes,
     )
     logs.configure("info", "json")
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         uvloop.run(run_cluster(plan))
     except (*FAULTS, ExceptionGroup) as error:

@@ -6,8 +6,7 @@ Here are also the options that say which cluster, namespace and binding are mean
 import asyncio
 import importlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -21,19 +20,20 @@ from tapestry.cli.output import printed, with_output
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import default_access, load
+from tapestry.client.kubeconfig import KubeconfigError, NoKubeconfig, default_access, load
 from tapestry.inspect.facts import Unknown
 from tapestry.inspect.questions import Questions
-from tapestry.kube.errors import KubeError
+from tapestry.kube.errors import KubeError, TransportError
 from tapestry.kube.resources import NAMESPACES
 from tapestry.manager.faults import Fault
 from tapestry.manager.steps import JoinError
+from tapestry.syncer.windows import WindowError, zone_named
 
 VIRTUAL = (
     click.option(
         "--kubeconfig",
         type=click.Path(dir_okay=False),
-        help="The virtual cluster; else KUBECONFIG, a world that is up here, ~/.kube/config or the pod's own account.",
+        help="The virtual cluster; else KUBECONFIG, the world in this folder, ~/.kube/config or the pod's own account.",
     ),
     click.option("--context", help="A context of the kubeconfig."),
 )
@@ -42,9 +42,22 @@ NAMESPACE = click.option(
 )
 EVERYWHERE = click.option("--all-namespaces", "-A", "everywhere", is_flag=True, help="In all namespaces.")
 BINDING = click.option("--binding", shell_complete=names_of(CLUSTER_BINDINGS), help="Only of this ClusterBinding.")
-ZONE = click.option("--time-zone", help="Of windows that name none. [default: that of the syncer]")
+
+
+def known_zone(_: click.Context, option: click.Parameter, name: str | None) -> str | None:
+    """A policy is not to be blamed for a zone that was mistyped here."""
+    if name:
+        try:
+            zone_named(name, option.opts[0])
+        except WindowError as error:
+            raise click.UsageError(str(error)) from error
+    return name
+
+
+ZONE = click.option("--time-zone", callback=known_zone, help="Of windows that name none. [default: that of the syncer]")
 HERE = Path(".tapestry")
 """Where `tapestry up` keeps its world."""
+START_OR_NAME = "`tapestry up` starts it, --kubeconfig or KUBECONFIG names another cluster"
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -57,28 +70,33 @@ def with_virtual_cluster(command: Callable[..., None]) -> Callable[..., None]:
 
 def virtual_access(kubeconfig: str | None, context: str | None) -> Access:
     file = Path(kubeconfig) if kubeconfig else world_here()
-    return default_access(file, context, environ=os.environ, home=Path.home())
+    try:
+        return default_access(file, context, environ=os.environ, home=Path.home())
+    except NoKubeconfig as error:
+        raise NoKubeconfig(f"{error}, or go to the folder of a world that `tapestry up` runs") from error
 
 
 def world_here() -> Path | None:
-    """The virtual cluster of the world that `tapestry up` runs from this folder, unless KUBECONFIG names another."""
+    """The virtual cluster of the world in this folder, unless KUBECONFIG names another.
+
+    Where that does not run, no other cluster is taken for it: what is meant for a world here might be done to yours.
+    """
     if os.environ.get("KUBECONFIG") or not (HERE / "pid").exists():
         return None
     world = importlib.import_module("tapestry.local.world").World(HERE.absolute())
-    return world.kubeconfig() if world.running_pid() is not None else None
+    if world.running_pid() is None:
+        raise KubeconfigError(f"the world in {world.folder} is not running; {START_OR_NAME}")
+    kubeconfig: Path = world.kubeconfig()
+    return kubeconfig
 
 
 def physical_access(kubeconfig: Path, context: str | None) -> Access:
     return load([kubeconfig], context, environ=os.environ)
 
 
-@asynccontextmanager
-async def opened(access: Access) -> AsyncIterator[Client]:
-    client = Client(HttpTransport(access))
-    try:
-        yield client
-    finally:
-        await client.close()
+def opened(access: Access) -> Client:
+    """To be used as a context, with which it is closed."""
+    return Client(HttpTransport(access))
 
 
 Answer = tuple[Any, Callable[[bool], str]]
@@ -115,5 +133,9 @@ def finished(work: Coroutine[Any, Any, None]) -> None:
     """Run `work` to its end."""
     try:
         asyncio.run(work)
+    except BrokenPipeError:  # whoever reads has enough, which click takes well
+        raise
+    except TransportError as error:
+        raise click.ClickException(f"{' '.join(str(error).split())}; `tapestry doctor` looks further") from error
     except (KubeError, JoinError, Fault, Unknown, ValueError, OSError) as error:
         raise click.ClickException(" ".join(str(error).split())) from error

@@ -9,6 +9,8 @@ from tapestry.cli.main import main
 from tapestry.cli.manual import manual
 
 SHELLS = ("bash", "zsh", "fish")
+WHOLE_SENTENCES = ('string split "," $completion', 'string split --max 1 "," $completion')
+"""In fish, where click takes a comma in what is told of a command for its end."""
 NO_FILES, FILES_TOO = ":4", ":0"
 """The last line of what kubectl is told: whether it may offer files where nothing else was found."""
 
@@ -25,7 +27,8 @@ def completion(shell: str) -> None:
     """Print the script that makes SHELL complete commands and options, and names out of the cluster."""
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(main, {}, "tapestry", "_TAPESTRY_COMPLETE").source())
+    script = kind(main, {}, "tapestry", "_TAPESTRY_COMPLETE").source()
+    click.echo(script.replace(*WHOLE_SENTENCES))
 
 
 def kubectl_completion() -> None:

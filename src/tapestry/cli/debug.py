@@ -20,6 +20,7 @@ from tapestry.client.connection import HttpTransport
 from tapestry.inspect.bundle import Collector, Gathered, Missing, archive_of, files_of, pretty
 from tapestry.inspect.findings import findings_text
 from tapestry.inspect.questions import Questions
+from tapestry.inspect.tables import counted
 
 
 @click.group()
@@ -47,8 +48,8 @@ def collect(file: Path | None, kubeconfig: str | None, context: str | None) -> N
         versions = {"tapestry": __version__, "python": platform.python_version(), "system": platform.platform()}
         files = files_of(gathered, versions, now)
         out.write(archive_of(files, name, now))
-    unread = f"; {len(gathered.missing)} things could not be read" if gathered.missing else ""
-    click.echo(f"{file}: {len(files)} files, {file.stat().st_size / 1024:.0f} KiB{unread}")
+    unread = f"; {counted(len(gathered.missing), 'thing')} could not be read" if gathered.missing else ""
+    click.echo(f"{file}: {counted(len(files), 'file')}, {file.stat().st_size / 1024:.0f} KiB{unread}")
 
 
 @contextmanager

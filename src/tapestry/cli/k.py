@@ -3,7 +3,7 @@
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from typing import Any
 
@@ -12,7 +12,7 @@ from click.exceptions import Exit
 
 from tapestry.cli.clusters import EVERYWHERE, NAMESPACE, finished, opened, virtual_access, with_virtual_cluster
 from tapestry.cli.manual import manual
-from tapestry.cli.names import names_of
+from tapestry.cli.names import KINDS_AND_NAMES, names_of
 from tapestry.cli.output import FORMATS, with_output
 from tapestry.client.transport import JSON
 from tapestry.inspect.anykind import manifests, views
@@ -23,12 +23,14 @@ from tapestry.inspect.anykind.waits import FORMS
 from tapestry.inspect.facts import Unknown
 from tapestry.inspect.tables import table
 from tapestry.kube.errors import KubeError, NotFound
-from tapestry.kube.objects import Object, name_of
-from tapestry.kube.resources import PODS
+from tapestry.kube.objects import Object, name_of, named
+from tapestry.kube.resources import PODS, Resource
 
 SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-WORDS = click.argument("words", nargs=-1, required=True, metavar="KIND [NAME]... | KIND/NAME...")
+WORDS = click.argument(
+    "words", nargs=-1, required=True, metavar="KIND [NAME]... | KIND/NAME...", shell_complete=KINDS_AND_NAMES
+)
 LABELS = click.option("--selector", "-l", "labels", default="", help="Only objects with such labels.")
 FILES = click.option("--filename", "-f", "files", multiple=True, help="A file, a folder, or - for what comes in.")
 COMMAND = click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND [ARG]...]")
@@ -114,9 +116,9 @@ async def get(
     found = await hand.aims(words)
     choice = Choice(None if everywhere else hand.namespace, labels, fields)
     if everywhere and any(aim.names for aim in found):
-        raise ValueError("-A shows all objects of a kind; an object that is named is in one namespace")
+        raise click.UsageError("-A shows all objects of a kind; an object that is named is in one namespace")
     if watch and (len(found) > 1 or len(found[0].names) > 1):
-        raise ValueError("-w watches one kind, or one object")
+        raise click.UsageError("-w watches one kind, or one object")
     shown = Shown(hand, choice, output)
     await (shown.watch(found[0]) if watch else shown.once(found))
 
@@ -218,7 +220,7 @@ async def namespace(hand: Hand, name: str) -> None:
 @k.command(
     epilog=manual("tapestry k delete deploy web", "tapestry k delete pods --all", "tapestry k delete -f web.yaml")
 )
-@click.argument("words", nargs=-1, metavar="KIND [NAME]... | KIND/NAME...")
+@click.argument("words", nargs=-1, metavar="KIND [NAME]... | KIND/NAME...", shell_complete=KINDS_AND_NAMES)
 @FILES
 @LABELS
 @click.option("--all", "every", is_flag=True, help="All objects of the kind.")
@@ -242,25 +244,28 @@ async def delete(
     if not (words or files):
         raise click.UsageError("say which: KIND NAME, KIND/NAME, or -f FILE")
     targets = [(await hand.home(obj), obj) for obj in reversed(manifests.objects_in(files, sys.stdin.buffer))]
-    for aim in await hand.aims(words) if words else ():
-        if not (aim.names or labels or every):
-            raise ValueError(f"which {aim.resource.plural}? names, -l or --all say so")
-        targets += await chosen(hand, aim, labels)
+    targets += await chosen(hand, words, labels, every=every) if words else []
     tally = Tally()
     for resource, obj in targets:
         await tally.each(deleted(hand, resource, obj, grace, 0.0 if no_wait else timeout, lenient=lenient))
     tally.end()
 
 
-async def chosen(hand: Hand, aim: Aim, labels: str) -> list[tuple[Any, Object]]:
-    """The objects that are meant; those that are named need not exist."""
-    if aim.names:
-        return [(aim.resource, {"metadata": {"name": name}}) for name in aim.names]
-    found = await views.objects(hand.client, aim, Choice(hand.namespace, labels))
-    return [(aim.resource, each) for each in found]
+async def chosen(hand: Hand, words: Sequence[str], labels: str, *, every: bool) -> list[tuple[Resource, Object]]:
+    """The objects that are meant; those that are named need not exist, and all of a kind are only if that is said."""
+    found: list[tuple[Resource, Object]] = []
+    for aim in await hand.aims(words):
+        if not (aim.names or labels or every):
+            raise click.UsageError(f"which {aim.resource.plural}? names, -l or --all say so")
+        if aim.names:
+            found += [(aim.resource, named(name)) for name in aim.names]
+        else:
+            objects = await views.objects(hand.client, aim, Choice(hand.namespace, labels))
+            found += [(aim.resource, each) for each in objects]
+    return found
 
 
-async def deleted(hand: Hand, resource: Any, obj: Object, grace: int | None, wait: float, *, lenient: bool) -> str:
+async def deleted(hand: Hand, resource: Resource, obj: Object, grace: int | None, wait: float, *, lenient: bool) -> str:
     try:
         return await hand.delete(resource, obj, grace=grace, wait=wait)
     except NotFound:
@@ -275,7 +280,13 @@ async def deleted(hand: Hand, resource: Any, obj: Object, grace: int | None, wai
         "tapestry k annotate node worker-1 tapestry.io/reclaim-",
     )
 )
-@click.argument("words", nargs=-1, required=True, metavar="KIND NAME... | KIND/NAME...  KEY=VALUE | KEY- ...")
+@click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    metavar="KIND NAME... | KIND/NAME...  KEY=VALUE | KEY- ...",
+    shell_complete=KINDS_AND_NAMES,
+)
 @handed
 async def annotate(hand: Hand, words: tuple[str, ...]) -> None:
     """Give objects annotations, or take them away by KEY-."""
@@ -283,7 +294,7 @@ async def annotate(hand: Hand, words: tuple[str, ...]) -> None:
     tally = Tally()
     for aim in await hand.aims(targets):
         if not aim.names:
-            raise ValueError(f"which {aim.resource.plural}? names say so")
+            raise click.UsageError(f"which {aim.resource.plural}? names say so")
         for name in aim.names:
             await tally.each(hand.annotate(aim.resource, name, changes))
     tally.end()
@@ -338,11 +349,7 @@ async def logs(hand: Hand, pod: str, container: str | None, follow: bool, tail: 
 @handed
 async def wait(hand: Hand, words: tuple[str, ...], labels: str, goal: str, every: bool, timeout: float) -> None:
     """Wait until objects are as they should be."""
-    targets = []
-    for aim in await hand.aims(words):
-        if not (aim.names or labels or every):
-            raise ValueError(f"which {aim.resource.plural}? names, -l or --all say so")
-        targets += await chosen(hand, aim, labels)
+    targets = await chosen(hand, words, labels, every=every)
     due = asyncio.get_running_loop().time() + timeout
     tally = Tally()
     for resource, obj in targets:

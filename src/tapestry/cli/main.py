@@ -77,6 +77,14 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(entry.module), cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:  # click does not know of the table, and could not say which is near
+            raise click.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         width = max(map(len, COMMANDS))
         for title, entries in GROUPS.items():
@@ -98,9 +106,14 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             click.echo(err=True)  # the terminal shows ^C
             raise click.exceptions.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # whoever reads has enough, which click takes well
+            raise
+        except OSError as error:
+            raise click.ClickException(str(error)) from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=exit_codes())
+@click.version_option(__version__, message="tapestry %(version)s")
 def main() -> None:
     """Tapestry: lease idle Kubernetes capacity and weave it into one compute cluster."""
 

@@ -12,7 +12,7 @@ from tapestry.kube.times import parse_duration, timestamp
 FOLDER = click.option(
     "--file-rootpath",
     "folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
     default=Path("tapestry-data"),
     show_default=True,
     help="The folder of the server.",

@@ -16,6 +16,7 @@ from tapestry.cli.clusters import HERE
 from tapestry.cli.manual import manual
 from tapestry.cli.view import view_of_terminal
 from tapestry.inspect.screen import ENDING
+from tapestry.inspect.tables import counted
 from tapestry.kube.errors import KubeError
 from tapestry.local.kubernetes import AssetsMissing, find_kubectl
 from tapestry.local.world import TAPESTRY, VIRTUAL, World, WorldFailed
@@ -30,7 +31,7 @@ DATA = click.option(
     help="The folder for everything that lasts: objects, certificates, logs.",
 )
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-INTRODUCTION = "A compute cluster woven from {} physical ones is at work.  In another terminal:"
+INTRODUCTION = "A compute cluster woven from {} is at work.  In another terminal:"
 
 
 def lines_to_copy(kubeconfig: Path, kubectl: str) -> list[str]:
@@ -84,7 +85,8 @@ async def serve(world: World) -> None:
             if view is not None:
                 async with world.client(VIRTUAL) as virtual:
                     await view.run(virtual, lines)
-            click.echo("\n".join(["", INTRODUCTION.format(kept.clusters), "", *(f"  {each}" for each in lines)]))
+            introduction = INTRODUCTION.format(counted(kept.clusters, "physical cluster"))
+            click.echo("\n".join(["", introduction, "", *(f"  {each}" for each in lines)]))
             click.echo(f"\n{ENDING}\n")
             await asyncio.Event().wait()
 

@@ -1,54 +1,29 @@
 """The verbs: one set for every kind.
 
-A `Client` turns verbs into requests and answers into objects or errors of `tapestry.kube.errors`.  It asks again only
-where that is safe: a read that got no answer, a request that never left, and whatever the server itself put off with
-Retry-After.  A write that may have happened is never repeated here; a level-triggered reconciler looks again instead.
+A `Client` turns verbs into requests and answers into objects or errors of `tapestry.kube.errors`; `attempts` says what
+is sent again.  What keeps coming is not read by a verb: see `watch` and `logs`.
 
 A client made with a `fence` belongs to a leader.  Before each write it asks the fence, and it refuses a write that
 could do harm if it arrived late: every patch and replace must carry a resourceVersion, every delete a UID and a
 resourceVersion, every create a name of its own.
 """
 
-import asyncio
-import dataclasses
-import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from enum import StrEnum
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Self
 
 from tapestry.client.answers import ANSWERS, ENCODER, OBJECTS, SLICE, Page, complete, decoded, gc_paused, understood
-from tapestry.client.metrics import count_request
-from tapestry.client.transport import Request, Response, Stream, Transport
-from tapestry.kube.errors import ApiError, TransportError, error_from_body
+from tapestry.client.attempts import ATTEMPTS, answered
+from tapestry.client.options import PatchType, Propagation, at_version, deletion, dry, selection
+from tapestry.client.transport import Request, Transport
+from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.objects import Object, name_of, named, namespace_of, uid_of, version_of
 from tapestry.kube.patches import owned_patch
-from tapestry.kube.resources import ACCESS_REVIEWS, PODS, SELF_ACCESS_REVIEWS, SERVICE_ACCOUNTS, Resource
+from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS, Resource
 from tapestry.process.audit import Audit, Write
 
-ATTEMPTS = 5
-"""How often one request is sent at most."""
-LONGEST_WAIT = 30.0
-"""Seconds: a server that asks for more than this gets its answer passed on."""
 PAGE = 500
-LONGEST_COMPLAINT = 1 << 20
-"""Bytes of an answer that should have been a log and says why it is none."""
-FOLLOWED = 24 * 3600.0
-"""Seconds for a log that is followed to begin: some servers say nothing before the container does."""
-
-
-class PatchType(StrEnum):
-    JSON = "application/json-patch+json"
-    MERGE = "application/merge-patch+json"
-    STRATEGIC = "application/strategic-merge-patch+json"
-    APPLY = "application/apply-patch+yaml"
-
-
-class Propagation(StrEnum):
-    BACKGROUND = "Background"
-    FOREGROUND = "Foreground"
-    ORPHAN = "Orphan"
+"""Objects that a list asks for at a time."""
 
 
 class Unguarded(ValueError):
@@ -56,7 +31,10 @@ class Unguarded(ValueError):
 
 
 class Client:
-    """Talks to one API server through a transport that it owns.  Objects it returns belong to the caller."""
+    """Talks to one API server through a transport that it owns; as a context, it closes that in the end.
+
+    Objects it returns belong to the caller.
+    """
 
     def __init__(
         self,
@@ -71,13 +49,26 @@ class Client:
         self._fence = fence
         self._audit = audit
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     # -- reading
 
     async def get(
         self, resource: Resource, name: str, namespace: str | None = None, *, subresource: str | None = None
     ) -> Object:
         request = Request("GET", resource.path(namespace, name, subresource))
-        return await self._object("get", words(resource, subresource), request)
+        return await self._object(request, "get", words(resource, subresource))
+
+    async def find(self, resource: Resource, name: str, namespace: str | None = None) -> Object | None:
+        """The object, or None where there is none."""
+        try:
+            return await self.get(resource, name, namespace)
+        except NotFound:
+            return None
 
     async def list(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = "", page: int = PAGE
@@ -108,7 +99,8 @@ class Client:
         query, doing = selection(labels, fields) | {"limit": str(page)}, f"list {resource.name}"
         identity = {"apiVersion": resource.api_version, "kind": resource.kind}
         while True:
-            answer = await self._send("list", resource.name, Request("GET", resource.path(namespace), query))
+            request = Request("GET", resource.path(namespace), query)
+            answer = await answered(self.transport, request, "list", resource.name)
             found = decoded(ANSWERS, answer.body, doing)
             raws = found.items or []
             for begin in range(0, len(raws) or 1, SLICE):
@@ -120,58 +112,9 @@ class Client:
                 return
             query = {**query, "continue": found.metadata.continue_}
 
-    def stream(
-        self, resource: Resource, namespace: str | None, query: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[Stream]:
-        """A raw watch; `tapestry.client.watch` makes events of it."""
-        return self.transport.stream(Request("GET", resource.path(namespace), {"watch": "1", **query}))
-
-    @asynccontextmanager
-    async def log(
-        self, name: str, namespace: str | None, query: Mapping[str, str]
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """What a container of a pod wrote, in pieces as they come; `query` are PodLogOptions.
-
-        An error is raised when the context is entered, or by the connection later on.
-        """
-        request = Request("GET", PODS.path(namespace, name, "log"), query, accept="*/*")
-        if query.get("follow") == "true":
-            request = dataclasses.replace(request, timeout=FOLLOWED)
-        async with self.transport.stream(request) as stream:
-            count_request("get", words(PODS, "log"), str(stream.status))
-            if stream.status >= 300:
-                raise error_from_body(stream.status, await beginning(stream.chunks()), doing=str(request))
-            yield stream.chunks()
-
     async def version(self) -> Object:
         """What the server says of itself under /version."""
-        return await self._object("get", "version", Request("GET", "/version"))
-
-    async def serves(self, resource: Resource) -> bool:
-        """Whether the server has the resource, as its own account of groups and resources says.
-
-        Raises where there is no such account: what answers is no API server, and its 404 says nothing.
-        """
-        if resource.group:
-            groups = await self._discovered("/apis", "APIGroupList")
-            versions = {each["groupVersion"] for group in groups["groups"] for each in group["versions"]}
-            if resource.api_version not in versions:
-                return False
-        found = await self._discovered(resource.root, "APIResourceList")
-        return any(each["name"] == resource.plural for each in found["resources"])
-
-    async def resources(self) -> dict[Resource, frozenset[str]]:
-        """What the server has, each resource in the version that it prefers, and the verbs that it can be used with."""
-        groups = (await self._discovered("/apis", "APIGroupList"))["groups"]
-        versions = [each["groupVersion"] for group in groups for each in group["versions"]]
-        found: dict[tuple[str, str], tuple[Resource, frozenset[str]]] = {}
-        for path, prefix in [("/api/v1", "v1"), *((f"/apis/{each}", each) for each in versions)]:
-            group, _, version = prefix.rpartition("/")
-            for each in (await self._discovered(path, "APIResourceList"))["resources"]:
-                resource = Resource(group, version, each["kind"], each["name"], each["namespaced"])
-                if "/" not in resource.plural:
-                    found.setdefault((group, resource.plural), (resource, frozenset(each["verbs"])))
-        return dict(found.values())
+        return await self._object(Request("GET", "/version"), "get", "version")
 
     # -- writing
 
@@ -257,6 +200,20 @@ class Client:
         path = resource.path(namespace_of(target), name_of(target))
         return await self._write("delete", resource, target, Request("DELETE", path, {}, ENCODER.encode(body)))
 
+    async def remove(
+        self,
+        resource: Resource,
+        target: Object,
+        *,
+        grace_seconds: int | None = None,
+        propagation: Propagation | None = None,
+    ) -> None:
+        """Delete `target`, unless it is gone already."""
+        try:
+            await self.delete(resource, target, grace_seconds=grace_seconds, propagation=propagation)
+        except NotFound:
+            return
+
     async def delete_collection(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> None:
@@ -318,41 +275,16 @@ class Client:
             }
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         path = SERVICE_ACCOUNTS.path(namespace, name, "token")
-        answer = await self._object(
-            "create", words(SERVICE_ACCOUNTS, "token"), Request("POST", path, {}, ENCODER.encode(body))
-        )
+        request = Request("POST", path, {}, ENCODER.encode(body))
+        answer = await self._object(request, "create", words(SERVICE_ACCOUNTS, "token"))
         status: Object = answer["status"]
         return status
-
-    async def may(
-        self,
-        verb: str,
-        resource: Resource,
-        namespace: str | None = None,
-        *,
-        subresource: str = "",
-        user: str | None = None,
-        groups: Sequence[str] = (),
-    ) -> bool:
-        """Whether we, or `user`, have a right."""
-        attributes = {
-            "verb": verb,
-            "group": resource.group,
-            "version": resource.version,
-            "resource": resource.plural,
-            "subresource": subresource,
-            "namespace": namespace or "",
-        }
-        spec: Object = {"resourceAttributes": attributes}
-        if user is not None:
-            spec |= {"user": user, "groups": list(groups)}
-        review = await self.review(SELF_ACCESS_REVIEWS if user is None else ACCESS_REVIEWS, spec)
-        return bool(review["status"].get("allowed"))
 
     async def review(self, resource: Resource, spec: Object) -> Object:
         """Post a review (access, token); it is answered and not stored, so it needs no leadership."""
         body = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}
-        return await self._object("create", resource.name, Request("POST", resource.path(), {}, ENCODER.encode(body)))
+        request = Request("POST", resource.path(), {}, ENCODER.encode(body))
+        return await self._object(request, "create", resource.name)
 
     # -- carrying
 
@@ -382,7 +314,9 @@ class Client:
         started = time.monotonic()
         outcome: dict[str, Any] = {"error": "Cancelled"}
         try:
-            answer = await self._send(verb, words(resource, subresource), request, fence=self._fence, attempts=attempts)
+            answer = await answered(
+                self.transport, request, verb, words(resource, subresource), fence=self._fence, attempts=attempts
+            )
             outcome = {"code": answer.status, "request_id": answer.headers.get("audit-id")}
         except ApiError as error:
             outcome = {"code": error.code}
@@ -398,110 +332,13 @@ class Client:
                 self._audit.record(Write(*who, seconds=seconds, **outcome))
         return decoded(OBJECTS, answer.body, str(request))
 
-    async def _discovered(self, path: str, kind: str) -> Object:
-        answer = await self._object("get", "discovery", Request("GET", path))
-        if answer.get("kind") != kind:
-            raise TransportError(f"GET {path}: the answer is not Kubernetes' own: no {kind}", maybe_sent=True)
-        return answer
-
-    async def _object(self, verb: str, what: str, request: Request) -> Object:
-        return decoded(OBJECTS, (await self._send(verb, what, request)).body, str(request))
-
-    async def _send(
-        self,
-        verb: str,
-        what: str,
-        request: Request,
-        *,
-        fence: Callable[[], None] | None = None,
-        attempts: int = ATTEMPTS,
-    ) -> Response:
-        for attempt in range(1, attempts + 1):
-            if fence is not None:
-                fence()
-            wait = 0.0
-            try:
-                answer = await self.transport.send(request)
-            except TransportError as error:
-                count_request(verb, what, "TransportError")
-                if attempt == attempts or (error.maybe_sent and request.method != "GET"):
-                    raise
-                wait = backoff(attempt)
-            else:
-                count_request(verb, what, str(answer.status))
-                if answer.status < 300:
-                    return answer
-                wait = put_off(answer, request, attempt)
-                if attempt == attempts or not wait:
-                    raise error_from_body(answer.status, answer.body, doing=str(request))
-            await asyncio.sleep(wait)
-        raise AssertionError("unreachable")
-
-
-async def beginning(chunks: AsyncIterator[bytes], limit: int = LONGEST_COMPLAINT) -> bytes:
-    """What comes first, up to about so many bytes."""
-    found = b""
-    async for chunk in chunks:
-        found += chunk
-        if len(found) >= limit:
-            break
-    return found
+    async def _object(self, request: Request, verb: str, what: str) -> Object:
+        return decoded(OBJECTS, (await answered(self.transport, request, verb, what)).body, str(request))
 
 
 def words(resource: Resource, subresource: str | None) -> str:
     """`pods`, `pods/status`: the words for metrics and the audit log."""
     return f"{resource.name}/{subresource}" if subresource else resource.name
-
-
-def backoff(attempt: int) -> float:
-    """Seconds before the next attempt: 0.1, 0.2, 0.4 ..., spread so that many clients do not return as one."""
-    return 0.1 * 2.0 ** (attempt - 1) * random.uniform(0.75, 1.25)
-
-
-def put_off(answer: Response, request: Request, attempt: int) -> float:
-    """Seconds after which the server, or a read's safety, lets us ask again; 0 where its answer is final."""
-    reading = request.method == "GET"
-    after = answer.headers.get("retry-after")
-    if after is None and not reading:
-        return 0.0
-    # Of the others, also with Retry-After, a server that gave up waiting for its storage may have written all the same.
-    if answer.status not in ((429, 500, 502, 503, 504) if reading else (429, 503)):
-        return 0.0
-    try:
-        seconds = float(after or "")
-    except ValueError:  # nothing, or a date: nobody who matters sends one
-        return backoff(attempt)
-    return max(seconds, 0.001) if seconds <= LONGEST_WAIT else 0.0
-
-
-def selection(labels: str, fields: str) -> dict[str, str]:
-    query = {"labelSelector": labels, "fieldSelector": fields}
-    return {key: value for key, value in query.items() if value}
-
-
-def dry(run: bool) -> dict[str, str]:
-    return {"dryRun": "All"} if run else {}
-
-
-def deletion(target: Object, grace_seconds: int | None, propagation: Propagation | None) -> Object:
-    """DeleteOptions that spare whatever took the place of `target`."""
-    preconditions = {"uid": uid_of(target), "resourceVersion": version_of(target)}
-    options: Object = {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "preconditions": {key: value for key, value in preconditions.items() if value},
-        "gracePeriodSeconds": grace_seconds,
-        "propagationPolicy": propagation,
-    }
-    return {key: value for key, value in options.items() if value not in (None, {})}
-
-
-def at_version(patch: Any, version: str, type: PatchType) -> Any:
-    """`patch`, good only for an object at `version`."""
-    if type is PatchType.JSON:
-        # replaced by itself, not tested: a failed test is Invalid, a wrong version is the Conflict that it should be
-        return [{"op": "replace", "path": "/metadata/resourceVersion", "value": version}, *patch]
-    return {**patch, "metadata": {**(patch.get("metadata") or {}), "resourceVersion": version}}
 
 
 def without_nones(value: Any) -> Any:

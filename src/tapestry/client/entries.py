@@ -122,7 +122,8 @@ def kubeconfig_in(document: Any, *, origin: str, directory: Path) -> Kubeconfig:
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at ")
         path = place.rpartition("`$")[2].strip("`.") or "document"  # `$.users[0].name`, or `key` in `$.users[0]`
-        raise KubeconfigError(f"{origin}{path}: {message}") from None
+        advice = "" if place else "; this is no kubeconfig"
+        raise KubeconfigError(f"{origin}{path}: {message}{advice}") from None
     if (found.api_version, found.kind) != ("v1", "Config"):
         raise KubeconfigError(f"{origin}kind: not a kubeconfig, which has kind: Config and apiVersion: v1")
 

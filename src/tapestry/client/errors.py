@@ -13,6 +13,10 @@ class KubeconfigError(ValueError):
     """A kubeconfig that cannot be used; the message says which field and what to write instead."""
 
 
+class NoKubeconfig(KubeconfigError):
+    """There is none where one is looked for; the message says where that is."""
+
+
 class CredentialsError(TransportError):
     """No usable credentials right now, so nothing was sent and nothing is known about any object."""
 

@@ -15,12 +15,12 @@ import yaml
 from tapestry.client.access import Access, Surroundings, access_in, usable, utc_now
 from tapestry.client.credentials import Credentials, TokenFile
 from tapestry.client.entries import Kubeconfig, kubeconfig_in, shown
-from tapestry.client.errors import KubeconfigError
+from tapestry.client.errors import KubeconfigError, NoKubeconfig
 from tapestry.client.plain_yaml import place_of
 from tapestry.client.tls import Pem, Tls, Trust
 from tapestry.client.urls import server_url
 
-__all__ = ["Access", "KubeconfigError", "default_access", "in_cluster", "load", "paths_in"]
+__all__ = ["Access", "KubeconfigError", "NoKubeconfig", "default_access", "in_cluster", "load", "paths_in"]
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -68,7 +68,7 @@ def default_access(
         raise KubeconfigError(f"context {shown(context)}: KUBECONFIG is not set and {usual} does not exist")
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return in_cluster(service_account, environ=environ, monotonic=monotonic)
-    raise KubeconfigError(
+    raise NoKubeconfig(
         f"no kubeconfig: none was given, KUBECONFIG is not set, {usual} does not exist, and this is not a pod "
         "(KUBERNETES_SERVICE_HOST is not set); give a kubeconfig or set KUBECONFIG"
     )

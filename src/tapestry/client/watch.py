@@ -13,7 +13,7 @@ a page or a chunk either way.  The iterator ends only when its reader stops; clo
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -22,20 +22,18 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from tapestry.client.answers import Fields, complete, gc_paused
-from tapestry.client.client import PAGE, Client, selection
+from tapestry.client.client import PAGE, Client
 from tapestry.client.metrics import WATCH_RESTARTS
-from tapestry.client.transport import Stream
-from tapestry.kube.errors import BadRequest, Gone, Invalid, KubeError, error_from_body, error_from_status
+from tapestry.client.options import selection
+from tapestry.client.streams import SILENCE, BrokenStream, granted, lines_of
+from tapestry.client.transport import Request
+from tapestry.kube.errors import BadRequest, Gone, Invalid, KubeError, error_from_status
 from tapestry.kube.objects import Object, annotations_of, version_of
 from tapestry.kube.resources import Resource
 
-SILENCE = 90.0
-"""Seconds without a byte after which a stream counts as dead: servers send a bookmark every minute."""
 LIFETIME = (290, 590)
 """Seconds after which we ask the server to end a stream, spread so that watches do not all return at once."""
 LONGEST_PAUSE = 30.0
-LONGEST_EVENT = 64 << 20
-LONGEST_REFUSAL = 1 << 20
 INITIAL_END = "k8s.io/initial-events-end"
 
 
@@ -59,14 +57,6 @@ class Changes(NamedTuple):
 
 
 WatchEvent = Listing | Page | Synced | Changes
-
-
-class Silence(KubeError):
-    """A stream carried nothing for longer than a living one does."""
-
-
-class BrokenStream(KubeError):
-    """A stream ended before it had said anything, or said what no API server says."""
 
 
 class Envelope(msgspec.Struct):
@@ -140,6 +130,7 @@ class Watch:
         """Events of one stream, until the server ends it or it breaks."""
         listing = not self._version
         query = selection(self.labels, self.fields) | {
+            "watch": "1",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(random.randint(*LIFETIME)),
         }
@@ -149,9 +140,9 @@ class Watch:
             query["resourceVersion"] = self._version
         doing = f"watch {self.resource.name}"
         heard = False
-        async with self.client.stream(self.resource, self.namespace, query) as stream:
-            if stream.status >= 300:
-                raise error_from_body(stream.status, await refusal_in(stream, self.silence), doing=doing)
+        request = Request("GET", self.resource.path(self.namespace), query)
+        async with self.client.transport.stream(request) as opened:
+            stream = await granted(opened, doing, self.silence)
             if listing:
                 yield Listing()
             async with aclosing(lines_of(stream, self.silence)) as arrivals:
@@ -228,39 +219,3 @@ def told(news: News, *, listing: bool) -> Iterator[WatchEvent]:
         since = news.changes[news.initial :]
     if since:
         yield Changes(since)
-
-
-async def lines_of(stream: Stream, silence: float) -> AsyncGenerator[list[bytes], None]:
-    """The whole lines of a stream, as many at a time as have arrived."""
-    chunks = aiter(stream.chunks())
-    begun: list[bytes] = []
-    size = 0
-    while (chunk := await next_chunk(chunks, silence)) is not None:
-        head, newline, tail = chunk.rpartition(b"\n")
-        if newline:
-            begun.append(head)
-            yield [line for line in b"".join(begun).split(b"\n") if line]
-            begun, size = [tail], len(tail)
-        else:
-            begun.append(tail)
-            size += len(tail)
-            if size > LONGEST_EVENT:
-                raise BrokenStream(f"an event is over {LONGEST_EVENT} bytes and has no end")
-
-
-async def refusal_in(stream: Stream, silence: float) -> bytes:
-    """The body of an answer that is no watch, as far as anyone will read it."""
-    chunks = aiter(stream.chunks())
-    body = b""
-    while len(body) < LONGEST_REFUSAL and (chunk := await next_chunk(chunks, silence)) is not None:
-        body += chunk
-    return body
-
-
-async def next_chunk(chunks: AsyncIterator[bytes], silence: float) -> bytes | None:
-    """The next bytes; None at the end of the stream."""
-    try:
-        async with asyncio.timeout(silence):
-            return await anext(chunks, None)
-    except TimeoutError as error:
-        raise Silence(f"the stream carried nothing for {silence:g} s") from error

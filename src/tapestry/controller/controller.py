@@ -41,6 +41,10 @@ def own_key(obj: Object) -> Iterable[str]:
     return (key_of(obj),)
 
 
+def own_namespace(obj: Object) -> Iterable[str]:
+    return (namespace_of(obj) or "",)
+
+
 def controller_key(resource: Resource) -> Keys:
     """The key of the `resource` object that is the object's managing controller, as its owner references say."""
 

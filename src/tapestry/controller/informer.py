@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Self
 
 from tapestry.client.client import Client
+from tapestry.client.discovery import serves
 from tapestry.client.watch import Changes, Listing, Page, Synced, Watch
 from tapestry.controller.store import Indexer, Store
 from tapestry.controller.transforms import Transform, slim
@@ -93,7 +94,7 @@ class Informer:
             await self._refused.wait()
             self._refused.clear()
             try:
-                if not await self._client.serves(self.resource):
+                if not await serves(self._client, self.resource):
                     self._sync()
             except KubeError as error:
                 log.warning("cannot tell whether a resource exists", resource=self.resource.name, error=str(error))

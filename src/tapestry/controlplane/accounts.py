@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from tapestry.client.client import Client
 from tapestry.controller import Manager
+from tapestry.controller.controller import own_namespace
 from tapestry.controller.store import Store
 from tapestry.kube.errors import AlreadyExists, NotFound
-from tapestry.kube.objects import Object, is_deleting, namespace_of
+from tapestry.kube.objects import Object, is_deleting
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, SERVICE_ACCOUNTS, Resource
 
 DEFAULT = "default"
@@ -44,10 +45,6 @@ class Accounts:
             await self.client.converge(resource, current, wanted)
         except (AlreadyExists, NotFound):
             return  # the cache is about to tell of it, or of the end of the namespace
-
-
-def own_namespace(obj: Object) -> list[str]:
-    return [namespace_of(obj) or ""]
 
 
 def install(manager: Manager, authority: str) -> None:

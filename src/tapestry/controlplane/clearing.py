@@ -4,7 +4,8 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tapestry.client.client import Client, Propagation
+from tapestry.client.client import Client
+from tapestry.client.options import Propagation
 from tapestry.kube.errors import Conflict, KubeError, NotFound
 from tapestry.kube.objects import Object, is_deleting
 from tapestry.kube.resources import Resource

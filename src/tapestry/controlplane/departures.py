@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.events import Recorder
-from tapestry.controlplane.scheduler.asked import is_tolerated_by
 from tapestry.kube.conditions import is_true
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, value_at
+from tapestry.kube.pods import is_over
 from tapestry.kube.requests import bound_at
 from tapestry.kube.resources import NODES, PODS
+from tapestry.kube.taints import tolerates
 from tapestry.kube.times import parse_time, timestamp
 
 QUARANTINE = timedelta(seconds=40)
@@ -41,7 +43,7 @@ def expulsion(pod: Object, taints: Iterable[Object]) -> datetime | None:
         if taint["effect"] != "NoExecute":
             continue
         start = max(bound_at(pod), parse_time(taint["timeAdded"]) if taint.get("timeAdded") else bound_at(pod))
-        tolerations = [each for each in pod["spec"].get("tolerations") or () if is_tolerated_by(each, taint)]
+        tolerations = [each for each in pod["spec"].get("tolerations") or () if tolerates(each, taint)]
         if not tolerations:
             moments.append(start)
             continue
@@ -59,10 +61,6 @@ def is_abandoned(pod: Object, node: Object | None) -> bool:
         return True
     taints = value_at(node, "spec", "taints", default=())
     return node is not None and not is_true(node, "Ready") and any(each["key"] == OUT_OF_SERVICE for each in taints)
-
-
-def is_over(pod: Object) -> bool:
-    return value_at(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
 def surplus(pods: Sequence[Object], most: int) -> list[Object]:
@@ -125,9 +123,7 @@ class Departures:
         due = self.missing.setdefault(node, self.now()) + QUARANTINE
         if due > self.now():
             return Result(requeue_at=due)
-        try:
-            await self.client.get(NODES, node)
-        except NotFound:
+        if await self.client.find(NODES, node) is None:
             await self.end(pod, BY_GC)
             return None
         return Result(requeue_after=SWEEP)  # it is there: our cache lags
@@ -152,10 +148,7 @@ class Departures:
     async def sweep(self, _key: str) -> Result | None:
         """Keep as many pods that are over as there may be."""
         for pod in surplus(self.pods.store.by(OVER, OVER), self.most):
-            try:
-                await self.client.delete(PODS, pod, grace_seconds=0)
-            except NotFound:
-                continue
+            await self.client.remove(PODS, pod, grace_seconds=0)
         return Result(requeue_after=SWEEP)
 
     def node_came(self, _old: Object | None, new: Object | None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tapestry.client.client import Client
 from tapestry.controller import Manager, Result
+from tapestry.controller.controller import own_namespace
 from tapestry.controller.queue import Queue
 from tapestry.controller.store import Store
 from tapestry.controlplane.everything import Everything
@@ -22,7 +23,7 @@ from tapestry.kube.conditions import condition, is_true, with_condition
 from tapestry.kube.errors import MethodNotAllowed, NotFound
 from tapestry.kube.objects import Object, controller_of, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.patches import merge_patch
-from tapestry.kube.resources import DISRUPTION_BUDGETS, PODS, Resource
+from tapestry.kube.resources import DISRUPTION_BUDGETS, PODS
 from tapestry.kube.selectors import label_selector
 from tapestry.kube.times import parse_time
 
@@ -118,7 +119,7 @@ class Disruption:
             subresource = None if is_plain else "scale"
             owner = await self.reads.get(resource, reference["name"], namespace, subresource=subresource)
         except (NotFound, MethodNotAllowed) as error:
-            if is_plain or await self.is_there(resource, reference["name"], namespace) is None:
+            if is_plain or await self.reads.find(resource, reference["name"], namespace) is None:
                 return None
             raise Unknown(f"{resource.name} does not implement the scale subresource") from error
         if uid_of(owner) != reference["uid"]:
@@ -127,12 +128,6 @@ class Disruption:
         if above is not None and above["kind"] == "Deployment":
             return await self.scale(above, namespace)
         return uid_of(owner), value_at(owner, "spec", "replicas", default=1 if is_plain else 0)
-
-    async def is_there(self, resource: Resource, name: str, namespace: str | None) -> Object | None:
-        try:
-            return await self.reads.get(resource, name, namespace)
-        except NotFound:
-            return None
 
     async def write(self, budget: Object, status: Object) -> None:
         before = budget.get("status") or {}
@@ -190,10 +185,6 @@ def failed(before: Object, why: str, now: datetime) -> Object:
     counts = {"currentHealthy": 0, "desiredHealthy": 0, "expectedPods": 0}
     conditions = with_condition(before.get("conditions"), none, now)
     return {**counts, **before, "disruptionsAllowed": 0, "conditions": conditions}
-
-
-def own_namespace(obj: Object) -> list[str]:
-    return [namespace_of(obj) or ""]
 
 
 def install(manager: Manager, everything: Everything) -> None:

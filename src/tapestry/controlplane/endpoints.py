@@ -26,6 +26,7 @@ from tapestry.kube.objects import (
     uid_of,
     value_at,
 )
+from tapestry.kube.pods import is_over, is_sidecar
 
 SERVICE_NAME = "kubernetes.io/service-name"
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
@@ -79,12 +80,8 @@ def has_backends_of_its_own(service: Object) -> bool:
 
 def from_pods(service: Object, pods: Iterable[Object], zone_of: Callable[[str], str]) -> list[Backend]:
     """The backends among pods that the Service selects; `zone_of` tells the zone of a node, where it has one."""
-    found = [each for pod in pods if is_up(pod) for each in backends(service, pod, zone_of)]
+    found = [each for pod in pods if not is_over(pod) for each in backends(service, pod, zone_of)]
     return sorted(found, key=lambda each: (each.about["targetRef"]["name"], each.address))
-
-
-def is_up(pod: Object) -> bool:
-    return value_at(pod, "status", "phase") not in ("Succeeded", "Failed")
 
 
 def backends(service: Object, pod: Object, zone_of: Callable[[str], str]) -> Iterator[Backend]:
@@ -123,7 +120,7 @@ def target(pod: Object, port: Object) -> Object | None:
 
 def named_port(pod: Object, name: str, protocol: str) -> int | None:
     spec = pod["spec"]
-    sidecars = (each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always")
+    sidecars = (each for each in spec.get("initContainers") or () if is_sidecar(each))
     for container in (*spec["containers"], *sidecars):
         for port in container.get("ports") or ():
             if port.get("name") == name and port.get("protocol", "TCP") == protocol:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from tapestry.client.discovery import served
 from tapestry.controller import Informer, Manager
 from tapestry.controlplane.definitions import outline
 from tapestry.kube.errors import KubeError
@@ -65,7 +66,7 @@ class Everything:
                 await self._outdated.wait()
                 edition = self._edition
                 try:
-                    self.resources = await self._client.resources()
+                    self.resources = await served(self._client)
                 except KubeError as error:
                     log.warning("cannot tell what is served", error=str(error), pause=PAUSE)
                     await asyncio.sleep(PAUSE)

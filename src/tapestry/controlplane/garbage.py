@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from tapestry.client.client import Client, Propagation
+from tapestry.client.client import Client
+from tapestry.client.options import Propagation
 from tapestry.controller import Manager
 from tapestry.controller.queue import Queue
 from tapestry.controlplane.everything import Everything

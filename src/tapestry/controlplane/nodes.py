@@ -4,36 +4,34 @@ A kubelet renews its node's Lease.  When it has not for a while, nobody knows ho
 Unknown, its pods count as not ready, and taints keep new pods away and, after what each tolerates, send those that are
 there elsewhere (`departures`).  Times are those of our own clock: what counts is when we last heard something new.
 
-A node is given up one at a time.  Where most of a zone is silent, slower or not at all; and where every node of the
-cluster is, the fault is likely on our side: then nobody is sent away.
+How many of them are given up at once, `zones` says; where every node of the cluster is silent, the fault is likely on
+our side: then nobody is sent away.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import Enum
 from typing import NamedTuple
 
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.events import Recorder
 from tapestry.controlplane import departures
+from tapestry.controlplane.zones import TURN, Zones, zone_of
 from tapestry.kube.conditions import find, is_true, with_condition
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, value_at
-from tapestry.kube.resources import LEASES, NODES, PODS
+from tapestry.kube.objects import Object, is_deleting, name_of, value_at
+from tapestry.kube.resources import LEASES, NODE_LEASES, NODES, PODS
+from tapestry.kube.taints import CORDON, NOT_READY, UNREACHABLE
 from tapestry.kube.times import timestamp
 
-LEASE_NAMESPACE = "kube-node-lease"
 GRACE = timedelta(seconds=40)
 """How long a node may be silent."""
 FIRST_GRACE = timedelta(seconds=60)
 """How long a new one may take until it says anything."""
 KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 """Conditions that only the kubelet knows about."""
-UNREACHABLE, NOT_READY = "node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"
-CORDONED = "node.kubernetes.io/unschedulable"
 TAINTS = {
     ("Ready", "False"): NOT_READY,
     ("Ready", "Unknown"): UNREACHABLE,
@@ -43,19 +41,8 @@ TAINTS = {
     ("NetworkUnavailable", "True"): "node.kubernetes.io/network-unavailable",
 }
 """What keeps new pods away, by condition and status."""
-OURS = frozenset({*TAINTS.values(), CORDONED})
-EXEMPT = "node.kubernetes.io/exclude-disruption"
-ZONES = ("topology.kubernetes.io/region", "topology.kubernetes.io/zone")
-MOST_SILENT, FEW, LARGE = 0.55, 2, 50
-TURN, SLOW_TURN = timedelta(seconds=10), timedelta(seconds=100)
-"""Time between two nodes of a zone that are given up."""
+OURS = frozenset({*TAINTS.values(), CORDON["key"]})
 PLACED = "placed"
-
-
-class State(Enum):
-    NORMAL = "normal"
-    PARTIAL = "most of it is silent"
-    FULL = "all of it is silent"
 
 
 # -- pure
@@ -95,7 +82,7 @@ def barring(node: Object) -> Iterator[str]:
         if (key := TAINTS.get((each["type"], each["status"]))) is not None:
             yield key
     if value_at(node, "spec", "unschedulable"):
-        yield CORDONED
+        yield CORDON["key"]
 
 
 def expelling(node: Object) -> str | None:
@@ -130,25 +117,6 @@ def taints_of(node: Object) -> list[Object]:
     return taints
 
 
-def zone_of(node: Object) -> str:
-    return "/".join(labels_of(node).get(label, "") for label in ZONES)
-
-
-def state_of(ready: int, silent: int) -> State:
-    if not ready and silent:
-        return State.FULL
-    if silent > FEW and silent / (silent + ready) >= MOST_SILENT:
-        return State.PARTIAL
-    return State.NORMAL
-
-
-def turn_in(state: State, size: int) -> timedelta | None:
-    """The time between two nodes that are given up in a zone of that size; None where none is."""
-    if state is State.PARTIAL:
-        return SLOW_TURN if size > LARGE else None
-    return TURN
-
-
 # -- what is remembered
 
 
@@ -157,44 +125,6 @@ class Heard(NamedTuple):
 
     sign: tuple[str | None, str | None]
     at: datetime
-
-
-@dataclass
-class Zones:
-    """How the parts of the cluster are, and whose turn it is in each."""
-
-    known: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """By node: its zone, and whether it is ready."""
-    counts: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    turns: dict[str, datetime] = field(default_factory=dict)
-    """By zone, when the next node may be given up."""
-
-    def put(self, node: Object) -> None:
-        self.drop(name_of(node))
-        if EXEMPT not in labels_of(node):
-            entry = self.known[name_of(node)] = zone_of(node), is_true(node, "Ready")
-            self.counts[entry] += 1
-
-    def drop(self, name: str) -> None:
-        if (entry := self.known.pop(name, None)) is not None:
-            self.counts[entry] -= 1
-
-    def state(self, zone: str) -> State:
-        return state_of(self.counts[zone, True], self.counts[zone, False])
-
-    @property
-    def is_all_silent(self) -> bool:
-        return not any(number for (_, is_ready), number in self.counts.items() if is_ready)
-
-    def turn(self, zone: str, now: datetime) -> datetime | None:
-        """When a node of the zone may be given up, which is taken if it is now; None where none may be."""
-        pause = turn_in(self.state(zone), self.counts[zone, True] + self.counts[zone, False])
-        if pause is None:
-            return None
-        due = self.turns.get(zone, now)
-        if due <= now:
-            self.turns[zone] = now + pause
-        return due
 
 
 @dataclass
@@ -234,7 +164,7 @@ class Nodes:
 
     def listen(self, node: Object) -> Heard:
         """What was last heard of the node: its Lease, and what it says itself."""
-        lease = self.leases.store.get(f"{LEASE_NAMESPACE}/{name_of(node)}")
+        lease = self.leases.store.get(f"{NODE_LEASES}/{name_of(node)}")
         ready = find(value_at(node, "status", "conditions"), "Ready") or {}
         sign = value_at(lease, "spec", "renewTime"), ready.get("lastHeartbeatTime")
         last = self.heard.get(name_of(node))
@@ -318,7 +248,7 @@ def is_news(old: Object | None, new: Object | None) -> bool:
 def install(manager: Manager) -> None:
     """Have this manager see to nodes that are not heard of, and to pods whose node is lost to them."""
     nodes = manager.informer(NODES)
-    leases = manager.informer(LEASES, namespace=LEASE_NAMESPACE)
+    leases = manager.informer(LEASES, namespace=NODE_LEASES)
     pods = manager.informer(PODS, indexers={PLACED: node_of})
     keeper = Nodes(manager.client, manager.events, manager.now, nodes, leases, pods)
     controller = manager.controller("nodes", keeper.reconcile)

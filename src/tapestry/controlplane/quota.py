@@ -12,6 +12,7 @@ from datetime import datetime
 
 from tapestry.client.client import Client
 from tapestry.controller import Manager
+from tapestry.controller.controller import own_namespace
 from tapestry.controller.queue import Queue
 from tapestry.controller.store import Store
 from tapestry.controlplane.everything import Everything
@@ -115,10 +116,6 @@ def is_news(quota: Object) -> bool:
     return limits(quota) != Amounts.parse(value_at(quota, "status", "hard")) or "used" not in (
         quota.get("status") or {}
     )
-
-
-def own_namespace(obj: Object) -> list[str]:
-    return [namespace_of(obj) or ""]
 
 
 def install(manager: Manager, everything: Everything) -> None:

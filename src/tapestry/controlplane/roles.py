@@ -9,10 +9,8 @@ from tapestry.controller import Manager
 from tapestry.controller.store import Store
 from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import Object, labels_of, name_of
-from tapestry.kube.resources import Resource
+from tapestry.kube.resources import CLUSTER_ROLES
 from tapestry.kube.selectors import label_selector
-
-CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
 
 
 def aggregated(role: Object, roles: Iterable[Object]) -> list[Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tapestry.client.client import Client
 from tapestry.controller import Manager
+from tapestry.controller.controller import own_namespace
 from tapestry.controller.store import Indexer, Store
 from tapestry.controlplane.endpoints import (
     FROM_ENDPOINTS,
@@ -53,7 +54,7 @@ class Services:
         service, endpoints = self.services.get(key), self.endpoints.get(key)
         if service is None:
             if endpoints is not None and is_ours(endpoints):
-                await self.remove(ENDPOINTS, endpoints)
+                await self.client.remove(ENDPOINTS, endpoints)
         elif is_deleting(service):
             return
         elif has_backends_of_its_own(service):
@@ -74,7 +75,7 @@ class Services:
             await self.slice(Origin(endpoints, FROM_ENDPOINTS), from_endpoints(endpoints), held)
         else:
             for each in held:
-                await self.remove(ENDPOINT_SLICES, each)
+                await self.client.remove(ENDPOINT_SLICES, each)
 
     async def slice(self, origin: Origin, found: Sequence[Backend], held: Sequence[Object]) -> None:
         wanted = slices_of(origin, found, held)
@@ -82,7 +83,7 @@ class Services:
         for each in wanted:
             await self.have(ENDPOINT_SLICES, known.pop(name_of(each), None), each)
         for each in known.values():
-            await self.remove(ENDPOINT_SLICES, each)
+            await self.client.remove(ENDPOINT_SLICES, each)
 
     async def have(self, resource: Resource, held: Object | None, wanted: Object) -> None:
         """Have an object that is ours alone: labels that are not wanted go."""
@@ -96,12 +97,6 @@ class Services:
         except Forbidden as error:
             if not is_about_to_go(error):
                 raise
-
-    async def remove(self, resource: Resource, held: Object) -> None:
-        try:
-            await self.client.delete(resource, held)
-        except NotFound:
-            return
 
     def selected(self, service: Object) -> list[Object]:
         wanted = service["spec"]["selector"].items()
@@ -145,7 +140,7 @@ def outline(pod: Object) -> tuple[object, ...]:
 
 
 def install(manager: Manager) -> None:
-    by_namespace: dict[str, Indexer] = {NAMESPACE: members.in_namespace}
+    by_namespace: dict[str, Indexer] = {NAMESPACE: own_namespace}
     services, endpoints = manager.informer(SERVICES, indexers=by_namespace), manager.informer(ENDPOINTS)
     slices = manager.informer(ENDPOINT_SLICES, indexers={SERVICE: service_key})
     pods, nodes = manager.informer(PODS, indexers=by_namespace), manager.informer(NODES)

@@ -17,12 +17,13 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.names import syncer_election, syncer_name
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
+from tapestry.client.discovery import serves
 from tapestry.client.transport import Request
 from tapestry.inspect import findings
 from tapestry.inspect.anykind.kinds import asked
 from tapestry.inspect.findings import Finding
 from tapestry.inspect.questions import Questions
-from tapestry.kube.errors import Forbidden, KubeError, NotFound
+from tapestry.kube.errors import Forbidden, KubeError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import DEPLOYMENTS, LEASES, SECRETS, Resource
 from tapestry.manager.installation import NAME
@@ -49,7 +50,7 @@ class Doctor:
         try:
             for each in await self.server():
                 yield each
-            missing = [each.name for each in (CLUSTER_BINDINGS, POLICIES) if not await self.client.serves(each)]
+            missing = [each.name for each in (CLUSTER_BINDINGS, POLICIES) if not await serves(self.client, each)]
         except KubeError as error:
             advice = "is it up, and the kubeconfig the right one? --kubeconfig and --context choose another"
             yield Finding("API server", "wrong", " ".join(str(error).split()), advice)
@@ -95,10 +96,7 @@ class Doctor:
         return findings.marks(await self.client.list(SECRETS, HOME))
 
     async def object(self, resource: Resource, name: str) -> Object | None:
-        try:
-            return await self.client.get(resource, name, HOME)
-        except NotFound:
-            return None
+        return await self.client.find(resource, name, HOME)
 
 
 async def seen(look: Callable[[], Coroutine[Any, Any, Iterable[Finding]]]) -> list[Finding]:

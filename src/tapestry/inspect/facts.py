@@ -15,7 +15,7 @@ from tapestry.apis.policies import POLICIES
 from tapestry.apis.rights import IDENTITY_NAMESPACE
 from tapestry.client.client import Client
 from tapestry.kube.errors import KubeError, NotFound
-from tapestry.kube.objects import Object, name_of, uid_of, value_at
+from tapestry.kube.objects import Object, labels_of, name_of, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS
 from tapestry.manager.connectivity import Connect, access_in
 from tapestry.manager.faults import Fault
@@ -43,6 +43,10 @@ class Above:
     pods: dict[str, list[Object]]
     """By the virtual node that they are bound to."""
     policies: list[Object]
+
+    def nodes_of(self, binding: str) -> list[Object]:
+        """The virtual nodes of the binding with that UID."""
+        return [node for node in self.nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == binding]
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,9 @@ async def physical(
     try:
         async with asyncio.timeout(seconds):
             secret = await virtual.get(SECRETS, reference.name, reference.namespace)
-            client = Client(connect(access_in(secret, reference)))
-            try:
+            async with Client(connect(access_in(secret, reference))) as client:
                 await check_identity(client, binding)
                 yield client
-            finally:
-                await client.close()
     except Fault as fault:
         raise Unseen(fault.message) from fault
     except KubeError as error:
@@ -114,10 +115,7 @@ async def owner_policies(client: Client) -> list[Object]:
 
 async def below(client: Client, binding: Object, node: str) -> Below:
     """What decides about one node."""
-    try:
-        found = await client.get(NODES, node)
-    except NotFound:
-        found = None
+    found = await client.find(NODES, node)
     mount = value_at(binding, "spec", "mountNamespace")
     namespaces = await client.list(NAMESPACES, fields=f"metadata.name={mount}") if mount else []
     pods = await client.list(PODS, fields=f"spec.nodeName={node}") if found is not None else []

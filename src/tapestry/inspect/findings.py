@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus, Value
-from tapestry.inspect.tables import span, table
+from tapestry.inspect.tables import counted, span, table
 from tapestry.kube.objects import Object, key_of, name_of, value_at
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.manager.leftovers import leftovers_in
@@ -71,7 +71,8 @@ def bindings(found: Sequence[BindingStatus], now: datetime) -> Iterator[Finding]
             ago = span(now - each.last_seen)
             yield Finding(about, "wrong", f"its cluster last answered {ago} ago", "is it up, and reachable from here?")
         elif not each.troubles:
-            yield Finding(about, "ok", f"{each.phase or 'Pending'}, {each.nodes} nodes, {each.pods} pods")
+            amounts = counted(each.nodes, "node"), counted(each.pods, "pod")
+            yield Finding(about, "ok", ", ".join(filter(None, (each.phase or "Pending", each.leasing, *amounts))))
         yield from token(about, each, now)
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, binding_of
 from tapestry.client.access import Access
 from tapestry.client.client import Client
@@ -18,8 +17,9 @@ from tapestry.client.transport import Request
 from tapestry.inspect.anykind.kinds import asked
 from tapestry.inspect.facts import Above, Unseen, physical
 from tapestry.inspect.pods import Placed
+from tapestry.inspect.status import physical_node
 from tapestry.kube.errors import Forbidden, KubeError, NotFound
-from tapestry.kube.objects import Object, annotations_of, key_of, labels_of, name_of, value_at
+from tapestry.kube.objects import Object, key_of, name_of, value_at
 from tapestry.kube.quantity import Amounts, parse
 from tapestry.kube.resources import NODES, Resource
 from tapestry.manager.connectivity import Connect
@@ -76,7 +76,7 @@ class Gauges:
             return {}
 
     async def of_binding(self, facts: Above, obj: Object, binding: Binding, above: Uses) -> Measures:
-        nodes = [node for node in facts.nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == binding.uid]
+        nodes = facts.nodes_of(binding.uid)
         twins = {
             placed.twin: key_of(placed.pod)
             for node in nodes
@@ -89,7 +89,7 @@ class Gauges:
         try:
             async with physical(self.virtual, obj, self.connect, SECONDS) as client:
                 if door := self.kubelets.get(value_at(obj, "status", "identity", default="")):
-                    busy = {physical_name(node) for node in nodes if facts.pods[name_of(node)]}
+                    busy = {physical_node(node) for node in nodes if facts.pods[name_of(node)]}
                     found = await self.by_kubelets(client, door, busy)
                 else:
                     found = await by_metrics_api(client, binding.spec.mount_namespace)
@@ -111,13 +111,9 @@ class Gauges:
         return {key: use for task in tasks for key, use in in_summary(task.result())}
 
     async def summary(self, access: Access, slots: asyncio.Semaphore) -> Object:
-        async with slots:
-            client = Client(self.connect(access))
-            try:
-                found: Object = msgspec.json.decode((await asked(client, Request("GET", "/stats/summary"))).body)
-                return found
-            finally:
-                await client.close()
+        async with slots, Client(self.connect(access)) as client:
+            found: Object = msgspec.json.decode((await asked(client, Request("GET", "/stats/summary"))).body)
+            return found
 
 
 async def by_metrics_api(client: Client, namespace: str | None) -> Uses:
@@ -152,7 +148,3 @@ def kubelet_url(node: Object) -> str:
     addresses = {each["type"]: each["address"] for each in value_at(node, "status", "addresses", default=[])}
     port = value_at(node, "status", "daemonEndpoints", "kubeletEndpoint", "Port", default=10250)
     return f"https://{addresses.get('InternalIP', name_of(node))}:{port}"
-
-
-def physical_name(node: Object) -> str:
-    return annotations_of(node).get(keys.PHYSICAL_NODE_NAME, "")

@@ -10,9 +10,9 @@ from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.requests import effective_requests, holds_its_node
 from tapestry.kube.selectors import SelectorError, label_selector, node_selector
+from tapestry.kube.taints import CORDON, NOT_READY, UNREACHABLE, is_tolerated
 from tapestry.kube.times import timestamp
 
-CORDON: Object = {"key": "node.kubernetes.io/unschedulable", "effect": keys.NO_SCHEDULE}
 REPELLING = (keys.NO_SCHEDULE, "NoExecute")
 VNODE_TOLERATION = f"{{key: {keys.VNODE_TAINT}, operator: Exists}}"
 ADVICE = {
@@ -20,8 +20,8 @@ ADVICE = {
     keys.OUT_OF_TIME_WINDOWS: "wait until a window opens; `tapestry policies` shows them",
     keys.WITHDRAWING: "the node goes after its last pod; `tapestry explain node` says why",
     keys.PHYSICAL_NODE_UNSCHEDULABLE: "its owner has cordoned the physical node; wait, or ask them",
-    "node.kubernetes.io/unreachable": "nobody knows how the node is; `tapestry status` says when its cluster was seen",
-    "node.kubernetes.io/not-ready": "the physical node is not ready; see it in its own cluster",
+    UNREACHABLE: "nobody knows how the node is; `tapestry status` says when its cluster was seen",
+    NOT_READY: "the physical node is not ready; see it in its own cluster",
 }
 """What to do about a taint, by its key."""
 
@@ -54,7 +54,7 @@ def obstacles_on(pod: Object, node: Object, used: Amounts, opens: datetime | Non
     """What keeps a pod from one node, each with what can be done about it."""
     tolerations: list[Object] = value_at(pod, "spec", "tolerations", default=[])
     for taint in taints_of(node):
-        if not any(tolerates(each, taint) for each in tolerations):
+        if not is_tolerated(taint, tolerations):
             yield f"taint {taint_text(taint)}", advice(taint, opens)
     if not is_selected(pod, node):
         yield "nodeSelector or nodeAffinity of the pod", "virtual nodes have the labels of physical ones; choose others"
@@ -81,16 +81,6 @@ def advice(taint: Object, opens: datetime | None) -> str:
     if taint["key"] == keys.OUT_OF_TIME_WINDOWS and opens is not None:
         return f"wait until {timestamp(opens)}, when a window opens or closes next; `tapestry policies` shows them"
     return ADVICE.get(taint["key"], f"tolerate {taint['key']} where that is meant, or have it removed from the node")
-
-
-def tolerates(toleration: Object, taint: Object) -> bool:
-    """Whether a pod with the toleration may be placed on a node with the taint."""
-    if toleration.get("effect") not in (None, "", taint["effect"]):
-        return False
-    key, exists = toleration.get("key"), toleration.get("operator") == "Exists"
-    if not key:
-        return exists
-    return bool(key == taint["key"]) and (exists or (toleration.get("value") or "") == (taint.get("value") or ""))
 
 
 def is_selected(pod: Object, node: Object) -> bool:

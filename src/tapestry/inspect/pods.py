@@ -9,12 +9,13 @@ from msgspec import structs
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.inspect.placement import Obstacle, obstacles
-from tapestry.inspect.status import Value, created
+from tapestry.inspect.status import Value, created, physical_node
 from tapestry.kube.conditions import find
-from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.objects import Object, is_deleting, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.pods import is_over
 from tapestry.kube.times import parse_time
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.translate.pod_status import CONTAINER_LISTS, DISRUPTED, SCHEDULED, is_over, mapped_uid
+from tapestry.syncer.translate.pod_status import CONTAINER_LISTS, DISRUPTED, SCHEDULED, mapped_uid
 from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES, is_left_alone, twin_name
 
 DEFAULTS = SyncerConfig()
@@ -137,7 +138,7 @@ def pod_status(placed: Placed) -> PodStatus:
         name=name_of(pod),
         phase="Terminating" if is_deleting(pod) else value_at(pod, "status", "phase", default="Pending"),
         node=value_at(pod, "spec", "nodeName", default=""),
-        physical_node=annotations_of(placed.node).get(keys.PHYSICAL_NODE_NAME, "") if placed.node else "",
+        physical_node=physical_node(placed.node) if placed.node else "",
         binding=placed.binding.name if placed.binding else "",
         twin=placed.twin,
         state=said.state,

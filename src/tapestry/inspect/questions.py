@@ -26,13 +26,12 @@ from tapestry.inspect.status import (
     PolicyStatus,
     binding_status,
     node_status,
+    physical_node,
     policy_status,
 )
 from tapestry.inspect.tree import Tree, branch
-from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import (
     Object,
-    annotations_of,
     is_deleting,
     labels_of,
     name_of,
@@ -145,13 +144,17 @@ class Questions:
         owners, unseen = await self.owners(facts)
         found += [(policy, Side.OWNER, binding) for binding, policy in owners]
         answers = [
-            explained_policy(policy, side, binding, nodes_of(facts, binding), self.zone_of(facts, binding), self.now)
+            self.about_policy(facts, policy, side, binding)
             for policy, side, binding in found
             if name in (name_of(policy), f"{side}/{name_of(policy)}")
         ]
         if not answers:
             raise Unknown("; ".join([f"there is no policy {name} for a cluster that has joined", *unseen]))
         return answers
+
+    def about_policy(self, facts: Above, policy: Object, side: Side, binding: Binding | None) -> PolicyExplanation:
+        nodes = facts.nodes_of(binding.uid) if binding else []
+        return explained_policy(policy, side, binding, nodes, self.zone_of(facts, binding), self.now)
 
     # -- pods
 
@@ -173,10 +176,9 @@ class Questions:
     async def pod(self, namespace: str, name: str) -> PodAnswer:
         """Where a pod is, why it waits or ended, and what to do."""
         facts = await above(self.client)
-        try:
-            pod = await self.client.get(PODS, name, namespace)
-        except NotFound:
-            raise Unknown(await self.last_words(namespace, name)) from None
+        pod = await self.client.find(PODS, name, namespace)
+        if pod is None:
+            raise Unknown(await self.last_words(namespace, name))
         placed, obj = await self.placed(facts, pod)
         found = await self.twin_below(placed, obj) if obj is not None else TwinSeen()
         changes = [value_at(each, "status", "nextChange") for each in facts.bindings]
@@ -188,17 +190,10 @@ class Questions:
         name = value_at(pod, "spec", "nodeName", default="")
         node = next((each for each in facts.nodes if name_of(each) == name), None)
         if node is None:
-            return Placed(pod, is_elsewhere=bool(name) and await self.exists(name)), None
+            return Placed(pod, is_elsewhere=bool(name) and await self.client.find(NODES, name) is not None), None
         uid = labels_of(node).get(keys.CLUSTER_BINDING_UID)
         obj = next((each for each in facts.bindings if uid_of(each) == uid), None)
         return Placed(pod, node, binding_of(obj, facts.identity) if obj else None), obj
-
-    async def exists(self, node: str) -> bool:
-        try:
-            await self.client.get(NODES, node)
-        except NotFound:
-            return False
-        return True
 
     async def twin_below(self, placed: Placed, binding: Object) -> TwinSeen:
         if not placed.twin:
@@ -206,10 +201,7 @@ class Questions:
         namespace, name = placed.twin.split("/")
         try:
             async with physical(self.client, binding, self.connect) as client:
-                try:
-                    return TwinSeen(await client.get(PODS, name, namespace), looked=True)
-                except NotFound:
-                    return TwinSeen(looked=True)
+                return TwinSeen(await client.find(PODS, name, namespace), looked=True)
         except Unseen as error:
             return TwinSeen(unseen=str(error))
 
@@ -225,7 +217,7 @@ class Questions:
     async def tree(self, binding: str | None) -> Tree:
         facts = await above(self.client)
         chosen = [(obj, binding_of(obj, facts.identity)) for obj in self.chosen(facts, binding)]
-        found = [branch(facts, obj, each, nodes_of(facts, each)) for obj, each in chosen]
+        found = [branch(facts, obj, each, facts.nodes_of(each.uid)) for obj, each in chosen]
         return Tree(virtual_cluster=facts.identity, bindings=found)
 
     async def repair(self, binding: str | None, *, dry_run: bool) -> tuple[list[Repaired], list[str]]:
@@ -257,15 +249,6 @@ def binding_about(facts: Above, policy: Object) -> Binding | None:
 
 def names_of_node(node: Object) -> tuple[str, str]:
     return name_of(node), physical_node(node)
-
-
-def physical_node(node: Object) -> str:
-    return annotations_of(node).get(keys.PHYSICAL_NODE_NAME, "")
-
-
-def nodes_of(facts: Above, binding: Binding | None) -> list[Object]:
-    uid = binding.uid if binding else ""
-    return [node for node in facts.nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == uid]
 
 
 def candidates(facts: Above, name: str) -> Iterator[tuple[Object, str]]:

@@ -119,7 +119,7 @@ def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
     return NodeStatus(
         name=name_of(node),
         binding=annotations.get(keys.CLUSTER_BINDING, ""),
-        physical_node=annotations.get(keys.PHYSICAL_NODE_NAME, ""),
+        physical_node=physical_node(node),
         state=state_of(node),
         ready=is_true(node, "Ready"),
         cordoned=bool(value_at(node, "spec", "unschedulable") or taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE)),
@@ -130,6 +130,11 @@ def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
         lease_ends=moment_at(annotations, keys.LEASE_ENDS),
         created=created(node),
     )
+
+
+def physical_node(node: Object) -> str:
+    """The name of the node below that a virtual one stands for."""
+    return annotations_of(node).get(keys.PHYSICAL_NODE_NAME, "")
 
 
 def state_of(node: Object) -> str:

@@ -62,6 +62,12 @@ def of(amounts: dict[str, str], resource: str) -> str:
     return amount(resource, amounts.get(resource, ""))
 
 
+def use(each: BindingStatus | NodeStatus, resource: str) -> tuple[str, str]:
+    """What is leased of a resource, and what is used of that; nothing is used of what is not there."""
+    leased = of(each.leased, resource)
+    return leased, of(each.used, resource) or ("0" if leased else "")
+
+
 def bindings_table(found: Sequence[BindingStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
         return "no cluster has joined; `tapestry join --help` says how"
@@ -71,7 +77,7 @@ def bindings_table(found: Sequence[BindingStatus], now: datetime, *, wide: bool 
     rows = []
     for each in found:
         row: list[object] = [each.name, each.cluster_id, each.phase, each.leasing, each.nodes, each.pods]
-        row += [of(part, resource) for resource in ("cpu", "memory") for part in (each.leased, each.used)]
+        row += [cell for resource in ("cpu", "memory") for cell in use(each, resource)]
         row += [f"in {span(each.next_change - now)}" if each.next_change else ""]
         row += [f"{ago(each.last_seen, now)} ago" if each.last_seen else "", ago(each.created, now)]
         row += [each.mount_namespace, ahead(each.credentials_expire, now), each.identity] if wide else []
@@ -90,7 +96,7 @@ def nodes_table(found: Sequence[NodeStatus], now: datetime, *, wide: bool = Fals
     for each in found:
         ready = ("True" if each.ready else "False") + (",Cordoned" if each.cordoned else "")
         row: list[object] = [each.name, each.binding, each.state, ready, each.pods]
-        row += [of(part, resource) for resource in ("cpu", "memory") for part in (each.leased, each.used)]
+        row += [cell for resource in ("cpu", "memory") for cell in use(each, resource)]
         row += [f"in {span(each.lease_ends - now)}" if each.lease_ends else "", ago(each.created, now)]
         if wide:
             others = (f"{name}={text}" for name, text in each.leased.items() if name not in ("cpu", "memory"))
@@ -109,13 +115,18 @@ def policies_table(found: Sequence[PolicyStatus], now: datetime, *, wide: bool =
         state = "Invalid" if each.complaint else "Open" if each.open else "Closed"
         row: list[object] = [f"{each.side}/{each.name}", each.cluster, state]
         row += [f"in {span(each.next_change - now)}" if each.next_change else "", each.nodes]
-        row += [of(each.leased, "cpu"), of(each.leased, "memory"), "; ".join(each.windows) or "always"]
+        row += [of(each.leased, "cpu"), of(each.leased, "memory"), windows_text(each)]
         row += [ago(each.created, now)]
         limits = "; ".join(f"{name}: {text}" for name, text in each.limits.items())
         row += [limits or "none", each.terms] if wide else []
         rows.append(row)
     complaints = [f"{each.side}/{each.name}: {each.complaint}" for each in found if each.complaint]
     return "\n".join([table([*header, *more], rows), *(["", *complaints] if complaints else [])])
+
+
+def windows_text(policy: PolicyStatus | PolicyAnswer) -> str:
+    """When it is open; one that cannot be read never is by that, whatever it has no windows for."""
+    return "; ".join(policy.windows) or ("" if policy.complaint else "always")
 
 
 def pods_table(found: Sequence[PodStatus], now: datetime, *, wide: bool = False) -> str:
@@ -251,10 +262,8 @@ def node_policies_table(found: Iterable[PolicyAnswer], now: datetime) -> str:
             "" if each.selects is None else "decides" if each.decides else "counts" if each.selects else "other nodes"
         )
         change = f"{'closes' if each.open else 'opens'} {ahead(each.next_change, now)}" if each.next_change else ""
-        windows = "; ".join(each.windows) or "always"
-        rows.append(
-            [each.policy, f"Invalid: {each.complaint}" if each.complaint else state, role, change, windows, each.terms]
-        )
+        said = f"Invalid: {each.complaint}" if each.complaint else state
+        rows.append([each.policy, said, role, change, windows_text(each), each.terms])
     return table(["POLICY", "STATE", "ROLE", "NEXT-CHANGE", "WINDOWS", "TERMS"], rows)
 
 

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tapestry.apis import keys
 from tapestry.inspect.facts import Above, above
-from tapestry.inspect.metrics import NOTHING, Gauges, Measures, physical_name
+from tapestry.inspect.metrics import NOTHING, Gauges, Measures
 from tapestry.inspect.questions import Questions
-from tapestry.inspect.status import Value, used_by
+from tapestry.inspect.status import Value, physical_node, used_by
 from tapestry.inspect.tables import of, table
-from tapestry.kube.objects import Object, labels_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.quantity import Amounts, parse
 from tapestry.kube.requests import holds_its_node
 
@@ -62,7 +61,7 @@ class Top:
         return [self.cluster(each) for each in self.bindings]
 
     def cluster(self, binding: Object) -> ClusterLoad:
-        nodes = self.nodes_of(binding)
+        nodes = self.facts.nodes_of(uid_of(binding))
         pods = [pod for node in nodes for pod in self.pods_on(node)]
         leased = sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in nodes), Amounts())
         return ClusterLoad(
@@ -77,14 +76,14 @@ class Top:
         )
 
     def nodes(self) -> list[NodeLoad]:
-        return [self.node(node, each) for each in self.bindings for node in self.nodes_of(each)]
+        return [self.node(node, each) for each in self.bindings for node in self.facts.nodes_of(uid_of(each))]
 
     def node(self, node: Object, binding: Object) -> NodeLoad:
         pods = self.pods_on(node)
         return NodeLoad(
             name=name_of(node),
             binding=name_of(binding),
-            physical_node=physical_name(node),
+            physical_node=physical_node(node),
             pods=len(pods),
             leased=value_at(node, "status", "allocatable", default={}),
             requested=(NOTHING + used_by(pods)).texts(),
@@ -102,13 +101,10 @@ class Top:
                 used=self.used(each, [pod]),
             )
             for each in self.bindings
-            for node in self.nodes_of(each)
+            for node in self.facts.nodes_of(uid_of(each))
             for pod in self.pods_on(node)
             if namespace in (None, namespace_of(pod))
         ]
-
-    def nodes_of(self, binding: Object) -> list[Object]:
-        return [node for node in self.facts.nodes if labels_of(node).get(keys.CLUSTER_BINDING_UID) == uid_of(binding)]
 
     def pods_on(self, node: Object) -> list[Object]:
         return [pod for pod in self.facts.pods[name_of(node)] if holds_its_node(pod)]

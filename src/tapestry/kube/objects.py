@@ -34,6 +34,13 @@ def uid_of(obj: Object) -> str:
     return uid
 
 
+def uid_from(bits: int) -> str:
+    """The UUID of version 4 that 128 random bits make; several times faster than `uuid.UUID`."""
+    digits = f"{bits:032x}"
+    variant = "89ab"[bits >> 60 & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
 def version_of(obj: Object) -> str:
     """The resourceVersion; empty for an object that no server has seen."""
     version: str = obj["metadata"].get("resourceVersion", "")

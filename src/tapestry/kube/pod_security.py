@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapestry.kube.objects import NOTHING, Object
+from tapestry.kube.pods import LISTS
 
 Part = tuple[str, Any]
 """Something in a pod, after its path."""
@@ -19,7 +20,6 @@ Parts = Iterable[Part]
 LONGEST_SHOWN = 64
 """Characters of what a tenant wrote that a message repeats."""
 OTHER_TYPE = "Kubernetes has another type here"
-LISTS = ("initContainers", "containers", "ephemeralContainers")
 
 
 @dataclass(frozen=True, slots=True)

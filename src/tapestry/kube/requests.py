@@ -5,6 +5,7 @@ from datetime import datetime
 
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import Object, value_at
+from tapestry.kube.pods import ENDED, is_sidecar
 from tapestry.kube.quantity import Amounts, parse
 from tapestry.kube.times import parse_time
 
@@ -37,7 +38,7 @@ def effective_requests(pod: Object) -> Amounts:
     spec = pod["spec"]
     sidecars, highest = Amounts(), Amounts()
     for container in spec.get("initContainers") or ():
-        if container.get("restartPolicy") == "Always":
+        if is_sidecar(container):
             sidecars = sidecars + held_by(container, pod)
         else:
             highest = highest.larger(sidecars + requests_of(container))
@@ -70,4 +71,4 @@ def held_by(container: Object, pod: Object) -> Amounts:
 
 def holds_its_node(pod: Object) -> bool:
     """Whether the pod still counts: it is bound and neither succeeded nor failed."""
-    return bool(value_at(pod, "spec", "nodeName")) and value_at(pod, "status", "phase") not in ("Succeeded", "Failed")
+    return bool(value_at(pod, "spec", "nodeName")) and value_at(pod, "status", "phase") not in ENDED

@@ -78,6 +78,8 @@ REPLICATION_CONTROLLERS = Resource("", "v1", "ReplicationController", "replicati
 JOBS = Resource("batch", "v1", "Job", "jobs")
 CRON_JOBS = Resource("batch", "v1", "CronJob", "cronjobs")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
+NODE_LEASES = "kube-node-lease"
+"""The namespace of the Leases that kubelets renew."""
 STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
 CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=False)
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "Role", "roles")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from tapestry.kube.objects import Object, value_at
+from tapestry.kube.pods import ENDED, is_sidecar
 from tapestry.kube.quantity import ONE, Amounts, Quantity, parse
 from tapestry.kube.times import parse_time
 
@@ -38,7 +39,7 @@ def totals(spec: Object, field: str) -> Amounts:
     """
     sidecars, highest = Amounts(), Amounts()
     for container in spec.get("initContainers") or ():
-        if container.get("restartPolicy") == "Always":
+        if is_sidecar(container):
             sidecars = sidecars + stated(container, field)
             highest = highest.larger(sidecars)
         else:
@@ -67,7 +68,7 @@ def usage(resource: str, obj: Object, now: datetime) -> Amounts:
 
 
 def pod_usage(pod: Object, now: datetime) -> Amounts:
-    if is_over(pod, now):
+    if should_be_over(pod, now):
         return Amounts()
     spec = pod["spec"]
     overhead = Amounts.parse(spec.get("overhead"))
@@ -92,9 +93,9 @@ def computed(requests: Amounts, limits: Amounts) -> Amounts:
     return Amounts(found)
 
 
-def is_over(pod: Object, now: datetime) -> bool:
+def should_be_over(pod: Object, now: datetime) -> bool:
     """Whether the pod has ended, or should have by now."""
-    if value_at(pod, "status", "phase") in ("Succeeded", "Failed"):
+    if value_at(pod, "status", "phase") in ENDED:
         return True
     metadata = pod["metadata"]
     if metadata.get("deletionTimestamp") is None or metadata.get("deletionGracePeriodSeconds") is None:

@@ -7,7 +7,6 @@ as they were.
 import asyncio
 import os
 import re
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -24,6 +23,7 @@ from tapestry.local.commands import Trust
 from tapestry.local.control_planes import Served, kubernetes, ours
 from tapestry.local.kubelet_api import Kubelet, kubelet_tls, loopback_socket, serving
 from tapestry.process.logs import logger
+from tapestry.process.signals import told_to_stop
 
 log = logger(__name__)
 
@@ -56,9 +56,7 @@ class ClusterPlan:
 
 async def run_cluster(plan: ClusterPlan) -> None:
     """Run until told to stop."""
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopping = told_to_stop()
     async with (kubernetes if plan.real_kubernetes else ours)(plan.folder) as served, with_kubelets(plan, served):
         log.info("cluster ready", folder=str(plan.folder), nodes=plan.nodes)
         await stopping.wait()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.pods import containers_of
 from tapestry.kube.quantity import Amounts, parse
 from tapestry.local.sources import KINDS, Missing, Sources, decoded
 
@@ -26,7 +27,6 @@ LOADED = re.compile(r"LD_|PYTHON|PATH$|HOME$")
 TOKENS_AT = "/var/run/secrets/kubernetes.io/serviceaccount"
 VARIABLE = re.compile(r"\$(\$|\(([A-Za-z_.-][A-Za-z0-9_.-]*)\))")
 OF_MAP = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
-CONTAINERS = ("initContainers", "containers")
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
@@ -59,11 +59,6 @@ class Launch(NamedTuple):
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
-
-
-def containers_of(pod: Object) -> Iterator[Object]:
-    for field in CONTAINERS:
-        yield from pod["spec"].get(field) or ()
 
 
 # -- what may run

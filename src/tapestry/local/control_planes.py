@@ -35,6 +35,8 @@ log = logger(__name__)
 
 MASTERS = "system:masters"
 SERVER_TO_KUBELET = "apiserver-kubelet-client"
+CHOSEN = "cluster.json"
+"""The file with what is chosen by chance."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +68,35 @@ async def ours(folder: Path) -> AsyncIterator[Served]:
 
 
 def settings_of(folder: Path) -> ApiServerConfig:
-    """The server's configuration; what is chosen by chance is chosen once."""
+    """The server's configuration; what is chosen by chance is chosen once.  Raises ValueError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept = folder / "cluster.json"
+    kept = folder / CHOSEN
     if not kept.exists():
         write_private(kept, json.dumps({"port": free_ports(1)[0], "token": secrets.token_urlsafe(32)}))
-    known = json.loads(kept.read_text())
+    port, token = chosen(kept)
     tokens = folder / "tokens.csv"
-    write_private(tokens, f'{known["token"]},admin,admin,"{MASTERS}"\n')
+    write_private(tokens, f'{token},admin,admin,"{MASTERS}"\n')
     certificate, key = Authority(folder / "pki").client(SERVER_TO_KUBELET, [MASTERS])
     return ApiServerConfig(
         file_rootpath=str(folder),
-        secure_address=f"127.0.0.1:{known['port']}",
+        secure_address=f"127.0.0.1:{port}",
         token_auth_file=str(tokens),
         controllers=["*", *WORKLOADS],
         kubelet=Kubelets(client_certificate=str(certificate), client_key=str(key)),
     )
 
 
+def chosen(file: Path) -> tuple[int, str]:
+    """The port and the token of a cluster."""
+    try:
+        known = json.loads(file.read_text())
+        return int(known["port"]), str(known["token"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} cannot be read ({error}); delete it to have another port and token") from error
+
+
 def write_kubeconfig(folder: Path, settings: ApiServerConfig) -> None:
-    name, token = folder.name, json.loads((folder / "cluster.json").read_text())["token"]
+    name, (_, token) = folder.name, chosen(folder / CHOSEN)
     authority = folder / "pki" / "ca.crt"
     content = {
         "apiVersion": "v1",

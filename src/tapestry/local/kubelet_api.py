@@ -20,13 +20,13 @@ from tapestry.client.callers import Callers
 from tapestry.client.client import Client
 from tapestry.controller import Informer
 from tapestry.kube.objects import Object, name_of
+from tapestry.kube.pods import LISTS, containers_of
 from tapestry.kube.times import parse_time
 from tapestry.local.nodes import BY_ADDRESS
 from tapestry.local.usage import PodUse, metrics_page, summary
 from tapestry.process.probes import answering
 
 TRUE = ("true", "1", "")
-CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 LOOPBACK = b"lo"
 PROMETHEUS = "text/plain; version=0.0.4"
 
@@ -82,7 +82,7 @@ class Kubelet:
         pod, container = self.pods.store.get(f"{names['namespace']}/{names['pod']}"), names["container"]
         if pod is None or pod["spec"]["nodeName"] != name_of(node):
             raise web.HTTPNotFound(text=f'pod "{names["pod"]}" does not exist')
-        if all(each["name"] != container for field in CONTAINERS for each in pod["spec"].get(field) or ()):
+        if all(each["name"] != container for each in containers_of(pod, LISTS)):
             raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{names["pod"]}"')
         try:
             chunks = self.runtime.log(pod, container, log_query(request.query, self.now()))

@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 from urllib.parse import urlsplit
 
+from tapestry.local.children import GUARD
+
 KUBERNETES_VERSION = "1.34.3"
 ETCD_VERSION = "3.6.8"
 READY_SECONDS = 120.0
@@ -337,7 +339,7 @@ def guard() -> subprocess.Popen[bytes]:
     It notices by the end of its input, which the kernel closes with the process that holds the other end.  Unlike
     the parent-death signal of Linux this does not depend on the thread that started a child.
     """
-    return subprocess.Popen(["sh", "-c", "read -r _; kill -s KILL 0"], stdin=subprocess.PIPE, process_group=0)
+    return subprocess.Popen(GUARD, stdin=subprocess.PIPE, process_group=0)
 
 
 def _answers(url: str, ca: Path | None, token: str) -> bool:

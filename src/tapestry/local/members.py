@@ -5,6 +5,7 @@ Whatever ends a cluster, its data do not suffer: another process over the same f
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import load
 from tapestry.kube.errors import KubeError
 from tapestry.local.children import guarded
+from tapestry.local.proc import stat_of
 from tapestry.local.world_folder import WorldFailed
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
@@ -76,15 +78,17 @@ class Member:
     def log(self) -> Path:
         return self.folder / "log"
 
-    def effort(self) -> tuple[int, ...]:
+    def effort(self) -> tuple[float, ...]:
         """What grows while it starts: the time that it had on a processor, and its log."""
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            return self.pid, int(fields[11]) + int(fields[12]), self.log.stat().st_size
+            return self.pid, stat_of(self.pid).worked, self.log.stat().st_size
         except OSError:
             return (self.pid,)
 
     def last_lines(self) -> str:
+        """The end of its log; or why that cannot tell the end of the story."""
+        if shutil.disk_usage(self.folder).free < LAST_LINES:
+            return f"no space is left on the disk of {self.folder}; make room"
         with self.log.open("rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - LAST_LINES, 0))
             return log.read().decode(errors="replace")
@@ -147,8 +151,8 @@ class Members:
                     member.pid = 0
         member.ended = ending(code, member.last_lines())
 
-    async def answer(self, name: str) -> None:
-        """Wait until a cluster does.  Raises WorldFailed, where any ends before it answers, or this gets nowhere."""
+    async def wait_for_answer(self, name: str) -> None:
+        """Return when a cluster answers.  Raises WorldFailed where any ends before it does, or this gets nowhere."""
         member = self.found[name]
         progress = Progress(PATIENCE, LONGEST_START)
         while not await answers(member.folder / "kubeconfig"):
@@ -178,10 +182,6 @@ async def answers(kubeconfig: Path) -> bool:
     return True
 
 
-@asynccontextmanager
-async def opened(kubeconfig: Path) -> AsyncIterator[Client]:
-    client = Client(HttpTransport(load([kubeconfig], environ={})))
-    try:
-        yield client
-    finally:
-        await client.close()
+def opened(kubeconfig: Path) -> Client:
+    """To be used as a context, with which it is closed."""
+    return Client(HttpTransport(load([kubeconfig], environ={})))

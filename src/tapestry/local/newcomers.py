@@ -21,6 +21,6 @@ async def add(world: World, name: str, nodes: int) -> None:
         raise WorldFailed(f"there is no world at work in {world.folder}; `tapestry up` starts one")
     (world.folder / name).mkdir(exist_ok=True, mode=0o700)
     os.kill(running, WELCOME)
-    await world.answers(name)
+    await world.wait_for_answer(name)
     async with world.client(name) as client:
         await have_nodes(client, ClusterPlan(world.folder / name, nodes))

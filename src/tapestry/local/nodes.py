@@ -15,10 +15,10 @@ from datetime import datetime
 from tapestry.apis.keys import NODE_TYPE
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
-from tapestry.kube.errors import AlreadyExists, KubeError, NotFound
+from tapestry.kube.errors import AlreadyExists, KubeError
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, owner_reference, uid_of, value_at
 from tapestry.kube.patches import merge_patch
-from tapestry.kube.resources import LEASES, NODES
+from tapestry.kube.resources import LEASES, NODE_LEASES, NODES
 from tapestry.kube.times import micro_timestamp, timestamp
 from tapestry.local import addresses
 from tapestry.local.addresses import Addresses
@@ -27,7 +27,6 @@ from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-LEASE_NAMESPACE = "kube-node-lease"
 HEARTBEAT = 10.0
 LEASE_SECONDS = 40
 SLOTS = 100
@@ -188,16 +187,15 @@ class Heartbeats:
     async def found(self, node: Object) -> Object:
         """The node's Lease, made where there is none."""
         name = name_of(node)
+        found = await self.client.find(LEASES, name, NODE_LEASES)
+        if found is not None:
+            return found
         owners = [owner_reference(node, controller=False, block_deletion=False)]
-        metadata = {"name": name, "namespace": LEASE_NAMESPACE, "ownerReferences": owners}
-        try:
-            return await self.client.get(LEASES, name, LEASE_NAMESPACE)
-        except NotFound:
-            pass
+        metadata = {"name": name, "namespace": NODE_LEASES, "ownerReferences": owners}
         try:
             return await self.client.create(LEASES, {"metadata": metadata, "spec": {"holderIdentity": name}})
         except AlreadyExists:
-            return await self.client.get(LEASES, name, LEASE_NAMESPACE)
+            return await self.client.get(LEASES, name, NODE_LEASES)
 
 
 def slot_of(name: str) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tapestry.kube.objects import Object, namespace_of, uid_of
+from tapestry.kube.pods import containers_of
 from tapestry.local.commands import TOKENS_AT
 from tapestry.local.sources import Files
 
@@ -34,9 +35,8 @@ class PodFolder:
         return self.path / "containers" / f"{container}-{run}.log"
 
     def make(self, pod: Object) -> None:
-        for field in ("initContainers", "containers"):
-            for each in pod["spec"].get(field) or ():
-                self.container(each["name"]).mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in containers_of(pod):
+            self.container(each["name"]).mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def write(self, volume: str, files: Files) -> None:
         """Have a volume consist of these files and no others."""

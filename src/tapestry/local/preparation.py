@@ -12,8 +12,9 @@ from pathlib import Path
 from tapestry.client.client import Client
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, namespace_of, uid_of
+from tapestry.kube.pods import containers_of
 from tapestry.kube.times import parse_time
-from tapestry.local.commands import Home, Launch, Trust, amount_text, containers_of, field_text, in_place, launch
+from tapestry.local.commands import Home, Launch, Trust, amount_text, field_text, in_place, launch
 from tapestry.local.pod_folders import PodFolder
 from tapestry.local.sources import Missing, Sources, Token, files_of
 

@@ -20,22 +20,24 @@ import aiohttp
 
 from tapestry.apis.keys import NO_SCHEDULE, PROCESS_NODE
 from tapestry.client.client import Client
-from tapestry.controller import Controller, Informer, Manager, Result
+from tapestry.controller import Controller, Manager, Result
 from tapestry.controller.events import Recorder
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
-from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS, Resource
-from tapestry.local import addresses, nodes
-from tapestry.local.addresses import Addresses
+from tapestry.kube.pods import is_over
+from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS
+from tapestry.local import nodes
+from tapestry.local.addresses import PROCESSES
+from tapestry.local.bound_pods import BoundPods, bound_pods
 from tapestry.local.commands import Trust, refusal
 from tapestry.local.container_logs import reading
 from tapestry.local.kubelet_api import Kubelet, LogQuery, NoLog
-from tapestry.local.kubelets import BY_IP, BY_NODE, bound_pods, finish, pod_ip
-from tapestry.local.nodes import Sort, address_of, new_node
+from tapestry.local.nodes import Sort, new_node
 from tapestry.local.pod_folders import folder_of, sweep
 from tapestry.local.preparation import Launches, Tokens
+from tapestry.local.proc import PAGE, stat_of, uptime
 from tapestry.local.sources import Asked, Missing, Sources, asked_by
-from tapestry.local.statuses import OVER, Containers, Place, container_status, differs, pod_status, waiting
+from tapestry.local.statuses import Containers, Place, container_status, differs, pod_status, waiting
 from tapestry.local.supervision import Supervision
 from tapestry.local.usage import PodUse, Use
 from tapestry.process.logs import logger
@@ -57,7 +59,7 @@ def process_node(name: str, room: Mapping[str, str], labels: Mapping[str, str] |
 
 def machine_room() -> dict[str, str]:
     """What this machine has."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = PAGE * os.sysconf("SC_PHYS_PAGES")
     return {"cpu": str(os.cpu_count() or 1), "memory": f"{memory >> 10}Ki", "pods": "110"}
 
 
@@ -68,9 +70,7 @@ class Processes:
     client: Client
     now: Callable[[], datetime]
     events: Recorder
-    nodes: Informer
-    pods: Informer
-    addresses: Addresses
+    pods: BoundPods
     tokens: Tokens
     settings: "Settings"
     again: Callable[[str], None]
@@ -83,33 +83,33 @@ class Processes:
 
     async def run(self) -> None:
         """Own all that runs, until cancelled; then it has ended."""
-        sweep(self.settings.folder, self.pods.store.list())
+        sweep(self.settings.folder, self.pods.informer.store.list())
         async with aiohttp.ClientSession() as self.session, asyncio.TaskGroup() as self.group:
             self.at_work.set()
             await asyncio.Event().wait()
 
     async def reconcile(self, key: str) -> Result | None:
         await self.at_work.wait()
-        pod, found = self.pods.store.get(key), self.supervised.get(key)
+        pod, found = self.pods.informer.store.get(key), self.supervised.get(key)
         if found is not None and (pod is None or uid_of(pod) != uid_of(found.pod)):
             return self.end(key, found)
-        node = self.nodes.store.get(pod["spec"]["nodeName"]) if pod is not None else None
         if pod is None:
-            self.addresses.release(key)
+            self.pods.addresses.release(key)
             return None
-        if node is None or not address_of(node):
+        node = self.pods.node_of(pod)
+        if node is None:
             return None
         with suppress(NotFound):
             if is_deleting(pod):
                 return await self.stop(key, pod, node)
-            if value_at(pod, "status", "phase") in OVER:
+            if is_over(pod):
                 return None
             return await self.keep(key, pod, node)
         return None
 
     async def keep(self, key: str, pod: Object, node: Object) -> Result | None:
         """Have the pod run, and say how it does."""
-        place = self.place(node, pod)
+        place = self.pods.place(pod, node)
         if why := refusal(pod, self.settings.trust):
             if await self.say(pod, held_up(pod, "Refused", why), Place(place.node)) is not pod:
                 self.events.warning(pod, "Refused", why)
@@ -152,8 +152,8 @@ class Processes:
 
     async def stop(self, key: str, pod: Object, node: Object) -> Result | None:
         """Have a deleted pod end, and let go of it when it has."""
-        if value_at(pod, "status", "phase") not in OVER:
-            place = self.place(node, pod)
+        if not is_over(pod):
+            place = self.pods.place(pod, node)
             found = self.supervised.get(key) or self.start(key, pod, place)  # that nothing of it runs, it says as well
             found.stop(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
             pod = await self.say(pod, found.report(), place)
@@ -161,7 +161,7 @@ class Processes:
                 return None  # its end brings us back
         if key not in self.supervised:
             folder_of(self.settings.folder, pod).remove()
-        await finish(self.client, pod)
+        await self.pods.let_go(pod)
         return None
 
     def end(self, key: str, found: Supervision) -> Result | None:
@@ -176,7 +176,7 @@ class Processes:
         del self.supervised[key]
         self.preparations.pop(uid_of(pod), None)
         self.tokens.forget(pod)
-        self.addresses.release(key)
+        self.pods.addresses.release(key)
         folder_of(self.settings.folder, pod).remove()
 
     async def prepare(self, pod: Object, place: Place) -> datetime:
@@ -196,15 +196,10 @@ class Processes:
         return found
 
     async def fetched(self, pod: Object, asked: Asked) -> Sources:
-        async def found(resource: Resource, name: str) -> Object | None:
-            try:
-                return await self.client.get(resource, name, namespace_of(pod))
-            except NotFound:
-                return None
-
+        namespace = namespace_of(pod)
         return Sources(
-            {name: await found(CONFIGMAPS, name) for name in asked.configmaps},
-            {name: await found(SECRETS, name) for name in asked.secrets},
+            {name: await self.client.find(CONFIGMAPS, name, namespace) for name in asked.configmaps},
+            {name: await self.client.find(SECRETS, name, namespace) for name in asked.secrets},
             {token: await self.tokens.of(pod, token) for token in asked.tokens},
         )
 
@@ -214,10 +209,6 @@ class Processes:
         if not differs(pod.get("status") or {}, status):
             return pod
         return await self.client.patch(PODS, pod, {"status": status}, subresource="status")
-
-    def place(self, node: Object, pod: Object) -> Place:
-        address = address_of(node)
-        return Place(address, address if pod["spec"].get("hostNetwork") else self.addresses.of(pod))
 
     # -- what others ask
 
@@ -237,7 +228,7 @@ class Processes:
 
     def usage(self, node: Object) -> Sequence[PodUse]:
         found = []
-        for pod in self.pods.store.by(BY_NODE, name_of(node)):
+        for pod in self.pods.on(node):
             supervision = self.supervised.get(key_of(pod))
             containers = supervision.containers.values() if supervision is not None else ()
             uses = [use for each in containers if each.pid and (use := measured(each.name, each.pid, self.now()))]
@@ -264,14 +255,11 @@ def status_of(pod: Object, container: str) -> Object:
 def measured(container: str, pid: int, now: datetime) -> Use | None:
     """What a process has used; None where it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        found = stat_of(pid)
     except OSError:
         return None
-    ticks = os.sysconf("SC_CLK_TCK")
-    seconds, age = (int(fields[11]) + int(fields[12])) / ticks, max(uptime - int(fields[19]) / ticks, 0.01)
-    memory = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
-    return Use(container, now - timedelta(seconds=age), seconds / age, seconds, memory)
+    age = max(uptime() - found.began, 0.01)
+    return Use(container, now - timedelta(seconds=age), found.worked / age, found.worked, found.memory)
 
 
 @dataclass(frozen=True)
@@ -290,20 +278,14 @@ class Settings:
 def install(manager: Manager, port: Callable[[], int], settings: Settings) -> Kubelet:
     """Have the process nodes of a cluster live; `port` is where what is returned is served."""
     ours = nodes.install(manager, PROCESS, port)
-    pods = bound_pods(manager)
-    given = Addresses(addresses.PROCESSES, pod_ip, lambda address: pods.store.by(BY_IP, address))
+    pods = bound_pods(manager, ours, PROCESSES)
     tokens = Tokens(manager.client, manager.now)
 
     def again(key: str) -> None:
         controller.queue.add(key)
 
-    running = Processes(manager.client, manager.now, manager.events, ours, pods, given, tokens, settings, again)
+    running = Processes(manager.client, manager.now, manager.events, pods, tokens, settings, again)
     controller: Controller = manager.controller("processes", running.reconcile, workers=WORKERS)
-    controller.watch(pods)
-    controller.watch(
-        ours,
-        lambda node: [key_of(pod) for pod in pods.store.by(BY_NODE, name_of(node))],
-        when=lambda old, new: old is None or new is None or address_of(old) != address_of(new),
-    )
+    pods.wake(controller)
     manager.while_working("processes", running.run)
-    return Kubelet(manager.client, ours, pods, running, manager.now)
+    return Kubelet(manager.client, ours, pods.informer, running, manager.now)

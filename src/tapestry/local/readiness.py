@@ -12,11 +12,10 @@ from tapestry.client.client import Client
 from tapestry.controller import Informer
 from tapestry.kube.conditions import is_true
 from tapestry.kube.objects import Object, name_of, value_at
-from tapestry.kube.resources import LEASES, NODES
+from tapestry.kube.resources import LEASES, NODE_LEASES, NODES
 from tapestry.kube.times import parse_time
 from tapestry.local.members import Progress
 
-LEASE_NAMESPACE = "kube-node-lease"
 PATIENCE, LONGEST = 60.0, 900.0
 """Seconds in which one more has to be ready, and all."""
 BETWEEN_LOOKS, UNASKED_LOOKS = 0.1, 1.0
@@ -26,7 +25,7 @@ BETWEEN_LOOKS, UNASKED_LOOKS = 0.1, 1.0
 async def wait_for_nodes(virtual: Client, count: int, since: datetime) -> int:
     """Until so many virtual nodes are ready, as was said `since` then, or no more of them come; how many are."""
     nodes = Informer(virtual, NODES, labels=f"{keys.NODE_TYPE}={keys.VIRTUAL}")
-    leases = Informer(virtual, LEASES, namespace=LEASE_NAMESPACE)
+    leases = Informer(virtual, LEASES, namespace=NODE_LEASES)
     progress, changed = Progress(PATIENCE, LONGEST), asyncio.Event()
     leases.on_change(lambda _old, _new: changed.set())
     nodes.on_change(lambda _old, _new: changed.set())
@@ -44,7 +43,7 @@ async def wait_for_nodes(virtual: Client, count: int, since: datetime) -> int:
 
 def ready_nodes(nodes: Informer, leases: Informer, since: datetime) -> int:
     return sum(
-        is_true(node, "Ready") and is_renewed(leases.store.get(f"{LEASE_NAMESPACE}/{name_of(node)}"), since)
+        is_true(node, "Ready") and is_renewed(leases.store.get(f"{NODE_LEASES}/{name_of(node)}"), since)
         for node in nodes.store.list()
     )
 

@@ -18,9 +18,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tapestry.kube.objects import Object, annotations_of, uid_of, value_at
+from tapestry.kube.pods import is_over, is_sidecar
 from tapestry.kube.times import parse_duration, parse_time
 from tapestry.local.statuses import (
-    OVER,
     TERMINATED_BY_SIGNAL,
     Containers,
     Place,
@@ -28,7 +28,6 @@ from tapestry.local.statuses import (
     differs,
     exit_code,
     failed,
-    is_sidecar,
     pod_status,
     restart_policy,
     runs,
@@ -107,7 +106,7 @@ def sleep_of(pod: Object) -> timedelta | None:
 
 def told(pod: Object, now: datetime, place: Place) -> Told:
     """What there is to say of a pod that has been bound to a simulated node, if it is not said already."""
-    if value_at(pod, "status", "phase") in OVER:
+    if is_over(pod):
         return Told(None)
     course, bound = course_of(pod), value_at(pod, "status", "startTime")
     since = parse_time(bound) if bound else now.replace(microsecond=0)
@@ -254,6 +253,6 @@ def gone_at(pod: Object) -> datetime:
 
 def last_words(pod: Object, now: datetime, place: Place) -> Object | None:
     """What there is to say of a deleted pod before it goes."""
-    if value_at(pod, "status", "phase") in OVER:
+    if is_over(pod):
         return None
     return pod_status(pod, stopped(pod, now), place, now)

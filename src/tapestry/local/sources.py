@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tapestry.kube.objects import Object
+from tapestry.kube.pods import containers_of
 
 KINDS = ("configMap", "secret", "projected", "downwardAPI", "emptyDir")
 """Of volumes."""
@@ -121,12 +122,11 @@ def parts_of(volume: Object) -> list[Object]:
 
 
 def variable_parts(pod: Object) -> Iterator[tuple[str, Object]]:
-    for field in ("initContainers", "containers"):
-        for container in pod["spec"].get(field) or ():
-            for source in container.get("envFrom") or ():
-                yield from ((kind, value) for kind, value in source.items() if isinstance(value, dict))
-            for variable in container.get("env") or ():
-                yield from (variable.get("valueFrom") or {}).items()
+    for container in containers_of(pod):
+        for source in container.get("envFrom") or ():
+            yield from ((kind, value) for kind, value in source.items() if isinstance(value, dict))
+        for variable in container.get("env") or ():
+            yield from (variable.get("valueFrom") or {}).items()
 
 
 # -- what they come to

@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from tapestry.kube.objects import Object, is_deleting, value_at
+from tapestry.kube.pods import ENDED, is_sidecar
 from tapestry.kube.times import timestamp
 
-OVER = ("Succeeded", "Failed")
 TERMINATED_BY_SIGNAL = 143
 """What a program that does not listen to SIGTERM ends with."""
 
@@ -76,11 +76,6 @@ def container_status(
 def restart_policy(pod: Object) -> str:
     policy: str = pod["spec"].get("restartPolicy") or "Always"
     return policy
-
-
-def is_sidecar(container: Object) -> bool:
-    """Whether an init container goes on beside everything that comes after it."""
-    return container.get("restartPolicy") == "Always"
 
 
 def exit_code(status: Object) -> int | None:
@@ -178,7 +173,7 @@ def conditions(pod: Object, said: Containers, phase: str, now: datetime, *, has_
     containers = unready_containers(pod, said, phase)
     pod_ready = containers or unready_gates(pod, before)
     found = [
-        condition("PodReadyToStartContainers", has_network and phase not in OVER),
+        condition("PodReadyToStartContainers", has_network and phase not in ENDED),
         condition("Initialized", not missing, *initialized),
         condition("Ready", pod_ready is None, *(pod_ready or ())),
         condition("ContainersReady", containers is None, *(containers or ())),
@@ -201,7 +196,7 @@ def since(said: Object, before: Object | None, now: datetime) -> Object:
 
 
 def unready_containers(pod: Object, said: Containers, phase: str) -> tuple[str, str] | None:
-    if phase in OVER:
+    if phase in ENDED:
         return ("PodCompleted" if phase == "Succeeded" else "PodFailed", "")
     sidecars = {each["name"] for each in pod["spec"].get("initContainers") or () if is_sidecar(each)}
     watched = (*(each for each in said.init if each["name"] in sidecars), *said.main)

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 import aiohttp
 
 from tapestry.kube.objects import Object, uid_of, value_at
+from tapestry.kube.pods import is_sidecar
 from tapestry.kube.times import parse_time
 from tapestry.local.children import child
 from tapestry.local.commands import Launch
@@ -24,7 +25,6 @@ from tapestry.local.statuses import (
     Containers,
     container_status,
     exit_code,
-    is_sidecar,
     restart_policy,
     runs,
     terminated,

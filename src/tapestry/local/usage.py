@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.pods import containers_of
 from tapestry.kube.quantity import NANOS, parse
 from tapestry.kube.requests import requests_of
 from tapestry.kube.times import parse_time, timestamp
@@ -50,7 +51,7 @@ def requested(pods: Iterable[Object], now: datetime) -> list[PodUse]:
 
 
 def requested_by(pod: Object, now: datetime) -> Iterator[Use]:
-    specs = {each["name"]: each for field in ("initContainers", "containers") for each in pod["spec"].get(field) or ()}
+    specs = {each["name"]: each for each in containers_of(pod)}
     status = pod.get("status") or {}
     for said in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         started = value_at(said, "state", "running", "startedAt")

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,6 @@ from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import load
 from tapestry.client.waiting import wait_for
 from tapestry.kube.conditions import is_true
-from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, name_of, with_value
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
@@ -90,7 +89,7 @@ class World:
     def kubeconfig(self, cluster: str = VIRTUAL) -> Path:
         return self.folder / cluster / "kubeconfig"
 
-    def client(self, name: str) -> AbstractAsyncContextManager[Client]:
+    def client(self, name: str) -> Client:
         return opened(self.kubeconfig(name))
 
     # -- to run it
@@ -139,7 +138,7 @@ class World:
                 self.spawn(name, "--nodes", str(kept.nodes))
             self.welcome()
             for name in list(self.members.found):
-                await self.members.answer(name)
+                await self.members.wait_for_answer(name)
         async with self.client(VIRTUAL) as virtual:
             with self.step("Tapestry's manager"):
                 await install(virtual)
@@ -202,8 +201,8 @@ class World:
         self.home.wait_until_free()
         return True
 
-    async def answers(self, name: str) -> None:
-        """Wait until a cluster does."""
+    async def wait_for_answer(self, name: str) -> None:
+        """Return when a cluster answers."""
         progress = Progress(ANSWERING, ANSWERING)
         while not await answers(self.kubeconfig(name)):
             if progress.stalls(name):
@@ -228,11 +227,7 @@ async def install(virtual: Client) -> None:
 
 async def binds(virtual: Client, name: str) -> bool:
     """Whether a cluster has joined, and has not left."""
-    try:
-        await virtual.get(CLUSTER_BINDINGS, name)
-    except NotFound:
-        return False
-    return True
+    return await virtual.find(CLUSTER_BINDINGS, name) is not None
 
 
 def is_established(definition: Object | None) -> bool:

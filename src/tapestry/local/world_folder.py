@@ -94,7 +94,8 @@ class WorldFolder:
             return Kept(clusters or CLUSTERS, NODES if nodes is None else nodes, real_kubernetes)
         if before.real_kubernetes != real_kubernetes:
             made = "with" if before.real_kubernetes else "without"
-            raise WorldFailed(f"the world in {self.path} was made {made} --real-kubernetes, and stays so; {FORGET}")
+            advice = "run it with that" if before.real_kubernetes else FORGET
+            raise WorldFailed(f"the world in {self.path} was made {made} --real-kubernetes, and stays so; {advice}")
         return replace(before, clusters=max(clusters or 0, before.clusters), nodes=max(nodes or 0, before.nodes))
 
     def delete(self) -> bool:

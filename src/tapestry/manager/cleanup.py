@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 from tapestry.apis import keys
 from tapestry.client.client import Client
-from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, uid_of, value_at
-from tapestry.kube.resources import DEPLOYMENTS, NODES, PODS, Resource
+from tapestry.kube.resources import DEPLOYMENTS, NODES, PODS
 from tapestry.manager.syncers import Syncers
 
 MENTIONED = 20
@@ -38,21 +37,14 @@ async def nodes_are_gone(client: Client, binding: Object, on_pods: Callable[[Seq
         on_pods(pods)
     for pod in pods:
         if not is_deleting(pod) or value_at(pod, "metadata", "deletionGracePeriodSeconds"):
-            await remove(client, PODS, pod)
+            await client.remove(PODS, pod, grace_seconds=0)
     for node in nodes:
-        await remove(client, NODES, node)
+        await client.remove(NODES, node, grace_seconds=0)
     return not nodes or not await virtual_nodes(client, binding)
 
 
 async def virtual_nodes(client: Client, binding: Object) -> list[Object]:
     return await client.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}")
-
-
-async def remove(client: Client, resource: Resource, obj: Object) -> None:
-    try:
-        await client.delete(resource, obj, grace_seconds=0)
-    except NotFound:
-        return
 
 
 def left_behind(binding: Object, pods: Sequence[Object]) -> str:

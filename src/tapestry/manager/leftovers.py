@@ -9,8 +9,7 @@ A cluster that joined again meanwhile is bound under another UID, and what it ha
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,7 +22,7 @@ from tapestry.apis.rights import IDENTITY_NAMESPACE
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result, Terminal
-from tapestry.kube.errors import NotFound, TransportError
+from tapestry.kube.errors import TransportError
 from tapestry.kube.names import label_value
 from tapestry.kube.objects import (
     Object,
@@ -165,22 +164,13 @@ class Leftovers:
 
     async def is_still_there(self, leftover: Leftover) -> bool:
         """Whether the binding has yet to go."""
-        try:
-            binding = await self.manager.client.get(CLUSTER_BINDINGS, leftover.binding)
-        except NotFound:
-            return False
-        return uid_of(binding) == leftover.uid
+        binding = await self.manager.client.find(CLUSTER_BINDINGS, leftover.binding)
+        return binding is not None and uid_of(binding) == leftover.uid
 
-    @asynccontextmanager
-    async def opened(self, access: Access) -> AsyncIterator[Client]:
+    def opened(self, access: Access) -> Client:
         """A client of the physical cluster that writes only while the manager leads."""
         fence = self.manager.elector.fence if self.manager.elector else None
-        audit, identity = self.manager.audit, self.manager.identity
-        client = Client(self.connect(access), fence=fence, audit=audit, identity=identity)
-        try:
-            yield client
-        finally:
-            await client.close()
+        return Client(self.connect(access), fence=fence, audit=self.manager.audit, identity=self.manager.identity)
 
     def tell(self, secret: Object, done: Iterable[Leftover]) -> None:
         for each in done:

@@ -11,7 +11,10 @@ from tapestry.kube.objects import Object
 
 USUAL = ("cpu", "ephemeral-storage", "memory", "pods")
 """What every node has, also one that has yet to come."""
-WINDOW = re.compile(r"(?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d)(?:\s+(?P<days>[A-Za-z]+(?:,[A-Za-z]+)*))?")
+TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+DAY = "(?:" + "|".join(f"{day[:3]}(?:{day[3:]})?" for day in DAYS) + ")"
+WINDOW = re.compile(rf"(?P<start>{TIME})-(?P<end>{TIME}|24:00)(?:\s+(?P<days>{DAY}(?:,{DAY})*))?", re.IGNORECASE)
 PERCENT = re.compile(r"(\d{1,3})%")
 
 

@@ -56,10 +56,7 @@ class Cluster:
 
     async def find(self, resource: Resource, like: Object) -> Object | None:
         """The object with the name of `like`, or None."""
-        try:
-            return await self.client.get(resource, name_of(like), namespace_of(like))
-        except NotFound:
-            return None
+        return await self.client.find(resource, name_of(like), namespace_of(like))
 
     async def settled(self, resource: Resource, like: Object) -> Object | None:
         """The same, once it is not going any more: what is being deleted is as good as gone, in a while."""

@@ -16,7 +16,8 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, ClusterBindingSpec
 from tapestry.apis.names import syncer_election, syncer_name
 from tapestry.apis.rights import SYNCER_HOME, SYNCER_KUBECONFIG, SYNCER_ROLE, Place, placed, rules
-from tapestry.client.client import Client, Propagation
+from tapestry.client.client import Client
+from tapestry.client.options import Propagation
 from tapestry.controller import Informer
 from tapestry.kube.crds import decode
 from tapestry.kube.errors import AlreadyExists, BadRequest, Forbidden, Invalid, NotFound
@@ -160,19 +161,13 @@ class Syncers:
         ]
         usual = syncer_name(value_at(binding, "spec", "clusterID", default=""))
         if all((resource, name_of(obj)) != (DEPLOYMENTS, usual) for resource, obj in found):
-            try:
-                obj = await self.clients[DEPLOYMENTS].get(DEPLOYMENTS, usual, self.config.namespace)
-            except NotFound:
-                return found
-            if self.is_ours(obj, binding):
+            obj = await self.clients[DEPLOYMENTS].find(DEPLOYMENTS, usual, self.config.namespace)
+            if obj is not None and self.is_ours(obj, binding):
                 found.append((DEPLOYMENTS, obj))
         return found
 
     async def remove(self, resource: Resource, obj: Object) -> None:
-        try:
-            await self.clients[resource].delete(resource, obj, propagation=Propagation.BACKGROUND)
-        except NotFound:
-            return
+        await self.clients[resource].remove(resource, obj, propagation=Propagation.BACKGROUND)
 
 
 def failed(message: str, reason: str = "SyncerFailed") -> Fault:

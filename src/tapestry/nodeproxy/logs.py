@@ -14,15 +14,16 @@ from aiohttp import web
 from prometheus_client import Gauge
 
 from tapestry.client.client import Client
+from tapestry.client.logs import pod_log
 from tapestry.kube.errors import ApiError, Forbidden, NotFound, ServerError, TransportError, Unauthorized
 from tapestry.kube.objects import Object, key_of, name_of, namespace_of
+from tapestry.kube.pods import LISTS, containers_of
 from tapestry.process.logs import logger
 from tapestry.process.metrics import NAMESPACE
 
 log = logger(__name__)
 
 OPTIONS = ("follow", "previous", "timestamps", "sinceSeconds", "sinceTime", "tailLines", "limitBytes", "stream")
-CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 MOST = 64
 """Logs that are read at once: each may hold a few MiB that its reader is too slow for."""
 LONGEST_MESSAGE = 4096
@@ -51,7 +52,7 @@ class Logs:
 
     async def relay(self, request: web.Request, pod: Object, container: str) -> web.StreamResponse:
         """Answer with the log of a container; raises what a kubelet would say where there is none."""
-        if all(each["name"] != container for part in CONTAINERS for each in pod["spec"].get(part) or ()):
+        if all(each["name"] != container for each in containers_of(pod, LISTS)):
             raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{name_of(pod)}"')
         twin = self.twins.twin(pod)
         if twin is None:
@@ -66,7 +67,7 @@ class Logs:
         answer, begun = web.StreamResponse(headers={"Content-Type": "text/plain"}), time.monotonic()
         try:
             asked = options(request.query, container)
-            async with self.twins.physical.log(name_of(twin), namespace_of(twin), asked) as chunks:
+            async with pod_log(self.twins.physical, name_of(twin), namespace_of(twin), asked) as chunks:
                 await answer.prepare(request)
                 await write_all(answer, chunks)
         except ApiError as error:

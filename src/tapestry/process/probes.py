@@ -136,6 +136,8 @@ async def answering(app: web.Application, sock: socket.socket, tls: ssl.SSLConte
             await web.SockSite(runner, sock, ssl_context=tls).start()
             yield sock.getsockname()[1]
         finally:
+            asyncio.get_running_loop().remove_reader(sock)
+            await asyncio.sleep(0)  # a server that is closed forgets whom it has just accepted: CPython's issue 109564
             await runner.cleanup()
 
 

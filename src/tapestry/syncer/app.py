@@ -16,9 +16,8 @@ from tapestry.client.kubeconfig import default_access
 from tapestry.client.transport import Transport
 from tapestry.controller import App, Controller, Informer, Manager
 from tapestry.controller.app import new_identity
-from tapestry.controller.controller import Keys
+from tapestry.controller.controller import Keys, own_namespace
 from tapestry.kube.conditions import find
-from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import (
     Object,
     key_of,
@@ -126,10 +125,9 @@ async def syncer(
     """Give `manager` everything that the syncer of one binding does."""
     if not config.binding:
         raise NoBinding("binding: name the ClusterBinding to work for (--binding)")
-    try:
-        binding = await manager.reads.get(CLUSTER_BINDINGS, config.binding)
-    except NotFound:
-        raise NoBinding(f"there is no ClusterBinding {config.binding!r}; create it or name another") from None
+    binding = await manager.reads.find(CLUSTER_BINDINGS, config.binding)
+    if binding is None:
+        raise NoBinding(f"there is no ClusterBinding {config.binding!r}; create it or name another")
     if manager.elector is not None:
         manager.elector.owner = binding
     system = await manager.reads.get(NAMESPACES, "kube-system")
@@ -268,10 +266,6 @@ def wire_tokens(site: Site, secrets: Informer) -> tuple[Tokens, Controller]:
     controller.watch(secrets, virtual_key)
     secrets.after_sync(controller.resync)
     return tokens, controller
-
-
-def own_namespace(pod: Object) -> Iterable[str]:
-    return [pod["metadata"]["namespace"]]
 
 
 def is_waiting(pod: Object) -> bool:

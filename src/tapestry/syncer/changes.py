@@ -2,7 +2,8 @@
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
-from tapestry.syncer.translate.pod_status import MAPPING, is_over
+from tapestry.kube.pods import is_over
+from tapestry.syncer.translate.pod_status import MAPPING
 
 
 def spec_changed(old: Object | None, new: Object | None) -> bool:

@@ -15,13 +15,13 @@ from tapestry.apis.names import virtual_node_name
 from tapestry.client.client import Client
 from tapestry.controller import Informer
 from tapestry.controller.transforms import Transform, slim
-from tapestry.kube.errors import NotFound
 from tapestry.kube.names import dns_subdomain_complaint
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, split_key, value_at
 from tapestry.kube.resources import (
     CONFIGMAPS,
     ENDPOINT_SLICES,
     LEASES,
+    NODE_LEASES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -30,7 +30,6 @@ from tapestry.kube.resources import (
     SERVICES,
     Resource,
 )
-from tapestry.syncer.bottomup.leases import NAMESPACE as NODE_LEASES
 from tapestry.syncer.projections import digested, is_placeholder, with_reduced_status
 from tapestry.syncer.repair import Picture
 from tapestry.syncer.site import Site
@@ -163,10 +162,7 @@ async def existing(client: Client, resource: Resource, key: str) -> Object | Non
     namespace, name = split_key(key)
     if dns_subdomain_complaint(name):  # a pod may refer to what could never exist
         return None
-    try:
-        return await client.get(resource, name, namespace)
-    except NotFound:
-        return None
+    return await client.find(resource, name, namespace)
 
 
 def by_name(objects: Iterable[Object]) -> dict[str, Object]:

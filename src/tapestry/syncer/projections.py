@@ -9,14 +9,15 @@ from tapestry.apis import keys
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.objects import Object, annotations_of, labels_of
+from tapestry.kube.pods import LISTS, is_over
 from tapestry.kube.requests import effective_requests, hold_of, holds_its_node
 from tapestry.kube.times import timestamp
 from tapestry.syncer.policies import CHANGED_AT, changed_at
 from tapestry.syncer.translate.copies import seen
 from tapestry.syncer.translate.meta import source_key
-from tapestry.syncer.translate.pod_status import is_over, reduced, shown
+from tapestry.syncer.translate.pod_status import reduced, shown
 from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES
-from tapestry.syncer.translate.references import LISTS, references
+from tapestry.syncer.translate.references import references
 
 TWIN_STATUS = msgspec.json.Encoder(order="sorted")
 

@@ -34,6 +34,7 @@ from tapestry.kube.objects import (
     value_at,
 )
 from tapestry.kube.patches import owned_patch
+from tapestry.kube.pods import is_over
 from tapestry.kube.resources import (
     CONFIGMAPS,
     ENDPOINT_SLICES,
@@ -49,7 +50,7 @@ from tapestry.kube.times import parse_time
 from tapestry.syncer.topdown.services import wanted_below
 from tapestry.syncer.translate.copies import is_current
 from tapestry.syncer.translate.meta import CONSTANT, copied, source_key, twin_labels, virtual_key, virtual_uid
-from tapestry.syncer.translate.pod_status import is_over, mapped_uid
+from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.pods import is_left_alone, twin_annotations
 from tapestry.syncer.translate.references import Referent, references, tokens
 from tapestry.syncer.translate.services import service_key

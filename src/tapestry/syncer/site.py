@@ -13,7 +13,7 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
 from tapestry.kube.errors import ApiError
-from tapestry.kube.objects import Object, is_deleting, key_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, is_deleting, key_of, name_of, named, namespace_of, uid_of, value_at
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.requests import Hold, effective_requests
 from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS, Resource
@@ -221,6 +221,16 @@ class Site:
         """The twin of the virtual pod under `key`, as last seen; whether it is of that very pod its UID tells."""
         found = self.physical_pods.store.get(key_of(self.below(key)))
         return found if found is not None and "twin" in found else None
+
+    async def live_pod(self, key: str) -> Object | None:
+        """The virtual pod under `key`, as its server has it now."""
+        namespace, name = key.split("/")
+        return await self.virtual.find(PODS, name, namespace)
+
+    async def live_twin(self, key: str) -> Object | None:
+        """Whatever has the name of the twin of the virtual pod under `key`, as its server has it now."""
+        place = self.below(key)
+        return await self.physical.find(PODS, name_of(place), namespace_of(place))
 
     def pod_here(self, key: str) -> Object | None:
         """The virtual pod under `key`, if it is bound to one of our nodes."""

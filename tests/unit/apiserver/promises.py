@@ -70,6 +70,17 @@ async def a_write_that_expects_another_version_is_stale(store: Store) -> None:
 
 
 @promise
+async def a_write_whose_claim_does_not_hold_is_stale(store: Store) -> None:
+    with pytest.raises(Stale):
+        await store.put(key("a"), None, text("one"), lambda: False)
+    assert store.every(PODS) == []
+    made = await store.put(key("a"), None, text("one"), lambda: True)
+    with pytest.raises(Stale):
+        await store.put(key("a"), None, text("two"), lambda: True)
+    assert store.every(PODS) == [made]
+
+
+@promise
 async def of_many_writers_who_expect_the_same_one_wins(store: Store) -> None:
     first = await store.put(key("a"), None, text("one"))
 

@@ -76,6 +76,67 @@ async def test_by_default_every_request_is_written_down_and_no_body_is(call: Han
     assert "responseObject" not in last
 
 
+def a_policy(**spec: Any) -> Object:
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["*"]}
+    return {"metadata": {"name": "p"}, "spec": {"matchConstraints": {"resourceRules": [rule]}, **spec}}
+
+
+async def test_what_policies_have_to_say_is_written_down_whether_or_not_they_refuse(call: Hand, tmp_path: Path) -> None:
+    group = "/apis/admissionregistration.k8s.io/v1"
+    remarks = {
+        "who": "'named ' + object.metadata.name",
+        "where": "' ' + params.metadata.name",
+        "nothing": "' '",
+        "null": "null",
+    }
+    written = a_policy(
+        paramKind={"apiVersion": "v1", "kind": "Namespace"},
+        validations=[{"expression": "true"}, {"expression": "false", "message": "never"}, {"expression": "1 > 2"}],
+        auditAnnotations=[{"key": key, "valueExpression": each} for key, each in remarks.items()],
+    )
+    await call.made(f"{group}/validatingadmissionpolicies", written)
+    for name, namespace, actions in (("a", "default", ["Warn", "Audit"]), ("b", "kube-system", ["Deny", "Audit"])):
+        given = {"name": namespace, "parameterNotFoundAction": "Deny"}
+        spec = {"policyName": "p", "validationActions": actions, "paramRef": given}
+        await call.made(f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": name}, "spec": spec})
+    audited = Audited(call, tmp_path / "audit.log", WHO_DID_WHAT)
+    answer = await audited("POST", MAPS, {"metadata": {"name": "m"}})
+    assert answer.status == 422
+    _, last = audited.events()
+    found = last["annotations"]
+    failure = "validation.policy.admission.k8s.io/validation_failure"
+    assert json.loads(found.pop(failure)) == [
+        {
+            "message": "never",
+            "policy": "p",
+            "binding": "a",
+            "expressionIndex": 1,
+            "validationActions": ["Warn", "Audit"],
+        }
+    ]
+    assert {key: each for key, each in found.items() if not key.startswith("authorization")} == {
+        "p/who": "named m",
+        "p/where": "default, kube-system",
+    }
+
+
+async def test_a_remark_that_cannot_be_made_refuses_unless_failures_are_ignored(call: Hand, tmp_path: Path) -> None:
+    group = "/apis/admissionregistration.k8s.io/v1"
+    wrong = a_policy(auditAnnotations=[{"key": "k", "valueExpression": "string(object.nope)"}])
+    made = await call.made(f"{group}/validatingadmissionpolicies", wrong)
+    binding = {"policyName": "p", "validationActions": ["Deny"]}
+    await call.made(f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": binding})
+    audited = Audited(call, tmp_path / "audit.log", WHO_DID_WHAT)
+    assert (await audited("POST", MAPS, {"metadata": {"name": "m"}})).status == 422
+    forgiving = {**made, "spec": {**made["spec"], "failurePolicy": "Ignore"}}
+    assert (await call("PUT", f"{group}/validatingadmissionpolicies/p", forgiving))[0] == 200
+    assert (await audited("POST", MAPS, {"metadata": {"name": "m"}})).status == 201
+    assert not [key for each in audited.events() for key in each.get("annotations", {}) if key.startswith("p/")]
+    nameless = a_policy(auditAnnotations=[{"valueExpression": "'x'"}])
+    status, found = await call("POST", f"{group}/validatingadmissionpolicies", nameless, dryRun="All")
+    assert (status, found["details"]["causes"][0]["field"]) == (422, "spec.auditAnnotations[0].key")
+
+
 async def test_levels_say_whether_bodies_are_written_down(call: Hand, tmp_path: Path) -> None:
     rules = [{"level": "Request", "users": ["admin"]}, {"level": "RequestResponse"}]
     audited = Audited(call, tmp_path / "audit.log", policy(*rules, omitStages=["RequestReceived"]))

@@ -4,8 +4,8 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,6 +213,15 @@ async def test_a_connection_is_used_again_and_left_when_it_is_not(call: Hand) ->
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\nHost: x\n\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\nGET / HTTP/1.0\r\n\r\n", 400),
+        (b"GET http://[/version HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2;a\n\r\n{}\r\n0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: a\rb\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 0\r\n\r\n\0", 400),
     ],
 )
 async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
@@ -260,6 +269,69 @@ async def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(call
         assert (await line.hear())[0] == 201
         line.say(said[: -len(body)].replace(b"Content-Length: ", b"Content-Length: 9999999"))
         assert (await line.hear())[0] == 413  # without having been asked for
+
+
+async def test_what_comes_behind_a_body_is_no_header(call: Hand) -> None:
+    path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+    body = b"2;of=no-interest\r\n{}\r\n0\r\n%b\r\n\r\n"
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        line.say(request("POST", path, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
+        line.say(body % b"Impersonate-User: joe")
+        status, _, found = await line.hear()
+        assert (status, json.loads(found)["status"]["userInfo"]["username"]) == (201, "root")
+        line.say(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        line.say(body % b"Authorization: Bearer root")
+        assert (await line.hear())[0] == 403
+
+
+async def test_what_comes_behind_a_body_has_an_end() -> None:
+    async with listening(Held(), seconds=60) as call_up:
+        line = await call_up()
+        line.say(request("POST", MAPS, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
+        line.say(b"2\r\n{}\r\n0\r\n")
+        for _ in range(3):
+            line.say(b"X: " + b"x" * LONGEST_HEAD + b"\r\n")
+        assert await line.is_cut()
+
+
+async def test_bytes_that_are_no_text_in_a_header_are_no_obstacle(call: Hand) -> None:
+    body = b'{"metadata":{"name":"strange"},"data":{"a":"b"}}'
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        line.say(request("POST", MAPS, body, User_Agent="BYTES/1").replace(b"BYTES", b"caf\xe9"))
+        status, _, found = await line.hear()
+        assert (status, json.loads(found)["metadata"]["managedFields"][0]["manager"]) == (201, "caf\ufffd")
+        line.say(request("GET", MAPS, Accept="BYTES").replace(b"BYTES", b"\xff"))
+        assert (await line.hear())[0] == 406
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_a_client_that_would_speak_something_else_is_answered_in_what_it_speaks(call: Hand, size: int) -> None:
+    body = json.dumps({"metadata": {"name": "upgraded"}}).encode()
+    more = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAMAAABk"}
+    said = request("POST", MAPS, body, Content_Type="application/json", **more)
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        for at in range(0, len(said), size):
+            line.say(said[at : at + size])
+            await line.writer.drain()
+            await asyncio.sleep(0)
+        status, headers, found = await line.hear()
+        assert (status, headers["connection"]) == (201, "close")
+        assert json.loads(found)["metadata"]["name"] == "upgraded"
+
+
+async def test_each_request_is_answered_in_the_version_that_it_is_in(call: Hand) -> None:
+    async with listening(Reception(call.server, 10)) as call_up:
+        line = await call_up()
+        watch = request("GET", f"{MAPS}?watch=1&timeoutSeconds=1")
+        line.say(watch + request("GET", "/version").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        async with asyncio.timeout(PATIENCE):
+            found = await line.reader.read()
+    first, second = found.split(b"0\r\n\r\n")
+    assert b"Transfer-Encoding: chunked" in first
+    assert (second.startswith(b"HTTP/1.1 200"), b"gitVersion" in second) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -388,19 +460,22 @@ async def test_a_client_that_leaves_takes_its_request_along() -> None:
     assert held.waiting == 0
 
 
-async def test_a_watch_ends_when_its_client_leaves(call: Hand) -> None:
+@pytest.mark.parametrize("before", [[], [request("GET", "/version")] * 2])
+async def test_a_watch_ends_when_its_client_leaves(call: Hand, before: list[bytes]) -> None:
     over = asyncio.Event()
 
     class Noting(Plain):
         async def answer(self, asked: Call) -> Answer | Watching:
             found = await call.server.answer(asked)
-            assert isinstance(found, Watching)
-            found.over = over.set
+            if isinstance(found, Watching):
+                found.over = over.set
             return found
 
     async with listening(Noting()) as call_up:
         line = await call_up()
-        line.say(request("GET", f"{MAPS}?watch=1"))
+        line.say(b"".join([*before, request("GET", f"{MAPS}?watch=1")]))
+        for _ in before:
+            await line.hear()
         assert (await line.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         line.writer.transport.abort()
         async with asyncio.timeout(PATIENCE):
@@ -417,10 +492,8 @@ async def test_a_client_that_does_not_take_its_answer_is_cut_off() -> None:
     class Noting(Gate):
         left = asyncio.Event()
 
-        @contextmanager
-        def passed(self, method: str, *, exempt: bool = False) -> Iterator[None]:
-            with super().passed(method, exempt=exempt):
-                yield
+        def leave(self, kind: str) -> None:
+            super().leave(kind)
             self.left.set()
 
     gate = Noting({})
@@ -444,14 +517,15 @@ async def test_a_client_that_asks_and_asks_and_takes_nothing_is_cut_off_before_m
             return Answer(200, b"x" * 60_000)
 
     class Noting(Gate):
-        gave_up = asyncio.Event()
+        begun, gave_up = 0.0, asyncio.Event()
 
-        @contextmanager
-        def passed(self, method: str, *, exempt: bool = False) -> Iterator[None]:
-            begun = time.monotonic()
-            with super().passed(method, exempt=exempt):
-                yield
-            if time.monotonic() - begun >= 0.2:
+        def enter(self, method: str, *, exempt: bool = False) -> str:
+            type(self).begun = time.monotonic()
+            return super().enter(method, exempt=exempt)
+
+        def leave(self, kind: str) -> None:
+            super().leave(kind)
+            if time.monotonic() - self.begun >= 0.2:
                 self.gave_up.set()
 
     counting, gate = Counting(), Noting({})

@@ -102,6 +102,13 @@ async def test_an_expression_that_fails_refuses_unless_failures_are_ignored(call
     await call.made(DEPLOYMENTS, a_deployment(1))
 
 
+async def test_a_write_that_changes_nothing_is_judged_as_any_other(call: Hand) -> None:
+    await call.made(DEPLOYMENTS, a_deployment(1))
+    await bound(call, a_policy("object.spec.replicas > 1"))
+    status, found = await call("PATCH", f"{DEPLOYMENTS}/web", {}, kind="application/merge-patch+json")
+    assert (status, "failed expression: object.spec.replicas > 1" in found["message"]) == (422, True)
+
+
 async def test_variables_are_expressions_of_their_own_that_others_refer_to(call: Hand) -> None:
     variables = [
         {"name": "replicas", "expression": "object.spec.replicas"},

@@ -8,8 +8,11 @@ import msgspec
 import pytest
 
 from tapestry.apiserver.requests import User
+from tapestry.apiserver.storage.log import Key
+from tapestry.apiserver.verbs import making
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.objects import Object
+from tapestry.kube.resources import CRDS
 
 from .conftest import Hand
 
@@ -126,6 +129,20 @@ async def test_a_write_that_changes_nothing_keeps_the_version(call: Hand) -> Non
     made = await call.made(MAPS, a_map(k="v"))
     assert (await call("PATCH", f"{MAPS}/a", {"data": {"k": "v"}}, kind=MERGE))[1] == made
     assert (await call("PUT", f"{MAPS}/a", made))[1] == made
+
+
+async def test_a_null_that_is_written_over_nothing_is_nothing(call: Hand) -> None:
+    before = await call.made(MAPS, {"metadata": {"name": "m"}, "data": {"a": "b"}})
+    nulls = {"binaryData": None, "nothing": None, "immutable": None}
+    assert await call("PUT", f"{MAPS}/m", {**before, **nulls}) == (200, before)
+    steps = [{"op": "add", "path": f"/{field}", "value": None} for field in nulls]
+    assert await call("PATCH", f"{MAPS}/m", steps, kind="application/json-patch+json") == (200, before)
+    status, found = await call("PUT", f"{MAPS}/m", {**before, **nulls}, fieldValidation="Strict")
+    assert (status, 'unknown field "nothing"' in found["message"]) == (400, True)
+    rules = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+    role = await call.made(rules, {"metadata": {"name": "r"}})
+    assert await call("PUT", f"{rules}/r", role) == (200, role)
+    assert role["rules"] is None
 
 
 async def test_a_replacement_of_an_old_version_is_a_conflict(call: Hand) -> None:
@@ -388,6 +405,11 @@ async def test_a_form_that_there_is_not_is_not_acceptable(call: Hand) -> None:
     assert (await call("GET", MAPS, accept="application/cbor"))[0] == 406
 
 
+@pytest.mark.parametrize("weight", ["much", "", "nan", "1e999"])
+async def test_a_form_that_is_wanted_nobody_knows_how_much_is_served(call: Hand, weight: str) -> None:
+    assert (await call("GET", MAPS, accept=f"application/json;q={weight}"))[0] == 200
+
+
 async def test_an_answer_that_is_no_object_is_no_table_either(call: Hand) -> None:
     review = {"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}}
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -569,6 +591,79 @@ async def test_a_job_leaves_its_pods_behind_unless_its_deletion_says_otherwise(c
         await call("DELETE", f"{jobs}/{name}", policy)
         status, found = await call("GET", f"{jobs}/{name}")
         assert (found["metadata"]["finalizers"] if status == 200 else None) == left
+
+
+async def test_a_definition_that_cannot_be_served_is_refused_and_one_that_is_there_stops_nobody(
+    call: Hand, caplog: pytest.LogCaptureFixture
+) -> None:
+    definition = a_definition()
+    [version] = definition["spec"]["versions"]
+    items = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "text"}}}}
+    for more, field in (
+        ({"selectableFields": [{}]}, "selectableFields[0].jsonPath"),
+        ({"additionalPrinterColumns": [{"name": "A", "type": "string"}]}, "additionalPrinterColumns[0].jsonPath"),
+        ({"subresources": {"scale": {"specReplicasPath": ".spec.size"}}}, "subresources.scale.statusReplicasPath"),
+        ({"schema": {"openAPIV3Schema": items}}, "openAPIV3Schema.items.properties[a].type"),
+    ):
+        bad = {**definition, "spec": {**definition["spec"], "versions": [{**version, **more}]}}
+        status, found = await call("POST", DEFINITIONS, bad)
+        assert (status, [each["field"].endswith(field) for each in found["details"]["causes"]]) == (422, [True])
+    bad = {**definition, "spec": {**definition["spec"], "versions": [{**version, "selectableFields": [{}]}]}}
+    row = call.server.rows.of(CRDS)
+    key = Key(row.storage, "", "widgets.example.com")
+    await call.server.verbs.store.put(key, None, making(row, bad))
+    assert [each.message for each in caplog.records] == ["cannot serve a definition"]
+    await call.made(MAPS, {"metadata": {"name": "after"}})
+
+
+@pytest.mark.parametrize("wrong", ["text", 7, [], [1], True])
+@pytest.mark.parametrize(
+    ("method", "path", "field"),
+    [
+        ("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "spec"),
+        ("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", "metadata"),
+        ("POST", "/apis/authentication.k8s.io/v1/tokenreviews", "spec"),
+        ("POST", "/api/v1/namespaces/default/serviceaccounts/default/token", "spec"),
+        ("POST", f"{PODS}/web/binding", "target"),
+        ("POST", f"{PODS}/web/eviction", "deleteOptions"),
+        ("POST", "/api/v1/namespaces/default/bindings", "metadata"),
+        ("PUT", "/apis/apps/v1/namespaces/default/deployments/d/scale", "metadata"),
+        ("PATCH", "/apis/apps/v1/namespaces/default/deployments/d/scale", "metadata"),
+        ("DELETE", f"{PODS}/web", "preconditions"),
+    ],
+)
+async def test_what_is_asked_beside_objects_is_of_a_type_too(
+    call: Hand, method: str, path: str, field: str, wrong: object
+) -> None:
+    await call.made(PODS, a_pod())
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": a_pod()["spec"]}
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template}
+    await call.made("/apis/apps/v1/namespaces/default/deployments", {"metadata": {"name": "d"}, "spec": spec})
+    kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+    assert (await call(method, path, {"spec": {"replicas": 1}, field: wrong}, kind=kind))[0] == 400
+    assert (await call("GET", f"{PODS}/web"))[0] == 200
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE", "PROPFIND"])
+async def test_a_method_that_no_resource_has_is_not_allowed(call: Hand, method: str) -> None:
+    await call.made(DEFINITIONS, a_definition())
+    await call.made(WIDGETS, {"metadata": {"name": "w"}, "spec": {"color": "red"}})
+    for path in (PODS, MAPS, WIDGETS, f"{WIDGETS}/w", f"{WIDGETS}/w/status"):
+        assert (await call(method, path))[0] == 405
+
+
+@pytest.mark.parametrize(("group", "field"), [("apps", "spec.group"), ("coordination.k8s.io", "spec.names.plural")])
+async def test_no_definition_takes_the_place_of_a_resource_of_the_server_itself(
+    call: Hand, group: str, field: str
+) -> None:
+    plural, kind = ("deployments", "Deployment") if group == "apps" else ("leases", "Lease")
+    there = f"/apis/{group}/v1/namespaces/default/{plural}"
+    definition = a_definition()
+    spec = {**definition["spec"], "group": group, "names": {"plural": plural, "kind": kind}}
+    status, found = await call("POST", DEFINITIONS, {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
+    assert (status, field in [each["field"] for each in found["details"]["causes"]]) == (422, True)
+    status, found = await call("POST", there, {"metadata": {"name": "x"}, "spec": {"color": "red"}}, dryRun="All")
+    assert "color" not in found.get("spec", {})
 
 
 async def test_a_definition_that_names_itself_wrongly_is_refused(call: Hand) -> None:

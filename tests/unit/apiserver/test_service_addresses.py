@@ -35,6 +35,31 @@ async def test_no_two_services_share_an_address_even_when_made_at_once(call: Han
     assert len({task.result()["spec"]["clusterIP"] for task in tasks}) == 100
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"clusterIP": "10.0.0.7"}, "provided IP is already allocated"),
+        ({"type": "NodePort", "ports": [{"port": 80, "nodePort": 30080}]}, "provided port is already allocated"),
+        (
+            {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 30081},
+            "provided port is already allocated",
+        ),
+    ],
+)
+async def test_of_many_services_that_ask_at_once_for_the_same_one_gets_it(call: Hand, spec: Object, words: str) -> None:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(call("POST", SERVICES, a_service(f"s{number}", **spec))) for number in range(10)]
+    found = [task.result() for task in tasks]
+    assert sorted(status for status, _ in found) == [201] + [422] * 9
+    assert all(words in answer["message"] for status, answer in found if status == 422)
+
+
+async def test_what_was_asked_for_in_vain_is_free_to_whoever_asks_next(call: Hand) -> None:
+    wrong = a_service("a", clusterIP="10.0.0.7", sessionAffinity="Sometimes")
+    assert (await call("POST", SERVICES, wrong))[0] == 422
+    await call.made(SERVICES, a_service("b", clusterIP="10.0.0.7"))
+
+
 async def test_a_headless_service_has_none(call: Hand) -> None:
     spec = (await call.made(SERVICES, a_service(clusterIP="None", selector={"a": "b"})))["spec"]
     assert (spec["clusterIP"], spec["clusterIPs"]) == ("None", ["None"])

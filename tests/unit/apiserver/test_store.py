@@ -1,10 +1,13 @@
 """The store: the promises of every store, kept in memory and on a disk, and what is so of a log alone."""
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import apsw
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -106,6 +109,35 @@ async def test_what_is_not_durable_yet_is_seen_by_the_next_writer_and_by_no_read
         assert (await writing).revision == 1
         assert (await following).revision == 2
         assert store.every(PODS) == [await following]
+
+
+async def test_a_writer_may_leave_and_the_write_is_made_and_waited_for_by_others() -> None:
+    log = Held()
+    async with at_work(log) as store:
+        writing = asyncio.create_task(store.put(key("a"), None, text("one")))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(store.settled(key("a")))
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.wait([writing])
+        assert not waiting.done()
+        log.go.set()
+        await waiting
+        assert [said(each.raw) for each in store.every(PODS)] == [("one", 1)]
+
+
+async def test_somebody_who_cannot_bear_the_news_ends_the_store_and_leaves_no_writer_waiting() -> None:
+    def listener(_: Event) -> None:
+        raise RuntimeError("too much")
+
+    async def write() -> None:
+        async with at_work(MemoryLog()) as store:
+            store.on_change(PODS, listener)
+            await store.put(key("a"), None, text("one"))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await write()
+    assert caught.group_contains(RuntimeError, match="too much")
 
 
 async def test_a_write_that_fails_never_happened_and_its_revision_is_not_given_out_again() -> None:
@@ -237,6 +269,47 @@ def test_bytes_that_are_not_what_was_written_are_not_served(tmp_path: Path) -> N
     with pytest.raises(LogError, match=r"pods default/a at revision 1 is not what was written"):
         list(again.load()[1])
     again.close()
+
+
+def test_a_file_of_the_first_version_goes_on_as_one_of_this_version(tmp_path: Path) -> None:
+    connection = apsw.Connection(str(tmp_path / "tapestry.db"))
+    connection.execute("""
+        CREATE TABLE objects (
+            resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
+            revision INTEGER NOT NULL, checksum INTEGER NOT NULL, raw BLOB NOT NULL,
+            PRIMARY KEY (resource, namespace, name)
+        ) WITHOUT ROWID;
+        CREATE TABLE latest (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL);
+        INSERT INTO latest VALUES (1, 9);
+    """)
+    rows = [("pods", "default", name, revision, zlib.crc32(b"{}"), b"{}") for name, revision in (("a", 7), ("b", 3))]
+    connection.executemany("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?)", rows)
+    connection.pragma("user_version", 1)
+    connection.close()
+    for _ in range(2):
+        log = FileLog(tmp_path)
+        latest, entries = log.load()
+        assert (latest, list(entries)) == (9, [Entry(3, key("b"), b"{}"), Entry(7, key("a"), b"{}")])
+        log.close()
+
+
+@given(batches=st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=8), max_size=6))
+def test_a_log_holds_what_was_written_last_whatever_came_in_one_batch(batches: list[list[tuple[str, bool]]]) -> None:
+    with TemporaryDirectory() as folder:
+        log, revision, left = FileLog(Path(folder)), 0, {}
+        for batch in batches:
+            entries = []
+            for name, is_put in batch:
+                revision += 1
+                entries.append(Entry(revision, key(name), b"%d" % revision if is_put else None))
+                left[key(name)] = entries[-1]
+            log.append(entries)
+        latest, found = log.load()
+        assert (latest, list(found)) == (
+            revision,
+            sorted((each for each in left.values() if each.raw is not None), key=lambda each: each.revision),
+        )
+        log.close()
 
 
 def test_a_file_that_is_no_database_is_refused_with_advice(tmp_path: Path) -> None:

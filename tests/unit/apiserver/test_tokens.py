@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from tapestry.apiserver.access import ephemeral, followed
 from tapestry.apiserver.access.authentication import (
+    AUTHENTICATED,
     Authenticator,
     Credentials,
     StaticTokens,
@@ -59,10 +60,10 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     path = written(tmp_path / "tokens", 'aaa,jane,1,"devs,ops"\n')
     tokens = StaticTokens(Followed(path, token_file))
-    assert tokens(Credentials(bearer="aaa")) == User("jane", ("devs", "ops"), "1")
+    assert tokens(Credentials(bearer="aaa")) == User("jane", ("devs", "ops", AUTHENTICATED), "1")
     written(path, "bbb,joe,2\n")
     assert tokens(Credentials(bearer="aaa")) is None
-    assert tokens(Credentials(bearer="bbb")) == User("joe", (), "2")
+    assert tokens(Credentials(bearer="bbb")) == User("joe", (AUTHENTICATED,), "2")
 
 
 @pytest.mark.parametrize("fault", ["unreadable", "public", "gone"])
@@ -75,7 +76,7 @@ def test_a_token_file_that_becomes_unusable_leaves_what_was_in_it(tmp_path: Path
         written(path, "bbb,joe,1\n").chmod(0o644)
     else:
         path.unlink()
-    assert tokens(Credentials(bearer="aaa")) == User("jane", (), "1")
+    assert tokens(Credentials(bearer="aaa")) == User("jane", (AUTHENTICATED,), "1")
     assert tokens(Credentials(bearer="bbb")) is None
 
 
@@ -92,7 +93,7 @@ def test_kubectl_is_refused_tokens_that_last_where_it_must_use_others(tmp_path: 
     with pytest.raises(Forbidden, match="tapestry token create"):
         tokens(Credentials(bearer="aaa", agent="kubectl/v1.34.3"))
     assert tokens(Credentials(bearer="other", agent="kubectl/v1.34.3")) is None
-    assert tokens(Credentials(bearer="aaa", agent="curl/8")) == User("jane", (), "1")
+    assert tokens(Credentials(bearer="aaa", agent="curl/8")) == User("jane", (AUTHENTICATED,), "1")
 
 
 # -- tokens that expire

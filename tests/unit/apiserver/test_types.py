@@ -110,6 +110,18 @@ async def test_a_list_is_refused_where_a_map_belongs_though_nothing_is_in_it(cal
     assert (status, "cannot unmarshal array" in found["message"]) == (400, True)
 
 
+@pytest.mark.parametrize(("replicas", "is_made"), [(2**31 - 1, True), (2.0, True), (2**31, False), (-1e30, False)])
+async def test_a_number_fits_into_the_bits_of_its_field(call: Hand, replicas: float, is_made: bool) -> None:
+    spec = {**SELECTED, "replicas": replicas}
+    status, found = await call("POST", f"{APPS}/deployments", {"metadata": {"name": "x"}, "spec": spec})
+    assert (status == 201) == is_made
+    if is_made:
+        assert found["spec"]["replicas"] == replicas
+    else:
+        problem = f"json: cannot unmarshal number {replicas:.0f} into Go struct field spec.replicas of type int32"
+        assert (status, problem in found["message"]) == (400, True)
+
+
 @pytest.mark.parametrize("given", [{}, {"rules": []}, {"rules": None}])
 async def test_the_rules_of_a_role_are_null_where_there_are_none(call: Hand, given: Object) -> None:
     made = await call.made(ROLES, {"metadata": {"name": "x"}, **given})

@@ -105,6 +105,38 @@ async def test_a_webhook_sees_what_is_changed_and_what_goes(call: Hand, listen: 
     assert gone["options"]["propagationPolicy"] == "Background"
 
 
+@pytest.mark.parametrize("configured", [mutating, validating])
+async def test_a_webhook_sees_also_what_would_change_nothing(
+    call: Hand, listen: Listen, configured: Callable[..., Any]
+) -> None:
+    hook = await listen()
+    before = await call.made(MAPS, a_map(k="1"))
+    await configured(call, a_hook(hook.client))
+    assert await call("PATCH", f"{MAPS}/a", {"data": {"k": "1"}}, kind=MERGE) == (200, before)
+    assert await call("PUT", f"{MAPS}/a", before) == (200, before)
+    assert [(each["operation"], each["object"]["data"]) for each in hook.asked] == [("UPDATE", {"k": "1"})] * 2
+    hook.say = denying("not even this")
+    status, found = await call("PATCH", f"{MAPS}/a", {}, kind=MERGE)
+    assert (status, "not even this" in found["message"]) == (400, True)
+
+
+async def test_what_a_webhook_makes_of_one_pod_no_other_of_the_same_spec_has(call: Hand, listen: Listen) -> None:
+    steps = [
+        {"op": "add", "path": "/spec/containers/0/env", "value": [{"name": "A", "value": "b"}]},
+        {"op": "remove", "path": "/spec/tolerations/0"},
+    ]
+    changing = patching(*steps)
+    hook = await listen(lambda request: changing(request) if request["name"] == "odd" else allowing(request))
+    await mutating(call, a_hook(hook.client, rules=[{**ANY, "resources": ["pods"]}]))
+    spec = {"containers": [{"name": "c", "image": "nginx"}], "tolerations": [{"key": "k", "operator": "Exists"}]}
+    one, odd, other = [
+        (await call.made(PODS, {"metadata": {"name": name}, "spec": spec}))["spec"] for name in ("one", "odd", "other")
+    ]
+    assert one == other
+    assert odd["containers"][0].pop("env") == [{"name": "A", "value": "b"}]
+    assert one == {**odd, "tolerations": [one["tolerations"][0], *odd["tolerations"]]}
+
+
 async def test_a_subresource_is_a_matter_of_its_own(call: Hand, listen: Listen) -> None:
     hook = await listen()
     rule = {**ANY, "resources": ["pods/status"]}

@@ -1,3 +1,4 @@
+import errno
 import gc
 import logging
 import socket
@@ -12,6 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tapestry import __version__
+from tapestry.cli.clusters import finished
 from tapestry.cli.main import COMMANDS, main
 from tapestry.cli.processes import FLAGS
 from tapestry.controller.config import ManagerConfig
@@ -181,3 +183,79 @@ def test_an_api_server_whose_address_is_taken_says_so_in_one_line(tmp_path: Path
     assert result.stderr.splitlines()[-1].startswith("Error: ")
     assert "address already in use" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(tapestry: Tapestry) -> None:
+    result = tapestry("statsu")
+    assert (result.exit_code, "'status'" in result.output) == (2, True)
+
+
+def test_the_version_is_an_option_too(tapestry: Tapestry) -> None:
+    assert tapestry("--version").output == tapestry("version").output
+
+
+@pytest.mark.parametrize("command", ["crd", "manifests", "version"])
+def test_output_that_nobody_can_take_is_one_clear_line(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-c", "from tapestry.cli.main import main; main()", command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ran.returncode, ran.stderr) == (1, "Error: [Errno 28] No space left on device\n")
+
+
+def test_a_world_that_is_not_running_is_not_taken_for_another_cluster(
+    tapestry: Tapestry, tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though there is a ~/.kube/config: what is meant for a world here is not done to somebody's cluster."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".kube").mkdir()
+    kubeconfig.rename(tmp_path / ".kube" / "config")
+    (tmp_path / ".tapestry").mkdir()
+    (tmp_path / ".tapestry" / "pid").touch()
+    said = complaint(tapestry("k", "get", "pods"))
+    assert said.startswith(f"the world in {tmp_path / '.tapestry'} is not running; `tapestry up` starts it")
+    assert "127.0.0.1:1 cannot be reached" in complaint(tapestry("k", "get", "pods", "--kubeconfig", ".kube/config"))
+
+
+def test_who_asks_from_nowhere_is_told_where_a_world_is_found(
+    tapestry: Tapestry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = complaint(tapestry("status"))
+    assert said.startswith("no kubeconfig: ")
+    assert said.endswith("or go to the folder of a world that `tapestry up` runs")
+
+
+@pytest.mark.parametrize("words", [["create", "--user", "ada"], ["list"], ["revoke", "x"]])
+def test_a_token_is_of_a_server_that_is_there(
+    tapestry: Tapestry, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is worth nothing, and nobody says so."""
+    monkeypatch.chdir(tmp_path)
+    result = tapestry("token", *words)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "'--file-rootpath': Directory 'tapestry-data' does not exist" in result.output
+
+
+def test_policies_are_not_blamed_for_a_zone_that_was_mistyped(tapestry: Tapestry, kubeconfig: Path) -> None:
+    result = tapestry("policies", "--kubeconfig", kubeconfig, "--time-zone", "Mars/X")
+    assert result.exit_code == 2
+    assert "--time-zone: 'Mars/X' is not a time zone; give an IANA name" in result.output
+
+
+def test_a_reader_that_has_enough_is_no_reason_to_complain() -> None:
+    async def telling() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):  # which click ends without a word
+        finished(telling())
+
+
+def test_who_cannot_reach_a_cluster_is_told_who_looks_further(tapestry: Tapestry, kubeconfig: Path) -> None:
+    said = complaint(tapestry("status", "--kubeconfig", kubeconfig))
+    assert "https://127.0.0.1:1 cannot be reached" in said
+    assert said.endswith("; `tapestry doctor` looks further")

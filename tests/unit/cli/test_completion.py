@@ -99,6 +99,11 @@ def test_every_shell_that_is_here_can_read_its_script(shell: str) -> None:
     assert (read.returncode, read.stderr) == (0, "")
 
 
+def test_fish_is_told_whole_sentences() -> None:
+    script = CliRunner().invoke(main, ["completion", "fish"]).output
+    assert 'string split --max 1 "," $completion' in script
+
+
 def test_bash_completes_commands_and_options(in_bash: Complete) -> None:
     assert in_bash("") == list(COMMANDS)
     assert in_bash("st") == ["status"]
@@ -117,6 +122,16 @@ async def test_bash_completes_names_out_of_the_cluster(in_bash: Complete, kubeco
     assert await offered("pods", "-n", "team") == ["team-a"]
 
 
+async def test_bash_completes_kinds_and_then_names_of_that_kind(in_bash: Complete, kubeconfig: Path) -> None:
+    async def offered(verb: str, *words: str) -> list[str]:
+        return await asyncio.to_thread(in_bash, "k", verb, "--kubeconfig", str(kubeconfig), *words)
+
+    assert await offered("get", "namesp") == ["namespaces"]
+    assert await offered("describe", "ns", "team") == ["team-a"]
+    assert await offered("delete", "clusterbindings", "east", "w") == ["west"]
+    assert await offered("wait", "dances", "") == []
+
+
 def test_where_nothing_answers_there_are_no_names_and_no_complaint(in_bash: Complete, tmp_path: Path) -> None:
     nowhere = kubeconfig_of("127.0.0.1:1", tmp_path)
     assert in_bash("unjoin", "--kubeconfig", str(nowhere), "") == []
@@ -128,4 +143,4 @@ def test_a_server_that_says_nothing_is_given_up_soon(in_bash: Complete, tmp_path
         file = kubeconfig_of(f"127.0.0.1:{silent.getsockname()[1]}", tmp_path)
         started = time.monotonic()
         assert in_bash("unjoin", "--kubeconfig", str(file), "") == []
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 20  # half a minute is what others wait

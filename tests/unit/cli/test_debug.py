@@ -33,7 +33,7 @@ def test_without_a_cluster_the_doctor_and_the_manifest_say_so(tmp_path: Path) ->
     assert {"manifest.json", "doctor.txt", "doctor.json"} == names.keys()
     (missing,) = manifest["missing"]
     assert missing["what"] == "the virtual cluster"
-    assert "1 things could not be read" in done.output
+    assert "1 thing could not be read" in done.output
     assert "doctor" in done.stderr
 
 

@@ -68,6 +68,7 @@ def test_every_command_has_help_examples_and_exit_codes(name: str) -> None:
 def test_every_example_can_be_typed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("backup.tar").touch()
+    Path("tapestry-data").mkdir()
     for example in examples(ALL[name]):
         parts = [part.strip() for part in re.split(r"[|>]|<\(|\)", example)]
         typed = [shlex.split(part) for part in parts if part.startswith("tapestry ")]

@@ -1,139 +1,61 @@
-"""The verbs: what they send, when they send it again, and when they refuse to send it at all."""
+"""The verbs: what they send, when they refuse to send it at all, and what they make of the answers."""
 
 import asyncio
 import gc
 import json
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import wraps
-from itertools import pairwise
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 
 from tapestry.client.answers import gc_paused
-from tapestry.client.client import ATTEMPTS, LONGEST_WAIT, Client, PatchType, Propagation, Unguarded
-from tapestry.client.transport import JSON, Request, Response, Stream
-from tapestry.controller.testing import InProcessApi, specimen
-from tapestry.controller.testing.clock import START, run, running_clock
+from tapestry.client.client import Client, Unguarded
+from tapestry.client.options import PatchType, Propagation
+from tapestry.client.transport import JSON, Response
+from tapestry.controller.testing import InProcessApi, in_virtual_time, specimen
+from tapestry.controller.testing.clock import START, run
 from tapestry.kube.errors import (
     AlreadyExists,
     ApiError,
     Conflict,
-    Forbidden,
     Gone,
     NotFound,
     ServerError,
-    Timeout,
     TooManyRequests,
     TransportError,
-    Unavailable,
 )
 from tapestry.kube.objects import Object, name_of, named, uid_of, version_of, with_value
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS, SERVICE_ACCOUNTS, TOKEN_REVIEWS, Resource
 from tapestry.process.audit import Audit
 
-BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)
-POD = "/api/v1/namespaces/default/pods/web"
-A_POD: Object = {
-    "apiVersion": "v1",
-    "kind": "Pod",
-    "metadata": {"name": "web", "namespace": "default", "uid": "u1", "resourceVersion": "7"},
-    "spec": {"nodeName": "n1"},
-}
-UNSEEN = named("web", "default")  # no server has seen it, so it has neither UID nor resourceVersion
+from .script import (
+    A_POD,
+    BINDINGS,
+    BUSY,
+    GOOD,
+    POD,
+    UNSEEN,
+    WRITES,
+    NotLeading,
+    Script,
+    Verb,
+    answer,
+    fence_of,
+    lost,
+    refusal,
+)
+
 PRECONDITIONS = {"uid": "u1", "resourceVersion": "7"}
-
-
-@dataclass(frozen=True)
-class Whole:
-    """An answer as a stream of small pieces, endless where it says so."""
-
-    answer: Response
-
-    @property
-    def status(self) -> int:
-        return self.answer.status
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        for begin in range(0, len(self.answer.body), 8):
-            yield self.answer.body[begin : begin + 8]
-        while "endless" in self.answer.headers:
-            yield b"x" * 4096
-
-
-class Script:
-    """A transport that answers from a list and keeps what it was asked.  The last answer is given for ever."""
-
-    def __init__(self, *answers: Response | TransportError) -> None:
-        self.answers = deque(answers)
-        self.asked: list[Request] = []
-
-    async def send(self, request: Request) -> Response:
-        self.asked.append(request)
-        answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, TransportError):
-            raise answer
-        return answer
-
-    @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[Stream]:
-        yield Whole(await self.send(request))
-
-    def abort(self) -> None:
-        raise AssertionError("nobody aborts here")
-
-    async def close(self) -> None:
-        self.answers.clear()
-
-
-def answer(body: Any = None, status: int = 200, **headers: str) -> Response:
-    return Response(status, {name.replace("_", "-"): text for name, text in headers.items()}, msgspec.json.encode(body))
-
-
-def refusal(error: ApiError, **headers: str) -> Response:
-    return answer(error.status(), error.code, **headers)
-
-
-def lost(*, maybe_sent: bool) -> TransportError:
-    return TransportError("the wire was cut", maybe_sent=maybe_sent)
-
-
-GOOD = answer({"kind": "Any", "status": {"allowed": True}})
-BUSY = TooManyRequests(429, "TooManyRequests", "come back later")
-
-Verb = Callable[[Client], Awaitable[Any]]
-WRITES: dict[str, Verb] = {
-    "create": lambda client: client.create(PODS, UNSEEN),
-    "replace": lambda client: client.replace(PODS, A_POD),
-    "patch": lambda client: client.patch(PODS, A_POD, {}),
-    "apply": lambda client: client.apply(PODS, A_POD),
-    "delete": lambda client: client.delete(PODS, A_POD),
-    "evict": lambda client: client.evict(A_POD),
-}
-
-
-def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def on_a_loop_of_its_own(*args: Any, **kwargs: Any) -> None:
-        run(test(*args, **kwargs))
-
-    return on_a_loop_of_its_own
 
 
 # -- what a verb sends
 
 
 DELETE_OPTIONS = {"apiVersion": "v1", "kind": "DeleteOptions"}
-AUTHORIZATION = "authorization.k8s.io/v1"
 REQUESTS: list[tuple[Verb, str, Any]] = [
     (lambda c: c.get(PODS, "web", "default"), f"GET {POD}", None),
     (lambda c: c.get(PODS, "web", "default", subresource="status"), f"GET {POD}/status", None),
@@ -157,6 +79,16 @@ REQUESTS: list[tuple[Verb, str, Any]] = [
             "gracePeriodSeconds": 0,
             "propagationPolicy": "Foreground",
             "dryRun": ["All"],
+        },
+    ),
+    (
+        lambda c: c.remove(PODS, A_POD, grace_seconds=5, propagation=Propagation.ORPHAN),
+        f"DELETE {POD}",
+        {
+            **DELETE_OPTIONS,
+            "preconditions": PRECONDITIONS,
+            "gracePeriodSeconds": 5,
+            "propagationPolicy": "Orphan",
         },
     ),
     (
@@ -188,42 +120,9 @@ REQUESTS: list[tuple[Verb, str, Any]] = [
         },
     ),
     (
-        lambda c: c.may("update", PODS, "default", subresource="status"),
-        f"POST /apis/{AUTHORIZATION}/selfsubjectaccessreviews",
-        {
-            "apiVersion": AUTHORIZATION,
-            "kind": "SelfSubjectAccessReview",
-            "spec": {
-                "resourceAttributes": {
-                    "verb": "update",
-                    "group": "",
-                    "version": "v1",
-                    "resource": "pods",
-                    "subresource": "status",
-                    "namespace": "default",
-                }
-            },
-        },
-    ),
-    (
-        lambda c: c.may("list", BINDINGS, user="eve", groups=["staff"]),
-        f"POST /apis/{AUTHORIZATION}/subjectaccessreviews",
-        {
-            "apiVersion": AUTHORIZATION,
-            "kind": "SubjectAccessReview",
-            "spec": {
-                "resourceAttributes": {
-                    "verb": "list",
-                    "group": "cloud.tencent.com",
-                    "version": "v1beta1",
-                    "resource": "clusterbindings",
-                    "subresource": "",
-                    "namespace": "",
-                },
-                "user": "eve",
-                "groups": ["staff"],
-            },
-        },
+        lambda c: c.review(TOKEN_REVIEWS, {"token": "t"}),
+        "POST /apis/authentication.k8s.io/v1/tokenreviews",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": "t"}},
     ),
 ]
 
@@ -326,21 +225,6 @@ async def test_safety_rule_4_a_leader_refuses_a_write_that_could_do_harm_late(ve
     assert len(script.asked) == 1  # nobody else is held to it
 
 
-class NotLeading(Exception):
-    pass
-
-
-def fence_of(*terms: bool) -> Callable[[], None]:
-    """A fence that lets us pass or not, in turn."""
-    left = iter(terms)
-
-    def fence() -> None:
-        if not next(left):
-            raise NotLeading
-
-    return fence
-
-
 @pytest.mark.parametrize("verb", WRITES.values(), ids=WRITES.keys())
 async def test_safety_rule_4_a_write_is_sent_only_while_we_lead(verb: Verb) -> None:
     script = Script(GOOD)
@@ -351,146 +235,13 @@ async def test_safety_rule_4_a_write_is_sent_only_while_we_lead(verb: Verb) -> N
     assert len(script.asked) == 1
 
 
-@pytest.mark.parametrize("trouble", [refusal(BUSY, retry_after="3"), lost(maybe_sent=False)])
-@on_virtual_time
-async def test_safety_rule_4_the_fence_is_asked_before_each_attempt(trouble: Response | TransportError) -> None:
-    script = Script(trouble)
-    with pytest.raises(NotLeading):
-        await Client(script, fence=fence_of(True, True, False)).patch(PODS, A_POD, {})
-    assert len(script.asked) == 2
-
-
 async def test_reading_and_asking_need_no_leadership() -> None:
-    client = Client(Script(GOOD), fence=fence_of(False))
+    script = Script(GOOD)
+    client = Client(script, fence=fence_of(False))
     await client.get(PODS, "web", "default")
     await client.token("robot", "default")
     await client.review(TOKEN_REVIEWS, {"token": "t"})
-    assert await client.may("get", PODS)
-
-
-# -- asking again
-
-
-@on_virtual_time
-async def test_a_read_that_got_no_answer_is_asked_again() -> None:
-    script = Script(lost(maybe_sent=True), lost(maybe_sent=False), answer(A_POD))
-    assert await Client(script).get(PODS, "web", "default") == A_POD
     assert len(script.asked) == 3
-
-
-@pytest.mark.parametrize("verb", WRITES.values(), ids=WRITES.keys())
-@on_virtual_time
-async def test_a_write_that_may_have_been_sent_is_never_repeated(verb: Verb) -> None:
-    script = Script(lost(maybe_sent=True), GOOD)
-    with pytest.raises(TransportError):
-        await verb(Client(script))
-    assert len(script.asked) == 1
-
-
-@pytest.mark.parametrize("verb", [verb for name, verb in WRITES.items() if name != "evict"])
-@on_virtual_time
-async def test_a_write_that_never_left_is_sent_again(verb: Verb) -> None:
-    script = Script(lost(maybe_sent=False), GOOD)
-    await verb(Client(script))
-    assert len(script.asked) == 2
-    assert script.asked[0] == script.asked[1]
-
-
-@pytest.mark.parametrize("code", [429, 503])
-@pytest.mark.parametrize("verb", [WRITES["create"], lambda c: c.get(PODS, "web", "default")])
-@on_virtual_time
-async def test_what_the_server_put_off_is_sent_again_when_it_said(verb: Verb, code: int) -> None:
-    script = Script(answer(status=code, retry_after="7"), answer(status=code, retry_after="0"), GOOD)
-    await verb(Client(script))
-    assert 7 <= running_clock().monotonic() < 7.1
-    assert len(script.asked) == 3
-
-
-@on_virtual_time
-async def test_a_time_to_retry_after_that_is_no_number_is_a_short_one() -> None:
-    script = Script(answer(status=503, retry_after="Fri, 31 Dec 1999 23:59:59 GMT"), GOOD)
-    await Client(script).create(PODS, UNSEEN)
-    assert 0 < running_clock().monotonic() < 1
-
-
-@on_virtual_time
-async def test_a_server_that_wants_to_be_left_alone_for_long_is() -> None:
-    script = Script(refusal(BUSY, retry_after=str(LONGEST_WAIT + 1)))
-    with pytest.raises(TooManyRequests):
-        await Client(script).get(PODS, "web", "default")
-    assert len(script.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "headers"),
-    [(429, {}), (503, {}), (500, {"retry_after": "1"}), (504, {"retry_after": "1"}), (409, {"retry_after": "1"})],
-)
-@on_virtual_time
-async def test_a_write_that_the_server_may_have_done_or_has_refused_is_not_repeated(
-    code: int, headers: dict[str, str]
-) -> None:
-    script = Script(answer(status=code, **headers), GOOD)
-    with pytest.raises(ApiError):
-        await Client(script).create(PODS, UNSEEN)
-    assert len(script.asked) == 1
-
-
-@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
-@on_virtual_time
-async def test_a_read_is_asked_again_after_trouble_of_the_server(code: int) -> None:
-    script = Script(answer(status=code), answer(A_POD))
-    assert await Client(script).get(PODS, "web", "default") == A_POD
-
-
-@pytest.mark.parametrize("error", [NotFound(404, "NotFound", "no"), Forbidden(403, "Forbidden", "no")])
-@on_virtual_time
-async def test_a_read_that_was_refused_is_not_repeated(error: ApiError) -> None:
-    script = Script(refusal(error))
-    with pytest.raises(type(error)):
-        await Client(script).get(PODS, "web", "default")
-    assert len(script.asked) == 1
-
-
-@on_virtual_time
-async def test_an_eviction_that_the_budget_forbids_is_for_the_caller_to_repeat() -> None:
-    script = Script(refusal(BUSY, retry_after="10"))
-    with pytest.raises(TooManyRequests):
-        await Client(script).evict(A_POD)
-    assert len(script.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("trouble", "error"),
-    [
-        (lost(maybe_sent=True), TransportError),
-        (answer(status=503), Unavailable),
-        (answer(status=504, retry_after="1"), Timeout),
-    ],
-)
-@on_virtual_time
-async def test_it_gives_up_after_some_attempts_with_the_last_error(
-    trouble: Response | TransportError, error: type[Exception]
-) -> None:
-    script = Script(trouble)
-    with pytest.raises(error):
-        await Client(script).get(PODS, "web", "default")
-    assert len(script.asked) == ATTEMPTS
-
-
-@on_virtual_time
-async def test_attempts_grow_apart() -> None:
-    times: list[float] = []
-
-    class Clocked(Script):
-        async def send(self, request: Request) -> Response:
-            times.append(running_clock().monotonic())
-            return await super().send(request)
-
-    with pytest.raises(TransportError):
-        await Client(Clocked(lost(maybe_sent=True))).get(PODS, "web", "default")
-    waits = [later - earlier for earlier, later in pairwise(times)]
-    assert waits == sorted(waits)
-    assert waits[-1] > 4 * waits[0]
 
 
 # -- errors
@@ -712,6 +463,23 @@ async def test_a_life_of_an_object() -> None:
     assert api.dump() == []
 
 
+async def test_what_is_not_there_is_not_found_and_what_is_gone_already_is_removed() -> None:
+    _, client = an_api()
+    made = await client.create(CONFIGMAPS, named("c", "default"))
+    assert await client.find(CONFIGMAPS, "c", "default") == made
+    for _ in range(2):
+        await client.remove(CONFIGMAPS, made)
+        assert await client.find(CONFIGMAPS, "c", "default") is None
+
+
+@pytest.mark.parametrize("verb", [lambda c: c.find(PODS, "web", "default"), lambda c: c.remove(PODS, A_POD)])
+@in_virtual_time
+async def test_only_the_servers_word_that_there_is_no_such_object_means_so(verb: Verb) -> None:
+    for trouble, error in ((lost(maybe_sent=True), TransportError), (refusal(BUSY), TooManyRequests)):
+        with pytest.raises(error):
+            await verb(Client(Script(trouble)))
+
+
 async def test_a_namesake_that_came_later_is_not_deleted() -> None:
     _, client = an_api()
     first = await client.create(PODS, specimen(PODS, "p", "default"))
@@ -735,12 +503,6 @@ async def test_a_generated_name_a_dry_run_a_token_and_the_version() -> None:
     assert (await client.version())["major"] == "1"
 
 
-async def test_a_right_that_is_denied_is_not_had() -> None:
-    client = Client(InProcessApi([], now=lambda: START, review=lambda _: {"allowed": False}))
-    assert not await client.may("get", PODS)
-    assert not await Client(Script(answer({"status": {}}))).may("get", PODS)
-
-
 async def aborted(client: Client) -> None:
     client.abort()
 
@@ -760,6 +522,14 @@ async def test_to_abort_or_close_fails_what_is_under_way(end: Callable[[Client],
         await asyncio.sleep(0)  # it is done now, and its answer on the way
         await end(client)
     assert [name_of(pod) for pod in api.dump()] == ["p"]
+
+
+async def test_as_a_context_it_is_closed_in_the_end() -> None:
+    script = Script(GOOD)
+    async with Client(script) as client:
+        await client.version()
+        assert not script.is_closed
+    assert script.is_closed
 
 
 # -- records
@@ -804,37 +574,3 @@ async def test_each_write_is_one_line_of_the_audit_with_its_result(tmp_path: Pat
         {"who": "tapestry", "verb": "replace", **web, "error": "NotLeading"},
         {"who": "tapestry", "verb": "create", **web, "error": "Cancelled"},
     ]
-
-
-@on_virtual_time
-async def test_every_attempt_is_counted_by_its_code() -> None:
-    def counted(code: str) -> float:
-        labels = {"verb": "patch", "resource": "clusterbindings.cloud.tencent.com/status", "code": code}
-        return REGISTRY.get_sample_value("tapestry_client_requests_total", labels) or 0
-
-    before = {code: counted(code) for code in ("200", "429", "TransportError")}
-    script = Script(lost(maybe_sent=False), refusal(BUSY, retry_after="1"), refusal(BUSY, retry_after="1"), GOOD)
-    await Client(script).patch(BINDINGS, named("east"), {}, subresource="status")
-    assert {code: counted(code) - before[code] for code in before} == {"200": 1, "429": 2, "TransportError": 1}
-
-
-# -- logs
-
-
-async def test_a_log_comes_in_pieces_and_one_that_is_followed_may_take_its_time_to_begin() -> None:
-    script = Script(Response(200, {}, b"one\ntwo\nthree\n"))
-    for query in ({"tailLines": "3"}, {"follow": "true"}):
-        async with Client(script).log("web", "default", query) as chunks:
-            assert b"".join([chunk async for chunk in chunks]) == b"one\ntwo\nthree\n"
-    at_once, followed = script.asked
-    assert (str(at_once), at_once.query) == (f"GET {POD}/log", {"tailLines": "3"})
-    assert at_once.timeout == 30 < 3600 < followed.timeout
-
-
-async def test_what_is_said_instead_of_a_log_is_an_error_of_which_only_the_beginning_is_read() -> None:
-    waiting = ApiError(400, "BadRequest", "container is waiting to start")
-    endless = Response(502, {"endless": "yes"}, b"a proxy speaks")
-    for trouble, words in ((refusal(waiting), "waiting to start"), (endless, "a proxy speaks")):
-        with pytest.raises(ApiError, match=words):
-            async with Client(Script(trouble)).log("web", "default", {}):
-                raise AssertionError("there is no log")

@@ -238,10 +238,10 @@ async def test_where_nobody_listens_nothing_was_sent() -> None:
 async def test_a_deadline_passes_while_the_server_is_silent() -> None:
     gate = Gate()
     async with serving(gate) as url, connected_to(url) as transport:
-        hasty = Request("PUT", "/x", timeout=0.05)
+        hasty = Request("PUT", "/x", timeout=0.5)
         error = await failure_of(transport.send(hasty))
         assert error.maybe_sent
-        assert str(error) == f"PUT /x to {url}: no answer in 0.05 s"
+        assert str(error) == f"PUT /x to {url}: no answer in 0.5 s"
         assert (await failure_of(streamed(transport, hasty))).maybe_sent
         await gate.left.acquire()  # both connections are closed, not left to the server
         await gate.left.acquire()
@@ -257,7 +257,7 @@ async def test_a_deadline_covers_the_body_of_an_answer_but_not_a_stream() -> Non
 
     done = asyncio.Event()
     async with serving(endless) as url, connected_to(url) as transport:
-        hasty = Request("GET", "/x", timeout=0.05)
+        hasty = Request("GET", "/x", timeout=0.5)
         async with transport.stream(hasty) as stream:
             assert "no answer in" in str(await failure_of(transport.send(hasty)))
             done.set()

@@ -345,7 +345,7 @@ def test_a_cluster_that_cannot_work_is_refused_by_field_and_unquoted(tmp_path, c
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ("just text", "document: Expected `object`, got `str`"),
+        ("just text", "document: Expected `object`, got `str`; this is no kubeconfig"),
         ({"clusters": {"a": {}}}, "clusters: Expected `array`, got `object`"),
         ({"kind": "Pod", "apiVersion": "v1"}, "kind: not a kubeconfig"),
         ({1: 2}, "document: Expected `str`"),

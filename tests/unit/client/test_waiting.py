@@ -1,7 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -9,21 +8,12 @@ import pytest
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response
 from tapestry.client.waiting import wait_for
-from tapestry.controller.testing import InProcessApi, specimen
-from tapestry.controller.testing.clock import run, running_clock
+from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock, specimen
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, labels_of, named, version_of
 from tapestry.kube.resources import NODES, PODS, SECRETS
 
 POD = specimen(PODS, "web", "default")
-
-
-def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def on_a_loop_of_its_own(*args: Any, **kwargs: Any) -> None:
-        run(test(*args, **kwargs))
-
-    return on_a_loop_of_its_own
 
 
 def a_client() -> tuple[InProcessApi, Client]:
@@ -43,7 +33,7 @@ def is_ready(obj: Object | None) -> bool:
     return obj is not None and labels_of(obj).get("ready") == "yes"
 
 
-@on_virtual_time
+@in_virtual_time
 async def test_what_is_so_already_is_not_waited_for() -> None:
     _, client = a_client()
     made = await client.create(PODS, POD)
@@ -53,7 +43,7 @@ async def test_what_is_so_already_is_not_waited_for() -> None:
     assert running_clock().monotonic() == 0
 
 
-@on_virtual_time
+@in_virtual_time
 async def test_it_returns_the_object_as_it_was_when_it_got_there() -> None:
     _, client = a_client()
     made = await client.create(PODS, POD)
@@ -67,7 +57,7 @@ async def test_it_returns_the_object_as_it_was_when_it_got_there() -> None:
     assert waiting.result() == ready
 
 
-@on_virtual_time
+@in_virtual_time
 async def test_it_waits_for_an_object_to_go() -> None:
     _, client = a_client()
     made = await client.create(PODS, POD)
@@ -78,7 +68,7 @@ async def test_it_waits_for_an_object_to_go() -> None:
     assert waiting.result() is None
 
 
-@on_virtual_time
+@in_virtual_time
 async def test_it_outlives_what_happens_to_watches() -> None:
     api, client = a_client()
     await client.create(PODS, POD)
@@ -94,7 +84,7 @@ async def test_it_outlives_what_happens_to_watches() -> None:
     assert waiting.result() is None
 
 
-@on_virtual_time
+@in_virtual_time
 async def test_it_says_how_things_were_when_the_time_was_over() -> None:
     _, client = a_client()
     made = await client.create(PODS, POD)
@@ -108,7 +98,7 @@ async def test_it_says_how_things_were_when_the_time_was_over() -> None:
         await wait_for(client, NODES, "n1", until=exists, timeout=1)
 
 
-@on_virtual_time
+@in_virtual_time
 async def test_safety_rule_7_a_secret_that_is_waited_for_in_vain_is_not_told() -> None:
     _, client = a_client()
     await client.create(SECRETS, {**named("key", "default"), "data": {"password": "aHVzaA=="}})
@@ -133,7 +123,7 @@ class Unreachable:
         return
 
 
-@on_virtual_time
+@in_virtual_time
 async def test_it_says_that_nobody_answered() -> None:
     with pytest.raises(TimeoutError, match=r"; the watch broke last with GET /api/v1/\S+: nobody listens$"):
         await wait_for(Client(Unreachable()), PODS, "web", "default", until=is_absent)

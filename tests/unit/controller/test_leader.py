@@ -1,7 +1,8 @@
 """Elections on virtual time: one API, several candidates, each with a clock that it can sleep through."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +11,7 @@ from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller.errors import NotLeading
 from tapestry.controller.leader import Elector, Terms
-from tapestry.controller.testing import InProcessApi, run, running_clock
+from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
 from tapestry.kube.objects import Object, value_at, version_of
 from tapestry.kube.resources import LEASES
 
@@ -64,199 +65,175 @@ async def lease_of(api: InProcessApi) -> Object:
     return await Client(api).get(LEASES, "election", "default")
 
 
-def in_an_api(story: Callable[[InProcessApi], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await story(InProcessApi([LEASES], now=running_clock().now))
-
-    run(main())
+def an_api() -> InProcessApi:
+    return InProcessApi([LEASES], now=running_clock().now)
 
 
-def test_one_candidate_leads_and_the_other_waits() -> None:
-    async def story(api: InProcessApi) -> None:
-        first, second = Candidate(api, "first"), Candidate(api, "second")
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(first.run())]
-            await asyncio.sleep(1)
-            tasks.append(group.create_task(second.run()))
+@asynccontextmanager
+async def standing(candidate: Candidate) -> AsyncIterator[None]:
+    """A candidate stands for election as long as the context lasts."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(candidate.run())
+        yield
+        task.cancel()
+
+
+@in_virtual_time
+async def test_one_candidate_leads_and_the_other_waits() -> None:
+    api = an_api()
+    first, second = Candidate(api, "first"), Candidate(api, "second")
+    async with standing(first):
+        await asyncio.sleep(1)
+        async with standing(second):
             await asyncio.sleep(3600)
             assert first.elector.leading
             assert not second.elector.leading
             assert (first.history, second.history) == (["began"], [])
-            for task in tasks:
-                task.cancel()
-
-    in_an_api(story)
 
 
-def test_a_leader_whose_work_is_done_releases_the_lease_and_the_next_takes_it_at_once() -> None:
-    async def story(api: InProcessApi) -> None:
-        first, second = Candidate(api, "first"), Candidate(api, "second")
-        async with asyncio.TaskGroup() as group:
-            group.create_task(first.run())
-            await asyncio.sleep(5)
-            standby = group.create_task(second.run())
-            await asyncio.sleep(5)
-            asked = running_clock().monotonic()
-            first.done.set()
-            await second.began.wait()
-            assert running_clock().monotonic() - asked < 0.5
-            assert first.history == ["began", "ended"]
-            assert value_at(await lease_of(api), "spec", "leaseTransitions") == 1
-            standby.cancel()
+@in_virtual_time
+async def test_a_leader_whose_work_is_done_releases_the_lease_and_the_next_takes_it_at_once() -> None:
+    api = an_api()
+    first, second = Candidate(api, "first"), Candidate(api, "second")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(first.run())
+        await asyncio.sleep(5)
+        standby = group.create_task(second.run())
+        await asyncio.sleep(5)
+        asked = running_clock().monotonic()
+        first.done.set()
+        await second.began.wait()
+        assert running_clock().monotonic() - asked < 0.5
+        assert first.history == ["began", "ended"]
+        assert value_at(await lease_of(api), "spec", "leaseTransitions") == 1
+        standby.cancel()
 
-    in_an_api(story)
 
-
-def test_a_lease_that_nobody_renews_is_taken_after_its_duration_and_not_before() -> None:
-    async def story(api: InProcessApi) -> None:
-        first, second = Candidate(api, "first"), Candidate(api, "second")
-        async with asyncio.TaskGroup() as group:
-            leading = group.create_task(first.run())
-            await asyncio.sleep(1)
-            standby = group.create_task(second.run())
-            await asyncio.sleep(60)
-            dies_without_release(first)
-            leading.cancel()
-            died = running_clock().monotonic()
-            await second.began.wait()
-            took = running_clock().monotonic() - died
-            assert TERMS.lease - TERMS.retry <= took <= TERMS.lease + 1
-            standby.cancel()
-
-    in_an_api(story)
+@in_virtual_time
+async def test_a_lease_that_nobody_renews_is_taken_after_its_duration_and_not_before() -> None:
+    api = an_api()
+    first, second = Candidate(api, "first"), Candidate(api, "second")
+    async with asyncio.TaskGroup() as group:
+        leading = group.create_task(first.run())
+        await asyncio.sleep(1)
+        standby = group.create_task(second.run())
+        await asyncio.sleep(60)
+        dies_without_release(first)
+        leading.cancel()
+        died = running_clock().monotonic()
+        await second.began.wait()
+        took = running_clock().monotonic() - died
+        assert TERMS.lease - TERMS.retry <= took <= TERMS.lease + 1
+        standby.cancel()
 
 
 def dies_without_release(candidate: Candidate) -> None:
     candidate.elector._may_write_until = float("-inf")
 
 
-def test_safety_rule_4_the_fence_opens_only_while_leading() -> None:
-    async def story(api: InProcessApi) -> None:
-        candidate = Candidate(api, "first")
-        with pytest.raises(NotLeading, match="first does not lead default/election"):
-            candidate.elector.fence()
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(candidate.run())
-            await asyncio.sleep(1)
-            candidate.elector.fence()
-            task.cancel()
-        with pytest.raises(NotLeading):
-            candidate.elector.fence()
-
-    in_an_api(story)
+@in_virtual_time
+async def test_safety_rule_4_the_fence_opens_only_while_leading() -> None:
+    api = an_api()
+    candidate = Candidate(api, "first")
+    with pytest.raises(NotLeading, match="first does not lead default/election"):
+        candidate.elector.fence()
+    async with standing(candidate):
+        await asyncio.sleep(1)
+        candidate.elector.fence()
+    with pytest.raises(NotLeading):
+        candidate.elector.fence()
 
 
-def test_safety_rule_4_a_leader_cut_off_from_the_api_stops_before_its_lease_can_be_taken() -> None:
-    async def story(api: InProcessApi) -> None:
-        leader = Candidate(api, "first")
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(leader.run())
-            await asyncio.sleep(30)
-            leader.elector.client = Client(Unreachable())
-            cut = running_clock().monotonic()
-            await leader.cut_off.wait()
-            assert running_clock().monotonic() - cut <= TERMS.deadline
-            await asyncio.sleep(1)
-            assert leader.history == ["began", "cut off", "cancelled"]  # the connections first, then the work
-            task.cancel()
-
-    in_an_api(story)
+@in_virtual_time
+async def test_safety_rule_4_a_leader_cut_off_from_the_api_stops_before_its_lease_can_be_taken() -> None:
+    api = an_api()
+    leader = Candidate(api, "first")
+    async with standing(leader):
+        await asyncio.sleep(30)
+        leader.elector.client = Client(Unreachable())
+        cut = running_clock().monotonic()
+        await leader.cut_off.wait()
+        assert running_clock().monotonic() - cut <= TERMS.deadline
+        await asyncio.sleep(1)
+        assert leader.history == ["began", "cut off", "cancelled"]  # the connections first, then the work
 
 
-def test_safety_rule_4_a_leader_that_slept_through_its_deadline_does_not_take_the_lease_back() -> None:
+@in_virtual_time
+async def test_safety_rule_4_a_leader_that_slept_through_its_deadline_does_not_take_the_lease_back() -> None:
     """It sees the new leader's Lease on its watch first, and could renew on top of that."""
-
-    async def story(api: InProcessApi) -> None:
-        sleeper, heir = Candidate(api, "sleeper"), Candidate(api, "heir")
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(sleeper.run())]
-            await asyncio.sleep(1)
-            sleeper.elector._may_write_until = running_clock().monotonic()  # it wakes to find its deadline gone
-            stolen = await lease_of(api)
-            stolen["spec"]["holderIdentity"] = "heir"
-            await Client(api).replace(LEASES, stolen)
-            tasks.append(group.create_task(heir.run()))
+    api = an_api()
+    sleeper, heir = Candidate(api, "sleeper"), Candidate(api, "heir")
+    async with standing(sleeper):
+        await asyncio.sleep(1)
+        sleeper.elector._may_write_until = running_clock().monotonic()  # it wakes to find its deadline gone
+        stolen = await lease_of(api)
+        stolen["spec"]["holderIdentity"] = "heir"
+        await Client(api).replace(LEASES, stolen)
+        async with standing(heir):
             await asyncio.sleep(TERMS.lease - 1)
             assert value_at(await lease_of(api), "spec", "holderIdentity") == "heir"
             assert not sleeper.elector.leading
-            for task in tasks:
-                task.cancel()
-
-    in_an_api(story)
 
 
-def test_a_leader_whose_lease_was_edited_but_not_taken_leads_on() -> None:
-    async def story(api: InProcessApi) -> None:
-        leader = Candidate(api, "first")
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(leader.run())
-            await asyncio.sleep(5)
-            lease = await lease_of(api)
-            lease["metadata"]["labels"] = {"touched": "yes"}
-            await Client(api).replace(LEASES, lease)
-            await asyncio.sleep(60)
-            assert leader.elector.leading
-            assert leader.history == ["began"]
-            task.cancel()
-
-    in_an_api(story)
+@in_virtual_time
+async def test_a_leader_whose_lease_was_edited_but_not_taken_leads_on() -> None:
+    api = an_api()
+    leader = Candidate(api, "first")
+    async with standing(leader):
+        await asyncio.sleep(5)
+        lease = await lease_of(api)
+        lease["metadata"]["labels"] = {"touched": "yes"}
+        await Client(api).replace(LEASES, lease)
+        await asyncio.sleep(60)
+        assert leader.elector.leading
+        assert leader.history == ["began"]
 
 
-def test_a_leader_whose_renewal_was_made_but_not_confirmed_renews_again_at_once() -> None:
+@in_virtual_time
+async def test_a_leader_whose_renewal_was_made_but_not_confirmed_renews_again_at_once() -> None:
     """Its own renewal stands in its way; to wait for the next turn would cost it time that it may not have."""
-
-    async def story(api: InProcessApi) -> None:
-        leader = Candidate(api, "first")
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(leader.run())
-            await asyncio.sleep(5)
-            late = await lease_of(api)
-            await Client(api).replace(LEASES, {**late, "spec": {**late["spec"], "renewTime": None}})
-            version = (await lease_of(api))["metadata"]["resourceVersion"]
-            began = running_clock().monotonic()
-            await wait_for(
-                Client(api),
-                LEASES,
-                "election",
-                "default",
-                until=lambda lease: lease is not None and version_of(lease) != version,
-                timeout=60,
-            )
-            assert running_clock().monotonic() - began <= TERMS.retry
-            task.cancel()
-
-    in_an_api(story)
+    api = an_api()
+    leader = Candidate(api, "first")
+    async with standing(leader):
+        await asyncio.sleep(5)
+        late = await lease_of(api)
+        await Client(api).replace(LEASES, {**late, "spec": {**late["spec"], "renewTime": None}})
+        version = (await lease_of(api))["metadata"]["resourceVersion"]
+        began = running_clock().monotonic()
+        await wait_for(
+            Client(api),
+            LEASES,
+            "election",
+            "default",
+            until=lambda lease: lease is not None and version_of(lease) != version,
+            timeout=60,
+        )
+        assert running_clock().monotonic() - began <= TERMS.retry
 
 
-def test_a_leader_that_slept_through_its_deadline_leads_again_at_once_if_nobody_else_does() -> None:
-    async def story(api: InProcessApi) -> None:
-        sleeper = Candidate(api, "sleeper")
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(sleeper.run())
-            await asyncio.sleep(5)
-            sleeper.elector._may_write_until = running_clock().monotonic()  # it wakes to find its deadline gone
-            await sleeper.cut_off.wait()
-            await asyncio.sleep(1)
-            assert sleeper.history == ["began", "cut off", "cancelled", "began"]
-            task.cancel()
-
-    in_an_api(story)
+@in_virtual_time
+async def test_a_leader_that_slept_through_its_deadline_leads_again_at_once_if_nobody_else_does() -> None:
+    api = an_api()
+    sleeper = Candidate(api, "sleeper")
+    async with standing(sleeper):
+        await asyncio.sleep(5)
+        sleeper.elector._may_write_until = running_clock().monotonic()  # it wakes to find its deadline gone
+        await sleeper.cut_off.wait()
+        await asyncio.sleep(1)
+        assert sleeper.history == ["began", "cut off", "cancelled", "began"]
 
 
-def test_a_lost_election_is_fought_again() -> None:
-    async def story(api: InProcessApi) -> None:
-        leader = Candidate(api, "first")
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(leader.run())
-            await asyncio.sleep(5)
-            lease = await lease_of(api)
-            lease["spec"]["holderIdentity"] = "usurper"
-            await Client(api).replace(LEASES, lease)
-            await asyncio.sleep(60)
-            assert leader.history == ["began", "cut off", "cancelled", "began"]
-            task.cancel()
-
-    in_an_api(story)
+@in_virtual_time
+async def test_a_lost_election_is_fought_again() -> None:
+    api = an_api()
+    leader = Candidate(api, "first")
+    async with standing(leader):
+        await asyncio.sleep(5)
+        lease = await lease_of(api)
+        lease["spec"]["holderIdentity"] = "usurper"
+        await Client(api).replace(LEASES, lease)
+        await asyncio.sleep(60)
+        assert leader.history == ["began", "cut off", "cancelled", "began"]
 
 
 @pytest.mark.parametrize("terms", [(10, 15, 2), (15, 10, 12), (15, 10, 0)])

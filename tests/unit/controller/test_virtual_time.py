@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.controller.testing.clock import START, Spinning, VirtualClock, run, running_clock
+from tapestry.controller.testing.clock import START, Spinning, VirtualClock, in_virtual_time, run, running_clock
 
 
 def test_a_year_of_sleep_takes_no_real_time() -> None:
@@ -32,6 +32,13 @@ def test_the_wall_clock_and_the_loop_move_together() -> None:
         assert clock.monotonic() == loop.time() == 90.5
 
     run(main())
+
+
+@in_virtual_time
+async def test_a_test_may_be_a_story_on_a_loop_of_its_own() -> None:
+    assert running_clock().now() == START
+    await asyncio.sleep(3600)
+    assert running_clock().monotonic() == 3600
 
 
 def test_no_time_passes_without_a_timer() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.controlplane.workloads import daemons
 from tapestry.controlplane.workloads.daemons import Fit
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, named, uid_of, value_at

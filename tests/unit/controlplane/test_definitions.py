@@ -1,6 +1,7 @@
 """Definitions: their objects go first, whoever else runs."""
 
 from tapestry.client.client import Client
+from tapestry.client.discovery import serves
 from tapestry.client.waiting import wait_for
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import value_at
@@ -18,7 +19,7 @@ async def test_a_deleted_definition_takes_its_objects_with_it(client: Client, be
         await client.create(WIDGETS, a_widget("w"))
         await client.delete(CRDS, definition)
         await wait_until_gone(client, CRDS, NAME)
-        assert not await client.serves(WIDGETS)
+        assert not await serves(client, WIDGETS)
         await define(client)
         assert await client.list(WIDGETS) == []
 
@@ -37,7 +38,7 @@ async def test_a_definition_waits_for_an_object_that_somebody_holds(client: Clie
         held = await client.get(WIDGETS, "w", "default")
         await client.patch(WIDGETS, held, {"metadata": {"finalizers": None}})
         await wait_until_gone(client, CRDS, NAME)
-        assert not await client.serves(WIDGETS)
+        assert not await serves(client, WIDGETS)
 
 
 async def test_a_definition_without_a_version_that_is_served_says_why_it_stays(client: Client, beside: Beside) -> None:

@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from tapestry.client.client import Client, PatchType
-from tapestry.controlplane.workloads import deployments, rollouts
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
+from tapestry.controlplane.workloads import deployments, members, rollouts
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, owner_reference, uid_of, value_at
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, PODS, REPLICA_SETS, REPLICATION_CONTROLLERS, RESOURCE_QUOTAS
@@ -82,6 +85,16 @@ async def test_a_deployment_gets_its_pods(client: Client) -> None:
     for pod in await live_pods(client):
         assert labels_of(pod)["pod-template-hash"] == labels_of(only)["pod-template-hash"]
     assert await messages(client) == [f"Scaled up replica set {name_of(only)} from 0 to 6"]
+
+
+@in_a_world("deployments", "replicasets")
+async def test_a_deployment_of_far_too_many_pods_can_be_corrected(client: Client) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(members, "AT_ONCE", 4)
+        await client.create(DEPLOYMENTS, a_deployment(2**31 - 1))
+        await wait_until(client, DEPLOYMENTS, "web", lambda each: value_at(each, "status", "replicas", default=0) >= 8)
+        await change(client, replicas=2)
+        await wait_until_rolled_out(client, 2)
 
 
 @in_a_world("deployments", "replicasets")

@@ -8,6 +8,7 @@ import pytest
 from tapestry.apiserver.bootstrap import SYSTEM
 from tapestry.apiserver.server import Server
 from tapestry.client.client import Client
+from tapestry.client.discovery import served
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controlplane.direct import Direct
@@ -100,7 +101,7 @@ async def test_custom_resources_come_and_go_with_their_definition(
 
 
 async def test_resources_are_named_in_the_version_that_the_server_prefers(client: Client) -> None:
-    resources = await client.resources()
+    resources = await served(client)
     assert resources[PODS] >= {"list", "watch", "delete", "patch"}
     assert NAMESPACES in resources
     assert Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers") in resources

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.client.client import Client, Propagation
+from tapestry.client.client import Client
+from tapestry.client.options import Propagation
 from tapestry.client.waiting import wait_for
 from tapestry.controlplane.everything import outlined
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference

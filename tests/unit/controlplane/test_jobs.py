@@ -3,7 +3,11 @@
 from itertools import pairwise
 from typing import Any
 
-from tapestry.client.client import Client, Propagation
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.options import Propagation
+from tapestry.controlplane.workloads import members
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at
 from tapestry.kube.resources import EVENTS, JOBS, PODS
@@ -164,6 +168,35 @@ async def test_a_job_that_wants_fewer_at_once_lets_some_go(client: Client) -> No
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "active") == 1)
     job = await wait_for_job(client, "Complete")
     assert (job["status"]["succeeded"], job["status"].get("failed", 0)) == (4, 0)
+
+
+async def corrected(client: Client, job: Object) -> list[Object]:
+    """The pods of a Job that is taken back to two while it is far from as many as it asks for."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(members, "AT_ONCE", 4)
+        await client.create(JOBS, job)
+        await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "active", default=0) >= 8)
+        await client.patch(JOBS, WORK, {"spec": {"parallelism": 2}})
+        await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "active") == 2)
+        return await live_pods(client)
+
+
+@in_a_world("jobs")
+async def test_a_job_of_far_too_many_pods_can_be_corrected(client: Client) -> None:
+    assert len(await corrected(client, a_job(completions=2**31 - 1, parallelism=2**31 - 1))) == 2
+
+
+@in_a_world("jobs")
+async def test_a_job_of_far_too_many_indexes_can_be_corrected(client: Client) -> None:
+    assert (
+        len(await corrected(client, a_job(completions=2**31 - 1, parallelism=100_000, completionMode="Indexed"))) == 2
+    )
+
+
+@in_a_world("jobs")
+async def test_a_job_of_far_too_many_indexes_that_fail_by_themselves_can_be_corrected(client: Client) -> None:
+    spec = {"completions": 100_000, "parallelism": 10_000, "completionMode": "Indexed"}
+    assert len(await corrected(client, a_job(**spec, backoffLimitPerIndex=1))) == 2
 
 
 @in_a_world("jobs")

@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
@@ -17,22 +15,11 @@ from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, run, running_clock
 from tapestry.controlplane import nodes
 from tapestry.controlplane.departures import expulsion, is_abandoned, surplus
-from tapestry.controlplane.nodes import (
-    GRACE,
-    NOT_READY,
-    UNREACHABLE,
-    State,
-    Zones,
-    is_news,
-    silenced,
-    state_of,
-    tainted,
-    taints_of,
-    turn_in,
-)
+from tapestry.controlplane.nodes import GRACE, is_news, silenced, tainted, taints_of
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import Object, is_deleting, name_of, named, value_at
 from tapestry.kube.resources import EVENTS, LEASES, NODES, PODS
+from tapestry.kube.taints import NOT_READY, UNREACHABLE
 from tapestry.kube.times import micro_timestamp, timestamp
 
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
@@ -107,58 +94,6 @@ def test_the_taints_of_a_node(node: Object, expelled_by: str | None, taints: lis
     found = tainted(node, expelled_by, NOW)
     assert [(each["key"], each["effect"]) for each in found] == taints
     assert tainted({**node, "spec": {**node["spec"], "taints": found}}, expelled_by, NOW + GRACE) == found
-
-
-@pytest.mark.parametrize(
-    ("ready", "silent", "state"),
-    [
-        (3, 0, State.NORMAL),
-        (0, 1, State.FULL),
-        (1, 2, State.NORMAL),
-        (2, 3, State.PARTIAL),
-        (3, 3, State.NORMAL),
-        (0, 0, State.NORMAL),
-    ],
-)
-def test_how_a_zone_is(ready: int, silent: int, state: State) -> None:
-    assert state_of(ready, silent) is state
-
-
-def test_how_often_a_node_is_given_up() -> None:
-    assert turn_in(State.NORMAL, 5) == timedelta(seconds=10)
-    assert turn_in(State.FULL, 5) == timedelta(seconds=10)
-    assert turn_in(State.PARTIAL, 50) is None
-    assert turn_in(State.PARTIAL, 51) == timedelta(seconds=100)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["True", "Unknown", ""]), st.sampled_from("ab"))))
-def test_zones_are_counted_as_nodes_come_change_and_go(changes: list[tuple[int, str, str]]) -> None:
-    zones, there = Zones(), dict[str, Object]()
-    for number, ready, zone in changes:
-        name = f"n{number}"
-        if ready:
-            there[name] = a_node(name, ready, zone=zone)
-            zones.put(there[name])
-        else:
-            there.pop(name, None)
-            zones.drop(name)
-    for zone in "ab":
-        here = [
-            is_true(node, "Ready")
-            for node in there.values()
-            if node["metadata"]["labels"]["topology.kubernetes.io/zone"] == zone
-        ]
-        assert zones.state(f"/{zone}") is state_of(sum(here), len(here) - sum(here))
-    assert zones.is_all_silent is not any(is_true(node, "Ready") for node in there.values())
-
-
-def test_turns_are_taken_one_at_a_time() -> None:
-    zones = Zones()
-    for number in range(4):
-        zones.put(a_node(f"n{number}", "True" if number else "Unknown"))
-    assert zones.turn("/", NOW) == NOW
-    assert zones.turn("/", NOW) == NOW + timedelta(seconds=10)
-    assert zones.turn("/", NOW + timedelta(seconds=11)) <= NOW + timedelta(seconds=11)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.controlplane.workloads import ordinals
+from tapestry.controlplane.workloads import members, ordinals
 from tapestry.controlplane.workloads.ordinals import Revisions, Step
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of
 from tapestry.kube.times import timestamp
@@ -137,6 +137,12 @@ def test_every_set_comes_to_its_end(stateful_set: Object, found: dict[int, Objec
 def test_the_next_step_of_a_set_of_two(found: dict[int, Object], step: Step) -> None:
     decided = ordinals.next_step(a_set(2), found, NAMES, NOW)
     assert (list(decided.make), list(decided.leave)) == (list(step.make), list(step.leave))
+
+
+def test_a_set_that_knows_no_order_makes_no_more_at_once_than_can_be_made() -> None:
+    found = {1: a_pod(1), 2: a_pod(2, phase="Failed"), 2**31: a_pod(2**31)}
+    step = ordinals.next_step(a_set(2**31 - 1, parallel=True), found, NAMES, NOW)
+    assert step == Step([0, *range(3, members.AT_ONCE + 2)], [found[2], found[2**31]])
 
 
 def test_claims_take_the_place_of_volumes_of_their_name() -> None:

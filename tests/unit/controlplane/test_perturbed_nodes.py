@@ -7,9 +7,10 @@ from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller.testing import Scenario, perturb, running_clock
 from tapestry.controlplane import nodes
-from tapestry.controlplane.nodes import UNREACHABLE, taints_of
+from tapestry.controlplane.nodes import taints_of
 from tapestry.kube.objects import Object, named
 from tapestry.kube.resources import LEASES, NODES, PODS
+from tapestry.kube.taints import UNREACHABLE
 from tapestry.kube.times import micro_timestamp, timestamp
 
 A_DAY = 24 * 3600.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.controlplane.scheduler.asked import Unreadable, asked_by, is_for_us, is_tolerated_by
+from tapestry.controlplane.scheduler.asked import Unreadable, asked_by, is_for_us
 from tapestry.controlplane.scheduler.placing import Wishes, choose, enough, why_not
 from tapestry.controlplane.scheduler.rooms import Rooms
 from tapestry.controlplane.scheduler.verdicts import Verdicts
@@ -204,22 +204,6 @@ def test_what_is_said_of_a_pod_that_fits_nowhere(nodes: list[Object], pod: Objec
 def test_a_pod_that_cannot_be_read_says_so(spec: Object) -> None:
     with pytest.raises(Unreadable, match="x/p"):
         asked_by(a_pod("p", **spec))
-
-
-@pytest.mark.parametrize(
-    ("toleration", "taint", "is_tolerated"),
-    [
-        ({"operator": "Exists"}, {"key": "a", "effect": "NoExecute"}, True),
-        ({"key": "a"}, {"key": "a", "effect": "NoExecute"}, True),
-        ({"key": "a"}, {"key": "a", "value": "1", "effect": "NoExecute"}, False),
-        ({"key": "a", "value": "1"}, {"key": "a", "value": "1", "effect": "NoExecute"}, True),
-        ({"key": "a", "operator": "Exists", "effect": "NoSchedule"}, {"key": "a", "effect": "NoExecute"}, False),
-        ({"key": "b", "operator": "Exists"}, {"key": "a", "effect": "NoExecute"}, False),
-        ({"key": "a", "operator": "Odd"}, {"key": "a", "effect": "NoExecute"}, False),
-    ],
-)
-def test_what_a_toleration_tolerates(toleration: Object, taint: Object, is_tolerated: bool) -> None:
-    assert is_tolerated_by(toleration, taint) is is_tolerated
 
 
 @pytest.mark.parametrize(

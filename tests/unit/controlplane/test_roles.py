@@ -4,8 +4,9 @@ from typing import Any
 
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
-from tapestry.controlplane.roles import CLUSTER_ROLES, aggregated
+from tapestry.controlplane.roles import aggregated
 from tapestry.kube.objects import Object
+from tapestry.kube.resources import CLUSTER_ROLES
 
 from .conftest import Beside
 

@@ -14,7 +14,7 @@ from tapestry.client.transport import Request, Response, Stream
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
-from tapestry.controller.testing import Connection, InProcessApi, run, running_clock, specimen
+from tapestry.controller.testing import Connection, InProcessApi, in_virtual_time, run, running_clock, specimen
 from tapestry.controlplane.scheduler import scheduler
 from tapestry.controlplane.scheduler.volumes import SELECTED_NODE
 from tapestry.kube.conditions import find
@@ -120,20 +120,18 @@ async def test_a_pod_without_a_place_is_told_why_and_goes_when_there_is_one(clie
     ]
 
 
-def test_one_that_cannot_be_read_does_not_stop_others() -> None:
-    async def story() -> None:
-        api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
-        client = Client(api.connect())
-        await api.plant(NODES, a_node("bad", cpu="plenty"))
-        await api.plant(PODS, a_pod("bound", "n", cpu="many"))
-        await api.plant(PODS, a_pod("bad", cpu="some"))
-        async with at_work(api.connect):
-            await client.create(NODES, a_node("n"))
-            await client.create(PODS, a_pod("good", cpu="1"))
-            assert await wait_for_node(client, "good") == "n"
-            assert "x/bad" in await wait_for_word(client, "bad", "SchedulerError")
-
-    run(story())
+@in_virtual_time
+async def test_one_that_cannot_be_read_does_not_stop_others() -> None:
+    api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
+    client = Client(api.connect())
+    await api.plant(NODES, a_node("bad", cpu="plenty"))
+    await api.plant(PODS, a_pod("bound", "n", cpu="many"))
+    await api.plant(PODS, a_pod("bad", cpu="some"))
+    async with at_work(api.connect):
+        await client.create(NODES, a_node("n"))
+        await client.create(PODS, a_pod("good", cpu="1"))
+        assert await wait_for_node(client, "good") == "n"
+        assert "x/bad" in await wait_for_word(client, "bad", "SchedulerError")
 
 
 @scheduled
@@ -209,24 +207,22 @@ def right(pod: Object | None) -> str | None:
     return node
 
 
-def test_the_right_to_a_room_outlives_the_process() -> None:
-    async def story() -> None:
-        api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
-        client = Client(api.connect())
-        await client.create(NODES, a_node("n", cpu="2"))
-        await client.create(PODS, a_pod("low", "n", cpu="2", terminationGracePeriodSeconds=30))
-        await client.create(PODS, a_pod("high", cpu="2", priority=10))
-        async with at_work(api.connect):
-            await wait_for(client, PODS, "low", "x", until=is_leaving, timeout=AN_HOUR)
-        await client.create(NODES, a_node("m", cpu="2"))
-        await client.create(PODS, a_pod("lower", "m", cpu="2", priority=-5))  # it would have been a better choice
-        async with at_work(api.connect):
-            await asyncio.sleep(60)
-            await client.delete(PODS, named("low", "x"), grace_seconds=0)
-            assert await wait_for_node(client, "high") == "n"
-            assert not is_leaving(await client.get(PODS, "lower", "x"))
-
-    run(story())
+@in_virtual_time
+async def test_the_right_to_a_room_outlives_the_process() -> None:
+    api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
+    client = Client(api.connect())
+    await client.create(NODES, a_node("n", cpu="2"))
+    await client.create(PODS, a_pod("low", "n", cpu="2", terminationGracePeriodSeconds=30))
+    await client.create(PODS, a_pod("high", cpu="2", priority=10))
+    async with at_work(api.connect):
+        await wait_for(client, PODS, "low", "x", until=is_leaving, timeout=AN_HOUR)
+    await client.create(NODES, a_node("m", cpu="2"))
+    await client.create(PODS, a_pod("lower", "m", cpu="2", priority=-5))  # it would have been a better choice
+    async with at_work(api.connect):
+        await asyncio.sleep(60)
+        await client.delete(PODS, named("low", "x"), grace_seconds=0)
+        assert await wait_for_node(client, "high") == "n"
+        assert not is_leaving(await client.get(PODS, "lower", "x"))
 
 
 @scheduled
@@ -349,25 +345,22 @@ class Flaky:
     st.lists(st.sampled_from(["arrives", "lost", "unanswered"]), max_size=12),
     st.lists(st.integers(1, 3), min_size=4, max_size=10),
 )
-def test_no_node_is_ever_given_more_than_it_has(fates: list[str], sizes: list[int]) -> None:
+@in_virtual_time
+async def test_no_node_is_ever_given_more_than_it_has(fates: list[str], sizes: list[int]) -> None:
     """Bindings are lost, or take place though nobody hears of it: the room they may have taken stays taken."""
-
-    async def story() -> None:
-        api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
-        left = list(fates)
-        client = Client(api.connect())
-        for name in ("n", "m"):
-            await client.create(NODES, a_node(name, cpu="4", pods="3"))
-        async with at_work(lambda: Flaky(api.connect(), left)):
-            for number, size in enumerate(sizes):
-                await client.create(PODS, a_pod(f"p{number}", cpu=str(size)))
-            for number in range(len(sizes)):
-                name = f"p{number}"
-                await wait_for(client, PODS, name, "x", until=lambda pod: place(pod) or said(pod), timeout=AN_HOUR)
-            await asyncio.sleep(600)
-            check(await client.list(PODS))
-
-    run(story())
+    api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
+    left = list(fates)
+    client = Client(api.connect())
+    for name in ("n", "m"):
+        await client.create(NODES, a_node(name, cpu="4", pods="3"))
+    async with at_work(lambda: Flaky(api.connect(), left)):
+        for number, size in enumerate(sizes):
+            await client.create(PODS, a_pod(f"p{number}", cpu=str(size)))
+        for number in range(len(sizes)):
+            name = f"p{number}"
+            await wait_for(client, PODS, name, "x", until=lambda pod: place(pod) or said(pod), timeout=AN_HOUR)
+        await asyncio.sleep(600)
+        check(await client.list(PODS))
 
 
 def check(pods: list[Object]) -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.controlplane.workloads.ordinals import number_of
 from tapestry.kube.objects import Object, labels_of, name_of, named, value_at
 from tapestry.kube.resources import CONTROLLER_REVISIONS, PERSISTENT_VOLUME_CLAIMS, PODS, STATEFUL_SETS

@@ -294,6 +294,11 @@ def test_what_is_no_object_is_refused_with_its_place(text: str, complaint: str) 
         manifests.objects_in(["-"], io.BytesIO(text.encode()))
 
 
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nope.yaml: No such file or directory$"):
+        manifests.objects_in([str(tmp_path / "nope.yaml")], io.BytesIO())
+
+
 def test_a_folder_without_manifests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no file in there ends in .yaml"):
         manifests.objects_in([str(tmp_path)], io.BytesIO())

@@ -89,6 +89,11 @@ def test_a_binding_is_judged_by_conditions_silence_and_token(binding: BindingSta
     assert levels(findings.bindings([binding], NOW)) == level
 
 
+def test_that_a_binding_which_is_well_lends_nothing_is_said() -> None:
+    (told,) = findings.bindings([a_binding(leasing="Reclaimed", pods=1)], NOW)
+    assert told.found == "Ready, Reclaimed, 2 nodes, 1 pod"
+
+
 def test_a_world_that_nobody_has_joined_is_worth_a_hint() -> None:
     (told,) = findings.bindings([], NOW)
     assert (told.level, told.advice) == ("warning", "`tapestry join --help` says how")

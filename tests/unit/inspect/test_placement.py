@@ -3,11 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tapestry.apis import keys
-from tapestry.inspect.placement import Obstacle, obstacles, tolerates
+from tapestry.inspect.placement import Obstacle, obstacles
 from tapestry.kube.objects import Object
 
 OPENS = datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
@@ -81,22 +78,3 @@ def test_selectors_of_the_pod_count_and_one_that_cannot_be_read_selects_nothing(
         assert barring(pod, a_node(labels=labels))[0] == [("nodeSelector or nodeAffinity of the pod", 1)]
     broken = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{}]}]}}
     assert barring(a_pod(affinity={"nodeAffinity": broken}), a_node())[1] == 0
-
-
-@given(
-    st.sampled_from([None, "", "NoSchedule", "NoExecute"]),
-    st.sampled_from([None, "", "a", "b"]),
-    st.sampled_from([None, "Equal", "Exists"]),
-    st.sampled_from([None, "", "v", "w"]),
-)
-def test_tolerations_mean_what_kubernetes_says_they_mean(
-    effect: str | None, key: str | None, operator: str | None, value: str | None
-) -> None:
-    given = {"effect": effect, "key": key, "operator": operator, "value": value}
-    toleration = {field: each for field, each in given.items() if each is not None}
-    right_effect = effect in (None, "", "NoSchedule")
-    if not key:
-        expected = right_effect and operator == "Exists"
-    else:
-        expected = right_effect and key == "a" and (operator == "Exists" or value == "v")
-    assert tolerates(toleration, {"key": "a", "value": "v", "effect": "NoSchedule"}) is expected

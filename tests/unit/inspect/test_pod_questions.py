@@ -6,7 +6,7 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.controller.testing import running_clock
+from tapestry.controller.testing import in_virtual_time, running_clock
 from tapestry.inspect.facts import Unknown
 from tapestry.inspect.questions import Questions
 from tapestry.inspect.repair import SECOND_LOOK
@@ -14,9 +14,7 @@ from tapestry.kube.objects import Object, name_of, named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, LEASES, NODES, PODS, SECRETS
 from tapestry.kube.times import micro_timestamp
 
-from ..syncer.world import MOUNT, NODE, World, a_world, in_virtual_time, phase, said
-
-MAPPED = said(keys.MAPPED, "True", "Mapped")
+from ..syncer.world import MAPPED, MOUNT, NODE, World, a_world, phase
 
 
 def questions(world: World) -> Questions:

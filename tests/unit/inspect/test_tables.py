@@ -2,14 +2,16 @@
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
-from tapestry.inspect.status import BindingStatus
+from tapestry.inspect.status import BindingStatus, PolicyStatus
 from tapestry.inspect.tables import (
     ahead,
     amount,
     bindings_table,
+    node_policies_table,
     node_text,
     nodes_table,
     policies_table,
@@ -87,7 +89,7 @@ def test_a_table_of_bindings_ends_with_what_is_wrong() -> None:
     text = bindings_table([a_binding(troubles=["Leasing=False: NoPolicy"], last_seen=NOW - HOUR)], NOW)
     header, line, _, trouble = text.splitlines()
     assert header.split()[:4] == ["NAME", "CLUSTER-ID", "PHASE", "LEASING"]
-    assert line.split() == ["east", "e1", "-", "-", "2", "0", "4", "-", "-", "-", "-", "1h", "ago", "1h"]
+    assert line.split() == ["east", "e1", "-", "-", "2", "0", "4", "0", "-", "-", "-", "1h", "ago", "1h"]
     assert trouble == "east: Leasing=False: NoPolicy"
 
 
@@ -101,6 +103,20 @@ def test_where_there_is_nothing_a_sentence_says_so() -> None:
     assert "tapestry join" in bindings_table([], NOW)
     assert "tapestry status" in nodes_table([], NOW)
     assert policies_table([], NOW) == "there is no policy, so nothing is lent"
+
+
+def a_listed_policy(**fields: object) -> PolicyStatus:
+    given: dict[str, object] = dict.fromkeys(PolicyStatus.__struct_fields__)
+    named = {"side": "owner", "name": "nights", "cluster": "east", "nodes": 0, "created": NOW - HOUR}
+    return PolicyStatus(**{**given, **named, "windows": [], "limits": {}, "leased": {}, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("complaint", "shown"), [("", ["Open", "always"]), ("no time zone", ["Invalid", "-"])])
+def test_a_policy_that_cannot_be_read_is_not_said_to_be_open_always(complaint: str, shown: list[str]) -> None:
+    line = policies_table([a_listed_policy(open=True, complaint=complaint)], NOW).splitlines()[1].split()
+    assert [line[2], line[-2]] == shown
+    (answered,) = node_policies_table([msgspec.structs.replace(POLICY, complaint=complaint)], NOW).splitlines()[1:]
+    assert ("always" in answered) == (not complaint)
 
 
 def an_answer(**fields: object) -> NodeAnswer:

@@ -1,4 +1,5 @@
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from tapestry.kube.objects import (
     owner_reference,
     reference_to,
     split_key,
+    uid_from,
     uid_of,
     value_at,
     version_of,
@@ -50,6 +52,11 @@ def test_what_metadata_lacks_is_empty(metadata: Object) -> None:
     bare = {"metadata": {"name": "n", **metadata}}
     assert (namespace_of(bare), uid_of(bare), version_of(bare)) == (None, "", "")
     assert (labels_of(bare), annotations_of(bare)) == ({}, {})
+
+
+@given(bits=st.integers(0, 2**128 - 1))
+def test_a_uid_is_what_the_library_makes_of_the_same_bits(bits: int) -> None:
+    assert uid_from(bits) == str(UUID(int=bits, version=4))
 
 
 def test_an_object_with_a_deletion_timestamp_is_deleting() -> None:

@@ -38,7 +38,7 @@ async def gone(pid: int) -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ended.set)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await ended.wait()
     finally:
         loop.remove_reader(descriptor)

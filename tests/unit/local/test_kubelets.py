@@ -15,11 +15,11 @@ from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, Scenario, perturb, run, running_clock
 from tapestry.kube.conditions import is_true
 from tapestry.kube.objects import Object, name_of, value_at
-from tapestry.kube.resources import EVENTS, LEASES, NODES, PODS
+from tapestry.kube.resources import EVENTS, LEASES, NODE_LEASES, NODES, PODS
 from tapestry.kube.times import parse_time
 from tapestry.local import kubelets
 from tapestry.local.kubelets import simulated_node
-from tapestry.local.nodes import LEASE_NAMESPACE, address_of
+from tapestry.local.nodes import address_of
 
 from .pods import a_pod, simulated
 
@@ -127,7 +127,7 @@ def test_leases_are_renewed_every_ten_seconds_and_not_all_at_once() -> None:
         moments: Counter[float] = Counter()
         try:
             async with asyncio.timeout(30):
-                async for event in Watch(client, LEASES, LEASE_NAMESPACE).events():
+                async for event in Watch(client, LEASES, NODE_LEASES).events():
                     if isinstance(event, Changes):
                         for _, lease in event.changes:
                             renewals[name_of(lease)] += 1
@@ -144,11 +144,11 @@ def test_leases_are_renewed_every_ten_seconds_and_not_all_at_once() -> None:
 def test_a_lease_that_somebody_took_away_is_made_again() -> None:
     async def story(client: Client) -> None:
         await wait_for_node(client, is_ready)
-        lease = await wait_for(client, LEASES, "n", LEASE_NAMESPACE, until=lambda obj: obj is not None)
+        lease = await wait_for(client, LEASES, "n", NODE_LEASES, until=lambda obj: obj is not None)
         assert lease is not None
         assert lease["metadata"]["ownerReferences"][0]["name"] == "n"
         await client.delete(LEASES, lease)
-        again = await wait_for(client, LEASES, "n", LEASE_NAMESPACE, until=lambda obj: obj is not None, timeout=60)
+        again = await wait_for(client, LEASES, "n", NODE_LEASES, until=lambda obj: obj is not None, timeout=60)
         assert again is not None
 
     told(story)
@@ -157,12 +157,12 @@ def test_a_lease_that_somebody_took_away_is_made_again() -> None:
 def test_nobody_renews_the_lease_of_a_node_that_is_gone() -> None:
     async def story(client: Client) -> None:
         node = await wait_for_node(client, is_ready)
-        await wait_for(client, LEASES, "n", LEASE_NAMESPACE, until=lambda obj: obj is not None)
+        await wait_for(client, LEASES, "n", NODE_LEASES, until=lambda obj: obj is not None)
         await client.delete(NODES, node)
         await asyncio.sleep(11)
-        lease = await client.get(LEASES, "n", LEASE_NAMESPACE)
+        lease = await client.get(LEASES, "n", NODE_LEASES)
         await asyncio.sleep(60)
-        assert await client.get(LEASES, "n", LEASE_NAMESPACE) == lease
+        assert await client.get(LEASES, "n", NODE_LEASES) == lease
 
     told(story)
 

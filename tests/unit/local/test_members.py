@@ -1,5 +1,6 @@
 """The clusters of a world as processes: how long they have to start, and what is told of their end."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from tapestry.kube.names import dns_label_complaint
 from tapestry.local.cluster import ClusterPlan
-from tapestry.local.members import Progress, ending
+from tapestry.local.members import Member, Progress, ending
 
 
 class Clock:
@@ -47,6 +48,15 @@ def test_what_gets_nowhere_in_the_end_does_not_go_on_for_ever() -> None:
 )
 def test_an_end_is_told_by_its_signal_or_by_last_words(code: int, log: str, text: str) -> None:
     assert ending(code, log) == text
+
+
+def test_on_a_full_disk_there_are_no_last_words_to_believe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Member(tmp_path, ())
+    member.log.write_text("all is well\n")
+    assert ending(1, member.last_lines()) == "ended with 1: all is well"
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    assert ending(1, member.last_lines()) == f"ended with 1: no space is left on the disk of {tmp_path}; make room"
 
 
 @given(st.text(min_size=1, max_size=80).filter(lambda name: "/" not in name and "\0" not in name))

@@ -1,6 +1,5 @@
 """Pods as processes: what they find, what is said of them, and how they end."""
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -223,10 +222,11 @@ async def test_a_deleted_pod_has_its_time_to_end_and_leaves_nothing(sample: Worl
     pod = await sample.wait_for_pod("p", is_ready)
     folder = sample.folder / "pods" / uid_of(pod)
     assert folder.is_dir()
-    following = asyncio.create_task(sample.log("p", follow="true"))
-    await sample.client.delete(PODS, pod)
-    await sample.wait_until_gone("p")
-    assert await following == "up\nbye\n"
+    async with sample.reading("p", follow="true") as log:
+        assert await log.content.readline() == b"up\n"
+        await sample.client.delete(PODS, pod)
+        await sample.wait_until_gone("p")
+        assert await log.content.read() == b"bye\n"
     await sample.client.create(PODS, a_pod("exit 0", "next", restartPolicy="Never"))
     await sample.wait_for_pod("next", is_over)
     assert not folder.exists()

@@ -40,8 +40,15 @@ def test_a_world_that_is_there_may_grow_and_loses_nothing(folder: WorldFolder) -
 def test_a_world_stays_on_what_serves_it(folder: WorldFolder) -> None:
     with folder.claimed(Kept(1, 1, real_kubernetes=True)):
         pass
-    with pytest.raises(WorldFailed, match=r"made with --real-kubernetes, and stays so; .*--purge"):
+    with pytest.raises(WorldFailed, match=r"made with --real-kubernetes, and stays so; run it with that$"):
         folder.wanted(None, None, real_kubernetes=False)
+
+
+def test_a_world_without_real_kubernetes_does_not_get_it(folder: WorldFolder) -> None:
+    with folder.claimed(Kept(1, 1)):
+        pass
+    with pytest.raises(WorldFailed, match=r"made without --real-kubernetes, and stays so; .*--purge"):
+        folder.wanted(None, None, real_kubernetes=True)
 
 
 def test_what_was_made_when_nothing_was_written_down_is_a_world_too(folder: WorldFolder) -> None:

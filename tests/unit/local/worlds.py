@@ -53,16 +53,18 @@ class World:
 
     async def log(self, name: str, namespace: str = "default", **query: Any) -> str:
         """The log of a pod, as the API server gives it."""
-        async with self._log(name, namespace, query) as answer:
+        async with self.reading(name, namespace, **query) as answer:
             return await answer.text()
 
     async def first_line(self, name: str, namespace: str = "default") -> str:
         """The first line that the pod writes, as soon as it has."""
-        async with asyncio.timeout(10), self._log(name, namespace, {"follow": "true"}) as answer:
+        async with asyncio.timeout(20), self.reading(name, namespace, follow="true") as answer:
             return (await answer.content.readline()).decode()
 
     @asynccontextmanager
-    async def _log(self, name: str, namespace: str, query: Object) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def reading(
+        self, name: str, namespace: str = "default", **query: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         url = f"{self.server}/api/v1/namespaces/{namespace}/pods/{name}/log"
         async with (
             self.session(self.authority.client("admin", MASTERS)) as session,

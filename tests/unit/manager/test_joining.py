@@ -448,7 +448,9 @@ def test_a_window_is_written_as_it_is_read(text: str, found: Object) -> None:
     check(Offer(windows=(found,)))
 
 
-@pytest.mark.parametrize("text", ["22-06", "22:00", "22:00-06:00 1,2", "22:00 - 06:00"])
+@pytest.mark.parametrize(
+    "text", ["22-06", "22:00", "22:00-06:00 1,2", "22:00 - 06:00", "25:00-06:00", "22:00-24:01", "22:00-06:00 Mon,Foo"]
+)
 def test_anything_else_is_no_window(text: str) -> None:
     with pytest.raises(ValueError, match="is not a window; write it as"):
         window(text)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from datetime import datetime
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -169,6 +170,7 @@ SCENARIOS = [
 ]
 
 
+@pytest.mark.timeout(600)  # hundreds of replays
 def test_the_manager_comes_to_the_same_end_whatever_happens_on_the_way(
     record_property: Callable[[str, object], None],
 ) -> None:

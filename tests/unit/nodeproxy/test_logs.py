@@ -57,7 +57,7 @@ async def test_when_its_reader_leaves_nobody_reads_below_any_more(world: World) 
     async with world.asking(f"{LOG}?follow=true") as answer:
         await answer.content.readline()
         assert not world.physical.ended.is_set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await world.physical.ended.wait()
 
 

@@ -142,6 +142,20 @@ async def test_an_idle_connection_does_not_hold_up_the_end() -> None:
             await asyncio.open_connection("127.0.0.1", at.port)
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_client_that_comes_as_a_listener_goes_is_not_left_hanging(
+    turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve_health("127.0.0.1:0", alive={}, ready={}) as at:
+        assert at is not None
+        client = socket.create_connection((at.host, at.port), timeout=10)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with client, contextlib.suppress(ConnectionResetError):
+        assert await asyncio.to_thread(client.recv, 1) == b""
+    assert caplog.records == []
+
+
 @dataclass
 class Reviewer:
     """Stands for the token and access reviews of an API server."""

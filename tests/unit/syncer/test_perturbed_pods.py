@@ -15,7 +15,8 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.client.transport import Request, Transport
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Informer, Manager
@@ -29,7 +30,7 @@ from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.site import SHORTAGE_LASTS
 
-from .world import A_DAY, MOUNT, NODE, SERVED, Clusters, forbidden, phase, said
+from .world import A_DAY, MAPPED, MOUNT, NODE, SERVED, Clusters, forbidden, phase, said
 
 pytestmark = pytest.mark.timeout(600)  # hundreds of replays
 CONFIG = SyncerConfig(
@@ -40,7 +41,6 @@ CONFIG = SyncerConfig(
     refusal_seconds=20,
     leader_election=LeaderElection(),
 )
-MAPPED = said(keys.MAPPED, "True", "Mapped")
 LONG = A_DAY / 2
 
 Story = Callable[[Clusters], Awaitable[None]]

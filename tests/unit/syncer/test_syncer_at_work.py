@@ -8,12 +8,11 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.transport import Request
 from tapestry.client.waiting import wait_for
-from tapestry.controller.testing import run
+from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import ApiError, Forbidden, NotFound
 from tapestry.kube.objects import Object, name_of, named, value_at
-from tapestry.kube.resources import LEASES, NAMESPACES, NODES, PODS
-from tapestry.syncer.bottomup.leases import NAMESPACE as NODE_LEASES
+from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASES, NODES, PODS
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.virtual_nodes import taint_named
 
@@ -32,103 +31,95 @@ def no_host_ports_namespace(request: Request) -> ApiError | None:
     return None
 
 
-def test_where_the_namespace_for_host_ports_is_missing_they_are_not_shown_and_all_else_goes_on(caplog: Any) -> None:
-    async def story() -> None:
-        world = await a_world("east")
-        world.up.refusal = no_host_ports_namespace
-        await world.add_foreign_pod("web", "n1", ports=WEB)
-        async with world.syncer("east"):
-            await asyncio.sleep(60)
-            assert await placeholders(world) == []
-            assert any("`tapestry manifests` has it" in str(record.__dict__) for record in caplog.records)
-            await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": True}})
-            cordoned = lambda node: taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE) is not None  # noqa: E731
-            await wait_for(world.virtual, NODES, "vnode-east-n1", until=cordoned, timeout=5)
-            world.up.refusal = nothing  # somebody makes it
-            await asyncio.sleep(600)
-            assert len(await placeholders(world)) == 1
-
-    run(story())
-
-
-def test_an_unbinding_does_not_wait_for_the_host_ports_of_another_binding() -> None:
-    async def story() -> None:
-        world = await a_world("east", "west")
-        await world.add_foreign_pod("web", "n1", ports=WEB)
-        async with world.syncer("east"), world.syncer("west"):
-            await asyncio.sleep(5)
-            assert len(await placeholders(world)) == 2
-            await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
-            await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
-            assert [pod["spec"]["nodeName"] for pod in await placeholders(world)] == ["vnode-west-n1"]
-
-    run(story())
+@in_virtual_time
+async def test_where_the_namespace_for_host_ports_is_missing_they_are_not_shown_and_all_else_goes_on(
+    caplog: Any,
+) -> None:
+    world = await a_world("east")
+    world.up.refusal = no_host_ports_namespace
+    await world.add_foreign_pod("web", "n1", ports=WEB)
+    async with world.syncer("east"):
+        await asyncio.sleep(60)
+        assert await placeholders(world) == []
+        assert any("`tapestry manifests` has it" in str(record.__dict__) for record in caplog.records)
+        await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": True}})
+        cordoned = lambda node: taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE) is not None  # noqa: E731
+        await wait_for(world.virtual, NODES, "vnode-east-n1", until=cordoned, timeout=5)
+        world.up.refusal = nothing  # somebody makes it
+        await asyncio.sleep(600)
+        assert len(await placeholders(world)) == 1
 
 
-def test_one_pod_whose_going_is_refused_keeps_no_other_and_is_tried_again() -> None:
-    async def story() -> None:
-        world = await a_world("east")
-        async with world.syncer("east"):
-            for name in ("a", "b", "c"):
-                await world.add_pod(name)
-            await asyncio.sleep(5)
-            assert len(await world.twins()) == 3
-            world.up.refusal = lambda request: (
-                Forbidden(403, "Forbidden", "a webhook says no")
-                if (request.method, request.path) == ("DELETE", "/api/v1/namespaces/default/pods/a")
-                else None
+@in_virtual_time
+async def test_an_unbinding_does_not_wait_for_the_host_ports_of_another_binding() -> None:
+    world = await a_world("east", "west")
+    await world.add_foreign_pod("web", "n1", ports=WEB)
+    async with world.syncer("east"), world.syncer("west"):
+        await asyncio.sleep(5)
+        assert len(await placeholders(world)) == 2
+        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
+        assert [pod["spec"]["nodeName"] for pod in await placeholders(world)] == ["vnode-west-n1"]
+
+
+@in_virtual_time
+async def test_one_pod_whose_going_is_refused_keeps_no_other_and_is_tried_again() -> None:
+    world = await a_world("east")
+    async with world.syncer("east"):
+        for name in ("a", "b", "c"):
+            await world.add_pod(name)
+        await asyncio.sleep(5)
+        assert len(await world.twins()) == 3
+        world.up.refusal = lambda request: (
+            Forbidden(403, "Forbidden", "a webhook says no")
+            if (request.method, request.path) == ("DELETE", "/api/v1/namespaces/default/pods/a")
+            else None
+        )
+        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await asyncio.sleep(2)
+        assert await world.staying() == ["a"]
+        world.up.refusal = nothing
+        await asyncio.sleep(300)
+        assert await world.staying() == []
+
+
+@in_virtual_time
+async def test_a_node_lease_without_its_node_is_swept_when_it_is_seen_so_twice() -> None:
+    world = await a_world("east")
+    await world.virtual.create(NODES, {"metadata": {"name": "vnode-east-2-n1"}})  # of the binding east-2
+    async with world.syncer("east"):
+        for name in ("vnode-east-gone", "vnode-east-2-n1", "vnode-west-gone"):
+            owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": f"uid of {name}"}
+            await world.virtual.create(
+                LEASES, {"metadata": {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]}}
             )
-            await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
-            await asyncio.sleep(2)
-            assert await world.staying() == ["a"]
-            world.up.refusal = nothing
-            await asyncio.sleep(300)
-            assert await world.staying() == []
-
-    run(story())
+        between = SyncerConfig().check_seconds
+        await asyncio.sleep(1.5 * between)
+        assert "vnode-east-gone" in [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASES)]
+        await asyncio.sleep(between)
+        found = [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASES)]
+        assert found == ["vnode-east-2-n1", "vnode-east-n1", "vnode-west-gone"]
 
 
-def test_a_node_lease_without_its_node_is_swept_when_it_is_seen_so_twice() -> None:
-    async def story() -> None:
-        world = await a_world("east")
-        await world.virtual.create(NODES, {"metadata": {"name": "vnode-east-2-n1"}})  # of the binding east-2
-        async with world.syncer("east"):
-            for name in ("vnode-east-gone", "vnode-east-2-n1", "vnode-west-gone"):
-                owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": f"uid of {name}"}
-                await world.virtual.create(
-                    LEASES, {"metadata": {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]}}
-                )
-            between = SyncerConfig().check_seconds
-            await asyncio.sleep(1.5 * between)
-            assert "vnode-east-gone" in [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASES)]
-            await asyncio.sleep(between)
-            found = [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASES)]
-            assert found == ["vnode-east-2-n1", "vnode-east-n1", "vnode-west-gone"]
-
-    run(story())
-
-
-def test_pods_under_a_gentle_policy_outlive_it_beside_a_forceful_one_that_closed_long_before() -> None:
-    async def story() -> None:
-        world = await a_world("east")
-        window = {"start": "03:00", "end": "03:01"}
-        spec = {"cluster": "east", "timeWindows": [window], "forceReclaim": True}
-        await world.virtual.create(POLICIES, {**named("night"), "spec": spec})
-        async with world.syncer("east"):
-            await world.add_pod("work")
-            await world.wait_for_twin()
-            await world.place()
-            await world.start()
-            await asyncio.sleep(3600)
-            await world.virtual.delete(POLICIES, named("east-all"))
-            await asyncio.sleep(3600)
-            node = await world.virtual.get(NODES, "vnode-east-n1")
-            assert taint_named(node, keys.OUT_OF_TIME_WINDOWS) is not None
-            assert await world.staying() == ["work"]
-            await asyncio.sleep(2 * 3600)  # the window opens, and closes with force
-            assert await world.staying() == []
-
-    run(story())
+@in_virtual_time
+async def test_pods_under_a_gentle_policy_outlive_it_beside_a_forceful_one_that_closed_long_before() -> None:
+    world = await a_world("east")
+    window = {"start": "03:00", "end": "03:01"}
+    spec = {"cluster": "east", "timeWindows": [window], "forceReclaim": True}
+    await world.virtual.create(POLICIES, {**named("night"), "spec": spec})
+    async with world.syncer("east"):
+        await world.add_pod("work")
+        await world.wait_for_twin()
+        await world.place()
+        await world.start()
+        await asyncio.sleep(3600)
+        await world.virtual.delete(POLICIES, named("east-all"))
+        await asyncio.sleep(3600)
+        node = await world.virtual.get(NODES, "vnode-east-n1")
+        assert taint_named(node, keys.OUT_OF_TIME_WINDOWS) is not None
+        assert await world.staying() == ["work"]
+        await asyncio.sleep(2 * 3600)  # the window opens, and closes with force
+        assert await world.staying() == []
 
 
 async def leasing(world: World) -> str:
@@ -138,28 +129,24 @@ async def leasing(world: World) -> str:
     return f"{found['reason']}: {found['message']}" if found else ""
 
 
-def test_a_binding_says_that_its_owner_took_everything_back_or_that_its_cluster_is_silent() -> None:
-    async def story() -> None:
-        world = await a_world("east")
-        async with world.syncer("east", silence_seconds=20):
-            await asyncio.sleep(5)
-            assert (await leasing(world)).startswith("Leasing:")
-            await set_switch(world, keys.NOW)
-            assert await leasing(world) == (
-                "Reclaimed: the owner's kill switch is on: tapestry.io/reclaim=now on the mount namespace"
-            )
-            await set_switch(world, None)
-            assert (await leasing(world)).startswith("Leasing:")
-            world.down.cut()
-            await asyncio.sleep(60)
-            assert (await leasing(world)).startswith(
-                "PhysicalClusterUnreachable: the physical cluster has not answered"
-            )
-            world.down.mend()
-            await asyncio.sleep(60)
-            assert (await leasing(world)).startswith("Leasing:")
-
-    run(story())
+@in_virtual_time
+async def test_a_binding_says_that_its_owner_took_everything_back_or_that_its_cluster_is_silent() -> None:
+    world = await a_world("east")
+    async with world.syncer("east", silence_seconds=20):
+        await asyncio.sleep(5)
+        assert (await leasing(world)).startswith("Leasing:")
+        await set_switch(world, keys.NOW)
+        assert await leasing(world) == (
+            "Reclaimed: the owner's kill switch is on: tapestry.io/reclaim=now on the mount namespace"
+        )
+        await set_switch(world, None)
+        assert (await leasing(world)).startswith("Leasing:")
+        world.down.cut()
+        await asyncio.sleep(60)
+        assert (await leasing(world)).startswith("PhysicalClusterUnreachable: the physical cluster has not answered")
+        world.down.mend()
+        await asyncio.sleep(60)
+        assert (await leasing(world)).startswith("Leasing:")
 
 
 async def set_switch(world: World, value: str | None) -> None:
@@ -167,23 +154,21 @@ async def set_switch(world: World, value: str | None) -> None:
     await asyncio.sleep(10)
 
 
-def test_rule_1_only_a_twin_that_is_ours_and_of_this_very_pod_speaks_for_it() -> None:
-    async def story() -> None:
-        world = await a_world("east")
-        async with world.syncer("east") as site:
-            await world.add_pod()
-            await world.add_pod("lost", node="vnode-east-ghost")
-            twin = await world.wait_for_twin()
-            await asyncio.sleep(1)
-            assert site.pod_here("default/lost") is None
-            pod = site.pod_here("default/work")
-            assert pod is not None
-            found = site.own_twin_of(pod)
-            assert found is not None
-            assert name_of(found) == name_of(twin)
-            assert site.own_twin_of({**pod, "metadata": {**pod["metadata"], "uid": "of a namesake"}}) is None
-            await world.set_twin({"metadata": {"labels": {keys.CLUSTER_BINDING_UID: "another"}}})
-            await asyncio.sleep(1)
-            assert site.own_twin_of(pod) is None
-
-    run(story())
+@in_virtual_time
+async def test_rule_1_only_a_twin_that_is_ours_and_of_this_very_pod_speaks_for_it() -> None:
+    world = await a_world("east")
+    async with world.syncer("east") as site:
+        await world.add_pod()
+        await world.add_pod("lost", node="vnode-east-ghost")
+        twin = await world.wait_for_twin()
+        await asyncio.sleep(1)
+        assert site.pod_here("default/lost") is None
+        pod = site.pod_here("default/work")
+        assert pod is not None
+        found = site.own_twin_of(pod)
+        assert found is not None
+        assert name_of(found) == name_of(twin)
+        assert site.own_twin_of({**pod, "metadata": {**pod["metadata"], "uid": "of a namesake"}}) is None
+        await world.set_twin({"metadata": {"labels": {keys.CLUSTER_BINDING_UID: "another"}}})
+        await asyncio.sleep(1)
+        assert site.own_twin_of(pod) is None

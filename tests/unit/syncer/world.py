@@ -7,11 +7,11 @@ it, and can be cut.  What kubelets and schedulers do is done by the test, in wor
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 from cryptography import x509
@@ -24,12 +24,13 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.names import physical_name, virtual_cluster_label
 from tapestry.apis.policies import POLICIES
 from tapestry.client.answers import ENCODER
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection, Metrics, Probes
-from tapestry.controller.testing import InProcessApi, run, running_clock
+from tapestry.controller.testing import InProcessApi, running_clock
 from tapestry.kube import resources
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import ApiError, Forbidden, TransportError
@@ -48,16 +49,6 @@ NO_ROOM = "0/1 nodes are available: 1 Insufficient cpu."
 
 Refusal = Callable[[Request], ApiError | None]
 Until = Callable[[Object], bool]
-
-
-def in_virtual_time(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that runs on a clock of its own."""
-
-    @wraps(story)
-    def test(*args: Any, **kwargs: Any) -> None:
-        run(story(*args, **kwargs))
-
-    return test
 
 
 def nothing(_: Request) -> ApiError | None:
@@ -190,6 +181,13 @@ class Clusters:
     async def set_twin_status(self, name: str = "work", **status: Any) -> None:
         where = await self.twin_place(name)
         await self.physical.patch(PODS, where, {"status": status}, type=PatchType.STRATEGIC, subresource="status")
+
+    async def run_pod(self, name: str = "work", **options: Any) -> None:
+        """A virtual pod that is bound, and whose twin runs."""
+        await self.add_pod(name, **options)
+        await self.wait_for_pod(MAPPED, name)
+        await self.start(name)
+        await self.wait_for_pod(phase("Running"), name)
 
     # -- looking
 
@@ -375,3 +373,6 @@ def said(type: str, status: str, reason: str) -> Until:
         return found is not None and (found["status"], found["reason"]) == (status, reason)
 
     return until
+
+
+MAPPED = said(keys.MAPPED, "True", "Mapped")

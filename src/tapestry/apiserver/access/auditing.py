@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from random import getrandbits
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -17,7 +16,7 @@ from tapestry.apiserver.requests import Call, Target, User
 from tapestry.apiserver.server import Answer, Attributes, Authorize
 from tapestry.apiserver.serving.metrics import AUDITED
 from tapestry.kube.errors import ApiError
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import Object, uid_from
 from tapestry.kube.times import micro_timestamp
 from tapestry.process.audit import Audit
 
@@ -47,7 +46,7 @@ class Auditor:
 
 def audit_id(call: Call) -> str:
     """By what a request is known: what its client calls it, or a name of its own."""
-    return call.headers.get("audit-id", "")[:64] or str(UUID(int=getrandbits(128), version=4))
+    return call.headers.get("audit-id", "")[:64] or uid_from(getrandbits(128))
 
 
 @dataclass(slots=True)
@@ -96,7 +95,9 @@ class Trail:
             **(self.bodies(sent, answer) if is_over and target is not None else {}),
             "requestReceivedTimestamp": self.began,
             "stageTimestamp": micro_timestamp(self.auditor.now()),
-            "annotations": self.decision() if is_over and (self.user or not call.impersonates) else None,
+            "annotations": {**self.decision(), **call.notes}
+            if is_over and (self.user or not call.impersonates)
+            else None,
         }
         return {key: value for key, value in found.items() if value not in (None, "", [])}
 

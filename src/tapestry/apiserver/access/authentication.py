@@ -9,7 +9,7 @@ import hashlib
 import ipaddress
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -57,8 +57,7 @@ class Authenticator:
         for way in self.ways:
             user = way(credentials)
             if user is not None:
-                groups = user.groups if AUTHENTICATED in user.groups else (*user.groups, AUTHENTICATED)
-                return User(user.name, groups, user.uid, user.extra)
+                return user if AUTHENTICATED in user.groups else replace(user, groups=(*user.groups, AUTHENTICATED))
         if credentials.bearer or not self.is_open:
             raise refusals.unauthorized()
         return ANONYMOUS
@@ -125,7 +124,7 @@ class StaticTokens:
 
 
 def hashed(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.blake2b(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def token_file(path: Path) -> Mapping[bytes, User]:
@@ -148,4 +147,4 @@ def token_rows(rows: Iterable[list[str]], path: Path) -> Iterable[tuple[str, Use
         if len(fields) < 3 or not fields[0] or not fields[1]:
             raise TokenFileError(f'{path}: line {number}: expected token,user,uid[,"group,group"]')
         groups = tuple(each.strip() for each in ",".join(fields[3:]).split(",") if each.strip())
-        yield fields[0], User(fields[1], groups, fields[2])
+        yield fields[0], User(fields[1], (*groups, AUTHENTICATED), fields[2])

@@ -19,7 +19,8 @@ from tapestry.apiserver.admission.plain import refused
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.verbs import Request
 from tapestry.kube.objects import Object, labels_of, name_of, value_at
-from tapestry.kube.pod_security import LISTS, STANDARD, Violation, violations
+from tapestry.kube.pod_security import STANDARD, Violation, violations
+from tapestry.kube.pods import LISTS
 
 PREFIX = "pod-security.kubernetes.io/"
 LEVELS = ("privileged", "baseline", "restricted")

@@ -38,7 +38,9 @@ from tapestry.kube.selectors import SelectorError
 POLICIES = "validatingadmissionpolicies.admissionregistration.k8s.io"
 BINDINGS = "validatingadmissionpolicybindings.admissionregistration.k8s.io"
 COST_OF_POLICY = 3_000_000
-MAX_MESSAGE = 5 * 1024
+MAX_MESSAGE, MAX_REMARK = 5 * 1024, 10 * 1024
+FAILURE = "validation.policy.admission.k8s.io/validation_failure"
+"""The audit annotation that tells of the first thing that a policy has against a write and that is to be audited."""
 CODES = {"Unauthorized": 401, "Forbidden": 403, "RequestEntityTooLarge": 413, "Invalid": 422}
 EXCLUDED = frozenset(
     {
@@ -66,6 +68,8 @@ class Policy:
     conditions: Conditions
     variables: tuple[tuple[str, Program], ...]
     validations: tuple[Validation, ...]
+    remarks: tuple[tuple[str, Program], ...]
+    """What it has to say for the audit log, each by its key."""
     param_kind: Object | None
     forgiving: bool
     """Whether what cannot be evaluated is let through."""
@@ -85,6 +89,16 @@ class Denial:
 
     message: str
     reason: str = "Invalid"
+    index: int = 0
+    """Of the validation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What a policy says of a write for the audit log."""
+
+    key: str
+    value: str
 
 
 def declared_variables(spec: Object) -> Mapping[str, Type]:
@@ -123,6 +137,10 @@ def policy_of(obj: Object) -> Policy:
         conditions_of(spec.get("matchConditions") or (), conditions),
         tuple(variables),
         tuple(validations),
+        tuple(
+            (each.get("key", ""), compiled(each.get("valueExpression", ""), known))
+            for each in spec.get("auditAnnotations") or ()
+        ),
         spec.get("paramKind"),
         spec.get("failurePolicy") == "Ignore",
     )
@@ -202,6 +220,7 @@ class Policies:
             return
         attempt = attempt_of(request, old, new)
         denied: list[tuple[Policy, Binding, Denial]] = []
+        remarks: dict[str, list[str]] = {}
         for policy, bound in self.bound():
             known_as = policy.criteria.matches(attempt, self._equivalents, self.labels)
             if known_as is None:
@@ -209,19 +228,17 @@ class Policies:
             for binding in bound:
                 if binding.criteria.matches(attempt, self._equivalents, self.labels) is None:
                     continue
-                for denial in self.denials(policy, binding, attempt, known_as):
-                    if "Deny" in binding.actions:
-                        denied.append((policy, binding, denial))
-                    if "Warn" in binding.actions:
-                        request.warnings.append(
-                            f"Validation failed for ValidatingAdmissionPolicy '{policy.name}' "
-                            f"with binding '{binding.name}': {denial.message}"
-                        )
+                for found in self.said(policy, binding, attempt, known_as):
+                    if isinstance(found, Remark):
+                        remarks.setdefault(f"{policy.name}/{found.key}", []).append(found.value)
+                    elif follow(request, policy, binding, found):
+                        denied.append((policy, binding, found))
+        request.notes.update({key: ", ".join(dict.fromkeys(values)) for key, values in remarks.items()})
         if denied:
             raise refusal(attempt, *denied[0])
 
-    def denials(self, policy: Policy, binding: Binding, attempt: Attempt, known_as: Resource) -> Iterator[Denial]:
-        """What a policy has against an attempt, with each of the parameters that a binding gives it."""
+    def said(self, policy: Policy, binding: Binding, attempt: Attempt, known_as: Resource) -> Iterator[Denial | Remark]:
+        """What a policy says to an attempt, with each of the parameters that a binding gives it."""
         try:
             parameters = self._parameters.of(policy.param_kind, binding.param_ref, attempt.namespace)
         except ParameterError as error:
@@ -233,6 +250,25 @@ class Policies:
         for each in parameters:
             given = bindings(attempt, known_as, self._authorize)
             yield from verdict(policy, {**given, "params": each, "namespaceObject": dated(namespace)})
+
+
+def follow(request: Request, policy: Policy, binding: Binding, denial: Denial) -> bool:
+    """What follows from a denial, as its binding wants it; whether the write is refused."""
+    if "Warn" in binding.actions:
+        request.warnings.append(
+            f"Validation failed for ValidatingAdmissionPolicy '{policy.name}' "
+            f"with binding '{binding.name}': {denial.message}"
+        )
+    if "Audit" in binding.actions:
+        failure = {
+            "message": denial.message,
+            "policy": policy.name,
+            "binding": binding.name,
+            "expressionIndex": denial.index,
+            "validationActions": binding.actions,
+        }
+        request.notes.setdefault(FAILURE, msgspec.json.encode([failure]).decode())
+    return "Deny" in binding.actions
 
 
 def dated(namespace: Object | None) -> Object | None:
@@ -252,7 +288,7 @@ def usable(obj: Object) -> Policy | None:
         return None
 
 
-def verdict(policy: Policy, variables: dict[str, Any]) -> Iterator[Denial]:
+def verdict(policy: Policy, variables: dict[str, Any]) -> Iterator[Denial | Remark]:
     try:
         if not policy.conditions.hold(variables):
             return
@@ -262,13 +298,22 @@ def verdict(policy: Policy, variables: dict[str, Any]) -> Iterator[Denial]:
         return
     left = Meter(COST_OF_POLICY)
     given = {**variables, "variables": Composed(policy.variables, variables, left)}
-    for validation in policy.validations:
+    for index, validation in enumerate(policy.validations):
         try:
             if evaluated(validation.program, given, left) is not True:
-                yield Denial(message(validation, given, left), validation.source.get("reason") or "Invalid")
+                yield Denial(message(validation, given, left), validation.source.get("reason") or "Invalid", index)
+        except (EvaluationError, CostExceeded) as error:
+            if not policy.forgiving:
+                yield Denial(str(error), index=index)
+    for key, program in policy.remarks:
+        try:
+            value = evaluated(program, given, left)
         except (EvaluationError, CostExceeded) as error:
             if not policy.forgiving:
                 yield Denial(str(error))
+            continue
+        if isinstance(value, str) and (text := value.strip()[:MAX_REMARK]):
+            yield Remark(key, text)
 
 
 def message(validation: Validation, variables: Mapping[str, Any], left: Meter) -> str:

@@ -208,8 +208,10 @@ def expression_faults(spec: Object) -> Iterator[Fault]:
         if each.get("reason") and each["reason"] not in REASONS:
             yield unsupported(f"{at}.reason", each["reason"], REASONS)
     for number, each in enumerate(spec.get("auditAnnotations") or ()):
-        at, text = f"spec.auditAnnotations[{number}].valueExpression", each.get("valueExpression", "")
-        yield from faults_of(text, known, at, "valueExpression is not specified", STRING, NULL)
+        at, text = f"spec.auditAnnotations[{number}]", each.get("valueExpression", "")
+        if not each.get("key"):
+            yield Fault(f"{at}.key", "FieldValueRequired", "Required value")
+        yield from faults_of(text, known, f"{at}.valueExpression", "valueExpression is not specified", STRING, NULL)
 
 
 def condition_faults(spec: Object) -> Iterator[Fault]:

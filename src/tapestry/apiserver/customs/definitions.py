@@ -23,6 +23,9 @@ from tapestry.kube.conditions import condition, with_condition
 from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at, with_value
 from tapestry.kube.resources import Resource
+from tapestry.process.logs import logger
+
+log = logger(__name__)
 
 STORAGE = "customresourcedefinitions.apiextensions.k8s.io"
 VERBS = ("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch")
@@ -44,17 +47,26 @@ class Definitions:
 
     def load(self) -> None:
         for version in self.store.every(STORAGE):
-            self.serve(msgspec.json.decode(version.raw))
+            self.serve_if_possible(msgspec.json.decode(version.raw))
         self.store.on_change(STORAGE, self.changed)
 
     def changed(self, event: Event) -> None:
         if event.new is None:
             self.withdraw(msgspec.json.decode(event.raw))
         else:
-            self.serve(msgspec.json.decode(event.new.raw))
+            self.serve_if_possible(msgspec.json.decode(event.new.raw))
+
+    def serve_if_possible(self, definition: Object) -> None:
+        try:
+            self.serve(definition)
+        except Exception:  # it is in the store, whoever wrote it there; all others are to be served
+            log.exception("cannot serve a definition", definition=name_of(definition))
 
     def serve(self, definition: Object) -> None:
         self.withdraw(definition)
+        spec = definition["spec"]
+        if self.rows.has_built_in(spec["group"], spec["names"]["plural"]):
+            return  # Kubernetes lets such definitions be written, and nobody ever sees anything of them either
         for row in rows_of(definition):
             resource, node = row.resource, compiled(row.schema)
             self.rows.add(replace(row, guise=defaulting(row, node)) if node.has_defaults else row)
@@ -140,9 +152,15 @@ class DefinitionRules:
     async def settle(self, request: Request, old: Object | None, new: Object | None) -> Object:
         if new is None:
             return old or {}
-        if faults := list(definition_faults(new)):
+        if faults := [*definition_faults(new), *self.contested(new)]:
             raise invalid_object(request.target.row.resource, name_of(new), faults)
         return established(new, self.now())
+
+    def contested(self, definition: Object) -> Iterator[Fault]:
+        spec = definition["spec"]
+        group, plural = spec.get("group", ""), value_at(spec, "names", "plural", default="")
+        if self.rows.has_built_in(group, plural):
+            yield invalid("spec.names.plural", plural, f"{plural}.{group} is a resource of the server itself")
 
 
 def with_ports(conversion: Object) -> Object:
@@ -162,6 +180,8 @@ def definition_faults(definition: Object) -> Iterator[Fault]:
             "FieldValueInvalid",
             f'Invalid value: "{name_of(definition)}": must be spec.names.plural+"."+spec.group',
         )
+    if "." not in spec.get("group", ""):
+        yield invalid("spec.group", spec.get("group", ""), "should be a domain with at least one dot")
     for field_name in ("plural", "singular", "kind", "listKind"):
         if not names.get(field_name):
             yield Fault(f"spec.names.{field_name}", "FieldValueRequired", "Required value")
@@ -176,10 +196,27 @@ def definition_faults(definition: Object) -> Iterator[Fault]:
         if not value_at(each, "schema", "openAPIV3Schema"):
             at = f"spec.versions[{number}].schema.openAPIV3Schema"
             yield Fault(at, "FieldValueRequired", "Required value")
+        yield from lacking(each, f"spec.versions[{number}]")
     yield from rules_faults(versions)
     if spec.get("scope") not in ("Namespaced", "Cluster"):
         why = f'Unsupported value: "{spec.get("scope", "")}": supported values: "Cluster", "Namespaced"'
         yield Fault("spec.scope", "FieldValueNotSupported", why)
+
+
+def lacking(version: Object, at: str) -> Iterator[Fault]:
+    """What parts of a version do not say that they have to."""
+    for field_name, wanted in NEEDED.items():
+        for number, each in enumerate(version.get(field_name) or ()):
+            for inner in wanted:
+                if not each.get(inner):
+                    yield Fault(f"{at}.{field_name}[{number}].{inner}", "FieldValueRequired", "Required value")
+    scale = value_at(version, "subresources", "scale")
+    for inner in ("specReplicasPath", "statusReplicasPath") if scale else ():
+        if not scale.get(inner):
+            yield Fault(f"{at}.subresources.scale.{inner}", "FieldValueRequired", "Required value")
+
+
+NEEDED = {"additionalPrinterColumns": ("name", "type", "jsonPath"), "selectableFields": ("jsonPath",)}
 
 
 def rules_faults(versions: list[Object]) -> Iterator[Fault]:

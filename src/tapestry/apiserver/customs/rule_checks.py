@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from tapestry.apiserver.customs.expressions import MAX_REQUEST, declared_type, least_size
 from tapestry.apiserver.customs.rule_paths import PathError, normal_path
 from tapestry.apiserver.customs.rules import RULES
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customs.structural import OF_TYPE, Fault
+from tapestry.apiserver.validation.faults import unsupported
 from tapestry.kube.cel.compiling import compiled
 from tapestry.kube.cel.errors import CompileError, FoldingError
 from tapestry.kube.cel.regexes import RegexError, regex
@@ -47,6 +48,8 @@ def rule_faults(schema: Object, path: str) -> Iterator[Fault]:
 
 def faults_at(schema: Object, place: Place) -> Iterator[Fault]:
     yield from branches(schema, place.path)
+    if schema.get("type") and schema["type"] not in OF_TYPE:
+        yield unsupported(f"{place.path}.type", schema["type"], sorted(OF_TYPE))
     if "pattern" in schema:
         yield from pattern_faults(schema["pattern"], f"{place.path}.pattern")
     for key, each in (schema.get("properties") or {}).items():

@@ -34,6 +34,8 @@ BEFORE_APPLY = "before-first-apply"
 """In whose name everything is owned that was there before anybody's fields were kept account of."""
 REPLICA = {"apiVersion", "kind", "metadata", "spec", "status"}
 """What there is to one."""
+LONGEST_OUTLINE = 1 << 11
+"""Bytes of an outline by which something is remembered: many may be, for each spec."""
 UNOWNED: Fields = {
     "f:apiVersion": LEAF,
     "f:kind": LEAF,
@@ -177,7 +179,9 @@ def made(shape: Shape, nothing: Object, new: Object, ignored: Fields) -> Fields:
         return difference(changed, UNOWNED)
 
     if new.keys() <= REPLICA and is_part(new.get("spec")) and "f:status" in ignored:
-        return once(new["spec"], (shape, msgspec.json.encode(outline(new["metadata"]))), owned)
+        text = msgspec.json.encode(outline(new["metadata"]))
+        if len(text) <= LONGEST_OUTLINE:
+            return once(new["spec"], (shape, text), owned)
     return owned()
 
 

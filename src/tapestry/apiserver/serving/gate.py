@@ -4,8 +4,6 @@ Whoever comes when it is full is asked to come again in a second.  Watches do no
 do masters and probes, who must get in when nobody else does.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tapestry.apiserver import refusals
@@ -20,15 +18,14 @@ class Gate:
     bounds: dict[str, int]
     under_way: dict[str, int] = field(default_factory=lambda: {READING: 0, WRITING: 0})
 
-    @contextmanager
-    def passed(self, method: str, *, exempt: bool = False) -> Iterator[None]:
-        """While a request is under way; raises TooManyRequests where there is no room for it."""
+    def enter(self, method: str, *, exempt: bool = False) -> str:
+        """As what a request is let in, until it leaves; raises TooManyRequests where there is no room for it."""
         kind = READING if method in ("GET", "HEAD", "OPTIONS") else WRITING
         bound = self.bounds.get(kind, 0)
         if bound and self.under_way[kind] >= bound and not exempt:
             raise refusals.too_many_requests()
         self.under_way[kind] += 1
-        try:
-            yield
-        finally:
-            self.under_way[kind] -= 1
+        return kind
+
+    def leave(self, kind: str) -> None:
+        self.under_way[kind] -= 1

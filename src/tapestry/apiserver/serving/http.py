@@ -54,7 +54,11 @@ class Listener:
     """Whether kubectl is."""
 
     async def handle(self, exchange: Exchange) -> None:
-        path, query = place_of(exchange)
+        try:
+            path, query = place_of(exchange)
+        except ValueError:
+            send(exchange, refused(refusals.bad_request("the address that is asked for is none")))
+            return
         user = STRANGER
         try:
             user = self.authenticate(credentials_of(exchange))
@@ -63,8 +67,11 @@ class Listener:
             if query.get("watch") in TRUE or query.get("follow") in TRUE:
                 await self._answer(exchange, path, query, user)
                 return
-            with self.gate.passed(exchange.method, exempt=MASTERS in user.groups or path.startswith(PROBES)):
+            kind = self.gate.enter(exchange.method, exempt=MASTERS in user.groups or path.startswith(PROBES))
+            try:
                 await self._answer(exchange, path, query, user)
+            finally:
+                self.gate.leave(kind)
         except ApiError as error:
             if isinstance(error, TooManyRequests):
                 TERMINATED.labels(exchange.method, "429", COMPONENT).inc()

@@ -34,12 +34,16 @@ PIECE = 1 << 17
 """Bytes of a long answer that are sent at a time: all at once they would lie in memory several times."""
 
 
+BODIED = frozenset({"content-length", "transfer-encoding"})
+"""Headers of requests that have a body."""
+
+
 class Exchange:
     """A request, and the way to answer it."""
 
     __slots__ = (
         *("_connection", "_is_chunked", "_pieces", "_waiter"),
-        *("headers", "is_begun", "is_whole", "keeps", "method", "pairs", "target"),
+        *("headers", "is_begun", "is_whole", "keeps", "method", "pairs", "target", "version"),
     )
 
     def __init__(self, connection: "Connection") -> None:
@@ -47,7 +51,7 @@ class Exchange:
         self._pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self._is_chunked = False
-        self.method, self.target = "", b""
+        self.method, self.target, self.version = "", b"", ""
         self.pairs: list[tuple[str, str]] = []
         """Its headers, the names in lower case, in the order in which they came."""
         self.headers: dict[str, str] = {}
@@ -77,6 +81,12 @@ class Exchange:
     def received(self, data: bytes) -> None:
         self._pieces.append(data)
         self.wake()
+
+    def without_upgrade(self) -> bytes:
+        """Its head, for one that is to be read as any other and is the last."""
+        lines = [f"{name}: {value}\r\n" for name, value in self.pairs if name not in ("connection", "upgrade")]
+        head = f"{''.join(lines)}Connection: close\r\n\r\n".encode()
+        return b"%b %b HTTP/%b\r\n%b" % (self.method.encode(), self.target, self.version.encode(), head)
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -120,7 +130,7 @@ class Exchange:
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """The head of an answer whose length nobody knows."""
-        self._is_chunked = self._connection.version != "1.0"
+        self._is_chunked = self.version != "1.0"
         if not self._is_chunked:
             self.keeps = False
         length = b"Transfer-Encoding: chunked\r\n" if self._is_chunked else b""
@@ -177,7 +187,7 @@ class Connection(asyncio.Protocol):
         self._reading: Exchange | None = None
         """What is coming in."""
         self._head = 0
-        """Bytes of the head that is coming in."""
+        """Bytes that came since the last request, or the last piece of a body."""
         self._next: deque[Exchange] = deque()
         """What is still to be served; the first may be."""
         self.task: asyncio.Task[None] | None = None
@@ -187,7 +197,6 @@ class Connection(asyncio.Protocol):
         """Whether all that there is to say is said."""
         self._idle_since = 0.0
         self._alarm: asyncio.TimerHandle | None = None
-        self.version = "1.1"
 
     # -- the transport's calls
 
@@ -215,13 +224,11 @@ class Connection(asyncio.Protocol):
             return
         self._head += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # nobody here speaks anything else; what follows the head is not for us
+            self._feed(data)
         except httptools.HttpParserError:
             self._refuse(400)
             return
-        if self._head > LONGEST_HEAD and self._reading is not None and self._reading not in self._next:
+        if self._head > LONGEST_HEAD and self._reading is not None:
             self._refuse(431)
         elif self._next:
             if len(self._next) > 1 or self._next[0].waiting > AHEAD:
@@ -238,6 +245,16 @@ class Connection(asyncio.Protocol):
             self._full.set_result(None)
         self._full = None
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            asked = self._next[-1]  # nobody here speaks anything else; if it has a body, that is one all the same
+            if asked.method != "CONNECT" and not BODIED.isdisjoint(asked.headers):
+                self._next.pop()
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(asked.without_upgrade() + data[upgrade.args[0] :])
+
     # -- the parser's calls
 
     def on_message_begin(self) -> None:
@@ -248,21 +265,25 @@ class Connection(asyncio.Protocol):
         self._reading.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        assert self._reading is not None
-        pair = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
-        self._reading.pairs.append(pair)
-        self._reading.headers.setdefault(*pair)
+        exchange = self._reading
+        assert exchange is not None
+        if exchange.method:
+            return  # it comes behind the body, where nobody who lets requests through has looked at it
+        pair = name.decode("latin-1").lower(), value.decode("utf-8", "replace")
+        exchange.pairs.append(pair)
+        exchange.headers.setdefault(*pair)
 
     def on_headers_complete(self) -> None:
         exchange = self._reading
         assert exchange is not None
         exchange.method = self._parser.get_method().decode("latin-1")
         exchange.keeps = self._parser.should_keep_alive() and not self._parser.should_upgrade()
-        self.version = self._parser.get_http_version()
+        exchange.version = self._parser.get_http_version()
         self._next.append(exchange)
 
     def on_body(self, data: bytes) -> None:
         assert self._reading is not None
+        self._head = 0
         self._reading.received(data)
 
     def on_message_complete(self) -> None:
@@ -276,10 +297,12 @@ class Connection(asyncio.Protocol):
 
     def _serve_next(self) -> None:
         self._idle_since = 0.0
-        if self.version == "1.1" and "host" not in self._next[0].headers:
+        exchange = self._next[0]
+        hosts = [name for name, _ in exchange.pairs].count("host")
+        if hosts > 1 or (not hosts and exchange.version == "1.1"):
             self._refuse(400)
             return
-        self.task = self._listening.group.create_task(self._serve(self._next[0]))
+        self.task = self._listening.group.create_task(self._serve(exchange))
 
     async def _serve(self, exchange: Exchange) -> None:
         try:
@@ -295,6 +318,8 @@ class Connection(asyncio.Protocol):
         if not exchange.keeps:
             self._part(exchange)
         elif self._next:
+            if len(self._next) == 1:
+                self.listen()  # to hear it leave
             self._serve_next()
         else:
             self._rest()

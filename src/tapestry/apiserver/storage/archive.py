@@ -20,13 +20,16 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from tapestry.apiserver.storage.file import NAME, VERSION, writing
+from tapestry.apiserver.storage.file import DELETE, LATEST, NAME, NOBODY, VERSION, writing
 from tapestry.apiserver.storage.log import Entry, Key, LogError
 
 KEYS = "pki"
 LEAP = 1_000_000
 """By how much revisions go on after a restore: none that somebody may have seen since is given out again."""
-ROWS = "SELECT resource, namespace, name, revision, checksum, raw FROM objects ORDER BY resource, namespace, name"
+ROWS = """
+    SELECT resource, namespace, name, revision, checksum, raw FROM objects
+    WHERE resource <> '' ORDER BY resource, namespace, name
+"""
 MEMBER = re.compile(rf"{re.escape(NAME)}|{KEYS}/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -86,7 +89,7 @@ def restore(archive: Path, folder: Path) -> int:
         if found := check(fresh):
             raise LogError(f"{archive}: {found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}")
         with closing(apsw.Connection(str(fresh / NAME))) as connection:
-            connection.execute("UPDATE latest SET revision = revision + ?", (LEAP,))
+            connection.execute("UPDATE objects SET revision = revision + ? WHERE resource = ''", (LEAP,))
             revision = latest(connection)
         for path in (fresh / NAME, fresh):
             synced(path)
@@ -131,7 +134,6 @@ def check(folder: Path) -> list[Finding]:
     return found
 
 
-NOBODY = Key("", "", "")
 NOT_AS_WRITTEN = "is not what was written"
 
 
@@ -183,7 +185,7 @@ def repair(folder: Path) -> list[Key]:
         synced(aside)
         with connection:
             for row in lost:
-                connection.execute("DELETE FROM objects WHERE resource = ? AND namespace = ? AND name = ?", row.key)
+                connection.execute(DELETE, row.key)
         return [row.key for row in lost]
 
 
@@ -206,7 +208,7 @@ def rows(connection: apsw.Connection) -> Iterator[Row]:
 
 
 def latest(connection: apsw.Connection) -> int:
-    [[revision]] = connection.execute("SELECT revision FROM latest")
+    [[revision]] = connection.execute(LATEST)
     return int(revision)
 
 

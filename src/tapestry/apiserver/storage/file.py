@@ -1,14 +1,20 @@
 """The log on a disk: one SQLite file with the newest version of each object, written ahead and synced.
 
 A transaction holds every write that waited for it.  When it returns, all of them are on the disk (WAL, synchronous
-FULL).  The highest revision is kept beside the objects: a deleted object's must not be given out again.
+FULL).  The highest revision is kept beside the objects, in a row of nobody's: a deleted object's must not be given out
+again.
+
+Most transactions are one statement: each call of SQLite lets go of the interpreter, and does not come by it again at
+once while the server is busy.
 """
 
 import fcntl
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import apsw
@@ -17,18 +23,44 @@ from tapestry.apiserver.storage.log import Entry, Key, LogError
 
 NAME = "tapestry.db"
 LOCK = "lock"
-VERSION = 1
+VERSION = 2
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS objects (
+CREATE TABLE objects (
+    id INTEGER PRIMARY KEY,
     resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
     revision INTEGER NOT NULL, checksum INTEGER NOT NULL, raw BLOB NOT NULL,
-    PRIMARY KEY (resource, namespace, name)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS latest (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL);
-INSERT OR IGNORE INTO latest VALUES (1, 0);
+    UNIQUE (resource, namespace, name)
+);
+INSERT INTO objects (resource, namespace, name, revision, checksum, raw) VALUES ('', '', '', 0, 0, x'');
 """
-PUT = "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)"
+FROM_VERSION_1 = f"""
+ALTER TABLE objects RENAME TO objects_1;
+{SCHEMA}
+INSERT INTO objects (resource, namespace, name, revision, checksum, raw)
+    SELECT resource, namespace, name, revision, checksum, raw FROM objects_1;
+UPDATE objects SET revision = (SELECT revision FROM latest) WHERE resource = '';
+DROP TABLE objects_1;
+DROP TABLE latest;
+"""
+NOBODY = Key("", "", "")
+"""Whose row has the highest revision that was given out."""
+ENTRIES = """
+    SELECT resource, namespace, name, revision, checksum, raw FROM objects
+    WHERE resource <> '' ORDER BY revision
+"""
+LATEST = "SELECT revision FROM objects WHERE resource = ''"
 DELETE = "DELETE FROM objects WHERE resource = ? AND namespace = ? AND name = ?"
+
+
+@cache
+def put(count: int) -> str:
+    """The statement by which so many objects are as they are now, whatever they were."""
+    return f"""
+        INSERT INTO objects (resource, namespace, name, revision, checksum, raw)
+        VALUES {", ".join(["(?, ?, ?, ?, ?, ?)"] * count)}
+        ON CONFLICT (resource, namespace, name)
+        DO UPDATE SET revision = excluded.revision, checksum = excluded.checksum, raw = excluded.raw
+    """
 
 
 @contextmanager
@@ -68,25 +100,23 @@ class FileLog:
         connection.pragma("journal_mode", "WAL")
         connection.pragma("synchronous", "FULL")
         found = connection.pragma("user_version")
-        if found == 0:
+        if found in (0, 1):
             with connection:
-                connection.execute(SCHEMA)
-            connection.pragma("user_version", VERSION)
+                connection.execute(FROM_VERSION_1 if found else SCHEMA)
+                connection.pragma("user_version", VERSION)
         elif found != VERSION:
             raise LogError(f"{self.path}: is of version {found}, and this program reads version {VERSION}")
         return connection
 
     def load(self) -> tuple[int, Iterator[Entry]]:
         try:
-            [[latest]] = self._connection.execute("SELECT revision FROM latest")
+            [[latest]] = self._connection.execute(LATEST)
         except apsw.Error as error:
             raise LogError(f"{self.path}: {error}; restore a backup") from error
         return int(latest), self._entries()
 
     def _entries(self) -> Iterator[Entry]:
-        rows = self._connection.execute(
-            "SELECT resource, namespace, name, revision, checksum, raw FROM objects ORDER BY revision"
-        )
+        rows = self._connection.execute(ENTRIES)
         try:
             for resource, namespace, name, revision, checksum, raw in rows:
                 if zlib.crc32(raw) != checksum:
@@ -101,24 +131,26 @@ class FileLog:
     def append(self, entries: Sequence[Entry]) -> None:
         if not entries:
             return
-        puts = [(*each.key, each.revision, zlib.crc32(each.raw), each.raw) for each in entries if each.raw is not None]
+        written = [*entries, Entry(entries[-1].revision, NOBODY, b"")]
+        # In order: a key may come and go within one batch.
+        runs = [list(run) for _, run in groupby(written, lambda entry: entry.raw is None)]
         try:
-            with self._connection:
-                # In order: a key may come and go within one batch.
-                if len(puts) == len(entries):
-                    self._connection.executemany(PUT, puts)
-                else:
-                    for entry in entries:
-                        self._put(entry)
-                self._connection.execute("UPDATE latest SET revision = ?", (entries[-1].revision,))
+            with self._connection if len(runs) > 1 else nullcontext():  # a statement is a transaction of its own
+                for run in runs:
+                    self._write(run)
         except apsw.Error as error:
             raise LogError(f"{self.path}: nothing was written: {error}") from error
 
-    def _put(self, entry: Entry) -> None:
-        if entry.raw is None:
-            self._connection.execute(DELETE, entry.key)
-        else:
-            self._connection.execute(PUT, (*entry.key, entry.revision, zlib.crc32(entry.raw), entry.raw))
+    def _write(self, entries: Sequence[Entry]) -> None:
+        """All of them put an object in its place, or all of them delete one."""
+        values: list[str | int | bytes] = []
+        for revision, key, raw in entries:
+            if raw is None:
+                self._connection.execute(DELETE, key)
+            else:
+                values += (*key, revision, zlib.crc32(raw), raw)
+        if values:
+            self._connection.execute(put(len(entries)), values)
 
     def close(self) -> None:
         self._connection.close()

@@ -3,6 +3,9 @@
 A write is checked and given its revision at once, and waits with others for the log.  Writes build on each other while
 they wait: the log keeps them in order, so whoever is answered has everything that came before his write on the disk,
 too.
+
+The log has a thread of its own, which comes for the next writes as soon as it is done with some: the server meanwhile
+goes on with what others ask for.
 """
 
 import asyncio
@@ -11,24 +14,30 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from tapestry.apiserver.storage.log import Entry, Key, Log, LogError
-from tapestry.apiserver.storage.store import EVENT_SECONDS, EVENTS, Event, Make, Stale, Store, Version
+from tapestry.apiserver.storage.store import EVENT_SECONDS, EVENTS, Claim, Event, Make, Stale, Store, Version
 from tapestry.apiserver.storage.values import versioned
 from tapestry.kube.objects import Object
 
-FULLEST_BATCH = 512
+FULLEST_BATCH = 64
+"""Writes that go to the log at a time: each number is a statement of its own, which is kept ready."""
 SWEEPS = 60
 """How often events are looked through for those that are over, in the time that each may last."""
 
 
-@dataclass(slots=True)
-class Write:
-    key: Key
+class Write(msgspec.Struct, eq=False):
     entry: Entry
     event: Event
-    done: asyncio.Future[None]
+    waiting: list[asyncio.Future[None]] = msgspec.field(default_factory=list)
+    """Who wants to know of its end, each with a future of their own: they may leave, and it goes on."""
+
+    def end(self) -> asyncio.Future[None]:
+        found = asyncio.get_running_loop().create_future()
+        self.waiting.append(found)
+        return found
 
 
 class LocalStore(Store):
@@ -37,10 +46,14 @@ class LocalStore(Store):
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
-        self._heads: dict[Key, Event] = {}
+        self._heads: dict[Key, Write] = {}
         """What will be the last that happened to an object, where readers do not see it yet."""
         self._writes: deque[Write] = deque()
-        self._under_way: dict[Key, Write] = {}
+        """What the log has yet to take; its thread does."""
+        self._batch: list[Write] = []
+        """What it took last."""
+        self._durable: asyncio.Queue[list[Write]] = asyncio.Queue()
+        """What nobody has been told of yet."""
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="log")
         self._given = 0
@@ -59,10 +72,12 @@ class LocalStore(Store):
 
     def _head(self, key: Key) -> Version | None:
         coming = self._heads.get(key)
-        return coming.new if coming is not None else self.get(*key)
+        return coming.event.new if coming is not None else self.get(*key)
 
-    async def put(self, key: Key, expected: Version | None, make: Make) -> Version:
+    async def put(self, key: Key, expected: Version | None, make: Make, claim: Claim | None = None) -> Version:
         self._expect(key, expected)
+        if claim is not None and not claim():
+            raise Stale
         revision = self._next()
         raw, labels = make(revision)
         version = Version(key, revision, raw, labels)
@@ -86,18 +101,14 @@ class LocalStore(Store):
 
     async def _write(self, key: Key, version: Version | None, event: Event) -> None:
         entry = Entry(event.revision, key, version.raw if version is not None else None)
-        write = Write(key, entry, event, asyncio.get_running_loop().create_future())
-        self._heads[key] = event
+        write = self._heads[key] = Write(entry, event)
         self._writes.append(write)
         self._wake.set()
-        await asyncio.shield(write.done)  # whoever asked may go away; what was begun is finished
+        await write.end()
 
     async def settled(self, key: Key) -> None:
-        waiting = next((write for write in reversed(self._writes) if write.key == key), None) or self._under_way.get(
-            key
-        )
-        if waiting is not None:
-            await asyncio.shield(waiting.done)
+        if (waiting := self._heads.get(key)) is not None:
+            await waiting.end()
 
     async def wait_for_latest(self) -> None:
         """Nobody else writes, and what was acknowledged is seen."""
@@ -105,23 +116,31 @@ class LocalStore(Store):
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._append(), name="log")
+            group.create_task(self._tell(), name="news")
             group.create_task(self.expire(EVENTS, EVENT_SECONDS), name="expiry")
 
     async def _append(self) -> None:
-        """Take writes to the log, as many at a time as wait there."""
+        """Have the log take writes, whenever there are any."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._writes:
-                batch = [self._writes.popleft() for _ in range(min(len(self._writes), FULLEST_BATCH))]
-                self._under_way = {write.key: write for write in batch}
-                try:
-                    await loop.run_in_executor(self._thread, self._log.append, [write.entry for write in batch])
-                except LogError as error:
-                    self._fail([*batch, *self._writes], error)
-                else:
-                    self._publish(batch)
+            try:
+                await loop.run_in_executor(self._thread, self._take, loop)
+            except LogError as error:
+                self._fail([*self._batch, *self._writes], error)
+
+    def _take(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the log's thread: take writes, as many at a time as wait there, until none do or one fails."""
+        writes = self._writes
+        while writes:
+            self._batch = [writes.popleft() for _ in range(min(len(writes), FULLEST_BATCH))]
+            self._log.append([write.entry for write in self._batch])
+            loop.call_soon_threadsafe(self._durable.put_nowait, self._batch)
+
+    async def _tell(self) -> None:
+        while True:
+            self._publish(await self._durable.get())
 
     async def expire(self, resource: str, seconds: float) -> None:
         """Delete what has not changed for that long while this was running."""
@@ -144,24 +163,25 @@ class LocalStore(Store):
     def _publish(self, batch: Sequence[Write]) -> None:
         """The batch is durable: let readers and watchers see it, in its order."""
         for write in batch:
-            self._show(write.key, write.event)
-            if self._heads.get(write.key) is write.event:
-                del self._heads[write.key]
-            if not write.done.done():
-                write.done.set_result(None)
-        self._under_way = {}
+            key = write.entry.key
+            self._show(key, write.event)
+            if self._heads.get(key) is write:
+                del self._heads[key]
+            for waiter in write.waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
         self.failure = ""
         self._reach(batch[-1].event.revision)
 
     def _fail(self, writes: Sequence[Write], error: LogError) -> None:
         """None of these happened, nor what was built on them; their revisions are not given out again."""
         self._writes.clear()
-        self._under_way = {}
         self.failure = str(error)
         for write in writes:
-            self._heads.pop(write.key, None)
-            if not write.done.done():
-                write.done.set_exception(error)
+            self._heads.pop(write.entry.key, None)
+            for waiter in write.waiting:
+                if not waiter.done():
+                    waiter.set_exception(error)
 
 
 def last_words(version: Version) -> Make:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from tapestry.apiserver.storage.log import Key
 from tapestry.kube.objects import Object
 
@@ -42,8 +44,7 @@ class Compacted(Exception):
         self.oldest = oldest
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(msgspec.Struct, frozen=True):
     """One version of an object: nobody changes it."""
 
     key: Key
@@ -51,19 +52,18 @@ class Version:
     raw: bytes
     """The object in JSON, as it is served."""
     labels: Object
-    texts: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    texts: dict[str, str] = msgspec.field(default_factory=dict)
     """Fields that somebody selected by, for the next one."""
 
 
-@dataclass(slots=True)
-class Event:
+class Event(msgspec.Struct, eq=False):
     """One change: from `old` to `new`, either of which may be None.  `raw` is the object as the event shows it."""
 
     revision: int
     old: Version | None
     new: Version | None
     raw: bytes
-    lines: dict[str, bytes] = field(default_factory=dict)
+    lines: dict[str, bytes] = msgspec.field(default_factory=dict)
     """What was made of it for some watcher, for the next one."""
 
     @property
@@ -154,6 +154,9 @@ class Shelf:
 
 Make = Callable[[int], tuple[bytes, Object]]
 """The object in JSON with the revision in it, and its labels."""
+
+Claim = Callable[[], bool]
+"""Whether an object may have what it takes of that of which there is one of each, by all that readers see."""
 
 
 class Store(ABC):
@@ -256,8 +259,11 @@ class Store(ABC):
         """The object as the next write finds it."""
 
     @abstractmethod
-    async def put(self, key: Key, expected: Version | None, make: Make) -> Version:
+    async def put(self, key: Key, expected: Version | None, make: Make, claim: Claim | None = None) -> Version:
         """Have the object as `make` makes it, in the place of `expected` and of nothing else.  Raises Stale.
+
+        That is also raised where `claim` does not hold; nobody writes another object of the resource between its last
+        word and this.
 
         When this returns, the object is durable, and readers see it.  Raises LogError when nobody can say so.
         """

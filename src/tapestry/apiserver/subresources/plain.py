@@ -73,7 +73,10 @@ class Subresources:
         """The same, under the name that it had before pods had subresources."""
         row = self.rows.get("", "v1", "pods")
         assert row is not None, "pods are always served"
-        return await self.bind(call, Target(row, target.namespace, name_of(self.body(call)), "binding"))
+        name = value_at(self.body(call), "metadata", "name", default="")
+        if not name:
+            raise refusals.bad_request("metadata.name: Required value: the pod to bind")
+        return await self.bind(call, Target(row, target.namespace, name, "binding"))
 
     async def bind(self, call: Call, target: Target) -> Answer:
         """A scheduler says where a pod runs."""

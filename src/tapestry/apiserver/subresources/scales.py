@@ -102,7 +102,8 @@ def patched(scale: Object, patch: Any, content_type: str) -> Any:
 
 
 def check(wanted: Any, row: Row, name: str, *, is_patch: bool) -> None:
-    if not isinstance(wanted, dict) or not isinstance(wanted.get("spec") or {}, dict):
+    fields = ("metadata", "spec")
+    if not isinstance(wanted, dict) or not all(isinstance(wanted.get(each), dict | None) for each in fields):
         raise refusals.bad_request("the body is not a Scale")
     replicas = value_at(wanted, "spec", "replicas")
     if replicas is None and is_patch and row.scale:

@@ -10,7 +10,6 @@ from tapestry.apiserver.validation.faults import (
     between,
     duplicate,
     every,
-    forbidden,
     invalid,
     matching,
     needs,
@@ -20,7 +19,7 @@ from tapestry.apiserver.validation.faults import (
     struct,
     unsupported,
 )
-from tapestry.apiserver.validation.metadata import label_selector
+from tapestry.apiserver.validation.metadata import label_selector, requirement
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 REQUIRED, PREFERRED = (f"{each}DuringSchedulingIgnoredDuringExecution" for each in ("required", "preferred"))
@@ -80,18 +79,11 @@ def taints(value: Any, path: str) -> Iterator[Fault]:
 
 
 def node_requirement(value: Any, path: str) -> Iterator[Fault]:
-    operator, values = value.get("operator", ""), value.get("values") or ()
-    if operator in ("In", "NotIn"):
-        if not values:
-            yield required(f"{path}.values", "must be specified when `operator` is 'In' or 'NotIn'")
-    elif operator in ("Exists", "DoesNotExist"):
-        if values:
-            yield forbidden(f"{path}.values", "may not be specified when `operator` is 'Exists' or 'DoesNotExist'")
-    elif operator in ("Gt", "Lt"):
-        if len(values) != 1:
-            yield required(f"{path}.values", "must be specified single value when `operator` is 'Lt' or 'Gt'")
-    else:
-        yield invalid(f"{path}.operator", operator, "not a valid selector operator")
+    if value.get("operator") not in ("Gt", "Lt"):
+        yield from requirement(value, path)
+        return
+    if len(value.get("values") or ()) != 1:
+        yield required(f"{path}.values", "must be specified single value when `operator` is 'Lt' or 'Gt'")
     yield from key(value.get("key", ""), f"{path}.key")
 
 

@@ -53,7 +53,7 @@ def other_containers(before: Object, after: Object, field: str) -> Iterator[Faul
         yield forbidden(f"spec.{field}", f"{field} may not be added or removed on resize")
         return
     for number, (one, other) in enumerate(zip(had, has, strict=True)):
-        if one["name"] != other["name"]:
+        if one["name"] != other.get("name"):
             yield forbidden(f"spec.{field}[{number}].name", f"{field} may not be renamed or reordered on resize")
 
 

@@ -1,7 +1,15 @@
 """Test tools for authors of controllers: virtual time, a Kubernetes API in this process, the perturbation driver."""
 
 from tapestry.controller.testing.api import InProcessApi, everything_allowed
-from tapestry.controller.testing.clock import START, Spinning, VirtualClock, VirtualLoop, run, running_clock
+from tapestry.controller.testing.clock import (
+    START,
+    Spinning,
+    VirtualClock,
+    VirtualLoop,
+    in_virtual_time,
+    run,
+    running_clock,
+)
 from tapestry.controller.testing.connection import Connection
 from tapestry.controller.testing.perturbation import Disturbance, Failure, Report, Scenario, perturb
 from tapestry.controller.testing.specimens import specimen
@@ -18,6 +26,7 @@ __all__ = [
     "VirtualClock",
     "VirtualLoop",
     "everything_allowed",
+    "in_virtual_time",
     "perturb",
     "run",
     "running_clock",

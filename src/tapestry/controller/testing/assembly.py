@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from random import Random
-from uuid import UUID
 from zlib import crc32
 
 from tapestry.apiserver.access.reviews import created, posted
@@ -36,7 +35,7 @@ from tapestry.apiserver.types import Types
 from tapestry.apiserver.validation import kinds as validation
 from tapestry.apiserver.verbs import Request, Verbs
 from tapestry.controller.testing.storage import InstantStore
-from tapestry.kube.objects import Object, with_value
+from tapestry.kube.objects import Object, uid_from, with_value
 from tapestry.kube.resources import (
     ACCESS_REVIEWS,
     CRDS,
@@ -183,4 +182,4 @@ class Unsigned(Keys):
 
 
 def uid(random: Random) -> str:
-    return str(UUID(int=random.getrandbits(128), version=4))
+    return uid_from(random.getrandbits(128))

@@ -1,8 +1,9 @@
 """Time that costs nothing: an event loop whose clock jumps to the next timer instead of waiting for it.
 
-`run(main())` is `asyncio.run` on such a loop.  Code under test sleeps, sets timers and deadlines through asyncio as it
-always does, and takes the wall clock as `now: Callable[[], datetime]`; `running_clock().now` moves with the loop.  A
-week of retries passes in the time that its callbacks take, in the same order on every run.
+`run(main())` is `asyncio.run` on such a loop, and a test under `@in_virtual_time` has one of its own.  Code under test
+sleeps, sets timers and deadlines through asyncio as it always does, and takes the wall clock as
+`now: Callable[[], datetime]`; `running_clock().now` moves with the loop.  A week of retries passes in the time that its
+callbacks take, in the same order on every run.
 
 Sockets, pipes and `call_soon_threadsafe` work as on any loop.  What is ready goes before any timer, but no timer waits
 for what is still under way elsewhere: a deadline set on the work of a thread or of another process passes at once.
@@ -10,8 +11,9 @@ for what is still under way elsewhere: a deadline set on the work of a thread or
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -99,6 +101,16 @@ def run(main: Coroutine[Any, Any, T], *, start: datetime = START, turns: int = T
     """
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(start, turns=turns)) as runner:
         return runner.run(main)
+
+
+def in_virtual_time(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, as a plain one that runs it on a VirtualLoop of its own."""
+
+    @wraps(story)
+    def test(*args: Any, **kwargs: Any) -> None:
+        run(story(*args, **kwargs))
+
+    return test
 
 
 def running_clock() -> VirtualClock:

@@ -6,7 +6,7 @@ Readers can be held back behind the writers, as by a slow cache of a real server
 from collections import Counter, deque
 
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Event, Make, Stale, Store, Subscription, Version
+from tapestry.apiserver.storage.store import Claim, Event, Make, Stale, Store, Subscription, Version
 
 
 class InstantStore(Store):
@@ -29,7 +29,9 @@ class InstantStore(Store):
     def head(self, resource: str, namespace: str, name: str) -> Version | None:
         return self.truth.get(Key(resource, namespace, name))
 
-    async def put(self, key: Key, expected: Version | None, make: Make) -> Version:
+    async def put(self, key: Key, expected: Version | None, make: Make, claim: Claim | None = None) -> Version:
+        if claim is not None and not claim():
+            raise Stale
         version = self._made(key, expected, make)
         if expected is None:
             self.births[key] += 1

@@ -11,6 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from tapestry.kube.objects import Object, controller_of, is_deleting, labels_of, namespace_of, value_at
+from tapestry.kube.pods import ENDED, is_sidecar
 from tapestry.kube.requests import effective_requests, requests_of
 from tapestry.kube.selectors import (
     NOTHING,
@@ -235,7 +236,7 @@ def at_least(container: Object) -> Object:
 
 
 def host_ports(spec: Object) -> Iterable[Port]:
-    sidecars = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
+    sidecars = [each for each in spec.get("initContainers") or () if is_sidecar(each)]
     for container in (*(spec.get("containers") or ()), *sidecars):
         for port in container.get("ports") or ():
             if number := port.get("hostPort"):
@@ -346,19 +347,4 @@ def is_for_us(pod: Object, name: str = DEFAULT_SCHEDULER) -> bool:
     if spec.get("nodeName") or is_deleting(pod) or spec.get("schedulingGates"):
         return False
     phase = value_at(pod, "status", "phase")
-    return spec.get("schedulerName", DEFAULT_SCHEDULER) == name and phase not in ("Succeeded", "Failed")
-
-
-def tolerates(tolerations: Iterable[Object], taint: Object) -> bool:
-    return any(is_tolerated_by(each, taint) for each in tolerations)
-
-
-def is_tolerated_by(toleration: Object, taint: Object) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
-        return False
-    if toleration.get("key") and toleration["key"] != taint["key"]:
-        return False
-    operator = toleration.get("operator") or "Equal"
-    if operator == "Exists":
-        return True
-    return operator == "Equal" and (toleration.get("value") or "") == (taint.get("value") or "")
+    return spec.get("schedulerName", DEFAULT_SCHEDULER) == name and phase not in ENDED

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.controller import Informer, Manager
 from tapestry.controller.events import Recorder
 from tapestry.controlplane.scheduler import volumes
@@ -49,6 +50,7 @@ from tapestry.kube.objects import (
     uid_of,
     value_at,
 )
+from tapestry.kube.pods import is_over
 from tapestry.kube.quantity import QuantityError
 from tapestry.kube.resources import (
     DISRUPTION_BUDGETS,
@@ -104,7 +106,7 @@ class Scheduler:
     # -- what happens
 
     def pod_changed(self, old: Object | None, new: Object | None) -> None:
-        if new is None or value_at(new, "status", "phase") in ("Succeeded", "Failed"):
+        if new is None or is_over(new):
             pod = new or old
             assert pod is not None
             self.forget(key_of(pod))
@@ -442,7 +444,7 @@ def classes(volume: Object) -> Iterable[str]:
 
 def claims_on_nodes(pod: Object) -> Iterable[str]:
     """The claims that a pod uses, once it is on a node and until it is over."""
-    if not value_at(pod, "spec", "nodeName") or value_at(pod, "status", "phase") in ("Succeeded", "Failed"):
+    if not value_at(pod, "spec", "nodeName") or is_over(pod):
         return ()
     return [f"{namespace_of(pod)}/{name}" for name, _ in claim_names(pod)]
 

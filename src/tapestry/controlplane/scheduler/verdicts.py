@@ -6,11 +6,11 @@ A verdict holds until the node changes, and for every pod of the same needs.
 from collections import OrderedDict
 from typing import NamedTuple
 
-from tapestry.controlplane.scheduler.asked import Needs, tolerates
+from tapestry.controlplane.scheduler.asked import Needs
 from tapestry.controlplane.scheduler.rooms import Room
+from tapestry.kube.taints import CORDON, is_tolerated
 
 HIGHEST = 100
-CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 REMEMBERED = 64
 """Needs whose verdicts are remembered."""
 
@@ -63,14 +63,14 @@ def verdict_of(needs: Needs, room: Room) -> Verdict:
         return Verdict(room.version, refusal)
     dislike = 0
     for taint in room.taints:
-        if taint["effect"] == "PreferNoSchedule" and not tolerates(needs.tolerations, taint):
+        if taint["effect"] == "PreferNoSchedule" and not is_tolerated(taint, needs.tolerations):
             dislike += 1
     liking = sum(weight for weight, each in needs.preferences if each.matches(room.node))
     return Verdict(room.version, None, emptiness(needs, room), dislike, liking)
 
 
 def unfit(needs: Needs, room: Room) -> Refusal | None:
-    if room.is_cordoned and not tolerates(needs.tolerations, CORDON):
+    if room.is_cordoned and not is_tolerated(CORDON, needs.tolerations):
         return UNSCHEDULABLE
     if room.taints and not is_tolerant(needs, room):
         return TAINTED
@@ -86,7 +86,7 @@ def unfit(needs: Needs, room: Room) -> Refusal | None:
 
 def is_tolerant(needs: Needs, room: Room) -> bool:
     return all(
-        taint["effect"] not in ("NoSchedule", "NoExecute") or tolerates(needs.tolerations, taint)
+        taint["effect"] not in ("NoSchedule", "NoExecute") or is_tolerated(taint, needs.tolerations)
         for taint in room.taints
     )
 

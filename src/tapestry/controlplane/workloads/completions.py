@@ -5,13 +5,14 @@ it.  First its UID is written down in `uncountedTerminatedPods`, then the finali
 Whoever is interrupted in between finds out where by looking.  The success of an index needs no UID: it is in the list.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tapestry.controlplane.workloads.failures import action_for, is_over, match_of
+from tapestry.controlplane.workloads.failures import action_for, match_of
 from tapestry.kube.conditions import find, is_true
 from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at
+from tapestry.kube.pods import is_over
 from tapestry.kube.times import parse_time
 
 FINALIZER = "batch.kubernetes.io/job-tracking"
@@ -276,7 +277,7 @@ def wanted_pods(job: Object, tally: Tally) -> int:
     return max(min(parallelism, missing), 0)
 
 
-def missing_indexes(job: Object, tally: Tally, taken: Iterable[int | None]) -> list[int]:
-    """Indexes that nobody has completed or works on."""
+def missing_indexes(job: Object, tally: Tally, taken: Iterable[int | None]) -> Iterator[int]:
+    """Indexes that nobody has completed or works on, the least first."""
     held = {*tally.completed, *tally.lost, *taken}
-    return [each for each in range(job["spec"].get("completions") or 0) if each not in held]
+    return (each for each in range(job["spec"].get("completions") or 0) if each not in held)

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from tapestry.controlplane.scheduler.asked import REQUIRED, tolerates
+from tapestry.controlplane.scheduler.asked import REQUIRED
 from tapestry.controlplane.workloads import members
 from tapestry.controlplane.workloads.revisions import HASH
 from tapestry.controlplane.workloads.rollouts import share
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
+from tapestry.kube.pods import is_over
 from tapestry.kube.selectors import node_selector
+from tapestry.kube.taints import is_tolerated
 from tapestry.kube.times import parse_time
 
 GENERATION = "deprecated.daemonset.template.generation"
@@ -57,7 +59,7 @@ def fit_of(daemon_set: Object, node: Object) -> Fit:
     if required is not None and not node_selector(required).matches(node):
         return Fit(False, False)
     held = tolerations_of(spec)
-    effects = {each["effect"] for each in value_at(node, "spec", "taints", default=()) if not tolerates(held, each)}
+    effects = {each["effect"] for each in value_at(node, "spec", "taints", default=()) if not is_tolerated(each, held)}
     return Fit(not effects & {"NoSchedule", "NoExecute"}, "NoExecute" not in effects)
 
 
@@ -170,7 +172,7 @@ def next_step(
 
 
 def is_gone(pod: Object) -> bool:
-    return is_deleting(pod) and value_at(pod, "status", "phase") in ("Succeeded", "Failed")
+    return is_deleting(pod) and is_over(pod)
 
 
 def leaving(found: Sequence[Object], fit: Fit | None, mark: str, now: datetime, *, is_surging: bool) -> list[Object]:

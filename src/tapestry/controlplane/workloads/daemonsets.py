@@ -9,9 +9,10 @@ from datetime import datetime
 
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
+from tapestry.controller.controller import own_namespace
 from tapestry.controller.events import Recorder
 from tapestry.controlplane.workloads import daemons, members, revisions
-from tapestry.controlplane.workloads.members import PAUSE, in_namespace, keepers_among
+from tapestry.controlplane.workloads.members import PAUSE, keepers_among
 from tapestry.kube.errors import ApiError, Conflict, NotFound
 from tapestry.kube.objects import (
     Object,
@@ -80,7 +81,7 @@ class DaemonSets:
                 node, name = daemons.node_of(pod), f"{namespace_of(pod)}/{name_of(pod)}"
                 message = f"Found failed daemon pod {name} on node {node}, will try to kill it"
                 self.events.warning(daemon_set, "FailedDaemonPod", message)
-            await members.let_go(self.client, pod)
+            await self.client.remove(PODS, pod)
             self.events.normal(daemon_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
         is_free = self.gone.leaves(daemon_set, pods)
         for node in step.make:
@@ -111,7 +112,7 @@ def changes_fit(old: Object | None, new: Object | None) -> bool:
 
 
 def install(manager: Manager) -> None:
-    sets = manager.informer(DAEMON_SETS, indexers={"namespace": in_namespace})
+    sets = manager.informer(DAEMON_SETS, indexers={"namespace": own_namespace})
     nodes = manager.informer(NODES)
     pods = manager.informer(PODS, indexers=members.BY_OWNER)
     kept = manager.informer(CONTROLLER_REVISIONS, indexers=members.BY_OWNER)

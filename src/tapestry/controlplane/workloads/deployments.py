@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
-from tapestry.controller.controller import controller_key
+from tapestry.controller.controller import controller_key, own_namespace
 from tapestry.controller.events import Recorder
 from tapestry.controlplane.workloads import members, rollouts
-from tapestry.controlplane.workloads.members import in_namespace, owner_uid
+from tapestry.controlplane.workloads.members import owner_uid
 from tapestry.controlplane.workloads.rollouts import DESIRED, HASH, LIMIT, PAST, REVISION
 from tapestry.kube.conditions import condition, find, with_condition
-from tapestry.kube.errors import AlreadyExists, NotFound
+from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -27,6 +27,7 @@ from tapestry.kube.objects import (
     value_at,
 )
 from tapestry.kube.patches import merge_patch
+from tapestry.kube.pods import is_over
 from tapestry.kube.resources import DEPLOYMENTS, PODS, REPLICA_SETS
 from tapestry.kube.selectors import label_selector
 from tapestry.kube.times import parse_time, timestamp
@@ -70,12 +71,12 @@ class Deployments:
             if uid_of(each) in step.sizes:
                 await self.scale(deployment, each, step.sizes[uid_of(each)])
         for each in step.obsolete:
-            await self.remove(each)
+            await self.client.remove(REPLICA_SETS, each)
         return await self.tell(deployment, new, old)
 
     def running_pods(self, replica_set: Object) -> int:
         pods = self.pods.store.by("owner", uid_of(replica_set))
-        return sum(value_at(pod, "status", "phase") not in ("Succeeded", "Failed") for pod in pods)
+        return sum(not is_over(pod) for pod in pods)
 
     # -- ReplicaSets
 
@@ -129,12 +130,6 @@ class Deployments:
             way = "up" if size > before else "down"
             message = f"Scaled {way} replica set {name_of(replica_set)} from {before} to {size}"
             self.events.normal(deployment, "ScalingReplicaSet", message)
-
-    async def remove(self, replica_set: Object) -> None:
-        try:
-            await self.client.delete(REPLICA_SETS, replica_set)
-        except NotFound:
-            return
 
     # -- telling
 
@@ -250,7 +245,7 @@ def deadline_of(deployment: Object, status: Object) -> datetime | None:
 
 
 def install(manager: Manager) -> None:
-    deployments = manager.informer(DEPLOYMENTS, indexers={"namespace": in_namespace})
+    deployments = manager.informer(DEPLOYMENTS, indexers={"namespace": own_namespace})
     sets = manager.informer(REPLICA_SETS, indexers={**members.BY_OWNER, "uid": lambda each: [uid_of(each)]})
     pods = manager.informer(PODS, indexers=members.BY_OWNER)
     reconciler = Deployments(manager.client, manager.events, manager.now, deployments, sets, pods)

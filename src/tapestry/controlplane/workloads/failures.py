@@ -6,13 +6,10 @@ from typing import NamedTuple
 
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import Object, value_at
+from tapestry.kube.pods import is_over
 from tapestry.kube.times import parse_time
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(minutes=10)
-
-
-def is_over(pod: Object) -> bool:
-    return value_at(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
 # -- rules

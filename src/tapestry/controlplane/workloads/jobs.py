@@ -7,9 +7,12 @@ and pods are made and let go.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import islice
 
-from tapestry.client.client import Client, Propagation
+from tapestry.client.client import Client
+from tapestry.client.options import Propagation
 from tapestry.controller import Informer, Manager, Result
+from tapestry.controller.controller import own_namespace
 from tapestry.controller.events import Recorder
 from tapestry.controlplane.workloads import members
 from tapestry.controlplane.workloads.completions import (
@@ -30,8 +33,7 @@ from tapestry.controlplane.workloads.completions import (
     wanted_pods,
     written_indexes,
 )
-from tapestry.controlplane.workloads.failures import ended_at, is_over, may_start_at, pause_after
-from tapestry.controlplane.workloads.members import in_namespace
+from tapestry.controlplane.workloads.failures import ended_at, may_start_at, pause_after
 from tapestry.controlplane.workloads.orphans import Orphans, freed
 from tapestry.kube.conditions import condition, find, is_true, with_condition
 from tapestry.kube.errors import ApiError, NotFound
@@ -46,6 +48,7 @@ from tapestry.kube.objects import (
     version_of,
 )
 from tapestry.kube.patches import merge_patch
+from tapestry.kube.pods import is_over
 from tapestry.kube.resources import JOBS, PODS
 from tapestry.kube.selectors import label_selector
 from tapestry.kube.times import parse_time, timestamp
@@ -138,7 +141,7 @@ class Jobs:
         """Delete a pod; it is no failure of the Job's unless it `counts` as one."""
         left = await freed(self.client, pod) if not counts and is_tracked(pod) else pod
         if left is not None:
-            await members.let_go(self.client, left)
+            await self.client.remove(PODS, left)
             self.events.normal(job, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
 
     async def scale(
@@ -152,7 +155,7 @@ class Jobs:
             await self.remove(job, pod)
         going = [pod for pod in pods if is_deleting(pod) and not is_over(pod)]
         waits_for = going if replaces_only_failed(job) else []
-        missing = wanted - len(working) - len(waits_for)
+        missing = min(wanted - len(working) - len(waits_for), members.AT_ONCE)  # which bring us back
         if missing <= 0:
             return None
         if job["spec"].get("backoffLimitPerIndex") is not None:
@@ -169,7 +172,7 @@ class Jobs:
         is_free = self.gone.leaves(job, pods)
         wanted: list[tuple[str, int | None]]
         if is_indexed(job):
-            free = missing_indexes(job, tally, map(index_of, working))[:missing]
+            free = islice(missing_indexes(job, tally, map(index_of, working)), missing)
             wanted = [(next(indexed_names(job, index, is_free)), index) for index in free]
         else:
             names = members.names_for(job, is_free)
@@ -188,9 +191,11 @@ class Jobs:
             due = max(ends) + pause_after(failures) if ends else now
             if due > now:
                 later.append(due)
-            elif missing > 0:
-                missing -= 1
-                await self.make(job, pod_of(job, next(indexed_names(job, index, is_free)), index, failures))
+                continue
+            await self.make(job, pod_of(job, next(indexed_names(job, index, is_free)), index, failures))
+            missing -= 1
+            if not missing:
+                break  # there may be no end of indexes
         return min(later, default=None)
 
     async def make(self, job: Object, pod: Object) -> None:
@@ -211,10 +216,7 @@ class Jobs:
         due = finished_at(job) + timedelta(seconds=seconds)
         if due > self.now():
             return Result(requeue_at=due)
-        try:
-            await self.client.delete(JOBS, job, propagation=Propagation.FOREGROUND)
-        except NotFound:
-            return None
+        await self.client.remove(JOBS, job, propagation=Propagation.FOREGROUND)
         return None
 
 
@@ -325,7 +327,7 @@ def ended(conditions: list[Object], end: End, now: datetime, *, at_rest: bool) -
 
 
 def install(manager: Manager) -> None:
-    jobs = manager.informer(JOBS, indexers={"namespace": in_namespace})
+    jobs = manager.informer(JOBS, indexers={"namespace": own_namespace})
     pods = manager.informer(PODS, indexers=members.BY_OWNER)
     reconciler = Jobs(manager.client, manager.events, manager.now, jobs, pods, members.Gone(pods))
     controller = manager.controller("jobs", reconciler.reconcile)

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Result
-from tapestry.controller.controller import controller_key
+from tapestry.controller.controller import controller_key, own_namespace
 from tapestry.controller.store import Indexer
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import AlreadyExists, NotFound
@@ -29,6 +29,7 @@ from tapestry.kube.objects import (
     uid_of,
     value_at,
 )
+from tapestry.kube.pods import is_over
 from tapestry.kube.resources import PODS, REPLICATION_CONTROLLERS, Resource
 from tapestry.kube.selectors import LabelSelector, label_selector
 from tapestry.kube.times import parse_time
@@ -40,6 +41,8 @@ PAUSE = 0.1
 """Seconds in which changes of pods are looked at together: each look is at all pods of an owner."""
 REMEMBERED = 10_000
 """Pods that are gone."""
+AT_ONCE = 500
+"""Pods that one pass makes: who has typed three zeros too many gets to take them back."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -106,7 +109,7 @@ def pod_from(template: Object, owner: Object, name: str) -> Object:
 
 def is_active(pod: Object) -> bool:
     """Whether the pod counts: it has not ended and is not going."""
-    return value_at(pod, "status", "phase") not in ("Succeeded", "Failed") and not is_deleting(pod)
+    return not is_over(pod) and not is_deleting(pod)
 
 
 def ready_since(pod: Object) -> datetime | None:
@@ -184,12 +187,8 @@ def owner_uid(obj: Object) -> Iterable[str]:
     return [owner["uid"]] if owner is not None else []
 
 
-def in_namespace(obj: Object) -> Iterable[str]:
-    return [namespace_of(obj) or ""]
-
-
 def without_owner(obj: Object) -> Iterable[str]:
-    return in_namespace(obj) if controller_of(obj) is None else []
+    return own_namespace(obj) if controller_of(obj) is None else []
 
 
 BY_OWNER: dict[str, Indexer] = {"owner": owner_uid, "orphans": without_owner}
@@ -231,19 +230,8 @@ async def create(client: Client, pod: Object, owner: Object) -> Object | None:
     try:
         return await client.create(PODS, pod)
     except AlreadyExists:
-        try:
-            held = await client.get(PODS, name_of(pod), namespace_of(pod))
-        except NotFound:
-            return None
-        return held if is_of(held, owner) else None
-
-
-async def let_go(client: Client, pod: Object) -> None:
-    """Delete a pod as it was seen; one that changed meanwhile is judged again."""
-    try:
-        await client.delete(PODS, pod)
-    except NotFound:
-        return
+        held = await client.find(PODS, name_of(pod), namespace_of(pod))
+        return held if held is not None and is_of(held, owner) else None
 
 
 def is_of(obj: Object, owner: Object) -> bool:
@@ -273,11 +261,8 @@ async def claimed(
 
 async def is_still_there(client: Client, resource: Resource, owner: Object) -> bool:
     """Whether the owner is there and stays: one that is about to go must not take anything."""
-    try:
-        live = await client.get(resource, name_of(owner), namespace_of(owner))
-    except NotFound:
-        return False
-    return uid_of(live) == uid_of(owner) and not is_deleting(live)
+    live = await client.find(resource, name_of(owner), namespace_of(owner))
+    return live is not None and uid_of(live) == uid_of(owner) and not is_deleting(live)
 
 
 async def adopt(client: Client, resource: Resource, obj: Object, owner: Object) -> Object | None:

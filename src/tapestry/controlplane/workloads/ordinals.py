@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 
 from tapestry.controlplane.workloads import members
 from tapestry.controlplane.workloads.revisions import HASH
 from tapestry.controlplane.workloads.rollouts import share
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, owner_reference, uid_of, value_at
+from tapestry.kube.pods import is_over
 
 POD_NAME = "statefulset.kubernetes.io/pod-name"
 POD_INDEX = "apps.kubernetes.io/pod-index"
@@ -87,8 +89,8 @@ def next_step(stateful_set: Object, pods: Mapping[int, Object], revisions: Revis
 
 def all_at_once(numbers: range, pods: Mapping[int, Object], beyond: Sequence[Object]) -> Step | None:
     """Who comes and goes in a set that knows no order; None where nobody does."""
-    missing = [number for number in numbers if number not in pods]
-    ended = [pods[number] for number in numbers if number in pods and is_over(pods[number])]
+    missing = list(islice((number for number in numbers if number not in pods), members.AT_ONCE))
+    ended = [pods[number] for number in sorted(pods) if number in numbers and is_over(pods[number])]
     leave = [pod for pod in (*ended, *beyond) if not is_deleting(pod)]
     return Step(missing, leave) if missing or leave else None
 
@@ -109,10 +111,6 @@ def one_by_one(
     last = beyond[0]
     waits = is_deleting(last) or (last in broken and last is not broken[0])
     return Step() if waits else Step(leave=[last])
-
-
-def is_over(pod: Object) -> bool:
-    return value_at(pod, "status", "phase") in ("Succeeded", "Failed")
 
 
 def outdated(

@@ -42,12 +42,10 @@ class Orphans:
         if owner is None:
             jobs = self.jobs.store.by("namespace", namespace_of(pod) or "")
             return any(members.selector_of(each).matches(labels_of(pod)) for each in jobs)
-        if (job := self.jobs.store.get(f"{namespace_of(pod)}/{owner['name']}")) is None:
-            try:  # the cache of Jobs may be behind that of pods
-                job = await self.client.get(JOBS, owner["name"], namespace_of(pod))
-            except NotFound:
-                return False
-        return bool(uid_of(job) == owner["uid"])
+        job = self.jobs.store.get(f"{namespace_of(pod)}/{owner['name']}")
+        if job is None:  # the cache of Jobs may be behind that of pods
+            job = await self.client.find(JOBS, owner["name"], namespace_of(pod))
+        return job is not None and bool(uid_of(job) == owner["uid"])
 
     def of_job(self, job: Object) -> list[str]:
         return [key_of(pod) for pod in self.pods.store.by("owner", uid_of(job))]

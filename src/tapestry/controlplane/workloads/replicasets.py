@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
+from tapestry.controller.controller import own_namespace
 from tapestry.controller.events import Recorder
 from tapestry.controller.store import Indexer
 from tapestry.controlplane.workloads import members
@@ -59,12 +60,12 @@ class ReplicaSets:
         """Make or let go what is missing or too many; those that are known to stay."""
         missing = value_at(replica_set, "spec", "replicas", default=1) - len(active)
         if missing > 0:
-            await self.add(replica_set, missing, is_free)
+            await self.add(replica_set, min(missing, members.AT_ONCE), is_free)  # which bring us back
         if missing >= 0:
             return active
         by_worth = members.first_to_go(active, self.relatives(replica_set))
         for pod in by_worth[:-missing]:
-            await members.let_go(self.client, pod)
+            await self.client.remove(PODS, pod)
             self.events.normal(replica_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
         return by_worth[-missing:]
 
@@ -141,7 +142,7 @@ def keeping(resource: Resource, name: str) -> Callable[[Manager], None]:
     """Sets of one kind or the other: what holds for ReplicaSets holds for ReplicationControllers."""
 
     def install(manager: Manager) -> None:
-        indexers: dict[str, Indexer] = {"owner": members.owner_uid, "namespace": members.in_namespace}
+        indexers: dict[str, Indexer] = {"owner": members.owner_uid, "namespace": own_namespace}
         sets, pods = manager.informer(resource, indexers=indexers), manager.informer(PODS, indexers=members.BY_OWNER)
         reconciler = ReplicaSets(manager.client, manager.events, manager.now, sets, pods, members.Gone(pods), resource)
         controller = manager.controller(name, reconciler.reconcile, workers=WORKERS)

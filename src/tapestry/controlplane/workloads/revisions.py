@@ -11,7 +11,7 @@ import msgspec
 from tapestry.client.client import Client
 from tapestry.controlplane.workloads import members
 from tapestry.kube.digests import digest_of
-from tapestry.kube.errors import AlreadyExists, NotFound
+from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -111,7 +111,4 @@ async def make(client: Client, resource: Resource, owner: Object, number: int) -
 
 async def forget(client: Client, revisions: Iterable[Object]) -> None:
     for each in revisions:
-        try:
-            await client.delete(CONTROLLER_REVISIONS, each)
-        except NotFound:
-            continue
+        await client.remove(CONTROLLER_REVISIONS, each)

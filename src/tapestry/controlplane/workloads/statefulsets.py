@@ -9,9 +9,10 @@ from datetime import datetime
 
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
+from tapestry.controller.controller import own_namespace
 from tapestry.controller.events import Recorder
 from tapestry.controlplane.workloads import members, ordinals, revisions
-from tapestry.controlplane.workloads.members import in_namespace, keepers_among
+from tapestry.controlplane.workloads.members import keepers_among
 from tapestry.controlplane.workloads.ordinals import Revisions
 from tapestry.kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, namespace_of, value_at
@@ -83,7 +84,7 @@ class StatefulSets:
             await self.mend(stateful_set, number, pod)
         step = ordinals.next_step(stateful_set, pods, names, now)
         for pod in step.leave:
-            await members.let_go(self.client, pod)
+            await self.client.remove(PODS, pod)
             message = f"delete Pod {name_of(pod)} in StatefulSet {name_of(stateful_set)} successful"
             self.events.normal(stateful_set, "SuccessfulDelete", message)
         for number in step.make:
@@ -130,20 +131,14 @@ class StatefulSets:
         stays = number in ordinals.numbers_of(stateful_set)
         for each in ordinals.claims_of(stateful_set, name_of(pod)):
             held = self.claims.store.get(f"{namespace_of(stateful_set)}/{name_of(each)}")
-            if held is None and not stays:
-                held = await self.found(each)  # it has to know with whom it goes before the pod does
+            if held is None and not stays:  # it has to know with whom it goes before the pod does
+                held = await self.client.find(PERSISTENT_VOLUME_CLAIMS, name_of(each), namespace_of(each))
             if held is None or is_deleting(held):
                 continue
             owners = ordinals.owners_of_claim(stateful_set, held, pod, stays=stays)
             if owners != (held["metadata"].get("ownerReferences") or []):
                 patch = {"metadata": {"ownerReferences": owners or None}}
                 await self.client.patch(PERSISTENT_VOLUME_CLAIMS, held, patch)
-
-    async def found(self, claim: Object) -> Object | None:
-        try:
-            return await self.client.get(PERSISTENT_VOLUME_CLAIMS, name_of(claim), namespace_of(claim))
-        except NotFound:
-            return None
 
     async def tell(self, stateful_set: Object, status: Object) -> None:
         if patch := merge_patch(stateful_set.get("status") or {}, status):
@@ -161,7 +156,7 @@ def goes_with_another(claim: Object, pod: str) -> bool:
 
 
 def install(manager: Manager) -> None:
-    sets = manager.informer(STATEFUL_SETS, indexers={"namespace": in_namespace})
+    sets = manager.informer(STATEFUL_SETS, indexers={"namespace": own_namespace})
     pods = manager.informer(PODS, indexers=members.BY_OWNER)
     claims = manager.informer(PERSISTENT_VOLUME_CLAIMS)
     kept = manager.informer(CONTROLLER_REVISIONS, indexers=members.BY_OWNER)

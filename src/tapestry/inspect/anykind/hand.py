@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from tapestry.client.client import Client, Propagation
+from tapestry.client.client import Client
+from tapestry.client.logs import pod_log
+from tapestry.client.options import Propagation
 from tapestry.client.waiting import wait_for
 from tapestry.inspect.anykind.kinds import Aim, Served, aims, of_object, served, shown_name
 from tapestry.inspect.anykind.views import Choice, about, description, objects
@@ -73,10 +75,8 @@ class Hand:
 
     async def version(self, resource: Resource, obj: Object) -> str:
         """The version at which an object stands; empty where there is none."""
-        try:
-            return version_of(await self.client.get(resource, name_of(obj), namespace_of(obj)))
-        except NotFound:
-            return ""
+        found = await self.client.find(resource, name_of(obj), namespace_of(obj))
+        return version_of(found) if found is not None else ""
 
     async def established(self, definition: str) -> None:
         await wait_for(
@@ -143,7 +143,7 @@ class Hand:
 
     async def logs(self, pod: str, query: dict[str, str]) -> AsyncIterator[bytes]:
         """What a container wrote, in pieces as they come."""
-        async with self.client.log(pod, self.namespace, query) as chunks:
+        async with pod_log(self.client, pod, self.namespace, query) as chunks:
             async for chunk in chunks:
                 yield chunk
 

@@ -25,7 +25,10 @@ def texts_of(source: str, incoming: BinaryIO) -> Iterator[tuple[str, bytes]]:
     if not files:
         raise ValueError(f"{source}: no file in there ends in {', '.join(ENDINGS)}")
     for file in files:
-        yield str(file), file.read_bytes()
+        try:
+            yield str(file), file.read_bytes()
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from error
 
 
 def documents(name: str, data: bytes) -> Iterator[Object]:

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import yaml
 
-from tapestry.client.client import Client, selection
+from tapestry.client.client import Client
+from tapestry.client.options import selection
+from tapestry.client.streams import granted, lines_of
 from tapestry.client.transport import JSON, Request
-from tapestry.client.watch import SILENCE, lines_of
 from tapestry.inspect.anykind.kinds import Aim, asked
 from tapestry.inspect.tables import table
-from tapestry.kube.errors import error_from_body, error_from_status
+from tapestry.kube.errors import error_from_status
 from tapestry.kube.objects import Object, name_of, namespace_of, without
 from tapestry.kube.resources import Resource
 
@@ -61,11 +62,9 @@ async def changes(
         "resourceVersion": version,
     }
     request = Request("GET", aim.resource.path(choice.within(aim.resource)), query, accept=accept)
-    async with client.transport.stream(request) as stream:
-        if stream.status >= 300:
-            body = b"".join([chunk async for chunk in stream.chunks()])
-            raise error_from_body(stream.status, body, doing=str(request))
-        async with aclosing(lines_of(stream, SILENCE)) as arrivals:
+    async with client.transport.stream(request) as opened:
+        stream = await granted(opened, str(request))
+        async with aclosing(lines_of(stream)) as arrivals:
             async for lines in arrivals:
                 for event in map(msgspec.json.decode, lines):
                     if event["type"] == "ERROR":

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from tapestry.apis import keys
-from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference, value_at
 from tapestry.kube.resources import CSI_NODES
 from tapestry.syncer.projections import physical_node_of
@@ -26,16 +25,10 @@ class CsiNodes:
         if node is not None and below is not None:
             await site.virtual.converge(CSI_NODES, existing, csi_node(below, node, site.binding_uid))
         elif existing is not None:
-            await self.remove(existing)
+            await site.virtual.remove(CSI_NODES, existing)
 
     def below(self, node: Object) -> Object | None:
         return next((self.site.csi_nodes.store.get(name) for name in physical_node_of(node)), None)
-
-    async def remove(self, existing: Object) -> None:
-        try:
-            await self.site.virtual.delete(CSI_NODES, existing)
-        except NotFound:
-            return
 
 
 def csi_node(below: Object, node: Object, binding_uid: str) -> Object:

@@ -35,7 +35,7 @@ class HostPorts:
         for pod in site.placeholders.store.by("node", name):
             if wanted is not None and name_of(pod) == name_of(wanted):
                 return
-            await self.remove(pod)
+            await self.site.virtual.remove(PODS, pod, grace_seconds=0)
         if wanted is not None:
             await self.create(wanted)
 
@@ -55,12 +55,6 @@ class HostPorts:
         except NotFound as error:  # tried again: somebody may make the namespace
             hint = "host ports are not shown before it is there, and `tapestry manifests` has it"
             raise NotFound(error.code, "NamespaceMissing", f"{error.message}; {hint}") from error
-
-    async def remove(self, pod: Object) -> None:
-        try:
-            await self.site.virtual.delete(PODS, pod, grace_seconds=0)
-        except NotFound:
-            return
 
 
 def taken_ports(claims: Iterable[Object], is_ours: Callable[[Object], bool]) -> tuple[Port, ...]:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
-from tapestry.kube.resources import LEASES
+from tapestry.kube.resources import LEASES, NODE_LEASES
 from tapestry.kube.times import micro_timestamp
 from tapestry.syncer.site import Site
 
-NAMESPACE = "kube-node-lease"
 RENEW_SECONDS = 10.0
 DURATION_SECONDS = 40
 
@@ -38,7 +37,7 @@ class NodeLeases:
         except (Conflict, NotFound) as error:
             self.held.pop(name, None)
             if isinstance(error, AlreadyExists):
-                self.held[name] = await self.site.virtual.get(LEASES, name, NAMESPACE)
+                self.held[name] = await self.site.virtual.get(LEASES, name, NODE_LEASES)
             return Result(requeue_after=0.05)
         return Result(requeue_after=RENEW_SECONDS)
 
@@ -51,7 +50,7 @@ class NodeLeases:
         lease = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
-            "metadata": {"name": name, "namespace": NAMESPACE, "ownerReferences": [owner]},
+            "metadata": {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]},
             "spec": {"holderIdentity": name, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now},
         }
         return await self.site.virtual.create(LEASES, lease)

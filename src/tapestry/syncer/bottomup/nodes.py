@@ -17,7 +17,8 @@ from tapestry.apis import keys
 from tapestry.apis.belongings import grace_of
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import second_virtual_node_name, virtual_node_name
-from tapestry.client.client import Client, PatchType
+from tapestry.client.client import Client
+from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, KubeError, NotFound, TooManyRequests, TransportError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, labels_of, name_of, uid_of, value_at
@@ -108,10 +109,7 @@ class PhysicalNodes:
 
     async def only_virtual(self, name: str, existing: Object, now: datetime) -> Result | None:
         """The physical node is gone, as a live read confirms; its pods with it."""
-        try:
-            live = await self.site.physical.get(NODES, name)
-        except NotFound:
-            live = None
+        live = await self.site.physical.find(NODES, name)
         if live is not None and not is_deleting(live) and not is_another(live, existing):
             return Result(requeue_after=1)  # the cache will see it
         return await self.withdraw(existing, Terms(now, by="the physical node is gone"), "PhysicalNodeGone", now)
@@ -150,10 +148,7 @@ class PhysicalNodes:
         pods = await self.site.virtual.list(PODS, fields=f"spec.nodeName={name_of(existing)}")
         if any(holds_its_node(pod) and not is_placeholder(pod) for pod in pods):
             return
-        try:
-            await self.site.virtual.delete(NODES, existing)
-        except NotFound:  # the cache has yet to see it go
-            return
+        await self.site.virtual.remove(NODES, existing)
 
     async def take_back(self, reclaim: Reclaim, reason: str) -> None:
         """Let pods go; one whose going is refused does not keep the others."""

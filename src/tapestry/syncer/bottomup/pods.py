@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tapestry.client.client import PatchType
+from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import uid_of, version_of

@@ -13,7 +13,7 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Result, Store
 from tapestry.kube.conditions import condition, with_condition
-from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
 from tapestry.kube.patches import exactly, owned_patch
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.times import timestamp
@@ -130,7 +130,3 @@ def policy_names(node: Object) -> list[str]:
     """The names of the policies that a virtual node is lent under, of either side."""
     applied = annotations_of(node).get(keys.POLICIES_APPLIED, "")
     return [name.partition("/")[2] for name in applied.split(",") if name]
-
-
-def own_name(policy: Object) -> list[str]:
-    return [name_of(policy)]

@@ -19,17 +19,17 @@ from weakref import WeakValueDictionary
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name
-from tapestry.client.client import Client
 from tapestry.controller import Informer, Result
 from tapestry.kube.conditions import find
-from tapestry.kube.errors import AlreadyExists, Conflict, Forbidden, KubeError, NotFound
+from tapestry.kube.errors import AlreadyExists, Conflict, Forbidden, KubeError
 from tapestry.kube.names import dns_subdomain_complaint
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
+from tapestry.kube.pods import is_over
 from tapestry.kube.resources import PODS
 from tapestry.process.logs import logger
 from tapestry.syncer.projections import referred
 from tapestry.syncer.site import Site
-from tapestry.syncer.topdown.pods import NotYet
+from tapestry.syncer.topdown.companions import NotYet
 from tapestry.syncer.topdown.sources import RESOURCES, Sources
 from tapestry.syncer.translate.copies import (
     copy_of,
@@ -43,7 +43,7 @@ from tapestry.syncer.translate.copies import (
     seen,
 )
 from tapestry.syncer.translate.meta import source_key
-from tapestry.syncer.translate.pod_status import is_over, mapped_uid
+from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.pods import is_left_alone
 from tapestry.syncer.translate.references import references
 from tapestry.syncer.translate.security import refusals
@@ -239,7 +239,7 @@ class Mirrored:
 
     async def correct(self, key: str, source: Object, wanted: Object, binding: Binding) -> None:
         """Change what is there; its data is not cached, so it is read for that."""
-        live = await self.live(self.site.physical, key, name_of(wanted), namespace_of(wanted) or "")
+        live = await self.site.physical.find(RESOURCES[kind_of(key)], name_of(wanted), namespace_of(wanted))
         where = f"{kind_of(key)} {key_of(wanted)} below"
         if live is not None and not binding.owns(live):
             raise NotYet("NameTaken", f"{where} is not ours; delete it there and the pod can run")
@@ -276,9 +276,7 @@ class Mirrored:
         """Delete a copy that is provably ours, and no other."""
         self.leaving[key] = uid_of(copy)
         try:
-            await self.site.physical.delete(RESOURCES[kind_of(key)], copy)
-        except NotFound:
-            return
+            await self.site.physical.remove(RESOURCES[kind_of(key)], copy)
         except BaseException:
             self.leaving.pop(key, None)
             raise
@@ -330,19 +328,13 @@ class Mirrored:
                 yield from key_above(copy)
 
     async def live_source(self, key: str) -> Object | None:
-        _, namespace, name = key.split("/", 2)
+        kind, namespace, name = key.split("/", 2)
         if dns_subdomain_complaint(name):  # a pod may refer to what could never exist
             return None
         try:
-            return await self.live(self.site.virtual, key, name, namespace)
+            return await self.site.virtual.find(RESOURCES[kind], name, namespace)
         except Forbidden as error:
             raise NotYet("NotPermitted", error.message) from error
-
-    async def live(self, client: Client, key: str, name: str, namespace: str) -> Object | None:
-        try:
-            return await client.get(RESOURCES[kind_of(key)], name, namespace)
-        except NotFound:
-            return None
 
 
 def needs_of(pod: Object) -> dict[str, bool]:

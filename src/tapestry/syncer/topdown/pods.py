@@ -13,48 +13,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import Protocol
 
 import msgspec
 
-from tapestry.apis import keys
-from tapestry.apis.belongings import grace_of
 from tapestry.apis.clusterbindings import Binding
-from tapestry.client.client import PatchType
+from tapestry.client.options import PatchType
 from tapestry.controller import Result
-from tapestry.kube.conditions import find
-from tapestry.kube.errors import (
-    AlreadyExists,
-    ApiError,
-    BadRequest,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    ServerError,
-    TooManyRequests,
-    Unauthorized,
-)
-from tapestry.kube.objects import (
-    Object,
-    is_deleting,
-    key_of,
-    name_of,
-    namespace_of,
-    uid_of,
-    value_at,
-    version_of,
-)
+from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound
+from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.pods import ENDED, is_over
 from tapestry.kube.resources import PODS
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.projections import physical_node_of
 from tapestry.syncer.site import LAG, Site
+from tapestry.syncer.topdown.companions import Companion, NotYet
+from tapestry.syncer.topdown.losses import Losses
 from tapestry.syncer.topdown.orphans import Orphans
-from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about, told_since
+from tapestry.syncer.topdown.patience import Patience
+from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about
 from tapestry.syncer.translate import pod_status, pods
-from tapestry.syncer.translate.meta import is_as_applied, virtual_key, virtual_uid
-from tapestry.syncer.translate.pod_status import is_over, mapped_uid
+from tapestry.syncer.translate.meta import is_as_applied, virtual_uid
+from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.pods import HostAlias, is_left_alone
 
 log = logger(__name__)
@@ -63,23 +43,6 @@ FRESH = timedelta(seconds=10)
 """A pod younger than this is what the cache says it is; an older one is read again before it is run."""
 TAKEN = 60.0
 """Seconds after which a name that somebody else has below is tried again: nobody tells us when it is free."""
-LATER = (Unauthorized, Conflict, TooManyRequests, ServerError)
-"""Answers of an API server that say nothing about the pod."""
-
-
-class NotYet(Exception):
-    """Something that the pod needs below is not there; a change of it brings the pod back."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class Companion(Protocol):
-    """Something that goes down ahead of a pod: what it mounts, its tokens, its claims."""
-
-    async def precede(self, pod: Object, binding: Binding) -> None:
-        """See that it is there below, or raise NotYet."""
 
 
 @dataclass(frozen=True)
@@ -91,30 +54,33 @@ class VirtualPods:
     aliases: Callable[[str], Sequence[HostAlias]] = lambda _: ()
     """The names that pods of a namespace know, beside those of DNS."""
     orphans: Orphans = field(default_factory=Orphans)
-    last_seen: dict[str, Object] = field(default_factory=dict)
-    """Twins that went before their pods had ended, by the pods' UIDs: how it came to that may be told by them alone."""
 
     @cached_property
     def verdicts(self) -> Verdicts:
         return Verdicts(self.site)
+
+    @cached_property
+    def losses(self) -> Losses:
+        return Losses(self.site, self.verdicts)
+
+    @cached_property
+    def patience(self) -> Patience:
+        return Patience(self.site, self.verdicts)
 
     def saw(self, old: Object | None, new: Object | None) -> None:
         """A handler of the virtual pods' changes: to see a pod go is a first sighting of its twin as an orphan."""
         pod = new or old
         assert pod is not None
         if new is None or is_over(pod):
-            self.last_seen.pop(uid_of(pod), None)
-        if new is None and (twin := self.site.twin_of(key_of(pod))) and virtual_uid(twin) == uid_of(pod):
+            self.losses.forget(pod)
+        if new is None and (twin := self.site.own_twin_of(pod)) is not None:
             self.orphans.bereaved(uid_of(twin))
 
     def saw_below(self, old: Object | None, new: Object | None) -> None:
         """A handler of the physical pods' changes: what is gone is no orphan any more, but may be missed."""
-        if old is None or new is not None or "twin" not in old:
-            return
-        self.orphans.forget(uid_of(old))
-        for pod in map(self.site.virtual_pods.store.get, virtual_key(old)):
-            if pod is not None and uid_of(pod) == virtual_uid(old) and not is_over(pod):
-                self.last_seen[uid_of(pod)] = old
+        if old is not None and new is None and "twin" in old:
+            self.orphans.forget(uid_of(old))
+            self.losses.saw_going(old)
 
     async def reconcile(self, key: str) -> Result | None:
         site = self.site
@@ -138,8 +104,8 @@ class VirtualPods:
             return await self.finish(pod, binding)
         if is_over(pod):
             return None
-        if mapped_uid(pod) or uid_of(pod) in self.last_seen:
-            return await self.lost(pod, binding)
+        if mapped_uid(pod) or uid_of(pod) in self.losses.missed:
+            return await self.losses.settle(pod, binding)
         if is_left_alone(pod, binding) or self.site.is_unbinding:
             return None
         if complaints := complaints_about(pod, binding):
@@ -159,7 +125,7 @@ class VirtualPods:
         age = self.site.now() - parse_time(pod["metadata"]["creationTimestamp"])
         if abs(age) < FRESH:
             return True
-        live = await self.live_pod(key_of(pod))
+        live = await self.site.live_pod(key_of(pod))
         if live is None or uid_of(live) != uid_of(pod):
             return False
         return not (is_deleting(live) or is_over(live) or mapped_uid(live))
@@ -175,9 +141,9 @@ class VirtualPods:
             await self.verdicts.wait(pod, wait.reason, str(wait))
             return Result(requeue_after=TAKEN) if wait.reason == "NameTaken" else None
         except AlreadyExists:
-            return await self.adopt(pod, wanted, binding)
+            return await self.adopt(pod, binding)
         except ApiError as error:
-            return await self.refused_below(pod, error, node)
+            return await self.patience.refused(pod, node, error)
         self.site.trouble.priority_class = None
         return None  # it comes by the watch
 
@@ -187,9 +153,9 @@ class VirtualPods:
         if value_at(node, "spec", "unschedulable"):
             raise NotYet("Cordoned", f"the owner has cordoned the node {name}; the pod runs there once that is undone")
 
-    async def adopt(self, pod: Object, wanted: Object, binding: Binding) -> Result | None:
+    async def adopt(self, pod: Object, binding: Binding) -> Result | None:
         """The name is taken: by this pod's twin that the cache has yet to see, by a namesake's, or by a stranger."""
-        held = await self.live_twin(wanted)
+        held = await self.site.live_twin(key_of(pod))
         if held is None or (binding.owns(held) and virtual_uid(held) == uid_of(pod)):
             return Result(requeue_after=LAG)
         if binding.owns(held):
@@ -199,82 +165,18 @@ class VirtualPods:
         await self.verdicts.wait(pod, "NameTaken", message)
         return Result(requeue_after=TAKEN)
 
-    async def refused_below(self, pod: Object, error: ApiError, node: str) -> Result | None:
-        """The physical API server does not want it: perhaps later, as long as our patience lasts."""
-        if is_about_us(error):
-            self.site.note_trouble(error)
-            await self.verdicts.wait(pod, "NotPermitted", error.message)
-            raise error
-        if isinstance(error, LATER):
-            raise error
-        now, patience = self.site.now(), timedelta(seconds=self.site.config.refusal_seconds)
-        since = told_since(pod, keys.MAPPED, "RefusedBelow") or now
-        if now - since >= patience:
-            await self.end_for_want_of_room(pod, node, "RefusedBelow", error.message)
-            return None
-        await self.verdicts.wait(pod, "RefusedBelow", error.message)
-        waited = now - since
-        return Result(requeue_after=min(max(waited, timedelta(seconds=1)), patience - waited).total_seconds())
-
-    async def lost(self, pod: Object, binding: Binding) -> Result | None:
-        """The pod had a twin; where a live read does not find it either, the pod has ended with it."""
-        uid = mapped_uid(pod) or uid_of(self.last_seen[uid_of(pod)])
-        held = await self.live_twin(self.site.below(key_of(pod)))
-        if held is not None and uid_of(held) == uid and binding.owns(held):
-            return Result(requeue_after=LAG)
-        if mark := self.site.reclaimed.get(uid):
-            await self.reclaim(pod, uid, mark)
-            return None
-        if await self.show_end(pod):
-            return None
-        conditions = [*self.last_status(pod)["conditions"], *pod["status"]["conditions"]]
-        reason = pod_status.reason_of_loss({"status": {"conditions": conditions}})
-        what = "is gone" if held is None else "is another one now" if uid_of(held) != uid else "is no longer ours"
-        await self.verdicts.end(pod, reason, f"the pod {key_of(self.site.below(key_of(pod)))} below {what}")
-        return None
-
-    async def reclaim(self, pod: Object, uid: str, mark: Object) -> None:
-        """Let the pod go as it would have gone, had the virtual cluster been there when its twin was taken back."""
-        try:
-            marked = await self.site.virtual.patch(PODS, pod, mark, type=PatchType.STRATEGIC, subresource="status")
-            await self.site.virtual.delete(PODS, marked, grace_seconds=grace_of(pod))
-        except NotFound:
-            return
-        del self.site.reclaimed[uid]
-
-    async def show_end(self, pod: Object) -> bool:
-        """Show how the twin ended, where that was seen before it went; whether it was."""
-        status = self.last_status(pod)
-        if status["phase"] not in pod_status.TERMINAL:
-            return False
-        patch = pod_status.to_virtual(pod, self.last_seen[uid_of(pod)], status, self.site.now())
-        if patch is not None:
-            await self.verdicts.patch(pod, patch)
-        return True
-
-    def last_status(self, pod: Object) -> Object:
-        """What a twin that is gone said last, as far as anybody saw it."""
-        last = self.last_seen.get(uid_of(pod))
-        if last is None or mapped_uid(pod) not in (None, uid_of(last)):
-            return {"phase": "Pending", "conditions": []}
-        status: Object = msgspec.json.decode(last["twin"])
-        return status
-
     async def finish(self, pod: Object, binding: Binding) -> Result | None:
         """The pod is to go; once nothing of it is left below, it goes."""
-        held = await self.live_twin(self.site.below(key_of(pod)))
+        held = await self.site.live_twin(key_of(pod))
         if held is not None and binding.owns(held) and virtual_uid(held) == uid_of(pod):
             await self.delete_with(pod, held)
             return Result(requeue_after=LAG)
         if pod["metadata"].get("finalizers") and not is_over(pod):  # whoever holds it waits to hear that it has ended
-            if not await self.show_end(pod):
+            if not await self.losses.show_end(pod):
                 ended = pod_status.ended("Deleted", "it was deleted, and nothing of it runs below")
                 await self.verdicts.patch(pod, ended)
-            return None
-        try:
-            await self.site.virtual.delete(PODS, pod, grace_seconds=0)
-        except NotFound:
-            return None
+        else:
+            await self.site.virtual.remove(PODS, pod, grace_seconds=0)
         return None
 
     # -- both
@@ -287,10 +189,10 @@ class VirtualPods:
         elif is_over(pod):
             await self.end_twin(twin)
         elif mapped_uid(pod) not in (None, uid_of(twin)):
-            return await self.lost(pod, binding)
+            return await self.losses.settle(pod, binding)
         elif not is_deleting(twin) and (node := self.physical_node(pod)) is not None:
             await self.follow(pod, twin, binding, node)
-            return await self.wait_for_place(pod, twin, node)
+            return await self.patience.wait_for_place(pod, twin, node)
         return None
 
     async def follow(self, pod: Object, twin: Object, binding: Binding, node: str) -> None:
@@ -325,33 +227,6 @@ class VirtualPods:
     async def change(self, twin: Object, patch: Object, subresource: str | None = None) -> Object:
         return await self.site.physical.patch(PODS, twin, patch, type=PatchType.STRATEGIC, subresource=subresource)
 
-    async def wait_for_place(self, pod: Object, twin: Object, node: str) -> Result | None:
-        """A twin that does not fit where it has to run is given some time; then the pod has failed there."""
-        said = unplaced(twin)
-        if said is None:
-            return None
-        # A clock below that goes wrong must not use up the time: none passed before we knew of the twin.
-        known = told_since(pod, keys.MAPPED, "Mapped") or self.site.now()
-        since = max(known, parse_time(said.get("lastTransitionTime") or twin["metadata"]["creationTimestamp"]))
-        due = since + timedelta(seconds=self.site.config.unschedulable_seconds)
-        if self.site.now() < due:
-            return Result(requeue_at=due)
-        live = await self.live_twin(twin)
-        if live is None or version_of(live) != version_of(twin):
-            return Result(requeue_after=LAG)
-        message = said.get("message") or "it was not scheduled below"
-        await self.end_for_want_of_room(pod, node, "UnschedulableBelow", message)
-        return None
-
-    async def end_for_want_of_room(self, pod: Object, node: str, reason: str, message: str) -> None:
-        """The pod has failed; where there was no room for it, less is lent for a while.
-
-        A cause in the pod itself says nothing about the node.
-        """
-        if any(sign in message for sign in ("Insufficient", "exceeded quota", "Too many pods")):
-            self.site.note_shortage(node, pod)
-        await self.verdicts.end(pod, reason, message)
-
     async def delete_with(self, pod: Object, twin: Object) -> None:
         """The pod's grace is its twin's; a second deletion that is more urgent is passed on, too.
 
@@ -360,72 +235,32 @@ class VirtualPods:
         grace = pod["metadata"].get("deletionGracePeriodSeconds") or None
         if is_deleting(twin) and (grace is None or grace >= twin["metadata"].get("deletionGracePeriodSeconds", 0)):
             return
-        await self.delete_twin(twin, grace)
+        await self.site.physical.remove(PODS, twin, grace_seconds=grace)
 
     async def end_twin(self, twin: Object) -> None:
         """The pod has ended; a twin that has not must not go on."""
         status: Object = msgspec.json.decode(twin["twin"])
-        if not is_deleting(twin) and status["phase"] not in pod_status.TERMINAL:
-            await self.delete_twin(twin)
+        if not is_deleting(twin) and status["phase"] not in ENDED:
+            await self.site.physical.remove(PODS, twin)
 
     async def remove_stale(self, pod: Object, twin: Object) -> None:
         """A twin of an earlier pod of that name goes before this pod gets its own; its end wakes us."""
         if is_deleting(twin):
             return
-        live = await self.live_pod(key_of(pod))
+        live = await self.site.live_pod(key_of(pod))
         if live is None or uid_of(live) != virtual_uid(twin):  # else it is our cache that is behind
-            await self.delete_twin(twin)
+            await self.site.physical.remove(PODS, twin)
 
     # -- only physical
 
     async def only_physical(self, key: str, twin: Object) -> Result | None:
         if is_deleting(twin):
             return None
-        live = await self.live_pod(key)
+        live = await self.site.live_pod(key)
         if live is not None and uid_of(live) == virtual_uid(twin):
             return Result(requeue_after=LAG)
         if (wait := self.orphans.sighted(uid_of(twin), self.site.now())) is not None:
             return Result(requeue_at=wait)
         log.info("the pod of a twin is gone", pod=key, twin=name_of(twin))
-        await self.delete_twin(twin)
+        await self.site.physical.remove(PODS, twin)
         return None
-
-    # -- reading and deleting
-
-    async def live_pod(self, key: str) -> Object | None:
-        namespace, name = key.split("/")
-        try:
-            return await self.site.virtual.get(PODS, name, namespace)
-        except NotFound:
-            return None
-
-    async def live_twin(self, below: Object) -> Object | None:
-        try:
-            return await self.site.physical.get(PODS, name_of(below), namespace_of(below))
-        except NotFound:
-            return None
-
-    async def delete_twin(self, twin: Object, grace_seconds: int | None = None) -> None:
-        """Delete a twin that is provably ours, and no other."""
-        try:
-            await self.site.physical.delete(PODS, twin, grace_seconds=grace_seconds)
-        except NotFound:
-            return
-
-
-def unplaced(twin: Object) -> Object | None:
-    """What the physical scheduler says of a twin that it finds no place for; None where it has one, or says nothing."""
-    if value_at(twin, "spec", "nodeName"):
-        return None
-    status: Object = msgspec.json.decode(twin["twin"])
-    said = find(status["conditions"], "PodScheduled")
-    return said if said is not None and said.get("status") == "False" else None
-
-
-def is_about_us(error: ApiError) -> bool:
-    """Whether it is our rights, our priority class, our namespace or a webhook that fails, and not the pod."""
-    signs = (
-        *("cannot create resource", "no PriorityClass with name", "because it is being terminated"),
-        "failed calling webhook",
-    )
-    return isinstance(error, NotFound) or any(sign in error.message for sign in signs)

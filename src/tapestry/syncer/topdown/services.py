@@ -16,13 +16,13 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.controller import Informer, Terminal
 from tapestry.controller.controller import Keys, own_key
-from tapestry.kube.errors import AlreadyExists, BadRequest, Forbidden, Invalid, NotFound
+from tapestry.kube.errors import AlreadyExists, BadRequest, Forbidden, Invalid
 from tapestry.kube.names import dns_label_complaint
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES, Resource
 from tapestry.syncer.site import Site
+from tapestry.syncer.topdown.companions import NotYet
 from tapestry.syncer.topdown.following import Following, ours_below
-from tapestry.syncer.topdown.pods import NotYet
 from tapestry.syncer.translate.pods import HostAlias
 from tapestry.syncer.translate.services import (
     SERVICE_NAME,
@@ -154,9 +154,8 @@ class Services:
         namespace, name = key.split("/", 1)
         if dns_label_complaint(name):  # what stands below for a Service may say anything of it
             return None, ()
-        try:
-            service = await self.site.virtual.get(SERVICES, name, namespace)
-        except NotFound:
+        service = await self.site.virtual.find(SERVICES, name, namespace)
+        if service is None:
             return None, ()
         return service, await self.site.virtual.list(ENDPOINT_SLICES, namespace, labels=f"{SERVICE_NAME}={name}")
 
@@ -183,7 +182,7 @@ class Services:
             wanted = wanted_below(*await self.live(key), binding)
         going = surplus(there, wanted)
         for resource, name in going:
-            await self.delete(resource, there[resource, name])
+            await self.site.physical.remove(resource, there[resource, name])
         try:
             for place, obj in wanted.items():
                 if place not in going:  # what takes the place of another comes when that is seen to be gone
@@ -206,13 +205,6 @@ class Services:
         if not binding.owns(held):
             raise Terminal("NameTaken", f"{resource.kind} {key_of(held)} below is not ours; delete it there")
         await self.site.physical.converge(resource, held, wanted)
-
-    async def delete(self, resource: Resource, obj: Object) -> None:
-        """Delete what is ours, as it was seen."""
-        try:
-            await self.site.physical.delete(resource, obj)
-        except NotFound:
-            return
 
 
 def wanted_below(service: Object | None, slices: Iterable[Object], binding: Binding) -> Below:

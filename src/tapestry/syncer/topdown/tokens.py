@@ -16,14 +16,14 @@ from tapestry.controller import Informer, Result
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Conflict, Forbidden, Invalid, NotFound
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
+from tapestry.kube.pods import is_over
 from tapestry.kube.resources import PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.site import LAG, Site
-from tapestry.syncer.topdown.pods import NotYet
+from tapestry.syncer.topdown.companions import NotYet
 from tapestry.syncer.translate.copies import YOUNGEST_TOKEN, discreetly, renewal_in, renewal_of, tokens_secret
 from tapestry.syncer.translate.meta import virtual_uid
-from tapestry.syncer.translate.pod_status import is_over
 from tapestry.syncer.translate.references import tokens
 
 log = logger(__name__)
@@ -127,10 +127,9 @@ class Tokens:
 
     async def adopt(self, pod: Object, wanted: Object, binding: Binding) -> None:
         """The name is taken: by this pod's Secret that the cache has yet to see, by a namesake's, or by a stranger."""
-        try:
-            live = await self.site.physical.get(SECRETS, name_of(wanted), namespace_of(wanted))
-        except NotFound:
-            raise Conflict(409, "Conflict", f"the tokens of {key_of(pod)} have just been deleted") from None
+        live = await self.site.physical.find(SECRETS, name_of(wanted), namespace_of(wanted))
+        if live is None:
+            raise Conflict(409, "Conflict", f"the tokens of {key_of(pod)} have just been deleted")
         if not binding.owns(live):
             message = f"secrets {key_of(live)} below is not ours; delete it there and the pod can run"
             raise NotYet("NameTaken", message)
@@ -142,11 +141,7 @@ class Tokens:
 
     async def outlived(self, key: str, held: Object) -> Result | None:
         """Delete tokens whose pod is gone or has ended, as a live read confirms."""
-        namespace, name = key.split("/")
-        try:
-            live = await self.site.virtual.get(PODS, name, namespace)
-        except NotFound:
-            live = None
+        live = await self.site.live_pod(key)
         if live is not None and uid_of(live) == virtual_uid(held) and not is_over(live):
             return Result(requeue_after=LAG)
         await self.delete(held)
@@ -156,10 +151,7 @@ class Tokens:
         """Delete a Secret that is provably ours, and no other."""
         if is_deleting(secret):
             return
-        try:
-            await self.site.physical.delete(SECRETS, secret)
-        except NotFound:
-            return
+        await self.site.physical.remove(SECRETS, secret)
 
 
 def is_for(secret: Object, pod: Object) -> bool:

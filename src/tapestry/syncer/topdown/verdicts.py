@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.client.client import PatchType
+from tapestry.client.options import PatchType
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, controller_of

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name
-from tapestry.client.client import Client
 from tapestry.controller import Informer, Result
 from tapestry.controller.store import Indexer
-from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
+from tapestry.kube.errors import AlreadyExists, Conflict
 from tapestry.kube.names import dns_subdomain_complaint
 from tapestry.kube.objects import NOTHING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.pods import is_over
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, SECRETS, Resource
 from tapestry.syncer.projections import source_namespace
 from tapestry.syncer.site import LAG, Site
+from tapestry.syncer.topdown.companions import NotYet
 from tapestry.syncer.topdown.following import Following, ours_below
 from tapestry.syncer.topdown.mirrored import Mirrored, key_above
-from tapestry.syncer.topdown.pods import NotYet
 from tapestry.syncer.translate.meta import source_key
-from tapestry.syncer.translate.pod_status import is_over, mapped_uid
+from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.references import Referent, references
 from tapestry.syncer.translate.volumes import (
     expansion_patch,
@@ -197,11 +197,11 @@ class Volumes:
         if not allowed.drivers:
             raise NotYet("VolumeNotAllowed", f"claim {key}: the binding's allowedVolumes names no driver")
         could_exist = dns_subdomain_complaint(name) is None  # a pod may name anything
-        claim = await live(self.site.virtual, PERSISTENT_VOLUME_CLAIMS, name, namespace) if could_exist else None
+        claim = await self.site.virtual.find(PERSISTENT_VOLUME_CLAIMS, name, namespace) if could_exist else None
         if claim is None:
             raise NotYet("ClaimMissing", f"there is no claim {key}")
         volume_name = claim["spec"].get("volumeName")
-        volume = await live(self.site.virtual, PERSISTENT_VOLUMES, volume_name) if volume_name else None
+        volume = await self.site.virtual.find(PERSISTENT_VOLUMES, volume_name) if volume_name else None
         if volume is None or not is_bound(claim, volume):
             raise NotYet("ClaimNotBound", f"claim {key} is not bound to a volume yet")
         if complaints := list(refusals(claim, volume, allowed)):
@@ -226,7 +226,7 @@ class Volumes:
         try:
             return await self.site.physical.converge(resource, None, wanted)
         except AlreadyExists:
-            held = await live(self.site.physical, resource, name_of(wanted), namespace_of(wanted))
+            held = await self.site.physical.find(resource, name_of(wanted), namespace_of(wanted))
             if held is None:
                 raise Conflict(409, "Conflict", f"{resource.kind} {key_of(wanted)} has just gone") from None
             return held
@@ -254,9 +254,7 @@ class Volumes:
         """Delete what is provably ours, and no other; whoever looks from now on sees it going."""
         self.leaving.add(uid_of(obj))
         try:
-            await self.site.physical.delete(resource, obj)
-        except NotFound:
-            return
+            await self.site.physical.remove(resource, obj)
         except BaseException:
             self.leaving.discard(uid_of(obj))
             raise
@@ -277,10 +275,3 @@ def identity(claim: Object) -> Object:
     """All that is kept of a virtual claim: it is read live, and only that it changed has to be known."""
     metadata = claim["metadata"]
     return {"metadata": {field: metadata[field] for field in ("name", "namespace", "uid", "resourceVersion")}}
-
-
-async def live(client: Client, resource: Resource, name: str, namespace: str | None = None) -> Object | None:
-    try:
-        return await client.get(resource, name, namespace)
-    except NotFound:
-        return None

@@ -18,8 +18,8 @@ from tapestry.apis import keys
 from tapestry.kube.conditions import find
 from tapestry.kube.digests import digest_of
 from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.pods import LISTS, is_over
 from tapestry.kube.times import timestamp
-from tapestry.syncer.translate.references import LISTS
 from tapestry.syncer.translate.strangers import (
     address_of,
     amount_of,
@@ -46,7 +46,6 @@ DISRUPTED = "DisruptionTarget"
 SHOWN_CONDITIONS = FROM_BELOW | {DISRUPTED}
 CONDITION_STATUSES = ("True", "False", "Unknown")
 RANKS = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
-TERMINAL = frozenset({"Succeeded", "Failed"})
 CONTAINER_LISTS = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
 """In the order of `LISTS`, whose containers they are about."""
 MAPPING = (keys.PHYSICAL_POD_NAMESPACE, keys.PHYSICAL_POD_NAME, keys.PHYSICAL_POD_UID, keys.LAST_SYNC_TIME)
@@ -188,11 +187,6 @@ def mapped_uid(pod: Object) -> str | None:
     """The UID of the twin that the pod has, or had."""
     condition = find(value_at(pod, "status", "conditions"), keys.MAPPED)
     return condition.get("message") if condition is not None and condition.get("status") == "True" else None
-
-
-def is_over(pod: Object) -> bool:
-    """Whether the pod has ended; it never runs again."""
-    return value_at(pod, "status", "phase") in TERMINAL
 
 
 def to_virtual(pod: Object, twin: Object, status: Object, now: datetime) -> Object | None:

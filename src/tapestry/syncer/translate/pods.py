@@ -17,6 +17,7 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name, tokens_name
 from tapestry.kube.names import LABEL_LIMIT
 from tapestry.kube.objects import Object, annotations_of, controller_of, name_of, namespace_of, uid_of
+from tapestry.kube.taints import CORDON, NOT_READY, UNREACHABLE
 from tapestry.syncer.translate.meta import (
     as_labels,
     in_full,
@@ -43,8 +44,7 @@ TRAVELLING = frozenset(
     }
 )
 """Fields of a spec that travel as they are.  Of the others some are rewritten; what nobody knows stays here."""
-CORDON = "node.kubernetes.io/unschedulable"
-PATIENCE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+PATIENCE = (NOT_READY, UNREACHABLE)
 """Taints that a pod bears for some time; for how long above and below are two things."""
 SYSTEM_NAMESPACES = frozenset(
     {"kube-system", "kube-public", "kube-node-lease", keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE}
@@ -194,7 +194,7 @@ def hostname_of(name: str) -> str:
 def may_travel(toleration: Object) -> bool:
     """Whether a toleration means below what it means above: not for our own taints, nor for a cordon."""
     key = toleration.get("key") or ""
-    return key != CORDON and not key.startswith(keys.PREFIX)
+    return key != CORDON["key"] and not key.startswith(keys.PREFIX)
 
 
 def placement(binding: Binding, node: str) -> Object:

@@ -11,11 +11,10 @@ from enum import StrEnum
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object
+from tapestry.kube.pods import LISTS
 
 Rename = Callable[[str], str]
 """The name below of an object in the pod's namespace."""
-
-LISTS = ("initContainers", "containers", "ephemeralContainers")
 
 
 class Referent(StrEnum):

@@ -4,12 +4,10 @@ from contextlib import asynccontextmanager
 
 from tapestry.client.client import Client
 from tapestry.controller import Informer
-from tapestry.controller.testing import InProcessApi, running_clock
+from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
 from tapestry.kube.objects import key_of, named
 from tapestry.kube.resources import SERVICES
 from tapestry.syncer.topdown.following import Following
-
-from ..world import in_virtual_time
 
 
 class Story:

@@ -11,13 +11,13 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.controller.store import Store
+from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, SECRETS, Resource
 
-from ..world import MOUNT, World, a_world, forbidden, in_virtual_time, phase, refusing, said
+from ..world import MAPPED, MOUNT, World, a_world, forbidden, phase, refusing, said
 
-MAPPED = said(keys.MAPPED, "True", "Mapped")
 HIDDEN = "aHVzaC1odXNo"
 A_WHILE = 5.0
 """Seconds in which a syncer has done all that it does at once."""

@@ -19,10 +19,9 @@ from tapestry.kube.resources import CONFIGMAPS, NODES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 
-from ..world import MOUNT, NODE, SERVED, Clusters, said
+from ..world import MAPPED, MOUNT, NODE, SERVED, Clusters
 
 CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_election=LeaderElection())
-MAPPED = said(keys.MAPPED, "True", "Mapped")
 AN_HOUR = 3600.0
 
 

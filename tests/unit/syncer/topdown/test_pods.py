@@ -6,25 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from tapestry.apis import keys
-from tapestry.client.client import PatchType
+from tapestry.client.options import PatchType
+from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import annotations_of, labels_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.resources import PODS
 
-from ..world import (
-    MOUNT,
-    NO_ROOM,
-    World,
-    a_world,
-    forbidden,
-    in_virtual_time,
-    nothing,
-    phase,
-    refusing,
-    said,
-)
-
-MAPPED = said(keys.MAPPED, "True", "Mapped")
+from ..world import MAPPED, MOUNT, NO_ROOM, World, a_world, phase
 
 
 @in_virtual_time
@@ -45,11 +33,7 @@ async def test_a_bound_pod_has_one_twin_and_says_which() -> None:
 async def test_until_it_runs_a_pod_costs_two_writes_above_and_one_below() -> None:
     world = await a_world()
     async with world.syncer():
-        await world.add_pod()
-        await world.wait_for_pod(MAPPED)
-        await world.place()
-        await world.start()
-        await world.wait_for_pod(phase("Running"))
+        await world.run_pod()
         await asyncio.sleep(3600)
         assert world.up.writes("/pods/") == ["PATCH /api/v1/namespaces/default/pods/work/status"] * 2
         assert world.down.writes("/pods") == [f"POST /api/v1/namespaces/{MOUNT}/pods"]
@@ -59,10 +43,7 @@ async def test_until_it_runs_a_pod_costs_two_writes_above_and_one_below() -> Non
 async def test_what_changes_of_a_twin_but_is_not_shown_costs_nothing() -> None:
     world = await a_world()
     async with world.syncer():
-        await world.add_pod()
-        await world.wait_for_pod(MAPPED)
-        await world.start()
-        await world.wait_for_pod(phase("Running"))
+        await world.run_pod()
         before = len(world.up.asked), len(world.down.asked)
         await world.set_twin({"metadata": {"annotations": {"owner/seen": "yes"}}})
         await world.set_twin_status(nominatedNodeName="n7")
@@ -150,10 +131,7 @@ async def test_rule_9_what_is_written_on_a_twin_below_is_not_written_on_the_pod(
 async def test_rule_9_a_phase_from_below_never_runs_backwards() -> None:
     world = await a_world()
     async with world.syncer():
-        await world.add_pod()
-        await world.wait_for_pod(MAPPED)
-        await world.start()
-        await world.wait_for_pod(phase("Running"))
+        await world.run_pod()
         await world.end("Pending")
         await asyncio.sleep(10)
         assert (await world.ended())[0] == "Running"
@@ -185,47 +163,10 @@ async def test_a_pod_that_has_ended_never_runs_again(end: str) -> None:
 
 
 @in_virtual_time
-async def test_a_twin_that_ends_and_goes_at_once_has_ended_its_pod_as_it_ended_itself() -> None:
-    """A cache may see both in one look, before anybody could show the first."""
-    world = await a_world()
-    async with world.syncer():
-        await world.add_pod()
-        await world.wait_for_pod(MAPPED)
-        await world.start()
-        world.down.api.freeze()
-        await world.end("Succeeded")
-        await world.stop()
-        world.down.api.thaw()
-        await asyncio.sleep(60)
-        assert await world.ended() == ("Succeeded", None)
-        assert len(world.down.writes("POST", "/pods")) == 1
-
-
-@in_virtual_time
-async def test_a_twin_that_came_and_went_before_its_pod_said_so_is_not_made_again() -> None:
-    world = await a_world()
-    async with world.syncer():
-        world.up.refusal = refusing("PATCH", "/pods/work/status", forbidden("not now"))
-        await world.add_pod()
-        await world.wait_for_twin()
-        await world.end("Succeeded")
-        await asyncio.sleep(1)
-        await world.stop()
-        await asyncio.sleep(1)
-        world.up.refusal = nothing
-        await asyncio.sleep(600)
-        assert await world.ended() == ("Succeeded", None)
-        assert len(world.down.writes("POST", "/pods")) == 1
-
-
-@in_virtual_time
 async def test_a_pod_is_ready_only_when_its_readiness_gates_are_open() -> None:
     world = await a_world()
     async with world.syncer():
-        await world.add_pod(readinessGates=[{"conditionType": "lb/attached"}])
-        await world.wait_for_pod(MAPPED)
-        await world.start()
-        await world.wait_for_pod(phase("Running"))
+        await world.run_pod(readinessGates=[{"conditionType": "lb/attached"}])
         assert await world.condition("Ready") == ("False", "ReadinessGatesNotReady")
         gate = {"type": "lb/attached", "status": "True", "lastTransitionTime": world.moment()}
         await world.virtual.patch(

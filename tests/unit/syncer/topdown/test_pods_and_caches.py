@@ -1,12 +1,12 @@
 """What a cache says may be old, and what does not answer may be well: no pod is run, failed or ended because of it."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from tapestry.apis import keys
-from tapestry.client.client import PatchType
+from tapestry.client.options import PatchType
+from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import is_deleting, named, uid_of, value_at
 from tapestry.kube.resources import NODES, PODS
@@ -14,17 +14,9 @@ from tapestry.syncer.site import Site
 from tapestry.syncer.topdown.orphans import SECOND_SIGHTING
 from tapestry.syncer.topdown.pods import FRESH
 
-from ..world import NO_ROOM, World, a_world, in_virtual_time, phase, said
+from ..world import MAPPED, NO_ROOM, World, a_world, phase, said
 
-MAPPED = said(keys.MAPPED, "True", "Mapped")
 SILENCE = 20.0
-
-
-async def a_running_pod(world: World, name: str = "work", **options: Any) -> None:
-    await world.add_pod(name, **options)
-    await world.wait_for_pod(MAPPED, name)
-    await world.start(name)
-    await world.wait_for_pod(phase("Running"), name)
 
 
 async def look_again(site: Site, seconds: int = 15) -> None:
@@ -115,7 +107,7 @@ async def test_rule_2_a_pod_that_has_been_there_for_a_while_is_read_again_before
 async def test_rule_2_a_pod_that_is_missing_from_a_cache_is_read_before_its_twin_goes() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world)
+        await world.run_pod()
     async with world.syncer() as site:
         await asyncio.sleep(1)
         site.virtual_pods.store.remove("default/work")
@@ -127,8 +119,8 @@ async def test_rule_2_a_pod_that_is_missing_from_a_cache_is_read_before_its_twin
 async def test_rule_2_a_twin_that_is_missing_from_a_cache_is_read_before_its_pod_fails_or_goes() -> None:
     world = await a_world()
     async with world.syncer() as site:
-        await a_running_pod(world, "work")
-        await a_running_pod(world, "going")
+        await world.run_pod("work")
+        await world.run_pod("going")
         world.down.api.freeze()
         for name in ("work", "going"):
             place = await world.twin_place(name)
@@ -163,7 +155,7 @@ async def test_rule_2_a_physical_cache_that_is_behind_fails_no_pod_that_has_foun
 async def test_rule_2_a_namesakes_twin_goes_only_when_its_own_pod_is_gone() -> None:
     world = await a_world()
     async with world.syncer() as site:
-        await a_running_pod(world)
+        await world.run_pod()
         await asyncio.sleep(1)
         world.up.api.freeze()
         first = site.virtual_pods.store.get("default/work")
@@ -183,7 +175,7 @@ async def test_rule_3_while_the_physical_cluster_is_silent_no_pod_fails_or_goes_
     world = await a_world()
     async with world.syncer(silence_seconds=SILENCE):
         for name in ("running", "going", "ends", "lost"):
-            await a_running_pod(world, name)
+            await world.run_pod(name)
         world.down.cut()
         await world.delete_pod("going")
         await world.add_pod("new")
@@ -211,7 +203,7 @@ async def test_rule_3_what_was_said_of_pods_during_the_silence_is_put_right_on_h
     unready = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
     async with world.syncer(silence_seconds=SILENCE):
         for name in ("a", "b"):
-            await a_running_pod(world, name)
+            await world.run_pod(name)
         world.down.cut()
         await asyncio.sleep(2 * SILENCE)
         for name in ("a", "b"):  # as a node lifecycle controller does
@@ -232,7 +224,7 @@ async def test_rule_3_what_was_said_of_pods_during_the_silence_is_put_right_on_h
 async def test_rule_3_a_silent_virtual_cluster_ends_no_twin() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world)
+        await world.run_pod()
         twin = await world.twin()
         world.up.cut()
         await asyncio.sleep(3600)
@@ -248,7 +240,7 @@ async def test_rule_3_a_silent_virtual_cluster_ends_no_twin() -> None:
 async def test_nothing_new_goes_to_a_node_that_its_owner_cordoned_whatever_a_pod_tolerates(direct: bool) -> None:
     world = await a_world(directScheduling=direct)
     async with world.syncer():
-        await a_running_pod(world, "before")
+        await world.run_pod("before")
         await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": True}})
         await asyncio.sleep(5)
         await world.add_pod("after", tolerations=[{"operator": "Exists"}])

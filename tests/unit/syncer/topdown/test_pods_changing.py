@@ -1,25 +1,17 @@
 """What changes of a pod that runs changes of its twin; what was added below stays."""
 
 import asyncio
-from typing import Any
 
 from tapestry.apis import keys
-from tapestry.client.client import PatchType
+from tapestry.client.options import PatchType
+from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of
 from tapestry.kube.resources import PODS
 
-from ..world import MOUNT, World, a_world, forbidden, in_virtual_time, nothing, phase, refusing, said
+from ..world import MAPPED, MOUNT, World, a_world, forbidden, nothing, refusing, said
 
-MAPPED = said(keys.MAPPED, "True", "Mapped")
 DEBUGGER = {"name": "debugger", "image": "busybox:1", "env": [{"name": "X", "value": "y"}]}
-
-
-async def a_running_pod(world: World, **options: Any) -> None:
-    await world.add_pod(**options)
-    await world.wait_for_pod(MAPPED)
-    await world.start()
-    await world.wait_for_pod(phase("Running"))
 
 
 async def add_debugger(world: World, container: Object) -> None:
@@ -38,7 +30,7 @@ async def set_resources(world: World, resources: Object) -> None:
 async def test_labels_and_annotations_follow_and_what_was_added_below_stays() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world, metadata={"labels": {"app": "web", "old": "x"}, "annotations": {"note": "1"}})
+        await world.run_pod(metadata={"labels": {"app": "web", "old": "x"}, "annotations": {"note": "1"}})
         await world.set_twin({"metadata": {"labels": {"owner": "yes"}, "annotations": {"injected": "yes"}}})
         await world.change_pod({"metadata": {"labels": {"old": None, "new": "y"}, "annotations": {"note": None}}})
         twin = await world.wait_for_twin(lambda twin: "new" in labels_of(twin))
@@ -55,7 +47,7 @@ async def test_labels_and_annotations_follow_and_what_was_added_below_stays() ->
 async def test_one_change_is_one_write_below_and_none_above() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world)
+        await world.run_pod()
         above, below = len(world.up.writes("/pods/")), len(world.down.writes("/pods"))
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
         await asyncio.sleep(60)
@@ -83,7 +75,7 @@ async def test_a_twin_that_waits_for_its_place_follows_too() -> None:
 async def test_images_follow() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world)
+        await world.run_pod()
         await world.change_pod({"spec": {"containers": [{"name": "c", "image": "busybox:2"}]}})
         await world.wait_for_twin(lambda twin: twin["spec"]["containers"][0]["image"] == "busybox:2")
 
@@ -92,7 +84,7 @@ async def test_images_follow() -> None:
 async def test_what_an_owners_webhook_made_of_a_twin_is_left_as_it_is() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world)
+        await world.run_pod()
         await world.set_twin({"spec": {"containers": [{"name": "c", "image": "mirror/busybox:1"}]}})
         await asyncio.sleep(60)
         twin = await world.twin()
@@ -103,7 +95,7 @@ async def test_what_an_owners_webhook_made_of_a_twin_is_left_as_it_is() -> None:
 async def test_a_debugging_container_that_comes_later_comes_below_too() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world)
+        await world.run_pod()
         await add_debugger(world, DEBUGGER)
         twin = await world.wait_for_twin(lambda twin: "ephemeralContainers" in twin["spec"])
         [container] = twin["spec"]["ephemeralContainers"]
@@ -118,7 +110,7 @@ async def test_a_debugging_container_that_pod_security_refuses_stays_above_and_t
     world = await a_world()
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
     async with world.syncer():
-        await a_running_pod(world, metadata={"ownerReferences": [owner]})
+        await world.run_pod(metadata={"ownerReferences": [owner]})
         await add_debugger(world, {**DEBUGGER, "securityContext": {"privileged": True}})
         await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
         await asyncio.sleep(60)
@@ -131,7 +123,7 @@ async def test_a_debugging_container_that_pod_security_refuses_stays_above_and_t
 async def test_a_resize_goes_through_its_own_door() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world, requests={"cpu": "1"})
+        await world.run_pod(requests={"cpu": "1"})
         await set_resources(world, {"requests": {"cpu": "2"}})
         await world.wait_for_twin(lambda twin: twin["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "2"})
         await asyncio.sleep(60)
@@ -142,7 +134,7 @@ async def test_a_resize_goes_through_its_own_door() -> None:
 async def test_a_change_that_is_refused_below_is_told_and_tried_again_and_the_pod_runs_on() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world)
+        await world.run_pod()
         world.down.refusal = refusing("PATCH", await place(world), forbidden("a webhook says no"))
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
         await asyncio.sleep(60)
@@ -157,7 +149,7 @@ async def test_a_change_that_is_refused_below_is_told_and_tried_again_and_the_po
 async def test_where_one_of_several_changes_is_refused_none_is_forgotten() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world, requests={"cpu": "1"})
+        await world.run_pod(requests={"cpu": "1"})
         world.down.refusal = refusing("PATCH", "/resize", Invalid(422, "Invalid", "no room on the node"))
         await set_resources(world, {"requests": {"cpu": "2"}})
         await world.change_pod({"metadata": {"labels": {"a": "b"}}})
@@ -171,7 +163,7 @@ async def test_where_one_of_several_changes_is_refused_none_is_forgotten() -> No
 async def test_a_change_made_while_nobody_looked_follows_when_somebody_does() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world, metadata={"labels": {"old": "x"}})
+        await world.run_pod(metadata={"labels": {"old": "x"}})
     await world.change_pod({"metadata": {"labels": {"old": None, "a": "b"}}})
     async with world.syncer():
         twin = await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b")

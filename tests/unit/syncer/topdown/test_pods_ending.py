@@ -1,7 +1,6 @@
-"""How pods and their twins end: by a user's word, by an owner's, or by an accident below."""
+"""How pods and their twins end by somebody's word: a user's, or an owner's."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -9,22 +8,13 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.waiting import wait_for
 from tapestry.controller.config import LeaderElection
+from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import is_deleting, named, value_at
 from tapestry.kube.resources import LEASES, NODES, PODS
-from tapestry.syncer.topdown.orphans import SECOND_SIGHTING, SWEEP, SWEEP_LASTS
 
-from ..world import MOUNT, World, a_world, forbidden, in_virtual_time, phase, refusing, said
+from ..world import MOUNT, World, a_world, forbidden, phase, refusing, said
 
-MAPPED = said(keys.MAPPED, "True", "Mapped")
 ELECTION = LeaderElection(enabled=True, name="syncer")
-TWICE = SECOND_SIGHTING.total_seconds()
-
-
-async def a_running_pod(world: World, name: str = "work", **options: Any) -> None:
-    await world.add_pod(name, **options)
-    await world.wait_for_pod(MAPPED, name)
-    await world.start(name)
-    await world.wait_for_pod(phase("Running"), name)
 
 
 async def grace_of_twin(world: World) -> int | None:
@@ -42,7 +32,7 @@ async def test_a_deleted_pod_goes_after_its_twin_which_has_the_same_time_to_stop
 ) -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world, **({} if own is None else {"terminationGracePeriodSeconds": own}))
+        await world.run_pod(**({} if own is None else {"terminationGracePeriodSeconds": own}))
         await world.delete_pod(grace=asked)
         await world.wait_for_twin(is_deleting)
         assert await grace_of_twin(world) == grace
@@ -56,7 +46,7 @@ async def test_a_deleted_pod_goes_after_its_twin_which_has_the_same_time_to_stop
 async def test_a_second_deletion_that_is_more_urgent_is_passed_on_and_one_that_is_not_is_not() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world, terminationGracePeriodSeconds=600)
+        await world.run_pod(terminationGracePeriodSeconds=600)
         await world.delete_pod()
         await world.wait_for_twin(is_deleting)
         await world.delete_pod(grace=10)
@@ -73,7 +63,7 @@ async def test_a_second_deletion_that_is_more_urgent_is_passed_on_and_one_that_i
 async def test_a_pod_that_is_deleted_by_force_takes_its_twin_along() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world)
+        await world.run_pod()
         await world.delete_pod(grace=0)
         await world.wait_for_twin(is_deleting, timeout=1)
         assert await grace_of_twin(world) == 30
@@ -83,7 +73,7 @@ async def test_a_pod_that_is_deleted_by_force_takes_its_twin_along() -> None:
 async def test_a_finished_twin_is_kept_for_its_logs_until_its_pod_is_deleted() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world)
+        await world.run_pod()
         await world.end("Succeeded")
         await world.wait_for_pod(phase("Succeeded"))
         await asyncio.sleep(3600)
@@ -108,7 +98,7 @@ async def test_a_pod_that_somebody_holds_by_a_finalizer_says_that_it_has_ended(e
     """Else its node would be held for ever, and a Job would wait for a word from a kubelet that there is not."""
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world, metadata={"finalizers": ["example.com/held"]})
+        await world.run_pod(metadata={"finalizers": ["example.com/held"]})
         await world.delete_pod()
         await world.wait_for_twin(is_deleting)
         if end:
@@ -123,135 +113,6 @@ async def test_a_pod_that_somebody_holds_by_a_finalizer_says_that_it_has_ended(e
         await world.wait_until_pod_is_gone()
 
 
-# -- ended below
-
-
-@in_virtual_time
-async def test_a_pod_whose_twin_somebody_deleted_below_has_failed_when_the_twin_is_gone() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await a_running_pod(world)
-        await world.physical.delete(PODS, await world.twin())
-        await asyncio.sleep(10)
-        assert (await world.ended())[0] == "Running"
-        await world.stop()
-        await world.wait_for_pod(phase("Failed"))
-        assert await world.ended() == ("Failed", "PhysicalPodLost")
-        await asyncio.sleep(3600)
-        assert len(world.down.writes("POST", "/pods")) == 1
-        assert len(await world.events("PhysicalPodLost")) == 1
-
-
-@pytest.mark.parametrize(
-    ("by", "reason"),
-    [
-        ("PreemptionByScheduler", "Preempted"),
-        ("EvictionByEvictionAPI", "Evicted"),
-        ("DeletionByTaintManager", "Evicted"),
-        ("SomethingNew", "PhysicalPodLost"),
-    ],
-)
-@pytest.mark.parametrize("at_once", [False, True], ids=["in time", "at once"])
-@in_virtual_time
-async def test_why_a_twin_was_disrupted_is_why_its_pod_failed(by: str, reason: str, at_once: bool) -> None:
-    world = await a_world()
-    async with world.syncer():
-        await a_running_pod(world)
-        if at_once:
-            world.down.api.freeze()
-        target = {"type": "DisruptionTarget", "status": "True", "reason": by, "lastTransitionTime": world.moment()}
-        await world.set_twin_status(conditions=[target])
-        await world.physical.delete(PODS, await world.twin())
-        await asyncio.sleep(5)
-        await world.stop()
-        world.down.api.thaw()
-        await world.wait_for_pod(phase("Failed"))
-        assert await world.ended() == ("Failed", reason)
-
-
-@in_virtual_time
-async def test_a_pod_that_a_kubelet_evicted_failed_as_the_kubelet_says() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await a_running_pod(world)
-        await world.set_twin_status(phase="Failed", reason="Evicted", message="The node was low on memory.")
-        await world.wait_for_pod(phase("Failed"))
-        assert await world.ended() == ("Failed", "Evicted")
-        assert (await world.pod())["status"]["message"] == "The node was low on memory."
-
-
-@in_virtual_time
-async def test_rule_1_a_twin_that_lost_our_labels_is_a_stranger_and_its_pod_has_failed() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await a_running_pod(world)
-        await world.set_twin({"metadata": {"labels": {keys.VIRTUAL_CLUSTER: None}}})
-        await world.wait_for_pod(phase("Failed"))
-        assert await world.ended() == ("Failed", "PhysicalPodLost")
-        assert "is no longer ours" in (await world.pod())["status"]["message"]
-        await world.delete_pod()
-        await world.wait_until_pod_is_gone()
-        [stranger] = await world.twins()
-        assert not is_deleting(stranger)
-
-
-# -- orphans
-
-
-async def an_orphan(world: World, name: str) -> None:
-    """A twin whose pod goes while no syncer looks."""
-    await world.virtual.delete(PODS, named(name, "default"), grace_seconds=0)
-
-
-@in_virtual_time
-async def test_rule_2_a_twin_without_a_pod_goes_when_it_was_seen_so_twice() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await a_running_pod(world)
-    await an_orphan(world, "work")
-    async with world.syncer():
-        await asyncio.sleep(TWICE - 1)
-        assert not is_deleting(await world.twin())
-        await asyncio.sleep(2)
-        assert is_deleting(await world.twin())
-
-
-@in_virtual_time
-async def test_rule_2_only_so_many_orphans_go_at_once() -> None:
-    world = await a_world()
-    names = [f"p{number}" for number in range(SWEEP + 20)]
-    async with world.syncer():
-        for name in names:
-            await world.add_pod(name)
-        await asyncio.sleep(10)
-        assert len(await world.twins()) == len(names)
-    for name in names:
-        await an_orphan(world, name)
-    async with world.syncer():
-        await asyncio.sleep(TWICE + 5)
-        assert len(await world.twins()) == 20
-        await asyncio.sleep(SWEEP_LASTS.total_seconds())
-        assert await world.twins() == []
-
-
-@in_virtual_time
-async def test_rule_1_a_pod_that_only_says_it_is_somebodys_twin_is_never_touched() -> None:
-    world = await a_world()
-    claims = {
-        keys.VIRTUAL_POD_NAMESPACE: "default",
-        keys.VIRTUAL_POD_NAME: "gone",
-        keys.VIRTUAL_POD_UID: "gone",
-    }
-    place = await world.twin_place("gone")
-    metadata = {**place["metadata"], "annotations": claims, "labels": {keys.MANAGED_BY: keys.TAPESTRY}}
-    stranger = await world.physical.create(
-        PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
-    )
-    async with world.syncer():
-        await asyncio.sleep(10 * TWICE)
-        assert await world.twins() == [stranger]
-
-
 # -- taken back
 
 
@@ -259,7 +120,7 @@ async def test_rule_1_a_pod_that_only_says_it_is_somebodys_twin_is_never_touched
 async def test_a_reclaimed_pod_has_its_own_time_to_stop_but_no_more_than_thirty_seconds_and_says_why() -> None:
     world = await a_world()
     async with world.syncer():
-        await a_running_pod(world, terminationGracePeriodSeconds=3600)
+        await world.run_pod(terminationGracePeriodSeconds=3600)
         await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
         await world.wait_for_twin(is_deleting, timeout=2)
         assert await grace_of_twin(world) == 30
@@ -273,7 +134,7 @@ async def test_where_the_virtual_cluster_cannot_be_told_twins_go_in_time_and_pod
     world = await a_world()
     async with world.syncer():
         for name in ("a", "b"):
-            await a_running_pod(world, name)
+            await world.run_pod(name)
         pods = [await world.pod(name) for name in ("a", "b")]
         world.up.cut()
         await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
@@ -295,7 +156,7 @@ async def test_where_the_virtual_cluster_cannot_be_told_twins_go_in_time_and_pod
 async def test_rule_4_whoever_led_last_frees_nodes_in_time_while_nobody_reaches_the_virtual_cluster() -> None:
     world = await a_world()
     async with world.syncer(leader_election=ELECTION) as site:
-        await a_running_pod(world)
+        await world.run_pod()
         world.up.cut()
         await asyncio.sleep(3600)
         assert site.manager.elector is not None
@@ -315,7 +176,7 @@ async def test_rule_4_whoever_led_last_frees_nodes_in_time_while_nobody_reaches_
 async def test_rule_4_whoever_knows_of_another_leader_ends_no_twin() -> None:
     world = await a_world()
     async with world.syncer(leader_election=ELECTION):
-        await a_running_pod(world)
+        await world.run_pod()
         lease = await world.virtual.get(LEASES, "syncer", "default")
         spec = {**lease["spec"], "holderIdentity": "another", "leaseDurationSeconds": 3600}
         await world.virtual.replace(LEASES, {**lease, "spec": spec})
@@ -332,7 +193,7 @@ async def test_a_twin_that_cannot_be_taken_back_just_then_keeps_no_other() -> No
     world = await a_world()
     async with world.syncer():
         for name in ("a", "b"):
-            await a_running_pod(world, name)
+            await world.run_pod(name)
         world.up.cut()
         held = (await world.twin_place("a"))["metadata"]["name"]
         world.down.refusal = refusing("DELETE", held, forbidden("a webhook says no"))
@@ -348,8 +209,8 @@ async def test_the_end_of_a_binding_leaves_nothing_of_ours_and_everything_of_oth
         PODS, {**named("stranger", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     async with world.syncer():
-        await a_running_pod(world, "running")
-        await a_running_pod(world, "finished")
+        await world.run_pod("running")
+        await world.run_pod("finished")
         await world.end("Succeeded", "finished")
         await world.wait_for_pod(phase("Succeeded"), "finished")
         await world.virtual.delete(CLUSTER_BINDINGS, named("east"))

@@ -1,257 +1,20 @@
-"""Pods that may not, need not or cannot run below: what they say meanwhile, and what becomes of them."""
+"""Pods that may not or need not run below, or whose name is taken there: what they say, and what becomes of them."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.policies import POLICIES
+from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find
-from tapestry.kube.errors import ApiError, Invalid, NotFound, ServerError, Unavailable
-from tapestry.kube.objects import Object, named, uid_of, value_at
+from tapestry.kube.errors import NotFound
+from tapestry.kube.objects import Object, named, uid_of
 from tapestry.kube.resources import NAMESPACES, PODS
 
-from ..world import MOUNT, NO_ROOM, World, a_world, forbidden, in_virtual_time, nothing, phase, refusing, said
+from ..world import MAPPED, MOUNT, a_world, nothing, phase, refusing, said
 
-MAPPED = said(keys.MAPPED, "True", "Mapped")
 FIVE_MINUTES = 300.0
-TEN_MINUTES = 600.0
-ONE_CPU = {"cpu": "1"}
-OVER_QUOTA = forbidden('pods "work" is forbidden: exceeded quota: all, requested: cpu=1, used: cpu=4, limited: cpu=4')
-NO_CLASS = forbidden('pods "work" is forbidden: no PriorityClass with name tapestry-leased was found')
-
-
-def refusing_pods(error: ApiError) -> Any:
-    return refusing("POST", "/pods", error)
-
-
-async def bring_to_failure(world: World, message: str = NO_ROOM) -> None:
-    """A pod of one CPU that finds no place below for five minutes."""
-    await world.add_pod(requests=ONE_CPU)
-    await world.wait_for_pod(MAPPED)
-    await world.refuse_place(message=message)
-    await world.wait_for_pod(phase("Failed"), timeout=FIVE_MINUTES + 10)
-
-
-# -- no place below
-
-
-@in_virtual_time
-async def test_a_pod_without_a_place_below_fails_after_five_minutes_with_the_reason_from_there() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await world.add_pod()
-        await world.wait_for_pod(MAPPED)
-        await world.refuse_place()
-        await asyncio.sleep(FIVE_MINUTES - 2)
-        assert (await world.ended())[0] == "Pending"
-        await asyncio.sleep(4)
-        assert await world.ended() == ("Failed", "UnschedulableBelow")
-        assert (await world.pod())["status"]["message"] == NO_ROOM
-        assert await world.twins() == []
-        await asyncio.sleep(3600)
-        assert len(world.down.writes("POST", "/pods")) == 1
-        assert len(await world.events("UnschedulableBelow")) == 1
-
-
-@in_virtual_time
-async def test_a_pod_that_finds_its_place_in_time_runs() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await world.add_pod()
-        await world.wait_for_pod(MAPPED)
-        await world.refuse_place()
-        await asyncio.sleep(FIVE_MINUTES - 2)
-        await world.place()
-        await asyncio.sleep(FIVE_MINUTES)
-        assert (await world.ended())[0] == "Pending"
-        assert len(await world.twins()) == 1
-
-
-@in_virtual_time
-async def test_a_clock_below_that_is_slow_uses_up_no_patience() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await world.add_pod()
-        await world.wait_for_pod(MAPPED)
-        old = {"type": "PodScheduled", "status": "False", "lastTransitionTime": "2023-12-31T00:00:00Z"}
-        await world.set_twin_status(conditions=[old])
-        await asyncio.sleep(FIVE_MINUTES - 2)
-        assert (await world.ended())[0] == "Pending"
-        await asyncio.sleep(4)
-        assert await world.ended() == ("Failed", "UnschedulableBelow")
-
-
-@in_virtual_time
-async def test_the_lease_shrinks_by_what_found_no_room_for_ten_minutes() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await bring_to_failure(world)
-        await asyncio.sleep(1)
-        assert (await world.lent("cpu"), await world.lent("pods")) == ("3", "109")
-        await asyncio.sleep(TEN_MINUTES - 20)
-        assert await world.lent("cpu") == "3"
-        await asyncio.sleep(20)
-        assert (await world.lent("cpu"), await world.lent("pods")) == ("4", "110")
-
-
-@in_virtual_time
-async def test_a_lease_that_is_limited_shrinks_as_much() -> None:
-    world = await a_world()
-    policy = await world.virtual.get(POLICIES, "east-all")
-    await world.virtual.patch(POLICIES, policy, {"spec": {"resourceLimits": [{"resource": "cpu", "quantity": "2"}]}})
-    async with world.syncer():
-        assert await world.lent("cpu") == "2"
-        await bring_to_failure(world)
-        await asyncio.sleep(1)
-        assert await world.lent("cpu") == "1"
-
-
-@in_virtual_time
-async def test_the_lease_recovers_when_a_foreign_pod_changes_there_and_not_when_it_only_says_something() -> None:
-    world = await a_world()
-    await world.add_node("n2")
-    foreign = await world.add_foreign_pod("shop", "n1", requests=ONE_CPU)
-    async with world.syncer():
-        assert await world.lent("cpu") == "3"
-        await bring_to_failure(world)
-        await asyncio.sleep(1)
-        assert await world.lent("cpu") == "2"
-        await world.physical.patch(PODS, foreign, {"status": {"message": "well"}}, subresource="status")
-        await world.add_foreign_pod("elsewhere", "n2", requests=ONE_CPU)
-        await asyncio.sleep(1)
-        assert await world.lent("cpu") == "2"
-        await world.physical.delete(PODS, named("shop", "default"), grace_seconds=0)
-        await asyncio.sleep(1)
-        assert await world.lent("cpu") == "4"
-
-
-@in_virtual_time
-async def test_a_pod_that_is_its_own_obstacle_shrinks_no_lease() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await bring_to_failure(world, "0/1 nodes are available: 1 node(s) had untolerated taint {a: b}.")
-        await asyncio.sleep(1)
-        assert await world.lent("cpu") == "4"
-
-
-@in_virtual_time
-async def test_one_pod_shrinks_a_lease_once_however_often_its_end_has_to_be_said() -> None:
-    world = await a_world()
-    async with world.syncer():
-        await world.add_pod(requests=ONE_CPU)
-        await world.wait_for_pod(MAPPED)
-        await world.refuse_place()
-        await asyncio.sleep(FIVE_MINUTES - 1)
-        world.up.refusal = refusing("PATCH", "/pods/work/status", forbidden("a webhook says no"))
-        await asyncio.sleep(10)
-        world.up.refusal = nothing
-        await world.wait_for_pod(phase("Failed"))
-        await asyncio.sleep(1)
-        assert await world.lent("cpu") == "3"
-
-
-# -- refused below
-
-
-@in_virtual_time
-async def test_a_pod_that_is_refused_below_fails_after_five_minutes_of_trying_ever_less() -> None:
-    world = await a_world()
-    world.down.refusal = refusing_pods(OVER_QUOTA)
-    async with world.syncer():
-        await world.add_pod(requests=ONE_CPU)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "RefusedBelow"))
-        await asyncio.sleep(FIVE_MINUTES - 2)
-        assert (await world.ended())[0] == "Pending"
-        await asyncio.sleep(4)
-        assert await world.ended() == ("Failed", "RefusedBelow")
-        assert "exceeded quota" in (await world.pod())["status"]["message"]
-        assert 5 <= len(world.down.writes("POST", "/pods")) <= 12
-        await asyncio.sleep(1)
-        assert await world.lent("cpu") == "3"
-
-
-@in_virtual_time
-async def test_a_pod_that_is_refused_for_a_while_runs_when_there_is_room_again() -> None:
-    world = await a_world()
-    world.down.refusal = refusing_pods(OVER_QUOTA)
-    async with world.syncer():
-        await world.add_pod()
-        await asyncio.sleep(100)
-        world.down.refusal = nothing
-        await world.wait_for_pod(MAPPED, timeout=100)
-
-
-@in_virtual_time
-async def test_a_pod_that_does_not_validate_below_shrinks_no_lease() -> None:
-    world = await a_world()
-    world.down.refusal = refusing_pods(Invalid(422, "Invalid", "spec.x: must be y"))
-    async with world.syncer():
-        await world.add_pod(requests=ONE_CPU)
-        await world.wait_for_pod(phase("Failed"), timeout=FIVE_MINUTES + 10)
-        await asyncio.sleep(1)
-        assert (await world.pod())["status"]["message"] == "spec.x: must be y"
-        assert await world.lent("cpu") == "4"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        Unavailable(503, "ServiceUnavailable", "apiserver is shutting down"),
-        ServerError(500, "InternalError", "etcdserver: request timed out"),
-        ServerError(500, "InternalError", 'Internal error occurred: failed calling webhook "kyverno"'),
-        forbidden('pods is forbidden: User "syncer" cannot create resource "pods" in API group ""'),
-        forbidden('pods "x" is forbidden: unable to create new content in namespace a because it is being terminated'),
-        NotFound(404, "NotFound", 'namespaces "leased" not found'),
-    ],
-    ids=lambda error: error.message[-12:],
-)
-@in_virtual_time
-async def test_rule_3_what_says_nothing_about_the_pod_never_fails_it(error: ApiError) -> None:
-    world = await a_world()
-    world.down.refusal = refusing_pods(error)
-    async with world.syncer():
-        await world.add_pod()
-        await asyncio.sleep(10 * FIVE_MINUTES)
-        assert (await world.ended())[0] == "Pending"
-        world.down.refusal = nothing
-        await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES)
-
-
-@in_virtual_time
-async def test_rights_that_are_missing_below_are_told() -> None:
-    world = await a_world()
-    world.down.refusal = refusing_pods(forbidden('User "syncer" cannot create resource "pods"'))
-    async with world.syncer():
-        await world.add_pod()
-        pod = await world.wait_for_pod(said(keys.MAPPED, "False", "NotPermitted"))
-        assert "cannot create resource" in find(pod["status"]["conditions"], keys.MAPPED)["message"]
-
-
-async def permission(world: World) -> tuple[str, str] | None:
-    binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
-    found = find(value_at(binding, "status", "conditions"), "Permitted")
-    return (found["status"], found["reason"]) if found else None
-
-
-@in_virtual_time
-async def test_without_the_priority_class_nothing_is_mapped_and_the_binding_says_so_until_it_is_there() -> None:
-    world = await a_world()
-    world.down.refusal = refusing_pods(NO_CLASS)
-    async with world.syncer():
-        await world.add_pod("a")
-        await world.add_pod("b")
-        await asyncio.sleep(5)
-        assert await permission(world) == ("False", "PriorityClassMissing")
-        await asyncio.sleep(10 * FIVE_MINUTES)
-        assert [await world.ended(name) for name in ("a", "b")] == [("Pending", None)] * 2
-        assert await world.twins() == []
-        world.down.refusal = nothing
-        await asyncio.sleep(FIVE_MINUTES + 5)
-        assert len(await world.twins()) == 2
-        assert await permission(world) == ("True", "Permitted")
 
 
 # -- not for us to run
@@ -425,7 +188,7 @@ async def test_a_mount_namespace_that_comes_late_is_enough() -> None:
     going = await world.physical.delete(NAMESPACES, named(MOUNT))
     assert going is not None
     await world.physical.replace(NAMESPACES, {**going, "spec": {}}, subresource="finalize")
-    world.down.refusal = refusing_pods(NotFound(404, "NotFound", f'namespaces "{MOUNT}" not found'))
+    world.down.refusal = refusing("POST", "/pods", NotFound(404, "NotFound", f'namespaces "{MOUNT}" not found'))
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(said(keys.MAPPED, "False", "NotPermitted"))

@@ -1,7 +1,7 @@
 """Services of the namespaces that a binding names: known below while they are there, and by name to pods."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,17 +13,17 @@ from tapestry.client.transport import Request, Transport
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
-from tapestry.controller.testing import Scenario, perturb, running_clock
+from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
 from tapestry.kube.errors import ApiError, Forbidden
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, uid_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, SERVICES, Resource
 from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.topdown.pods import NotYet
+from tapestry.syncer.topdown.companions import NotYet
 from tapestry.syncer.topdown.services import Services
 from tapestry.syncer.translate.services import SERVICE_NAME, twin_name, twin_service
 
-from ..world import A_DAY, MOUNT, NODE, SERVED, Clusters, a_world, in_virtual_time, said
+from ..world import A_DAY, MOUNT, NODE, SERVED, Clusters, a_world, said
 
 HTTP = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
 SERVED_PORT = {"name": "http", "protocol": "TCP", "port": 8080}
@@ -422,24 +422,11 @@ async def a_namespace_is_asked_for_no_more(virtual: Client, physical: Client) ->
     assert await below(world) == await below(world, ENDPOINT_SLICES) == []
 
 
-SCENARIOS = [
-    Scenario(
-        world.__name__.replace("_", " "),
-        SERVED,
-        setup,
-        world,
-        CONFIG,
-        others=[SERVED],
-        counts=concerns_services,
-    )
-    for world in (a_service_comes_changes_and_goes, a_namespace_is_asked_for_no_more)
-]
-
-
+@pytest.mark.timeout(600)  # hundreds of replays
+@pytest.mark.parametrize("world", [a_service_comes_changes_and_goes, a_namespace_is_asked_for_no_more])
 def test_services_come_to_the_same_end_whatever_happens_on_the_way(
-    record_property: Callable[[str, object], None],
+    world: Callable[..., Awaitable[None]], record_property: Callable[[str, object], None]
 ) -> None:
-    reports = [perturb(scenario) for scenario in SCENARIOS]
-    record_property("figure", f"perturbed Services: {sum(report.cases for report in reports)} replays")
-    failed = [str(report) for report in reports if report.failures]
-    assert not failed, "\n".join(failed)
+    report = perturb(Scenario("Services", SERVED, setup, world, CONFIG, others=[SERVED], counts=concerns_services))
+    record_property("figure", f"perturbed Services: {report.cases} replays")
+    assert not report.failures, report

@@ -8,14 +8,12 @@ from typing import Any, cast
 
 from tapestry.client.client import Client
 from tapestry.controller.store import Store
-from tapestry.controller.testing import InProcessApi, running_clock
+from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
 from tapestry.kube.objects import Object, key_of, named
 from tapestry.kube.resources import CONFIGMAPS, SECRETS
 from tapestry.syncer.projections import used_namespace
 from tapestry.syncer.site import Site
 from tapestry.syncer.topdown.sources import LINGER, Sources
-
-from ..world import in_virtual_time
 
 
 class Namespaces:

@@ -10,14 +10,13 @@ from typing import Any
 from tapestry.apis import keys
 from tapestry.apis.names import tokens_name, virtual_cluster_label
 from tapestry.client.transport import Request
-from tapestry.controller.testing import running_clock
+from tapestry.controller.testing import in_virtual_time, running_clock
 from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import timestamp
 
-from ..world import MOUNT, World, a_world, forbidden, in_virtual_time, phase, refusing, said
+from ..world import MAPPED, MOUNT, World, a_world, forbidden, phase, refusing, said
 
-MAPPED = said(keys.MAPPED, "True", "Mapped")
 A_WHILE = 5.0
 
 

@@ -1,7 +1,7 @@
 """Claims that pods mount and their volumes: below as far as the binding allows, and for as long as a pod needs them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from tapestry.client.transport import Transport
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
-from tapestry.controller.testing import Scenario, perturb, running_clock
+from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import Object, name_of, named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, SECRETS
@@ -21,7 +21,7 @@ from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.translate.volumes import name_below, twin_claim
 
-from ..world import A_DAY, MOUNT, SERVED, Clusters, a_world, in_virtual_time, phase, said
+from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, phase, said
 
 DISKS = {"drivers": ["disk.example"]}
 MOUNTED = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
@@ -49,6 +49,19 @@ async def add_claim(virtual: Client, name: str = "data", *, source: Object | Non
     await virtual.create(PERSISTENT_VOLUMES, {**named(f"pv-{name}"), "spec": given})
     status = {"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}
     return await virtual.patch(PERSISTENT_VOLUME_CLAIMS, claim, status, subresource="status")
+
+
+async def a_world_with_a_claim() -> World:
+    """Clusters whose binding lets disks cross, and the claim `data`."""
+    world = await a_world(allowedVolumes=DISKS)
+    await add_claim(world.virtual)
+    return world
+
+
+async def mount(world: World, name: str = "work") -> Object:
+    """A pod that mounts the claim, once its twin is there, which is returned."""
+    await world.add_pod(name, volumes=MOUNTED)
+    return await world.wait_for_twin(name=name)
 
 
 async def drop_claim(virtual: Client, name: str = "data") -> None:
@@ -84,11 +97,9 @@ async def mapped(world: Clusters) -> tuple[str, str, str]:
 
 @in_virtual_time
 async def test_a_pod_comes_after_its_claim_and_that_after_its_volume() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod(volumes=MOUNTED)
-        twin = await world.wait_for_twin()
+        twin = await mount(world)
         [claim], [volume] = await claims(world), await volumes(world)
         binding = await the_binding(world)
         assert binding.owns(claim)
@@ -103,12 +114,10 @@ async def test_a_pod_comes_after_its_claim_and_that_after_its_volume() -> None:
 
 @in_virtual_time
 async def test_when_its_last_pod_goes_the_claim_goes_and_then_the_volume() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
         for name in ("one", "two"):
-            await world.add_pod(name, volumes=MOUNTED)
-            await world.wait_for_twin(name=name)
+            await mount(world, name)
         await world.delete_pod("one")
         await world.wait_until_pod_is_gone("one")
         await asyncio.sleep(60)
@@ -124,11 +133,9 @@ async def test_when_its_last_pod_goes_the_claim_goes_and_then_the_volume() -> No
 
 @in_virtual_time
 async def test_a_pod_that_has_ended_needs_no_claim() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
         await world.end()
         await asyncio.sleep(5)
         assert await world.ended() == ("Succeeded", None)
@@ -137,11 +144,9 @@ async def test_a_pod_that_has_ended_needs_no_claim() -> None:
 
 @in_virtual_time
 async def test_what_nobody_needs_any_more_goes_even_if_nobody_was_there_to_see_it() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
     await world.delete_pod(grace=0)
     async with world.syncer():
         await asyncio.sleep(60)
@@ -150,11 +155,9 @@ async def test_what_nobody_needs_any_more_goes_even_if_nobody_was_there_to_see_i
 
 @in_virtual_time
 async def test_a_claim_that_has_lost_its_volume_goes_just_as_well() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
     await world.delete_pod(grace=0)
     [volume] = await volumes(world)
     await world.physical.delete(PERSISTENT_VOLUMES, volume)
@@ -165,12 +168,10 @@ async def test_a_claim_that_has_lost_its_volume_goes_just_as_well() -> None:
 
 @in_virtual_time
 async def test_pods_on_nodes_of_others_keep_nothing_of_ours() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
         await world.add_pod("elsewhere", node="vnode-east-2-n1", volumes=MOUNTED)  # of the binding east-2
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
         await world.delete_pod()
         await world.wait_until_pod_is_gone()
         await asyncio.sleep(5)
@@ -179,11 +180,9 @@ async def test_pods_on_nodes_of_others_keep_nothing_of_ours() -> None:
 
 @in_virtual_time
 async def test_with_the_binding_everything_goes() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
         await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=600)
         assert await claims(world) == await volumes(world) == []
@@ -191,16 +190,13 @@ async def test_with_the_binding_everything_goes() -> None:
 
 @in_virtual_time
 async def test_claim_and_volume_made_anew_under_the_old_names_are_others_below() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod("before", volumes=MOUNTED)
-        await world.wait_for_twin(name="before")
+        await mount(world, "before")
         [before] = await claims(world)
         await drop_claim(world.virtual)
         await add_claim(world.virtual, volumeHandle="another")
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
         [claim], [volume] = await claims(world), await volumes(world)
         assert uid_of(claim) != uid_of(before)
         assert volume["spec"]["csi"]["volumeHandle"] == "another"
@@ -208,27 +204,22 @@ async def test_claim_and_volume_made_anew_under_the_old_names_are_others_below()
 
 @in_virtual_time
 async def test_a_volume_whose_claim_was_deleted_below_is_bound_to_the_next_one() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod("before", volumes=MOUNTED)
-        await world.wait_for_twin(name="before")
+        await mount(world, "before")
         [claim], [volume] = await claims(world), await volumes(world)
         await world.physical.patch(PERSISTENT_VOLUMES, volume, {"spec": {"claimRef": {"uid": uid_of(claim)}}})
         await world.physical.delete(PERSISTENT_VOLUME_CLAIMS, claim)
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
         [volume] = await volumes(world)
         assert "uid" not in volume["spec"]["claimRef"]
 
 
 @in_virtual_time
 async def test_nothing_is_written_when_nothing_changed() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
         annotation = {"metadata": {"annotations": {"a": "b"}}}
         await world.virtual.patch(PERSISTENT_VOLUME_CLAIMS, named("data", "default"), annotation)
     async with world.syncer():
@@ -334,11 +325,9 @@ async def test_rule_2_a_claim_is_not_removed_while_a_pod_mounts_it_that_only_the
 
 @in_virtual_time
 async def test_a_claim_that_is_being_deleted_is_nobodys_even_if_the_cache_does_not_know_yet() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod("before", volumes=MOUNTED)
-        await world.wait_for_twin(name="before")
+        await mount(world, "before")
         await world.end(name="before")
         await world.wait_for_pod(phase("Succeeded"), "before")
         world.down.api.freeze()
@@ -361,8 +350,7 @@ async def test_what_a_volume_needs_to_be_opened_is_copied_and_goes_with_it() -> 
     await world.virtual.create(SECRETS, {**named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
     async with world.syncer():
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
         [copy], [volume] = await copies(world), await volumes(world)
         assert copy["data"] == {"k": "dg=="}
         assert volume["spec"]["csi"]["nodeStageSecretRef"] == {"name": name_of(copy), "namespace": MOUNT}
@@ -382,8 +370,7 @@ async def test_a_secret_stays_as_long_as_the_volume_that_needs_it() -> None:
     await world.virtual.create(SECRETS, {**named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
     async with world.syncer():
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
         [volume] = await volumes(world)
         held = await world.physical.patch(
             PERSISTENT_VOLUMES, volume, {"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}}
@@ -446,11 +433,9 @@ async def follow_growth(world: Clusters, timeout: float = 60) -> None:
 
 @in_virtual_time
 async def test_a_volume_grows_below_and_that_it_has_is_told_above() -> None:
-    world = await a_world(allowedVolumes=DISKS)
-    await add_claim(world.virtual)
+    world = await a_world_with_a_claim()
     async with world.syncer():
-        await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_twin()
+        await mount(world)
         await grow(world.virtual)
         await follow_growth(world)
         await asyncio.sleep(5)
@@ -515,24 +500,11 @@ def concerns_volumes(call: str) -> bool:
     return not call.startswith("watch") and "/persistentvolume" in call
 
 
-SCENARIOS = [
-    Scenario(
-        world.__name__.replace("_", " "),
-        SERVED,
-        setup,
-        world,
-        CONFIG,
-        others=[SERVED],
-        counts=concerns_volumes,
-    )
-    for world in (a_pod_with_a_claim_comes_and_goes, a_claim_is_made_anew)
-]
-
-
+@pytest.mark.timeout(600)  # hundreds of replays
+@pytest.mark.parametrize("world", [a_pod_with_a_claim_comes_and_goes, a_claim_is_made_anew])
 def test_volumes_come_to_the_same_end_whatever_happens_on_the_way(
-    record_property: Callable[[str, object], None],
+    world: Callable[..., Awaitable[None]], record_property: Callable[[str, object], None]
 ) -> None:
-    reports = [perturb(scenario) for scenario in SCENARIOS]
-    record_property("figure", f"perturbed volumes: {sum(report.cases for report in reports)} replays")
-    failed = [str(report) for report in reports if report.failures]
-    assert not failed, "\n".join(failed)
+    report = perturb(Scenario("volumes", SERVED, setup, world, CONFIG, others=[SERVED], counts=concerns_volumes))
+    record_property("figure", f"perturbed volumes: {report.cases} replays")
+    assert not report.failures, report

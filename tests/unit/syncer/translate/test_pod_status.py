@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tapestry.apis import keys
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import Object, annotations_of, labels_of
+from tapestry.kube.pods import LISTS
 from tapestry.kube.strategic import PatchSchemas, strategic_merged
 from tapestry.syncer.translate.pod_status import (
     CONTAINER_LISTS,
@@ -23,7 +24,6 @@ from tapestry.syncer.translate.pod_status import (
     to_virtual,
     told,
 )
-from tapestry.syncer.translate.references import LISTS
 from tapestry.syncer.translate.strangers import LONGEST_TEXT
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from tapestry.apiserver.storage.etcd.messages import DELETE, MOD, VERSION, Message, rpc
+from tapestry.apiserver.storage.etcd.messages import DELETE, LESS, MOD, VERSION, Message, rpc
 from tapestry.apiserver.storage.log import LogError, OutcomeUnknown, Unreachable
 
 CALL_SECONDS = 10.0
@@ -52,6 +52,14 @@ class Kept(NamedTuple):
 
     path: bytes
     value: bytes | None
+    revision: int
+
+
+class Among(NamedTuple):
+    """Where nothing may have been written after a revision."""
+
+    start: bytes
+    end: bytes
     revision: int
 
 
@@ -154,19 +162,24 @@ class Client:
 
     # -- writing
 
-    async def put(self, path: bytes, value: bytes, expected: int, lease: int) -> tuple[bool, int]:
+    async def put(
+        self, path: bytes, value: bytes, expected: int, lease: int, among: Among | None = None
+    ) -> tuple[bool, int]:
         """Have a value in the place of that of a revision; 0 is of none.  Whether it is so, and the revision then."""
         put = rpc.PutRequest(key=path, value=value, lease=lease)
-        return await self._swap(path, expected, rpc.RequestOp(request_put=put))
+        return await self._swap(path, expected, rpc.RequestOp(request_put=put), among)
 
     async def delete(self, path: bytes, expected: int) -> tuple[bool, int]:
         """Have the value of a revision no more; answers as `put` does."""
         delete = rpc.DeleteRangeRequest(key=path)
         return await self._swap(path, expected, rpc.RequestOp(request_delete_range=delete))
 
-    async def _swap(self, path: bytes, expected: int, then: Message) -> tuple[bool, int]:
-        compare = rpc.Compare(target=MOD, key=path, mod_revision=expected)
-        answer = await self._write(self._at.txn, rpc.TxnRequest(compare=[compare], success=[then]))
+    async def _swap(self, path: bytes, expected: int, then: Message, among: Among | None = None) -> tuple[bool, int]:
+        compare = [rpc.Compare(target=MOD, key=path, mod_revision=expected)]
+        if among is not None:
+            start, end, last = among
+            compare.append(rpc.Compare(target=MOD, result=LESS, key=start, range_end=end, mod_revision=last + 1))
+        answer = await self._write(self._at.txn, rpc.TxnRequest(compare=compare, success=[then]))
         return bool(answer.succeeded), int(answer.header.revision)
 
     async def count(self, path: bytes, value: bytes, expected: int) -> tuple[bool, int, int]:

@@ -28,7 +28,7 @@ FIELDS = {
     "DeleteRangeRequest": "bytes key 1",
     "RequestOp": "RangeRequest request_range 1, PutRequest request_put 2, DeleteRangeRequest request_delete_range 3",
     "ResponseOp": "RangeResponse response_range 1",
-    "Compare": "enum result 1, enum target 2, bytes key 3, int64 version 4, int64 mod_revision 6",
+    "Compare": "enum result 1, enum target 2, bytes key 3, int64 version 4, int64 mod_revision 6, bytes range_end 64",
     "TxnRequest": "repeated Compare compare 1, repeated RequestOp success 2, repeated RequestOp failure 3",
     "TxnResponse": "ResponseHeader header 1, bool succeeded 2, repeated ResponseOp responses 3",
     "CompactionRequest": "int64 revision 1",
@@ -43,6 +43,8 @@ FIELDS = {
 }
 VERSION, MOD = 0, 2
 """What a Compare is about; its result 0 is "equal"."""
+LESS = 2
+"""Another one."""
 DELETE = 1
 """The type of an Event; 0 is a put."""
 

@@ -18,11 +18,11 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from tapestry.apiserver.storage.etcd.client import Client, HistoryLost, Kept, Watch
+from tapestry.apiserver.storage.etcd.client import Among, Client, HistoryLost, Kept, Watch
 from tapestry.apiserver.storage.etcd.compaction import keep_compact
 from tapestry.apiserver.storage.etcd.layout import Layout
 from tapestry.apiserver.storage.log import Key, LogError, OutcomeUnknown, Unreachable
-from tapestry.apiserver.storage.store import EVENT_SECONDS, EVENTS, Event, Make, Stale, Store, Version
+from tapestry.apiserver.storage.store import EVENT_SECONDS, EVENTS, Claim, Event, Make, Stale, Store, Version
 from tapestry.apiserver.storage.values import unversioned, versioned
 from tapestry.process.logs import logger
 
@@ -74,12 +74,28 @@ class EtcdStore(Store):
     def head(self, resource: str, namespace: str, name: str) -> Version | None:
         return self.get(resource, namespace, name)
 
-    async def put(self, key: Key, expected: Version | None, make: Make) -> Version:
+    async def put(self, key: Key, expected: Version | None, make: Make, claim: Claim | None = None) -> Version:
         value, path = unversioned(make(0)[0]), self._layout.path(key)
-        async with self._turn(key, expected):
-            lease = await self._leased() if key.resource == EVENTS else 0
-            revision = await self._written(*await self._client.put(path, value, revision_of(expected), lease))
+        if claim is not None:
+            revision = await self._put_claiming(key, expected, value, claim)
+        else:
+            async with self._turn(key, expected):
+                lease = await self._leased() if key.resource == EVENTS else 0
+                revision = await self._written(*await self._client.put(path, value, revision_of(expected), lease))
         return Version(key, revision, *versioned(value, revision))
+
+    async def _put_claiming(self, key: Key, expected: Version | None, value: bytes, claim: Claim) -> int:
+        """Write while nobody else writes an object of the resource; who comes after one looks again at what is free."""
+        path, where = self._layout.path(key), self._layout.path(Key(key.resource, "", ""))
+        async with self._turns.setdefault(Key(key.resource, "", ""), asyncio.Lock()):  # we would only be in our way
+            while True:
+                async with self._turn(key, expected):
+                    if not claim():
+                        raise Stale
+                    among = Among(where, where[:-1] + b"0", self.revision)
+                    answer = await self._client.put(path, value, revision_of(expected), 0, among)
+                    with suppress(Stale):
+                        return await self._written(*answer)
 
     async def delete(self, key: Key, expected: Version, make: Make) -> Version:
         async with self._turn(key, expected):

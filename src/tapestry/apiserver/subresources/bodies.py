@@ -1,0 +1,49 @@
+"""Bodies of what is asked beside objects: reviews, tokens, bindings, evictions and scales are of a type, too."""
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import structs
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.admission.matching import kind_of
+from tapestry.apiserver.codec import JSON, decoded
+from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.server import Answer, Handler
+from tapestry.apiserver.types import Types
+
+TYPES = {
+    "Binding": "io.k8s.api.core.v1.Binding",
+    "Eviction": "io.k8s.api.policy.v1.Eviction",
+    "Scale": "io.k8s.api.autoscaling.v1.Scale",
+    "TokenRequest": "io.k8s.api.authentication.v1.TokenRequest",
+}
+"""Of those that are posted to an object; the others have rows of their own."""
+IDENTITY = ("apiVersion", "kind")
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """Lets handlers have what they expect."""
+
+    types: Types
+
+    def checked(self, handler: Handler) -> Handler:
+        """The handler, where a body is what it should be; one of another type is a bad request."""
+
+        async def check(call: Call, target: Target) -> Answer:
+            return await handler(self.read(call, target) if call.method in ("POST", "PUT") else call, target)
+
+        return check
+
+    def read(self, call: Call, target: Target) -> Call:
+        """The call with its body as objects are read: without nulls, and without what its type does not know."""
+        kind, body = kind_of(target.row, target.subresource), decoded(call.body, call.headers.get("content-type", ""))
+        if not isinstance(body, dict | None):
+            raise refusals.bad_request(f"the body is not a {kind.kind}")
+        said = {key: each for key, each in (body or {}).items() if key in IDENTITY}  # which is for the handler to judge
+        named = {**(body or {}), "apiVersion": kind.api_version, "kind": kind.kind}
+        found, _ = self.types.read(TYPES.get(kind.kind) or target.row.type, named, kind.kind)
+        bare = {key: each for key, each in found.items() if key not in IDENTITY}
+        headers = {**call.headers, "content-type": JSON}
+        return structs.replace(call, headers=headers, body=msgspec.json.encode({**said, **bare}))

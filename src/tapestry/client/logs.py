@@ -1,0 +1,30 @@
+"""What containers wrote, in pieces as they come."""
+
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from tapestry.client.client import Client
+from tapestry.client.metrics import count_request
+from tapestry.client.streams import granted
+from tapestry.client.transport import Request
+from tapestry.kube.resources import PODS
+
+FOLLOWED = 24 * 3600.0
+"""Seconds for a log that is followed to begin: some servers say nothing before the container does."""
+
+
+@asynccontextmanager
+async def pod_log(
+    client: Client, name: str, namespace: str | None, query: Mapping[str, str]
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    """The log of a container of a pod; `query` are PodLogOptions.
+
+    An error is raised when the context is entered, or by the connection later on.
+    """
+    request = Request("GET", PODS.path(namespace, name, "log"), query, accept="*/*")
+    if query.get("follow") == "true":
+        request = dataclasses.replace(request, timeout=FOLLOWED)
+    async with client.transport.stream(request) as stream:
+        count_request("get", "pods/log", str(stream.status))
+        yield (await granted(stream, str(request))).chunks()

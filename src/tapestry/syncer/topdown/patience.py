@@ -1,0 +1,90 @@
+"""How long a pod waits to be taken below, by the API server there and by the scheduler, before it has failed.
+
+What says nothing about the pod costs it no patience.  Where it fails for want of room, less is lent for a while.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+
+from tapestry.apis import keys
+from tapestry.controller import Result
+from tapestry.kube.conditions import find
+from tapestry.kube.errors import ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unauthorized
+from tapestry.kube.objects import Object, key_of, value_at, version_of
+from tapestry.kube.times import parse_time
+from tapestry.syncer.site import LAG, Site
+from tapestry.syncer.topdown.verdicts import Verdicts, told_since
+
+LATER = (Unauthorized, Conflict, TooManyRequests, ServerError)
+"""Answers of an API server that say nothing about the pod."""
+ABOUT_US = (
+    "cannot create resource",
+    "no PriorityClass with name",
+    "because it is being terminated",
+    "failed calling webhook",
+)
+"""Signs that it is our rights, our priority class, our namespace or a webhook that fails, and not the pod."""
+NO_ROOM = ("Insufficient", "exceeded quota", "Too many pods")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Has a pod wait, or fail once it has waited for long enough."""
+
+    site: Site
+    verdicts: Verdicts
+
+    async def refused(self, pod: Object, node: str, error: ApiError) -> Result | None:
+        """The physical API server does not want the twin."""
+        if is_about_us(error):
+            self.site.note_trouble(error)
+            await self.verdicts.wait(pod, "NotPermitted", error.message)
+            raise error
+        if isinstance(error, LATER):
+            raise error
+        now, patience = self.site.now(), timedelta(seconds=self.site.config.refusal_seconds)
+        since = told_since(pod, keys.MAPPED, "RefusedBelow") or now
+        if now - since >= patience:
+            await self.give_up(pod, node, "RefusedBelow", error.message)
+            return None
+        await self.verdicts.wait(pod, "RefusedBelow", error.message)
+        waited = now - since
+        return Result(requeue_after=min(max(waited, timedelta(seconds=1)), patience - waited).total_seconds())
+
+    async def wait_for_place(self, pod: Object, twin: Object, node: str) -> Result | None:
+        """The physical scheduler may find no place for the twin where it has to run."""
+        said = unplaced(twin)
+        if said is None:
+            return None
+        # A clock below that goes wrong must not use up the time: none passed before we knew of the twin.
+        known = told_since(pod, keys.MAPPED, "Mapped") or self.site.now()
+        since = max(known, parse_time(said.get("lastTransitionTime") or twin["metadata"]["creationTimestamp"]))
+        due = since + timedelta(seconds=self.site.config.unschedulable_seconds)
+        if self.site.now() < due:
+            return Result(requeue_at=due)
+        live = await self.site.live_twin(key_of(pod))
+        if live is None or version_of(live) != version_of(twin):
+            return Result(requeue_after=LAG)
+        await self.give_up(pod, node, "UnschedulableBelow", said.get("message") or "it was not scheduled below")
+        return None
+
+    async def give_up(self, pod: Object, node: str, reason: str, message: str) -> None:
+        """The pod has failed.  A cause in the pod itself says nothing about the node."""
+        if any(sign in message for sign in NO_ROOM):
+            self.site.note_shortage(node, pod)
+        await self.verdicts.end(pod, reason, message)
+
+
+def unplaced(twin: Object) -> Object | None:
+    """What the physical scheduler says of a twin that it finds no place for; None where it has one, or says nothing."""
+    if value_at(twin, "spec", "nodeName"):
+        return None
+    status: Object = msgspec.json.decode(twin["twin"])
+    said = find(status["conditions"], "PodScheduled")
+    return said if said is not None and said.get("status") == "False" else None
+
+
+def is_about_us(error: ApiError) -> bool:
+    return isinstance(error, NotFound) or any(sign in error.message for sign in ABOUT_US)

@@ -1,0 +1,35 @@
+"""What the kernel says of processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tapestry.local.proc import stat_of, uptime
+
+
+def test_a_process_has_begun_and_worked_and_is_in_memory() -> None:
+    before = stat_of(os.getpid())
+    assert 0 < before.began <= uptime()
+    assert 1 << 20 < before.memory < 1 << 40
+    while stat_of(os.getpid()).worked == before.worked:
+        sum(range(10_000))
+
+
+def test_a_process_may_have_any_name() -> None:
+    rename = "open('/proc/self/comm', 'w').write(') 1 2 (')"
+    wait = "print(flush=True); input()"
+    command = [sys.executable, "-c", f"{rename}; {wait}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert 0 < stat_of(process.pid).began <= uptime()
+        process.communicate(b"\n")
+
+
+def test_a_process_that_is_gone_says_nothing() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with pytest.raises(OSError):
+        stat_of(gone.pid)

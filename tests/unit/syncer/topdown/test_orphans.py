@@ -1,0 +1,106 @@
+"""Twins whose pods are gone: they go, but not in haste."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apis import keys
+from tapestry.controller.testing import in_virtual_time
+from tapestry.kube.objects import is_deleting, named
+from tapestry.kube.resources import PODS
+from tapestry.syncer.topdown.orphans import SECOND_SIGHTING, SWEEP, SWEEP_LASTS, Orphans
+
+from ..world import World, a_world
+
+TWICE = SECOND_SIGHTING.total_seconds()
+NOW = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def test_a_twin_whose_pod_was_seen_going_goes_at_once() -> None:
+    orphans = Orphans()
+    orphans.bereaved("u1")
+    assert orphans.sighted("u1", NOW) is None
+
+
+def test_a_twin_that_had_a_pod_or_went_in_between_is_sighted_for_the_first_time_again() -> None:
+    orphans = Orphans()
+    orphans.sighted("u1", NOW)
+    orphans.forget("u1")
+    later = NOW + SECOND_SIGHTING
+    assert orphans.sighted("u1", later) == later + SECOND_SIGHTING
+
+
+@given(st.lists(st.integers(0, 100), min_size=SWEEP, max_size=3 * SWEEP))
+def test_within_any_minute_only_so_many_go_and_whoever_comes_back_when_told_goes_in_the_end(pauses: list[int]) -> None:
+    orphans, gone = Orphans(), []
+    due = [(NOW + timedelta(seconds=sum(pauses[:number])), f"u{number}") for number in range(len(pauses))]
+    while due:
+        due.sort()
+        now, uid = due.pop(0)
+        again = orphans.sighted(uid, now)
+        if again is None:
+            gone.append(now)
+        else:
+            assert again > now
+            due.append((again, uid))
+    assert len(gone) == len(pauses)
+    assert all(later - earlier >= SWEEP_LASTS for earlier, later in zip(gone, gone[SWEEP:], strict=False))
+
+
+# -- by a syncer at work
+
+
+async def an_orphan(world: World, name: str) -> None:
+    """A twin whose pod goes while no syncer looks."""
+    await world.virtual.delete(PODS, named(name, "default"), grace_seconds=0)
+
+
+@in_virtual_time
+async def test_rule_2_a_twin_without_a_pod_goes_when_it_was_seen_so_twice() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.run_pod()
+    await an_orphan(world, "work")
+    async with world.syncer():
+        await asyncio.sleep(TWICE - 1)
+        assert not is_deleting(await world.twin())
+        await asyncio.sleep(2)
+        assert is_deleting(await world.twin())
+
+
+@in_virtual_time
+async def test_rule_2_only_so_many_orphans_go_at_once() -> None:
+    world = await a_world()
+    names = [f"p{number}" for number in range(SWEEP + 20)]
+    async with world.syncer():
+        for name in names:
+            await world.add_pod(name)
+        await asyncio.sleep(10)
+        assert len(await world.twins()) == len(names)
+    for name in names:
+        await an_orphan(world, name)
+    async with world.syncer():
+        await asyncio.sleep(TWICE + 5)
+        assert len(await world.twins()) == 20
+        await asyncio.sleep(SWEEP_LASTS.total_seconds())
+        assert await world.twins() == []
+
+
+@in_virtual_time
+async def test_rule_1_a_pod_that_only_says_it_is_somebodys_twin_is_never_touched() -> None:
+    world = await a_world()
+    claims = {
+        keys.VIRTUAL_POD_NAMESPACE: "default",
+        keys.VIRTUAL_POD_NAME: "gone",
+        keys.VIRTUAL_POD_UID: "gone",
+    }
+    place = await world.twin_place("gone")
+    metadata = {**place["metadata"], "annotations": claims, "labels": {keys.MANAGED_BY: keys.TAPESTRY}}
+    stranger = await world.physical.create(
+        PODS, {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
+    )
+    async with world.syncer():
+        await asyncio.sleep(10 * TWICE)
+        assert await world.twins() == [stranger]
