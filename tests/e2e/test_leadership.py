@@ -24,8 +24,6 @@ from tapestry.kube.resources import CONFIGMAPS, LEASES
 
 SCRIBE = Path(__file__).parent / "scribe"
 LEASE_SECONDS = 3
-SOON = 2
-"""Seconds, on a machine whose processors are busy: less than any lease has left, of those that are renewed."""
 PAGES = 4
 
 
@@ -182,26 +180,26 @@ def writer_of(page: Object) -> str:
     return str(page["data"].get("writer", ""))
 
 
-async def test_a_killed_leader_is_replaced_soon_after_its_lease_has_run_out(world: World) -> None:
+async def test_a_killed_leader_is_replaced_within_the_lease_duration_and_a_second(world: World) -> None:
     leader, _ = await world.start_pair()
 
     leader.signal(signal.SIGKILL)
     killed = time.monotonic()
     heir = await world.chronicle.wait_for_holder(lambda holder: holder not in ("", leader.name))
 
-    assert time.monotonic() - killed <= LEASE_SECONDS + SOON
+    assert time.monotonic() - killed <= LEASE_SECONDS + 1
     await world.chronicle.wait_for_writes_of(heir)
     assert world.chronicle.stale_writes() == []
 
 
-async def test_a_leader_asked_to_go_hands_over_before_its_lease_runs_out_and_exits(world: World) -> None:
+async def test_a_leader_asked_to_go_hands_over_within_a_second_and_exits(world: World) -> None:
     leader, _ = await world.start_pair()
 
     leader.signal(signal.SIGTERM)
     asked = time.monotonic()
     heir = await world.chronicle.wait_for_holder(lambda holder: holder not in ("", leader.name))
 
-    assert time.monotonic() - asked <= SOON
+    assert time.monotonic() - asked <= 1
     async with asyncio.timeout(30):
         assert await leader.process.wait() == 0
     await world.chronicle.wait_for_writes_of(heir)

@@ -46,6 +46,7 @@ from tapestry.apis.rights import (
     Place,
 )
 from tapestry.client.client import Client
+from tapestry.client.logs import pod_log
 from tapestry.client.options import PatchType
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Informer
@@ -254,7 +255,7 @@ async def a_pod_runs_with_all_it_needs(world: World) -> None:
 
 async def its_log_is_asked_for(world: World) -> None:
     """It is empty: below, nobody has placed the twin."""
-    async with world.virtual.log("work", "default", {}) as chunks:
+    async with pod_log(world.virtual, "work", "default", {}) as chunks:
         assert [chunk async for chunk in chunks] == []
 
 
