@@ -55,12 +55,15 @@ class Pipeline:
         return found
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        for step in self.of(request.target.row):
-            changed = await step(request, old, new)
-            new = changed if new is not None else None
-        found = new if new is not None else old
-        assert found is not None
-        return found
+        steps = self.of(request.target.row)
+        if new is None:
+            assert old is not None
+            for step in steps:
+                await step(request, old, None)
+            return old
+        for step in steps:
+            new = await step(request, old, new)
+        return new
 
 
 @dataclass(frozen=True, slots=True)

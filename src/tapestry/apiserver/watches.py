@@ -127,7 +127,9 @@ class Watching:
     def _line(self, event: Event, what: Change) -> bytes:
         known = event.lines.get(what + self.flavour.name)
         if known is None:
-            known = event.lines[what + self.flavour.name] = line(what, self._shown(raw_of(event, what)))
+            known = line(what, self._shown(raw_of(event, what)))
+            if self.store.watchers(self.row.storage) > 1:  # else it would be kept for nobody
+                event.lines[what + self.flavour.name] = known
         return known
 
     def _shown(self, raw: bytes) -> bytes:

@@ -7,6 +7,7 @@ Kubernetes writes most moments to the second (`metav1.Time`) and those of leases
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 RFC3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?(?:Z|[+-][0-9]{2}:[0-9]{2})"
@@ -18,12 +19,20 @@ DURATION_PART = re.compile(r"(?=\.?[0-9])([0-9]{0,40})(?:\.([0-9]{0,40}))?(ns|us
 DURATION = re.compile(rf"([+-]?)((?:{DURATION_PART.pattern})+|0)")
 LONGEST = 2**63 - 1  # nanoseconds, some 292 years: Go can hold no more
 
-MICROSECOND = timedelta(microseconds=1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SECOND, MICROSECOND = timedelta(seconds=1), timedelta(microseconds=1)
 
 
 def timestamp(moment: datetime) -> str:
     """`moment` as a `metav1.Time`; parts of a second are cut off."""
-    return f"{_in_utc(moment).isoformat(timespec='seconds')[:19]}Z"
+    if moment.tzinfo is None:
+        raise _naive(moment)
+    return _second((moment - EPOCH) // SECOND)
+
+
+@lru_cache(maxsize=256)  # most are of now
+def _second(number: int) -> str:
+    return f"{(EPOCH + number * SECOND).isoformat(timespec='seconds')[:19]}Z"
 
 
 def micro_timestamp(moment: datetime) -> str:
@@ -35,8 +44,12 @@ def _in_utc(moment: datetime) -> datetime:
     if moment.tzinfo is UTC:
         return moment
     if moment.tzinfo is None:
-        raise ValueError(f"{moment.isoformat()} has no time zone; moments are aware datetimes")
+        raise _naive(moment)
     return moment.astimezone(UTC)
+
+
+def _naive(moment: datetime) -> ValueError:
+    return ValueError(f"{moment.isoformat()} has no time zone; moments are aware datetimes")
 
 
 def parse_time(text: str, path: str = "") -> datetime:

@@ -117,6 +117,8 @@ def known_to(request: Request, old: Object | None, entries: Any) -> Managed:
 
     Writes to subresources have no say in it, and what is no account of anything counts as none.
     """
+    if old is None and entries is None:
+        return {}
     live = old["metadata"].get("managedFields", ()) if old is not None else ()
     if request.target.subresource or entries is None:
         entries = live

@@ -14,6 +14,7 @@ from tapestry.apiserver.access.auditing import Auditor, Trail, audit_id
 from tapestry.apiserver.access.impersonation import impersonated
 from tapestry.apiserver.requests import Call, Target, target_of
 from tapestry.apiserver.server import Answer, Answering, Attributes, Server, first_segment, refused, verb_of
+from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED, Tally, tally_of
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.errors import ApiError, NotFound
@@ -35,6 +36,7 @@ class Reception:
     auditor: Auditor | None = None
     mounted: Mapping[str, Mounted] = field(default_factory=dict)
     """What others serve, by the first segment of the path; what they ask for in turn is received as any other call."""
+    deadlines: Deadlines = field(default_factory=Deadlines)
 
     async def answer(self, call: Call) -> Answer | Watching:
         """What is to be sent back."""
@@ -82,7 +84,7 @@ class Reception:
 
     async def in_time(self, call: Call, target: Target | None) -> Answer | Watching:
         try:
-            async with asyncio.timeout(allowed(call, self.seconds)):
+            with self.deadlines.within(allowed(call, self.seconds)):
                 mounted = self.mounted.get(first_segment(call.path)) if target is None else None
                 return await (self.server.answer(call, target) if mounted is None else mounted(self, call))
         except TimeoutError:

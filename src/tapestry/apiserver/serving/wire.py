@@ -161,6 +161,11 @@ class Exchange:
         return b"%b%b%b%b" % (status_line(status, int(time())), lines.encode("utf-8", "surrogateescape"), length, last)
 
 
+@lru_cache(maxsize=256)  # clients have few
+def header_name(name: bytes) -> str:
+    return name.decode("latin-1").lower()
+
+
 PHRASES = {each.value: each.phrase for each in HTTPStatus}
 
 
@@ -269,7 +274,7 @@ class Connection(asyncio.Protocol):
         assert exchange is not None
         if exchange.method:
             return  # it comes behind the body, where nobody who lets requests through has looked at it
-        pair = name.decode("latin-1").lower(), value.decode("utf-8", "replace")
+        pair = header_name(name), value.decode("utf-8", "replace")
         exchange.pairs.append(pair)
         exchange.headers.setdefault(*pair)
 

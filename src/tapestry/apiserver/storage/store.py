@@ -237,6 +237,9 @@ class Store(ABC):
         shelf.subscriptions.add(subscription)
         return subscription
 
+    def watchers(self, resource: str) -> int:
+        return len(self._shelf(resource).subscriptions)
+
     def on_change(self, resource: str, listener: Callable[[Event], None]) -> None:
         """Call `listener` with every change as it becomes visible, before whoever made it is answered."""
         self._shelf(resource).listeners.append(listener)

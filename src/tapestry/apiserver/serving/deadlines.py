@@ -1,0 +1,62 @@
+"""Deadlines: how long answers may take, with one timer for all of them.
+
+Nearly every request is answered long before its time is over, and to set a timer for each and take it back again costs
+as much as to read an object.  So one timer rings when somebody may be due, looks who is, and is set for the next.
+"""
+
+import asyncio
+from types import TracebackType
+
+
+class Deadlines:
+    """Those of one event loop."""
+
+    def __init__(self) -> None:
+        self.limits: set[Limit] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def within(self, seconds: float) -> "Limit":
+        """A context that ends with a TimeoutError after so many seconds."""
+        return Limit(self, asyncio.get_running_loop().time() + seconds)
+
+    def mind(self, due: float) -> None:
+        """Ring at that time at the latest."""
+        if self._timer is None or due < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for limit in [each for each in self.limits if each.due <= now]:
+            limit.end()
+        if self.limits:
+            self.mind(min(each.due for each in self.limits))
+
+
+class Limit:
+    """What one task may take; entered once."""
+
+    __slots__ = ("_deadlines", "_is_over", "_others", "_task", "due")
+
+    def __init__(self, deadlines: Deadlines, due: float) -> None:
+        self._deadlines, self.due, self._is_over = deadlines, due, False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._others = task, task.cancelling()
+        self._deadlines.limits.add(self)
+        self._deadlines.mind(self.due)
+
+    def end(self) -> None:
+        self._deadlines.limits.discard(self)
+        self._is_over = True
+        self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if not self._is_over:
+            self._deadlines.limits.discard(self)
+        elif self._task.uncancel() <= self._others and kind is asyncio.CancelledError:  # nobody else wants it to end
+            raise TimeoutError from error
