@@ -264,7 +264,8 @@ class Verbs:
         base = str(wanted["metadata"].get("generateName", ""))
         for _ in range(TRIES):
             request.name = name = wanted["metadata"].get("name") or self.generated_name(row, base)
-            named = with_value(wanted, ("metadata", "name"), name)
+            is_named = name == wanted["metadata"].get("name")
+            named = wanted if is_named else with_value(wanted, ("metadata", "name"), name)
             ready = await self.prepare(request, None, named)
             request.name = name = name_of(ready)  # which admission may have changed
             made = writes.created(row, ready, uid=self.uid(), now=self.now())

@@ -21,14 +21,16 @@ from tapestry.kube.errors import ServerError
 from tapestry.kube.objects import Object, is_deleting, name_of, uid_of, value_at, version_of, with_value, without
 from tapestry.kube.times import parse_time, timestamp
 
-SERVER_OWNED = (
-    "uid",
-    "creationTimestamp",
-    "generation",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-    "resourceVersion",
-    "selfLink",
+SERVER_OWNED = frozenset(
+    {
+        "uid",
+        "creationTimestamp",
+        "generation",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "resourceVersion",
+        "selfLink",
+    }
 )
 FINISHED = ("Succeeded", "Failed")
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"

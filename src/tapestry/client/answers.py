@@ -7,7 +7,7 @@ collector kept away, and where nobody reads managed fields those are passed over
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
@@ -43,10 +43,30 @@ SLICE = 20
 """Objects decoded at a time: few enough to be still in the processor's cache when the reader works on them, and to
 leave no holes in the heap when it keeps little of them."""
 
+
+class Metadata(TypedDict, total=False):
+    """All that there is to metadata but the managed fields."""
+
+    name: Any
+    generateName: Any
+    namespace: Any
+    selfLink: Any
+    uid: Any
+    resourceVersion: Any
+    generation: Any
+    creationTimestamp: Any
+    deletionTimestamp: Any
+    deletionGracePeriodSeconds: Any
+    labels: Any
+    annotations: Any
+    ownerReferences: Any
+    finalizers: Any
+
+
 OF_EVERY_KIND = frozenset({"apiVersion", "kind", "metadata"})
 
 ANSWERS = msgspec.json.Decoder(Answer)
-FIELDS = msgspec.json.Decoder(Fields)
+METADATA: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Metadata)
 VALUES = msgspec.json.Decoder()
 OBJECTS = msgspec.json.Decoder(dict[str, Any])
 ENCODER = msgspec.json.Encoder()
@@ -91,4 +111,5 @@ def complete(fields: Fields, *, lean: bool, only_metadata: bool = False) -> Obje
 
 
 def metadata_of(raw: msgspec.Raw) -> Object:
-    return {name: VALUES.decode(value) for name, value in FIELDS.decode(raw).items() if name != "managedFields"}
+    found: Object = METADATA.decode(raw)
+    return found

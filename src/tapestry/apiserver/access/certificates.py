@@ -132,6 +132,7 @@ def server_context(certificate: Path, key: Path, client_cas: Sequence[Path]) -> 
     """TLS for the listener; client certificates are looked at where a client has one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0  # clients of API servers do not come back with one
     context.load_cert_chain(certificate, key)
     for authority in client_cas:
         context.load_verify_locations(authority)

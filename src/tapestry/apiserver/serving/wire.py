@@ -88,6 +88,11 @@ class Exchange:
         head = f"{''.join(lines)}Connection: close\r\n\r\n".encode()
         return b"%b %b HTTP/%b\r\n%b" % (self.method.encode(), self.target, self.version.encode(), head)
 
+    @property
+    def has_hosts(self) -> bool:
+        """Whether it is for more than one host: who let it through may have looked at the other."""
+        return len(self.pairs) > len(self.headers) and [name for name, _ in self.pairs].count("host") > 1
+
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -303,8 +308,7 @@ class Connection(asyncio.Protocol):
     def _serve_next(self) -> None:
         self._idle_since = 0.0
         exchange = self._next[0]
-        hosts = [name for name, _ in exchange.pairs].count("host")
-        if hosts > 1 or (not hosts and exchange.version == "1.1"):
+        if ("host" not in exchange.headers and exchange.version == "1.1") or exchange.has_hosts:
             self._refuse(400)
             return
         self.task = self._listening.group.create_task(self._serve(exchange))
