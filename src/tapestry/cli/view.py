@@ -49,7 +49,6 @@ class View:
 
         It is so, too, while a shell has it: after Ctrl-Z, and after `bg`.
         """
-
         loop = asyncio.get_running_loop()
 
         def show(scene: Scene) -> None:

@@ -15,6 +15,8 @@ from tapestry.apiserver.storage.file import FileLog
 from tapestry.apiserver.storage.log import Entry, Key, LogError
 from tapestry.cli.main import main
 
+from .earlier import write_version_1
+
 
 def an_object(name: str, revision: int, **fields: object) -> bytes:
     metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(revision)}
@@ -82,6 +84,23 @@ def test_a_restored_log_gives_out_no_revision_that_anybody_may_have_seen(
     latest, _ = restored.load()
     restored.close()
     assert latest == revision > 5
+
+
+def test_an_archive_of_the_first_version_is_restored_as_one_of_this_version(tmp_path: Path) -> None:
+    write_version_1(tmp_path / "tapestry.db", [entry("a", 1), entry("b", 3)], latest=4)
+    with tarfile.open(tmp_path / "archive", "w") as tar:
+        tar.add(tmp_path / "tapestry.db", "tapestry.db")
+    assert archive.restore(tmp_path / "archive", tmp_path / "there") == 4 + archive.LEAP
+    assert names(tmp_path / "there") == ["a", "b"]
+
+
+def test_an_archive_without_objects_in_it_is_not_restored_as_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "tapestry.db").touch()
+    with tarfile.open(tmp_path / "archive", "w") as tar:
+        tar.add(tmp_path / "tapestry.db", "tapestry.db")
+    with pytest.raises(LogError, match="version 0"):
+        archive.restore(tmp_path / "archive", tmp_path / "there")
+    assert not (tmp_path / "there").exists()
 
 
 def test_a_restore_keeps_what_was_there_beside_it(log: FileLog, folder: Path, tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 """The store: the promises of every store, kept in memory and on a disk, and what is so of a log alone."""
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import apsw
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -20,6 +18,7 @@ from tapestry.apiserver.storage.memory import MemoryLog
 from tapestry.apiserver.storage.store import Event, Version, change
 from tapestry.apiserver.storage.values import unversioned, versioned
 
+from .earlier import write_version_1
 from .promises import (
     PODS,
     PROMISES,
@@ -272,20 +271,7 @@ def test_bytes_that_are_not_what_was_written_are_not_served(tmp_path: Path) -> N
 
 
 def test_a_file_of_the_first_version_goes_on_as_one_of_this_version(tmp_path: Path) -> None:
-    connection = apsw.Connection(str(tmp_path / "tapestry.db"))
-    connection.execute("""
-        CREATE TABLE objects (
-            resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
-            revision INTEGER NOT NULL, checksum INTEGER NOT NULL, raw BLOB NOT NULL,
-            PRIMARY KEY (resource, namespace, name)
-        ) WITHOUT ROWID;
-        CREATE TABLE latest (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL);
-        INSERT INTO latest VALUES (1, 9);
-    """)
-    rows = [("pods", "default", name, revision, zlib.crc32(b"{}"), b"{}") for name, revision in (("a", 7), ("b", 3))]
-    connection.executemany("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?)", rows)
-    connection.pragma("user_version", 1)
-    connection.close()
+    write_version_1(tmp_path / "tapestry.db", [Entry(7, key("a"), b"{}"), Entry(3, key("b"), b"{}")], latest=9)
     for _ in range(2):
         log = FileLog(tmp_path)
         latest, entries = log.load()

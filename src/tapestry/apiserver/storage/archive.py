@@ -12,7 +12,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from tapestry.apiserver.storage.file import DELETE, LATEST, NAME, NOBODY, VERSION, writing
+from tapestry.apiserver.storage.file import DELETE, LATEST, NAME, NOBODY, VERSION, brought_up, writing
 from tapestry.apiserver.storage.log import Entry, Key, LogError
 
 KEYS = "pki"
@@ -86,6 +86,9 @@ def restore(archive: Path, folder: Path) -> int:
         (fresh / KEYS).mkdir(parents=True, mode=0o700)
         fresh.chmod(0o700)
         unpack(archive, fresh)
+        with closing(apsw.Connection(str(fresh / NAME))) as connection, suppress(apsw.Error):  # of which `check` tells
+            if connection.pragma("user_version"):
+                brought_up(connection)
         if found := check(fresh):
             raise LogError(f"{archive}: {found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}")
         with closing(apsw.Connection(str(fresh / NAME))) as connection:
@@ -225,7 +228,8 @@ def opened(path: Path) -> apsw.Connection:
         raise LogError(f"{path}: {error}; restore a backup") from error
     if found != VERSION:
         connection.close()
-        raise LogError(f"{path}: is of version {found}, and this program reads version {VERSION}")
+        how = "; start a server on it once, which brings it up to that" if 0 < found < VERSION else ""
+        raise LogError(f"{path}: is of version {found}, and this program reads version {VERSION}{how}")
     return connection
 
 

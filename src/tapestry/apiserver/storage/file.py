@@ -63,6 +63,17 @@ def put(count: int) -> str:
     """
 
 
+def brought_up(connection: apsw.Connection) -> int:
+    """The version that a file is of, once it is brought up to this program's if it is new, or of an earlier one."""
+    found: int = connection.pragma("user_version")
+    if found in (0, 1):
+        with connection:
+            connection.execute(FROM_VERSION_1 if found else SCHEMA)
+            connection.pragma("user_version", VERSION)
+        return VERSION
+    return found
+
+
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
     """The right to write below `folder`, which one process has at a time.  Others may read meanwhile."""
@@ -99,12 +110,8 @@ class FileLog:
         os.chmod(self.path, 0o600)
         connection.pragma("journal_mode", "WAL")
         connection.pragma("synchronous", "FULL")
-        found = connection.pragma("user_version")
-        if found in (0, 1):
-            with connection:
-                connection.execute(FROM_VERSION_1 if found else SCHEMA)
-                connection.pragma("user_version", VERSION)
-        elif found != VERSION:
+        found = brought_up(connection)
+        if found != VERSION:
             raise LogError(f"{self.path}: is of version {found}, and this program reads version {VERSION}")
         return connection
 
