@@ -75,6 +75,8 @@ class Turns:
     bursts: list[Burst] = field(default_factory=list)
     delays: list[list[float]] = field(default_factory=list)
     """Seconds from a pod's binding to its twin, at a steady rate; of each turn in order."""
+    steady_cpu: list[float] = field(default_factory=list)
+    """Seconds of CPU for each pod at a steady rate, until it runs; one figure for each turn."""
 
     def in_a_burst(self, value: Callable[[Burst], float]) -> float:
         return median(map(value, self.bursts))
@@ -114,11 +116,13 @@ class Course:
                 say(f"sync: {name}: {burst.seconds:.1f} s, {burst.cpu / BURST * 1000:.2f} ms of CPU for each pod")
             for side in sides:
                 name = f"{side.name}-steady-{number}"
-                with side.carrier():
+                with side.carrier() as pid:
                     await self.warmed_up(name)
-                    delays = await self.steady(name)
+                    delays, cpu = await self.steady(pid, name)
                 side.delays.append(delays)
-                say(f"sync: {name}: {median(delays) * 1000:.1f} ms from binding to twin")
+                side.steady_cpu.append(cpu)
+                delay = f"{median(delays) * 1000:.1f} ms from binding to twin"
+                say(f"sync: {name}: {delay}, {cpu * 1000:.2f} ms of CPU for each pod")
 
     async def warmed_up(self, name: str) -> None:
         """A carrier that has taken one pod from its beginning to its end has started."""
@@ -150,12 +154,15 @@ class Course:
             left=left,
         )
 
-    async def steady(self, name: str) -> list[float]:
+    async def steady(self, pid: int, name: str) -> tuple[list[float], float]:
+        """Seconds from each pod's binding to its twin, sorted, and seconds of CPU for each pod."""
         async with crowd(self.site, name) as pods:
+            cpu = cpu_seconds(pid)
             await pods.bind(STEADY, self.nodes, per_second=PER_SECOND)
             await pods.wait_until_running(STEADY)
+            spent = (cpu_seconds(pid) - cpu) / STEADY
             await self.gone(pods)
-        return sorted(pods.mapped[pod] - bound for pod, bound in pods.bound.items())
+        return sorted(pods.mapped[pod] - bound for pod, bound in pods.bound.items()), spent
 
     async def gone(self, pods: Crowd) -> int:
         """Delete a crowd, and count what is left of it."""
@@ -247,6 +254,8 @@ def compared(ours: Turns, limit: Turns) -> Iterator[Row]:
     yield row(f"{steady}, p99", 2, "ms", lambda side: side.delay(0.99) * 1000)
     cpu, least = (side.in_a_burst(lambda burst: burst.cpu) / BURST * 1000 for side in (ours, limit))
     yield Row(f"{WHAT}: CPU for each", cpu, "ms", at_most=2, detail=f"limit {least:.2g} ms")
+    cpu, least = (median(side.steady_cpu) * 1000 for side in (ours, limit))
+    yield Row(f"{PER_SECOND} pods a second: CPU for each", cpu, "ms", at_most=5, detail=f"limit {least:.2g} ms")
     size, least = (max(burst.megabytes for burst in side.bursts) for side in (ours, limit))
     what = f"{PHYSICAL_NODES} nodes and {BURST:,} pods: RSS"
     yield Row(what, size, "MB", at_most=100, detail=f"limit {least:.0f} MB")
@@ -268,9 +277,10 @@ def counted(ours: Burst, limit: Burst, with_token: Burst) -> Iterator[Row]:
 
 def ended(ours: Turns, limit: Turns, with_token: Burst) -> Iterator[Row]:
     seconds, least = (side.in_a_burst(lambda burst: burst.gone_seconds) for side in (ours, limit))
-    yield Row(f"{WHAT} deleted: all gone", seconds, "s", detail=f"limit {least:.3g} s")
+    detail = f"{seconds:.3g} s, limit {least:.3g} s"
+    yield Row(f"{WHAT} deleted: all gone, ours / limit", seconds / least, "x", at_most=1.3, detail=detail)
     cpu, least = (side.in_a_burst(lambda burst: burst.gone_cpu) / BURST * 1000 for side in (ours, limit))
-    yield Row(f"{WHAT} deleted: CPU for each", cpu, "ms", detail=f"limit {least:.2g} ms")
+    yield Row(f"{WHAT} deleted: CPU for each", cpu, "ms", at_most=2.5, detail=f"limit {least:.2g} ms")
     left = sum(burst.left for burst in (*ours.bursts, with_token))
     yield Row("left of any burst on either side", left, "", at_most=0, detail="pods, Secrets and ConfigMaps")
 
