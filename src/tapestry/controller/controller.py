@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from tapestry.controller.errors import NotLeading, Terminal
 from tapestry.controller.informer import Informer
-from tapestry.controller.metrics import ERRORS, QUEUE_AGE, QUEUE_DEPTH, RECONCILES, RETRIES, SYNC
+from tapestry.controller.metrics import ERRORS, QUEUE_AGE, QUEUE_DEPTH, RETRIES, passes, syncs
 from tapestry.controller.queue import Closed, Queue
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, KubeError
@@ -169,9 +169,9 @@ class Controller:
             outcome = self._settle(key, result)
             log.debug("reconciled", seconds=round(loop.time() - started, 4))
         finally:
-            RECONCILES.labels(self.name, outcome).observe(loop.time() - started)
+            passes(self.name, outcome).observe(loop.time() - started)
         if outcome in ("ok", "requeued"):
-            SYNC.labels(self.name).observe(loop.time() - self.queue.waited_since(key))
+            syncs(self.name).observe(loop.time() - self.queue.waited_since(key))
 
     def _settle(self, key: str, result: Result | None) -> str:
         self.queue.forget(key)

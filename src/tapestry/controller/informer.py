@@ -51,6 +51,7 @@ class Informer:
         self._keep = keep
         self._transform = transform
         self._handlers: list[Handler] = []
+        self._deletion_handlers: list[Callable[[Object], None]] = []
         self._after_sync: list[Callable[[], None]] = []
 
     def reading_managed_fields(self) -> Self:
@@ -73,6 +74,13 @@ class Informer:
         self._handlers.append(handler)
         for obj in self.store.list():
             handler(None, obj)
+
+    def on_deletion(self, handler: Callable[[Object], None]) -> None:
+        """Call `handler` with the last cached state of each object whose deletion the server reports.
+
+        An object that is only missing from a later list is not reported here: that is no proof of its deletion.
+        """
+        self._deletion_handlers.append(handler)
 
     def after_sync(self, callback: Callable[[], None]) -> None:
         """Call back once, when the store has been filled for the first time; at once if it has been."""
@@ -107,7 +115,7 @@ class Informer:
                     case Changes(changes):
                         for type, obj in changes:
                             if type == "DELETED":
-                                self._forget(key_of(obj))
+                                self._delete(obj)
                             else:
                                 self._put(obj)
                     case Page(items):
@@ -138,11 +146,18 @@ class Informer:
             handler(old, new)
         return key
 
-    def _forget(self, key: str) -> None:
+    def _delete(self, obj: Object) -> None:
+        old = self._forget(key_of(obj))
+        if old is not None and uid_of(old) == uid_of(obj):
+            for handler in self._deletion_handlers:
+                handler(old)
+
+    def _forget(self, key: str) -> Object | None:
         old = self.store.remove(key)
         if old is not None:
             for handler in self._handlers:
                 handler(old, None)
+        return old
 
     def _sync(self) -> None:
         if not self.synced.is_set():

@@ -1,5 +1,7 @@
 """What the framework counts."""
 
+from functools import lru_cache
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from tapestry.process.metrics import LATENCY_BUCKETS
@@ -30,3 +32,15 @@ CACHED = Gauge("tapestry_cached_objects", "Objects held in an informer's store."
 IS_LEADER = Gauge("tapestry_is_leader", "1 while this process leads the election.", ["election"])
 ELECTIONS = Counter("tapestry_elections_total", "Elections won, lost and failed, by outcome.", ["election", "outcome"])
 EVENTS_DROPPED = Counter("tapestry_events_dropped_total", "Events not recorded, by why.", ["why"])
+
+
+@lru_cache(maxsize=1024)
+def passes(controller: str, outcome: str) -> Histogram:
+    """The series of `RECONCILES` for a controller and an outcome; looking one up by labels is slow."""
+    return RECONCILES.labels(controller, outcome)
+
+
+@lru_cache(maxsize=1024)
+def syncs(controller: str) -> Histogram:
+    """The series of `SYNC` for a controller."""
+    return SYNC.labels(controller)

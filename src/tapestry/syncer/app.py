@@ -47,12 +47,14 @@ from tapestry.syncer.changes import (
     held,
     hold_changed,
     is_foreign,
+    is_mapped_to,
     more_than_shown,
     more_than_status,
     not_only_told,
     ports_changed,
     spec_changed,
     status_changed,
+    twin_status_changed,
 )
 from tapestry.syncer.checks import Checks
 from tapestry.syncer.config import SyncerConfig
@@ -71,6 +73,8 @@ from tapestry.syncer.topdown.sources import RESOURCES, Sources
 from tapestry.syncer.topdown.tokens import Tokens
 from tapestry.syncer.topdown.volumes import Volumes, claims_of, may_matter
 from tapestry.syncer.translate.meta import source_key, virtual_key
+from tapestry.syncer.translate.pod_status import mapped_uid
+from tapestry.syncer.translate.references import tokens as tokens_of
 from tapestry.syncer.vigil import Vigil
 
 SUMMARY_SECONDS = 1.0
@@ -148,6 +152,9 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
         shown = (name for node in site.virtual_nodes.store.list() for name in physical_node_of(node))
         return {*site.physical_nodes.store, *shown}
 
+    def nodes_concerned(pod: Object) -> Iterable[str]:
+        return (name for name in node_below(site, pod) if physical.depends_on_pods(name))
+
     def look_at_every_node() -> None:
         for name in every_node():
             nodes.queue.add(name)
@@ -158,8 +165,8 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     nodes.watch(site.physical_nodes)
     nodes.watch(site.physical_pods, claimed_node, when=is_foreign)
     nodes.watch(site.virtual_nodes, physical_node_of)
-    nodes.watch(site.virtual_pods, lambda pod: node_below(site, pod), when=hold_changed)
-    nodes.watch(site.virtual_pods, lambda pod: node_below(site, pod), when=came, after=SUMMARY_SECONDS)
+    nodes.watch(site.virtual_pods, lambda pod: nodes_concerned(pod), when=hold_changed)
+    nodes.watch(site.virtual_pods, lambda pod: nodes_concerned(pod), when=came, after=SUMMARY_SECONDS)
     for informer in (site.bindings, site.operator_policies, site.owner_policies, site.mount_namespaces):
         nodes.watch(informer, every_node, when=spec_changed)
     for informer in (*site.decisive, site.csi_nodes):
@@ -190,18 +197,25 @@ def wire_pods(site: Site) -> Callable[[], None]:
     # Services come first: nothing may happen between a look at their addresses and their own word that all are there.
     virtual = VirtualPods(site, (services, mirrored, volumes, tokens), services.aliases)
     down = site.manager.controller("pods", virtual.reconcile, workers=POD_WORKERS)
-    up = site.manager.controller("pod-status", PhysicalPods(site).reconcile, workers=POD_WORKERS)
+    physical = PhysicalPods(site)
+    up = site.manager.controller("pod-status", physical.reconcile, workers=POD_WORKERS)
     site.manager.while_working("twin-events", TwinEvents(site).run)
     site.virtual_pods.on_change(virtual.saw)
+    site.virtual_pods.on_change(physical.saw)
     site.physical_pods.on_change(virtual.saw_below)
-    down.watch(site.virtual_pods, when=more_than_shown)
-    down.watch(site.physical_pods, virtual_key, when=more_than_status)
+    site.physical_pods.on_deletion(virtual.losses.saw_deletion)
+    down.watch(site.virtual_pods, when=lambda old, new: more_than_shown(old, new) or is_mapped_elsewhere(site, new))
+    down.watch(
+        site.physical_pods,
+        virtual_key,
+        when=lambda old, new: more_than_status(old, new) and not has_come_as_expected(site, old, new),
+    )
     down.watch(site.virtual_nodes, lambda node: map(key_of, site.pods_on(name_of(node))), when=came_or_goes)
     down.watch(site.physical_nodes, lambda node: pods_over(site, node), when=cordon_changed)
     for informer in mirrored.copies.values():
         down.watch(informer, lambda copy: waiting_for(site, copy), when=came_or_goes)
-    up.watch(site.physical_pods, virtual_key)
-    up.watch(site.virtual_pods, when=status_changed)
+    up.watch(site.physical_pods, virtual_key, when=twin_status_changed)
+    up.watch(site.virtual_pods, when=lambda old, new: status_changed(old, new) and has_twin(site, new))
 
     def every_pod() -> None:
         below = (key for twin in site.physical_pods.store.list() for key in virtual_key(twin))
@@ -230,6 +244,9 @@ def wire_copies(site: Site, wake: Callable[[str], None]) -> tuple[Mirrored, Cont
     def on_pods_of(names: Keys) -> Keys:
         return lambda node: {name for pod in site.pods_on(name_of(node)) for name in names(pod)}
 
+    def unsettled(names: Iterable[str]) -> Iterable[str]:
+        return [name for name in names if not sources.is_settled(name)]
+
     def sources_known(namespace: str) -> None:
         for key in mirrored.copied_from(namespace):
             copies.queue.add(key)
@@ -244,7 +261,7 @@ def wire_copies(site: Site, wake: Callable[[str], None]) -> tuple[Mirrored, Cont
     unused = site.manager.controller("unused-copies", mirrored.sweep, workers=1)
     namespaces = site.manager.controller("copied-namespaces", sources.reconcile, workers=1)
     copies.watch(site.virtual_pods, needs_of, when=concerns_copies)
-    namespaces.watch(site.virtual_pods, own_namespace, when=concerns_copies)
+    namespaces.watch(site.virtual_pods, lambda pod: unsettled(own_namespace(pod)), when=concerns_copies)
     unused.watch(site.virtual_pods, own_namespace, when=concerns_copies, after=SUMMARY_SECONDS)
     copies.watch(site.virtual_nodes, on_pods_of(needs_of), when=came_or_goes)
     unused.watch(site.virtual_nodes, on_pods_of(own_namespace), when=came_or_goes, after=SUMMARY_SECONDS)
@@ -262,10 +279,35 @@ def wire_tokens(site: Site, secrets: Informer) -> tuple[Tokens, Controller]:
     """Service account tokens go down ahead of pods, and are replaced in time."""
     tokens = Tokens(site, secrets)
     controller = site.manager.controller("tokens", tokens.reconcile)
-    controller.watch(site.virtual_pods, when=concerns_copies)
+    controller.watch(site.virtual_pods, keys_with_tokens, when=concerns_copies)
     controller.watch(secrets, virtual_key)
     secrets.after_sync(controller.resync)
     return tokens, controller
+
+
+def keys_with_tokens(pod: Object) -> Iterable[str]:
+    """The key of a pod that mounts service account tokens."""
+    return [key_of(pod)] if tokens_of(pod["spec"]) else []
+
+
+def has_twin(site: Site, pod: Object | None) -> bool:
+    return pod is not None and site.twin_of(key_of(pod)) is not None
+
+
+def is_mapped_elsewhere(site: Site, pod: Object | None) -> bool:
+    """Whether a pod says that it has another twin than the one that is there."""
+    mapped = mapped_uid(pod) if pod is not None else None
+    if pod is None or mapped is None:
+        return False
+    twin = site.twin_of(key_of(pod))
+    return twin is None or uid_of(twin) != mapped
+
+
+def has_come_as_expected(site: Site, old: Object | None, new: Object | None) -> bool:
+    """Whether a twin has just been created, has its node, and its pod is waiting for it: nothing is left to do."""
+    if old is not None or new is None or "twin" not in new or "nodeName" not in new["spec"]:
+        return False
+    return all(is_mapped_to(site.virtual_pods.store.get(key), new) for key in virtual_key(new))
 
 
 def is_waiting(pod: Object) -> bool:

@@ -1,9 +1,10 @@
 """Which changes of an object are news to whom, by what it was and what it is; either may be missing."""
 
 from tapestry.apis import keys
-from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at
 from tapestry.kube.pods import is_over
-from tapestry.syncer.translate.pod_status import MAPPING
+from tapestry.syncer.translate.meta import virtual_uid
+from tapestry.syncer.translate.pod_status import MAPPING, mapped_uid
 
 
 def spec_changed(old: Object | None, new: Object | None) -> bool:
@@ -44,9 +45,9 @@ def more_than_shown(old: Object | None, new: Object | None) -> bool:
     """Whether more changed of a virtual pod than what its twin showed."""
     if old is None or new is None:
         return True
-    if old["spec"] != new["spec"] or old["status"]["conditions"] != new["status"]["conditions"]:
+    if old["spec"] != new["spec"] or own_conditions(old) != own_conditions(new):
         return True
-    if is_over(old) != is_over(new):
+    if is_over(old) != is_over(new) or mapped_uid(old) not in (None, mapped_uid(new)):
         return True
     if own_annotations(old) != own_annotations(new):
         return True
@@ -61,6 +62,19 @@ def own_annotations(pod: Object) -> dict[str, str]:
     return {key: value for key, value in annotations_of(pod).items() if key not in MAPPING}
 
 
+def own_conditions(pod: Object) -> list[Object]:
+    """The conditions of a virtual pod, except the one that says which twin it has."""
+    conditions: list[Object] = pod["status"]["conditions"]
+    return conditions if mapped_uid(pod) is None else [each for each in conditions if each["type"] != keys.MAPPED]
+
+
+def is_mapped_to(pod: Object | None, twin: Object) -> bool:
+    """Whether a virtual pod runs as `twin`, or is about to, and neither of the two is on its way out."""
+    if pod is None or uid_of(pod) != virtual_uid(twin) or is_deleting(pod) or is_over(pod) or is_deleting(twin):
+        return False
+    return mapped_uid(pod) in (None, uid_of(twin))
+
+
 def more_than_status(old: Object | None, new: Object | None) -> bool:
     """Whether a twin came, went, goes, found its place or waits for one."""
     if old is None or new is None or "twin" not in old or "twin" not in new:
@@ -69,7 +83,15 @@ def more_than_status(old: Object | None, new: Object | None) -> bool:
 
 
 def status_changed(old: Object | None, new: Object | None) -> bool:
-    return old is None or new is None or bool(old["status"] != new["status"])
+    """Whether the status of a virtual pod that is there is not what it was."""
+    return new is not None and (old is None or bool(old["status"] != new["status"]))
+
+
+def twin_status_changed(old: Object | None, new: Object | None) -> bool:
+    """Whether a twin that is there has another status than before, or another pod."""
+    if new is None or "twin" not in new:
+        return False
+    return old is None or old.get("twin") != new["twin"] or annotations_of(old) != annotations_of(new)
 
 
 def cordon_changed(old: Object | None, new: Object | None) -> bool:

@@ -130,6 +130,12 @@ class Lease:
     def amounts(self) -> Amounts:
         return Amounts({resource: grant.amount for resource, grant in self.grants.items()})
 
+    def is_settled(self, now: datetime) -> bool:
+        """Whether the lease is open, has no end in sight, and takes nothing back, whichever pods use it."""
+        if self.state is not State.OPEN or self.ends_soon:
+            return False
+        return not any(policy.takes_back and not policy.is_open(now) for policy in (*self.policies, *self.gone))
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:

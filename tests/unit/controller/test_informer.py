@@ -85,6 +85,25 @@ async def test_what_went_during_a_gap_in_the_watch_is_reported_as_gone(
         assert sorted(brief(changes), key=str) == [("changes", "changes"), ("goes", None), (None, "comes")]
 
 
+async def test_only_deletions_that_the_server_reported_are_called_deletions(
+    world: Any, informer_of: Callable[..., Informer]
+) -> None:
+    for name in ("reported", "missing"):
+        await world.add(CONFIGMAPS, name)
+    informer, deleted = informer_of(), []
+    informer.on_deletion(lambda obj: deleted.append(name_of(obj)))
+    async with running(informer) as changes:
+        await world.client.delete(CONFIGMAPS, named("reported", "default"))
+        await quiet()
+        world.api.freeze()
+        await world.client.delete(CONFIGMAPS, named("missing", "default"))
+        world.api.compact()
+        world.api.thaw()
+        await quiet()
+        assert brief(changes) == [("reported", None), ("missing", None)]
+        assert deleted == ["reported"]
+
+
 async def test_an_unchanged_object_in_a_second_list_is_no_news(
     world: Any, informer_of: Callable[..., Informer]
 ) -> None:

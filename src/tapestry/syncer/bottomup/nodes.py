@@ -42,9 +42,16 @@ class PhysicalNodes:
     site: Site
     warned: dict[str, datetime] = field(default_factory=dict)
     """Which end of a lease each virtual node has been told of."""
+    settled: set[str] = field(default_factory=set)
+    """Physical nodes whose lease, at the last pass, did not depend on the pods that use it."""
+
+    def depends_on_pods(self, name: str) -> bool:
+        """Whether a pod that comes to a node or leaves it calls for a pass."""
+        return name not in self.settled or name in self.site.shortages
 
     async def reconcile(self, name: str) -> Result | None:
         site, now = self.site, self.site.now()
+        self.settled.discard(name)
         existing = site.virtual_node_of(name)
         if site.is_unbinding:
             return await self.withdraw(existing, self.unbinding_terms(now), "Unbound", now) if existing else None
@@ -84,6 +91,8 @@ class PhysicalNodes:
             shown = await self.show(wanted, node, binding, existing, site.partition.since)
             await self.take_back(reclaim, lease.reason)
         warning = self.warn(shown, lease, now)
+        if lease.is_settled(now):
+            self.settled.add(name_of(node))
         shortage = site.shortage(name_of(node))
         over = shortage.until if shortage is not None else None
         return Result(requeue_at=soonest(lease.next_change, reclaim.look_again, warning, over))

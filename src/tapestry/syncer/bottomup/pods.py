@@ -7,7 +7,7 @@ import msgspec
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import uid_of, version_of
+from tapestry.kube.objects import Object, key_of, uid_of, version_of
 from tapestry.kube.resources import PODS
 from tapestry.syncer.site import LAG, Site
 from tapestry.syncer.translate.meta import virtual_uid
@@ -22,12 +22,15 @@ class PhysicalPods:
     patched: dict[str, str] = field(default_factory=dict)
     """By key, the version of the pod that was patched last: while the cache still shows it, another would conflict."""
 
+    def saw(self, old: Object | None, new: Object | None) -> None:
+        """A handler of the virtual pods' changes: forget what was patched of a pod that is gone."""
+        if old is not None and new is None:
+            self.patched.pop(key_of(old), None)
+
     async def reconcile(self, key: str) -> Result | None:
         if self.site.partition.since is not None:
             return None  # nobody knows how it is now; all of them are looked at when the cluster answers again
         pod, twin = self.site.virtual_pods.store.get(key), self.site.twin_of(key)
-        if pod is None:
-            self.patched.pop(key, None)
         if pod is None or twin is None or virtual_uid(twin) != uid_of(pod):
             return None
         if mapped_uid(pod) not in (None, uid_of(twin)):

@@ -30,6 +30,8 @@ class Losses:
     verdicts: Verdicts
     missed: dict[str, Object] = field(default_factory=dict)
     """Twins as they were last seen, by the UIDs of their pods."""
+    deleted: set[str] = field(default_factory=set)
+    """UIDs of the missed twins whose deletion the physical API server reported."""
 
     def saw_going(self, twin: Object) -> None:
         """The twin is gone; it is missed if its pod is there and has not ended."""
@@ -37,9 +39,20 @@ class Losses:
             if pod is not None and uid_of(pod) == virtual_uid(twin) and not is_over(pod):
                 self.missed[uid_of(pod)] = twin
 
+    def saw_deletion(self, twin: Object) -> None:
+        """Note that the physical API server reported the deletion of a twin."""
+        if self.missed.get(virtual_uid(twin)) is twin:
+            self.deleted.add(uid_of(twin))
+
+    def is_deleted(self, pod: Object) -> bool:
+        """Whether the physical API server reported the deletion of the pod's twin: no live read can say more."""
+        twin = self.missed.get(uid_of(pod))
+        return twin is not None and uid_of(twin) in self.deleted and mapped_uid(pod) in (None, uid_of(twin))
+
     def forget(self, pod: Object) -> None:
         """The pod has ended, or is gone."""
-        self.missed.pop(uid_of(pod), None)
+        if (twin := self.missed.pop(uid_of(pod), None)) is not None:
+            self.deleted.discard(uid_of(twin))
 
     async def settle(self, pod: Object, binding: Binding) -> Result | None:
         """The pod had a twin; where a live read does not find it either, the pod has ended with it."""

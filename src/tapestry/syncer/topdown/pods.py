@@ -2,7 +2,7 @@
 
     only virtual     Not mapped yet: a twin is made, unless the pod may not or need not run below.
                      Mapped: its twin is lost, as a live read confirms, and the pod has ended with it.
-                     Deleting: there is nothing below to wait for, as a live read confirms.
+                     Deleting: there is nothing below to wait for, as the API server reported or a live read confirms.
     both             The twin follows what may change of the pod, and its deletion.
     only physical    The pod is gone, as a live read confirms: so goes its twin.
 
@@ -167,7 +167,7 @@ class VirtualPods:
 
     async def finish(self, pod: Object, binding: Binding) -> Result | None:
         """The pod is to go; once nothing of it is left below, it goes."""
-        held = await self.site.live_twin(key_of(pod))
+        held = None if self.losses.is_deleted(pod) else await self.site.live_twin(key_of(pod))
         if held is not None and binding.owns(held) and virtual_uid(held) == uid_of(pod):
             await self.delete_with(pod, held)
             return Result(requeue_after=LAG)

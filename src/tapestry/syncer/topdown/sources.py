@@ -49,6 +49,11 @@ class Sources:
         informer = self.following[kind].known(namespace)
         return informer.store.get(f"{namespace}/{name}") if informer is not None else None
 
+    def is_settled(self, namespace: str) -> bool:
+        """Whether `reconcile` would change nothing now: the namespace is followed if, and only if, it has pods."""
+        is_followed = namespace in self.idle_since and self.idle_since[namespace] is None
+        return is_followed == any(self.site.virtual_pods.store.each("namespace", namespace))
+
     async def reconcile(self, namespace: str) -> Result | None:
         """Follow a namespace for as long as there is reason to."""
         if any(self.site.virtual_pods.store.each("namespace", namespace)):

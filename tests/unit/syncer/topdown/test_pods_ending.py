@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
@@ -20,6 +21,12 @@ ELECTION = LeaderElection(enabled=True, name="syncer")
 async def grace_of_twin(world: World) -> int | None:
     found: int | None = value_at(await world.twin(), "metadata", "deletionGracePeriodSeconds")
     return found
+
+
+def node_passes() -> float:
+    outcomes = ("ok", "requeued", "error", "terminal")
+    series = [{"controller": "nodes", "outcome": outcome} for outcome in outcomes]
+    return sum(REGISTRY.get_sample_value("tapestry_reconcile_seconds_count", labels) or 0 for labels in series)
 
 
 # -- deleted above
@@ -40,6 +47,34 @@ async def test_a_deleted_pod_goes_after_its_twin_which_has_the_same_time_to_stop
         assert is_deleting(await world.pod())
         await world.stop()
         await world.wait_until_pod_is_gone()
+
+
+@in_virtual_time
+async def test_a_reported_deletion_of_a_twin_needs_no_further_read() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.run_pod()
+        await world.delete_pod()
+        await world.wait_for_twin(is_deleting)
+        world.down.asked.clear()
+        await world.stop()
+        await world.wait_until_pod_is_gone()
+        assert [str(request) for request in world.down.asked if "/pods/" in request.path] == []
+
+
+@in_virtual_time
+async def test_a_pod_on_an_open_lease_calls_for_no_pass_over_its_node() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await asyncio.sleep(10)
+        before = node_passes()
+        await world.run_pod()
+        await asyncio.sleep(5)
+        await world.delete_pod()
+        await world.wait_for_twin(is_deleting)
+        await world.stop()
+        await world.wait_until_pod_is_gone()
+        assert node_passes() == before
 
 
 @in_virtual_time
