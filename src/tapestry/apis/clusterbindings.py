@@ -56,6 +56,16 @@ class AllowedVolumes(Fields):
     storage_classes: Annotated[tuple[Name, ...], AS_SET, Meta(description="None is any.")] = ()
 
 
+class SyncBack(Fields):
+    """Which changes to copies of ConfigMaps and Secrets in the physical cluster go up to the virtual one."""
+
+    namespaces: Annotated[
+        tuple[DnsLabel, ...],
+        AS_SET,
+        Meta(description="Virtual namespaces whose objects may opt in with the annotation tapestry.io/sync-back."),
+    ] = ()
+
+
 class VirtualEndpoints(Fields):
     """Where pods on leased nodes reach the virtual cluster."""
 
@@ -108,6 +118,7 @@ class ClusterBindingSpec(Fields):
         int, Meta(ge=0, le=86400, description="For pods to end, when the binding is deleted.")
     ] = 30
     virtual_endpoints: VirtualEndpoints = VirtualEndpoints()
+    sync_back: SyncBack = SyncBack()
 
 
 class ClusterBindingStatus(Fields):

@@ -57,6 +57,9 @@ APPROVE_IDENTITY: Final = PREFIX + "approve-identity"
 RECLAIM: Final = PREFIX + "reclaim"
 """The owner's kill switch, on a physical node or the mount namespace: `now` takes back everything, at once."""
 NOW: Final = "now"
+SYNC_BACK: Final = PREFIX + "sync-back"
+"""On a virtual ConfigMap or Secret: `true` lets changes to its copy in the physical cluster change it, where the
+binding's `syncBack` lists its namespace."""
 RUNNING_DAEMONSET: Final = PREFIX + "running-daemonset"
 """On pods of DaemonSets: `true` has them run on virtual nodes, whatever the binding's default."""
 

@@ -39,6 +39,9 @@ from tapestry.kube.resources import (
 
 SYNCER_ROLE = "tapestry-syncer"
 """The ClusterRole of every syncer, and the only one that the manager may bind."""
+SYNC_BACK_ROLE = "tapestry-sync-back"
+"""The ClusterRole that lets a syncer change ConfigMaps and Secrets.  Nobody is bound to it: a namespace that wants
+changes to come up binds it to the account of the syncer."""
 IDENTITY_NAMESPACE = "kube-system"
 """Its UID tells one cluster from another."""
 
@@ -115,6 +118,12 @@ SYNCER_ABOVE = (
     *CALLERS,
 )
 """Of a syncer in the virtual cluster: the ClusterRole `tapestry-syncer`."""
+
+SYNC_BACK = (
+    Right(CONFIGMAPS, ("patch",)),
+    Right(SECRETS, ("patch",)),
+)
+"""Of a syncer in a virtual namespace that takes changes from below: the ClusterRole `tapestry-sync-back`."""
 
 SYNCER_HOME = ELECTION
 """Of a syncer in the manager's namespace."""

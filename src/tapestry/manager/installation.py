@@ -7,6 +7,8 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDING
 from tapestry.apis.policies import POLICY
 from tapestry.apis.rights import (
     MANAGER,
+    SYNC_BACK,
+    SYNC_BACK_ROLE,
     SYNCER_ABOVE,
     SYNCER_HOST_PORTS,
     SYNCER_ROLE,
@@ -48,6 +50,7 @@ def installation(
     yield from (crd(CLUSTER_BINDING), crd(POLICY))
     yield plain(SERVICE_ACCOUNTS, NAME, namespace)
     yield {**plain(CLUSTER_ROLES, SYNCER_ROLE), "rules": rules(SYNCER_ABOVE)}
+    yield {**plain(CLUSTER_ROLES, SYNC_BACK_ROLE), "rules": rules(SYNC_BACK)}
     manager = {"kind": SERVICE_ACCOUNTS.kind, "name": NAME, "namespace": namespace}
     everywhere = [each for each in MANAGER if not each.namespace]
     yield from granted(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, NAME, everywhere, manager)

@@ -1,12 +1,13 @@
 """ConfigMaps and Secrets that pods refer to are there below, as copies.
 
     needed       A pod is on its way down, or has a twin: whatever it refers to and exists is copied, and follows its
-                 source from there on.  What was edited below is set right again: data goes down, never up.
+                 source from there on.  What was edited below is set right again, unless the tenant and the
+                 binding let it change the source (`sync_back`).
     not needed   The last such pod is gone or has ended, as a live look at the pods confirms: so goes the copy.
     no source    It is gone above, as a live read confirms: so goes the copy.
 
-Nothing is written above, so that any number of syncers may copy from one source.  Pods come while a copy goes: one that
-is on its way out is there for none of them.
+Nothing else is written above, so that any number of syncers may copy from one source.  Pods come while a copy goes:
+one that is on its way out is there for none of them.
 """
 
 import asyncio
@@ -31,9 +32,11 @@ from tapestry.syncer.projections import referred
 from tapestry.syncer.site import Site
 from tapestry.syncer.topdown.companions import NotYet
 from tapestry.syncer.topdown.sources import RESOURCES, Sources
+from tapestry.syncer.topdown.sync_back import SyncBack
 from tapestry.syncer.translate.copies import (
     copy_of,
     copy_patch,
+    crossing,
     discreetly,
     is_another,
     is_current,
@@ -98,6 +101,10 @@ class Mirrored:
     locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     disputes: dict[str, Dispute] = field(default_factory=dict)
     """When copies were last changed or deleted by somebody else."""
+
+    @property
+    def sync_back(self) -> SyncBack:
+        return SyncBack(self.site)
 
     # -- for pods on their way down
 
@@ -248,6 +255,8 @@ class Mirrored:
         if live is None or self.leaving.get(key) == uid_of(live):
             raise Conflict(409, "Conflict", f"the copy of {key} has just been deleted")
         edited = is_edited(seen(live), marks(source, "", binding))
+        updated = await self.sync_back.updated_source(source, live, binding)
+        wanted = wanted if updated is source else copy_of(updated, binding)
         if is_another(live, wanted):
             await self.replace(key, live, wanted)
         elif patch := copy_patch(live, wanted):
@@ -255,6 +264,7 @@ class Mirrored:
                 await self.site.physical.patch(RESOURCES[kind_of(key)], live, patch)
         if edited:
             self.note_dispute(key)
+        if edited and (updated is source or crossing(live) != crossing(wanted)):
             message = f"{where} was changed there, and has been set right: it follows this object"
             self.site.manager.events.warning(source, "LocalChangeOverwritten", message)
 

@@ -1,0 +1,49 @@
+"""Write changes to the copy of a ConfigMap or Secret back to its source, where both sides allow it."""
+
+from dataclasses import dataclass
+
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.rights import SYNC_BACK_ROLE
+from tapestry.kube.errors import BadRequest, Forbidden, Invalid
+from tapestry.kube.objects import Object, namespace_of
+from tapestry.kube.resources import CONFIGMAPS, SECRETS
+from tapestry.syncer.site import Site
+from tapestry.syncer.translate.sync_back import NotReturnable, is_allowed, is_changed_below_only, returned
+
+
+@dataclass(frozen=True)
+class SyncBack:
+    site: Site
+
+    async def updated_source(self, source: Object, copy: Object, binding: Binding) -> Object:
+        """The source with the values that were changed below, or as it was where none may go up.
+
+        Both objects are live.  Raises Conflict if the source changed meanwhile: the tenant's change wins then.
+        """
+        if not (is_allowed(source, binding) and is_changed_below_only(source, copy)):
+            return source
+        events = self.site.manager.events
+        try:
+            patch = returned(source, copy)
+        except NotReturnable as error:
+            events.warning(source, "SyncBackRefused", f"a change in the physical cluster was not taken over: {error}")
+            return source
+        if not patch:
+            return source
+        try:
+            resource = SECRETS if source["kind"] == SECRETS.kind else CONFIGMAPS
+            changed = await self.site.virtual.patch(resource, source, patch)
+        except Forbidden:
+            message = (
+                "a change in the physical cluster was not taken over: the syncer may not patch objects in this "
+                f"namespace; bind the ClusterRole {SYNC_BACK_ROLE} to its account in {namespace_of(source)}"
+            )
+            events.warning(source, "SyncBackForbidden", message)
+            return source
+        except (BadRequest, Invalid):  # its message may quote the data
+            message = "a change in the physical cluster was not taken over: the virtual API server refused the data"
+            events.warning(source, "SyncBackRefused", message)
+            return source
+        names = ", ".join(sorted(key for values in patch.values() for key in values))
+        events.normal(source, "SyncedBack", f"taken over from the physical cluster: {names}"[:1024])
+        return changed

@@ -1,0 +1,124 @@
+"""Changes to copies of ConfigMaps and Secrets below that go up; on virtual time."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.controller.testing import in_virtual_time
+from tapestry.kube.objects import named
+from tapestry.kube.resources import CONFIGMAPS, SECRETS
+
+from ..world import MAPPED, World, a_world, forbidden
+from .test_mirrored import add, change, config, copies, edit, secret
+
+OPTED_IN = {"annotations": {keys.SYNC_BACK: "true"}}
+ALLOWED = {"syncBack": {"namespaces": ["default"]}}
+
+
+async def a_running_pod(world: World, **metadata: Any) -> None:
+    """A pod whose ConfigMap and Secret have copies below."""
+    settings = await add(world, CONFIGMAPS, "settings", data={"a": "1", "b": "2"})
+    password = await add(world, SECRETS, "password", data={"p": "AAAA"})
+    for resource, source in ((CONFIGMAPS, settings), (SECRETS, password)):
+        if metadata:
+            await world.virtual.patch(resource, source, {"metadata": metadata})
+    await world.add_pod(volumes=[config("settings"), secret("password")])
+    await world.wait_for_pod(MAPPED)
+
+
+async def data_above(world: World) -> tuple[Any, Any]:
+    settings = await world.virtual.get(CONFIGMAPS, "settings", "default")
+    password = await world.virtual.get(SECRETS, "password", "default")
+    return settings["data"], password["data"]
+
+
+async def data_below(world: World) -> tuple[Any, Any]:
+    return (await copies(world))["settings"]["data"], (await copies(world, SECRETS))["password"]["data"]
+
+
+@in_virtual_time
+async def test_changes_go_up_where_binding_and_tenant_allow_it() -> None:
+    world = await a_world(**ALLOWED)
+    async with world.syncer():
+        await a_running_pod(world, **OPTED_IN)
+        await edit(world, CONFIGMAPS, "settings", data={"a": "changed", "b": None, "added": "x"})
+        await edit(world, SECRETS, "password", data={"p": "AAEC"})
+        await asyncio.sleep(5)
+        assert await data_above(world) == ({"a": "changed", "b": "2"}, {"p": "AAEC"})
+        assert await data_below(world) == await data_above(world)
+        assert len(await world.events("SyncedBack")) == 2
+        assert "AAEC" not in str(await world.events("SyncedBack"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "metadata"), [({}, OPTED_IN), (ALLOWED, {}), ({"syncBack": {"namespaces": ["other"]}}, OPTED_IN)]
+)
+@in_virtual_time
+async def test_changes_stay_below_unless_both_sides_allow_it(spec: Any, metadata: Any) -> None:
+    world = await a_world(**spec)
+    async with world.syncer():
+        await a_running_pod(world, **metadata)
+        await edit(world, CONFIGMAPS, "settings", data={"a": "changed"})
+        await edit(world, SECRETS, "password", data={"p": "AAEC"})
+        await asyncio.sleep(5)
+        assert await data_above(world) == ({"a": "1", "b": "2"}, {"p": "AAAA"})
+        assert await data_below(world) == await data_above(world)
+        assert len(await world.events("LocalChangeOverwritten")) == 2
+
+
+@in_virtual_time
+async def test_the_tenant_wins_where_both_sides_changed() -> None:
+    world = await a_world(**ALLOWED)
+    async with world.syncer():
+        await a_running_pod(world, **OPTED_IN)
+        world.down.cut()
+        await edit(world, CONFIGMAPS, "settings", data={"a": "owner"})
+        await change(world, CONFIGMAPS, "settings", data={"a": "tenant"})
+        world.down.mend()
+        await asyncio.sleep(120)
+        assert (await data_above(world))[0] == {"a": "tenant", "b": "2"}
+        assert (await data_below(world))[0] == {"a": "tenant", "b": "2"}
+        assert await world.events("SyncedBack") == []
+
+
+@in_virtual_time
+async def test_without_the_right_to_patch_an_event_names_the_remedy() -> None:
+    world = await a_world(**ALLOWED)
+    async with world.syncer():
+        await a_running_pod(world, **OPTED_IN)
+        world.up.refusal = lambda request: (
+            forbidden("no") if request.method == "PATCH" and "configmaps" in request.path else None
+        )
+        await edit(world, CONFIGMAPS, "settings", data={"a": "changed"})
+        await asyncio.sleep(5)
+        (event,) = await world.events("SyncBackForbidden")
+        assert "tapestry-sync-back" in event["message"]
+        assert (await data_below(world))[0] == {"a": "1", "b": "2"}
+
+
+@in_virtual_time
+async def test_an_immutable_source_is_never_changed() -> None:
+    world = await a_world(**ALLOWED)
+    async with world.syncer():
+        await a_running_pod(world, **OPTED_IN)
+        await world.virtual.patch(CONFIGMAPS, named("settings", "default"), {"immutable": True})
+        await asyncio.sleep(5)
+        copy = (await copies(world))["settings"]
+        await world.physical.delete(CONFIGMAPS, copy)
+        await asyncio.sleep(60)
+        assert await data_below(world) == await data_above(world)
+        assert await world.events("SyncedBack") == []
+
+
+@in_virtual_time
+async def test_an_owner_who_keeps_changing_a_copy_causes_few_writes_above() -> None:
+    world = await a_world(**ALLOWED)
+    async with world.syncer():
+        await a_running_pod(world, **OPTED_IN)
+        world.up.asked.clear()
+        for number in range(600):
+            await edit(world, CONFIGMAPS, "settings", data={"a": str(number)})
+            await asyncio.sleep(1)
+        assert 1 <= len(world.up.writes("PATCH", "configmaps")) <= 24
