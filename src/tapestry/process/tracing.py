@@ -4,7 +4,7 @@
         ...
 
 A span of one process goes on in another through its `traceparent()`, the W3C text, in a header or an annotation: that
-makes one trace of what happens to a pod in both clusters.  The packages come with `pip install 'tapestry[otel]'`.
+makes one trace of what happens to a pod in both clusters.  The packages come with `pip install 'kube-tapestry[otel]'`.
 """
 
 # ruff: noqa: PLC0415  the packages are optional and slow to import: only a process that traces pays for them
@@ -28,7 +28,7 @@ class TracingUnavailable(RuntimeError):
     """Tracing was asked for and its packages are not installed."""
 
     def __init__(self, missing: str | None) -> None:
-        super().__init__(f"tracing needs {missing or 'opentelemetry'}; install it with: pip install 'tapestry[otel]'")
+        super().__init__(f"tracing needs {missing or 'opentelemetry'}; install it with: pip install 'kube-tapestry[otel]'")
 
 
 def span(title: str, /, *, parent: str | None = None, **attributes: Any) -> AbstractContextManager[Any]:
