@@ -168,3 +168,11 @@ def test_the_guides_have_objects_of_our_kinds() -> None:
         obj["kind"] for document in GUIDES for obj in objects_in(document) if isinstance(obj, dict) and "kind" in obj
     }
     assert {"ClusterBinding", "ResourceLeasingPolicy", "Job", "Pod"} <= kinds
+
+
+def test_the_test_in_the_guide_for_controllers_runs_as_written() -> None:
+    text = (DOCS / "guides" / "testing-controllers.md").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(snippet, "testing-controllers.md", "exec"), names)
+    names["test_the_end_is_the_same_whatever_happens_on_the_way"]()

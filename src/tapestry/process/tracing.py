@@ -28,7 +28,9 @@ class TracingUnavailable(RuntimeError):
     """Tracing was asked for and its packages are not installed."""
 
     def __init__(self, missing: str | None) -> None:
-        super().__init__(f"tracing needs {missing or 'opentelemetry'}; install it with: pip install 'kube-tapestry[otel]'")
+        super().__init__(
+            f"tracing needs {missing or 'opentelemetry'}; install it with: pip install 'kube-tapestry[otel]'"
+        )
 
 
 def span(title: str, /, *, parent: str | None = None, **attributes: Any) -> AbstractContextManager[Any]:

@@ -3,12 +3,14 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Transport
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.testing import Disturbance, Scenario, perturb, running_clock
-from tapestry.controller.testing.perturbation import ONE_SIDED
+from tapestry.controller.testing.perturbation import ONE_SIDED, Endless
 from tapestry.kube.errors import ApiError, Forbidden
 from tapestry.kube.objects import Object, is_deleting, value_at
 from tapestry.kube.resources import CONFIGMAPS, SECRETS
@@ -56,6 +58,41 @@ def copier(metadata: Object) -> Scenario:
 
 async def exists(client: Client, name: str) -> bool:
     return bool(await client.list(SECRETS, "default", fields=f"metadata.name={name}"))
+
+
+def poller(seconds: float) -> Scenario:
+    """Looks at a ConfigMap again and again, in a world that waits for what never comes."""
+
+    def setup(manager: Manager) -> None:
+        async def reconcile(key: str) -> Result | None:
+            await manager.client.find(CONFIGMAPS, "source", "default")
+            return Result(requeue_after=seconds)
+
+        manager.controller("poller", reconcile).watch(manager.informer(CONFIGMAPS))
+
+    async def world(client: Client) -> None:
+        await client.create(CONFIGMAPS, SOURCE)
+        await asyncio.Event().wait()
+
+    return Scenario("poller", [CONFIGMAPS], setup, world)
+
+
+def test_a_controller_that_polls_is_named_with_its_key_and_call() -> None:
+    with pytest.raises(Endless, match="controller 'poller' reconciled 'default/source' 20,000 times") as raised:
+        perturb(poller(0.1))
+    assert "GET /api/v1/namespaces/default/configmaps/source" in str(raised.value)
+
+
+def test_a_world_that_never_sees_its_end_is_told_what_happened() -> None:
+    with pytest.raises(Endless, match="did not see its end within 24 hours of virtual time: controller 'poller'"):
+        perturb(poller(600))
+
+
+def test_a_failed_check_lists_every_failure() -> None:
+    report = perturb(copier({"generateName": "copy-"}))
+    with pytest.raises(AssertionError) as raised:
+        report.check()
+    assert str(raised.value).count("\n") == len(report.failures) > 1
 
 
 def test_a_reconciler_with_deterministic_names_passes() -> None:

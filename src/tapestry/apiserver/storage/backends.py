@@ -34,5 +34,7 @@ def shared(config: ApiServerConfig) -> AbstractAsyncContextManager[Store]:
     try:
         from tapestry.apiserver.storage.etcd.opening import opened  # noqa: PLC0415  gRPC is for those who have an etcd
     except ModuleNotFoundError as error:
-        raise ValueError(f"backend etcd needs {error.name}; install it with: pip install 'kube-tapestry[etcd]'") from error
+        raise ValueError(
+            f"backend etcd needs {error.name}; install it with: pip install 'kube-tapestry[etcd]'"
+        ) from error
     return opened(config.etcd, {row.storage for row in built_in().rows}, config.history_seconds)

@@ -6,14 +6,14 @@ is lost, the server answers with a conflict, or the caches fall behind from that
 are several clusters, those of the cluster that was called, or those of the others.  Each replay must end in the same
 state, but for times, versions and UIDs.
 
-    report = perturb(Scenario("at", [AT.resource, PODS], setup, world))
-    assert not report.failures, report
+    perturb(Scenario("at", [AT.resource, PODS], setup, world)).check()
 
 Everything runs on virtual time against the in-process API, so a few hundred replays take seconds.
 """
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from tapestry.client.answers import ENCODER
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
+from tapestry.controller.controller import Controller, Reconcile, Result
 from tapestry.controller.manager import Manager
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import run, running_clock
@@ -36,6 +37,8 @@ from tapestry.kube.resources import EVENTS, LEASES, Resource
 STALE_SECONDS = 20
 LIMIT_SECONDS = 24 * 3600.0
 """Of virtual time, within which every replay must have come to its end."""
+MAX_PASSES = 20_000
+"""Passes over one key after which a run counts as endless."""
 VOLATILE = frozenset({"resourceVersion", "generation", "observedGeneration", "managedFields"})
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
@@ -103,6 +106,15 @@ class Report:
         head = f"{self.scenario}: {self.calls} calls, {self.cases} replays, {len(self.failures)} ended differently"
         return "\n  ".join([head, *map(str, self.failures)])
 
+    def check(self) -> None:
+        """Raise an AssertionError that lists every failure, if there is any."""
+        if self.failures:
+            raise AssertionError(str(self))
+
+
+class Endless(AssertionError):
+    """A run that came to no end; the message names the controller and key that were reconciled most."""
+
 
 class Died(BaseException):
     """The process under test is no more; nothing of it may catch this."""
@@ -121,6 +133,9 @@ class Fate:
         """Of each cluster, set while its caches may see what happens."""
         self.catch_up()
         self.over = False
+        self.passes: Counter[tuple[str, str]] = Counter()
+        """Passes by controller and key."""
+        self.endless = asyncio.Event()
         self._disturbance = disturbance
         self._at = at
         self._dead = False
@@ -133,6 +148,19 @@ class Fate:
             return None
         self.calls.append(call)
         return self._disturbance if len(self.calls) == self._at else None
+
+    def count_pass(self, controller: str, key: str) -> None:
+        self.passes[controller, key] += 1
+        if self.passes[controller, key] >= MAX_PASSES:
+            self.endless.set()
+
+    def explanation(self) -> str:
+        """Which key was reconciled most, how often, and what was called last."""
+        calls = f"the last call was {self.calls[-1]}" if self.calls else "nothing was called"
+        if not self.passes:
+            return f"no controller was called; {calls}"
+        ((controller, key), count), *_ = self.passes.most_common(1)
+        return f"controller {controller!r} reconciled {key!r} {count:,} times; {calls}"
 
     def die(self) -> None:
         self._dead = True
@@ -241,8 +269,16 @@ class HeldBack:
 
 
 def perturb(scenario: Scenario) -> Report:
-    """Run the scenario undisturbed, then once for each call and disturbance."""
-    expected, calls = run(_end_of(scenario, None, 0))
+    """Run the scenario undisturbed, then once for each call and disturbance.
+
+    Raises Endless if it comes to no end by itself.
+    """
+    try:
+        expected, calls = run(_end_of(scenario, None, 0))
+    except BaseExceptionGroup as group:
+        if isinstance(error := leaf_of(group), Endless):
+            raise error from None
+        raise
     failures, cases = [], 0
     for disturbance in Disturbance if scenario.others else (each for each in Disturbance if each not in ONE_SIDED):
         for at in range(1, len(calls) + 1):
@@ -266,12 +302,39 @@ async def _end_of(scenario: Scenario, disturbance: Disturbance | None, at: int) 
     transports = [
         Disturbed(Refusing(api.connect(), scenario.refusal, number), fate, number) for number, api in enumerate(apis)
     ]
-    async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
-        process = group.create_task(_process(scenario, transports, fate))
-        await scenario.world(*(Client(api.connect()) for api in apis))
-        fate.over = True
-        process.cancel()
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
+            process = group.create_task(_process(scenario, transports, fate))
+            limit = group.create_task(_stop_endless(scenario, fate))
+            await scenario.world(*(Client(api.connect()) for api in apis))
+            fate.over = True
+            process.cancel()
+            limit.cancel()
+    except TimeoutError:
+        limit_hours = f"{LIMIT_SECONDS / 3600:g} hours of virtual time"
+        message = f"{scenario.name}: the world did not see its end within {limit_hours}: {fate.explanation()}"
+        raise Endless(message) from None
     return state_of([api.dump() for api in apis]), fate.calls
+
+
+async def _stop_endless(scenario: Scenario, fate: Fate) -> None:
+    """End a run in which a key is reconciled without end: it would take minutes to come to the time limit."""
+    await fate.endless.wait()
+    advice = "let it wait for a change instead of polling, or for longer"
+    raise Endless(f"{scenario.name}: at {running_clock().now().isoformat()} {fate.explanation()}; {advice}")
+
+
+class CountingManager(Manager):
+    """A manager that counts the passes of its controllers."""
+
+    fate: Fate
+
+    def controller(self, name: str, reconcile: Reconcile, **options: Any) -> Controller:
+        async def counted(key: str) -> Result | None:
+            self.fate.count_pass(name, key)
+            return await reconcile(key)
+
+        return super().controller(name, counted, **options)
 
 
 async def _process(scenario: Scenario, transports: list[Disturbed], fate: Fate) -> None:
@@ -280,7 +343,10 @@ async def _process(scenario: Scenario, transports: list[Disturbed], fate: Fate) 
     while not fate.over:  # a death at the very end can swallow the cancellation
         fate.revive()
         clock = running_clock()
-        manager = Manager(config, lambda: transports[0], identity="perturbed", now=clock.now, monotonic=clock.monotonic)
+        manager = CountingManager(
+            config, lambda: transports[0], identity="perturbed", now=clock.now, monotonic=clock.monotonic
+        )
+        manager.fate = fate
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(_mislead(manager, fate))
