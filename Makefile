@@ -92,7 +92,7 @@ clean: ## Remove what the targets above left in this folder
 $(VENV)/installed: requirements.lock pyproject.toml $(EXAMPLES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is %d.%d: set PYTHON=python3.x" % sys.version_info[:2])'
 	@echo "Installing what requirements.lock pins into $(VENV): a minute, once."
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --require-hashes -r requirements.lock
 	$(PIP) install --no-deps --no-build-isolation -e . $(if $(EXAMPLES),-e examples)
 	@touch $@

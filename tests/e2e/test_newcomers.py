@@ -1,6 +1,10 @@
-"""`tapestry add`: one more cluster in a world that is up."""
+"""`tapestry add` and `tapestry remove`: clusters that come into a world that is up, and go."""
 
+import signal
 import subprocess
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,8 +28,29 @@ def test_a_cluster_is_added_to_a_world_and_starts_and_ends_with_it(tmp_path: Pat
     with up(folder, *SMALL):
         assert "tapestry join third --cluster-kubeconfig" in tapestry("add", "third", "--nodes", "2", "--data", folder)
         assert tapestry(*nodes).splitlines() == ["node/third-1", "node/third-2"]
-        assert "cluster-1 answers; it has joined already" in tapestry("add", "cluster-1", "--data", folder)
+        assert "third answers, with 1 new node;" in tapestry("add", "third", "--nodes", "3", "--data", folder)
+        said = tapestry("add", "cluster-1", "--nodes", "1", "--data", folder)
+        assert "cluster-1 answers, with 0 new nodes; it has joined already" in said
+        assert "5000" in tapestry("add", "third", "--nodes", "100000", "--data", folder, code=2)
         assert "choose another name" in tapestry("add", "virtual", "--data", folder, code=1)
         assert "'Third' is not allowed" in tapestry("add", "Third", "--data", folder, code=1)
     with up(folder):
-        assert tapestry(*nodes).splitlines() == ["node/third-1", "node/third-2"]
+        assert tapestry(*nodes).splitlines() == ["node/third-1", "node/third-2", "node/third-3"]
+        assert "it belongs to the world" in tapestry("remove", "cluster-1", "--data", folder, code=1)
+        assert "there is no cluster fourth" in tapestry("remove", "fourth", "--data", folder, code=1)
+        assert "third is removed" in tapestry("remove", "third", "--data", folder)
+        assert not (folder / "third").exists()
+        interrupted = subprocess.Popen(
+            [TAPESTRY, "add", "many", "--nodes", "5000", "--data", folder], stdout=subprocess.DEVNULL
+        )
+        wait_until((folder / "many" / "kubeconfig").exists)
+        interrupted.send_signal(signal.SIGINT)
+        assert interrupted.wait(LONGEST) == 130
+        assert not (folder / "many").exists()
+
+
+def wait_until(claim: Callable[[], bool]) -> None:
+    due = time.monotonic() + LONGEST
+    while not claim():
+        assert time.monotonic() < due
+        threading.Event().wait(0.1)

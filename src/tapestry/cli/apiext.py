@@ -9,6 +9,7 @@ import click
 from tapestry.apiext.app import run_apiext
 from tapestry.apiext.config import ApiExtConfig
 from tapestry.cli.manual import STOPPED, manual
+from tapestry.cli.processes import fault_message
 from tapestry.cli.settings import CONFIG, Flags, listed, settings_in, with_options
 from tapestry.controller.app import run_app
 from tapestry.process import logs
@@ -45,4 +46,4 @@ def apiext(config: Path | None, allow_origin: tuple[str, ...], own_identity: boo
         logs.configure(settings.log_level, settings.log_format)
         run_app(lambda: run_apiext(settings, os.environ, Path.home()))
     except (ValueError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(fault_message(error)) from error

@@ -22,7 +22,7 @@ from tapestry.apiserver.storage.log import LogError
 from tapestry.cli import archives
 from tapestry.cli.envtest import envtest_assets
 from tapestry.cli.manual import STOPPED, manual
-from tapestry.cli.processes import lone
+from tapestry.cli.processes import fault_message, lone
 from tapestry.cli.settings import CONFIG, SWITCH, Flags, listed, settings_in, with_options
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.controlplane.app import check_patterns, manager_beside
@@ -70,6 +70,7 @@ SWITCHES: Flags = {
 }
 NUMBERS = ("maxRequestsInflight", "maxMutatingRequestsInflight", "auditLogMaxsize", "auditLogMaxbackup")
 FAULTS = (ValueError, OSError, LogError)
+log = logs.logger(__name__)
 VERBOSE = 4
 """The verbosity, as Kubernetes has it, from which on it is that of debugging."""
 LISTS = ("controllers", "etcd.servers", "serviceAccountKeyFiles", "apiAudiences")
@@ -145,7 +146,7 @@ def run(settings: ApiServerConfig) -> None:
         fault = lone(error)
         if not isinstance(fault, FAULTS):
             raise
-        raise click.ClickException(str(fault)) from error
+        raise click.ClickException(fault_message(fault)) from error
 
 
 for command in (*archives.COMMANDS, envtest_assets):
@@ -157,6 +158,7 @@ async def serve(settings: ApiServerConfig) -> None:
     async with running(settings, mounted={"apiext": plain_face()}) as served, asyncio.TaskGroup() as group:
         manager = manager_beside(served.reception, authority_of(settings, served), settings.controllers)
         group.create_task(manager.run(), name="controllers")
+        log.info("no workload controllers: Deployments and Jobs get no pods here; `tapestry cluster` runs them")
         if "local" in served.addresses:
             write_kubeconfig(served.folder / "kubeconfig", served.addresses["local"])
         await stopping.wait()

@@ -11,7 +11,7 @@ from tapestry.apiserver.storage.log import LogError
 from tapestry.cli.manual import STOPPED, manual
 from tapestry.cli.processes import lone
 from tapestry.controller.app import GC_THRESHOLDS
-from tapestry.local.cluster import ClusterPlan, run_cluster
+from tapestry.local.cluster import MAX_NODES, ClusterPlan, run_cluster
 from tapestry.local.kubernetes import AssetsMissing, ControlPlaneFailed
 from tapestry.process import logs
 
@@ -29,7 +29,13 @@ FAULTS = (ValueError, OSError, LogError, AssetsMissing, ControlPlaneFailed)
     required=True,
     help="The folder of everything that lasts; its name is that of the cluster.",
 )
-@click.option("--nodes", type=click.IntRange(min=0), default=0, show_default=True, help="Simulated nodes.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=0, max=MAX_NODES),
+    default=0,
+    show_default=True,
+    help="Number of simulated nodes.",
+)
 @click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="Of each simulated node.")
 @click.option("--process-node", is_flag=True, help="Have a node that runs Tapestry's own pods as processes.")
 @click.option("--run-pods", is_flag=True, help="Let that node run any pod's commands, as you.")
@@ -47,7 +53,7 @@ def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: boo
         run_pods=run_pods,
         real_kubernetes=real_kubernetes,
     )
-    logs.configure("info", "json")
+    logs.configure("info")
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         uvloop.run(run_cluster(plan))

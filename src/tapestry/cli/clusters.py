@@ -23,7 +23,7 @@ from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import KubeconfigError, NoKubeconfig, default_access, load
 from tapestry.inspect.facts import Unknown
 from tapestry.inspect.questions import Questions
-from tapestry.kube.errors import KubeError, TransportError
+from tapestry.kube.errors import ApiError, KubeError, TransportError
 from tapestry.kube.resources import NAMESPACES
 from tapestry.manager.faults import Fault
 from tapestry.manager.steps import JoinError
@@ -138,4 +138,12 @@ def finished(work: Coroutine[Any, Any, None]) -> None:
     except TransportError as error:
         raise click.ClickException(f"{' '.join(str(error).split())}; `tapestry doctor` looks further") from error
     except (KubeError, JoinError, Fault, Unknown, ValueError, OSError) as error:
-        raise click.ClickException(" ".join(str(error).split())) from error
+        raise click.ClickException(message_of(error)) from error
+
+
+def message_of(error: Exception) -> str:
+    """An error in one line, in the server's own words where it has any: nobody asked about paths and codes."""
+    if not isinstance(error, ApiError) or not error.message:
+        return " ".join(str(error).split())
+    message = " ".join(error.message.split())
+    return message if error.reason in ("", "Unknown") else f"{message} ({error.reason})"

@@ -10,7 +10,15 @@ from typing import Any
 import click
 from click.exceptions import Exit
 
-from tapestry.cli.clusters import EVERYWHERE, NAMESPACE, finished, opened, virtual_access, with_virtual_cluster
+from tapestry.cli.clusters import (
+    EVERYWHERE,
+    NAMESPACE,
+    finished,
+    message_of,
+    opened,
+    virtual_access,
+    with_virtual_cluster,
+)
 from tapestry.cli.manual import manual
 from tapestry.cli.names import KINDS_AND_NAMES, names_of
 from tapestry.cli.output import FORMATS, with_output
@@ -77,7 +85,7 @@ class Tally:
             click.echo(await work)
         except (KubeError, Unknown, TimeoutError) as error:
             self.failed = True
-            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            click.echo(f"Error: {message_of(error)}", err=True)
 
     def end(self) -> None:
         if self.failed:

@@ -25,6 +25,7 @@ GROUPS = {
         "up": Entry("tapestry.cli.up", "Run a world here: a virtual cluster, and those that it leases."),
         "down": Entry("tapestry.cli.up", "Stop that world, or forget it."),
         "add": Entry("tapestry.cli.add", "Start one more cluster in that world, for you to join."),
+        "remove": Entry("tapestry.cli.add", "Stop and delete a cluster that was added to that world."),
         "demo": Entry("tapestry.cli.demo", "Play a story in a world of its own: join, lend, take back."),
     },
     "Clusters that lend": {

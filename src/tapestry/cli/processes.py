@@ -1,5 +1,6 @@
 """What every command that runs a process has in common: its flags, its configuration, and errors in one line."""
 
+import errno
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -45,7 +46,14 @@ def run_process(
         fault = lone(error)  # of a manager that could not begin: its address is taken, a file is missing
         if isinstance(fault, ExceptionGroup) or (fault is not error and not isinstance(fault, OSError)):
             raise
-        raise click.ClickException(str(fault)) from error
+        raise click.ClickException(fault_message(fault)) from error
+
+
+def fault_message(fault: Exception) -> str:
+    """What went wrong, in one line; of an address that is taken, what to do."""
+    if isinstance(fault, OSError) and fault.errno == errno.EADDRINUSE:
+        return f"{fault.strerror}: end the process that listens there, or choose another address (see --help)"
+    return str(fault)
 
 
 def lone(error: Exception) -> Exception:

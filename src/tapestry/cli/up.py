@@ -18,6 +18,7 @@ from tapestry.cli.view import view_of_terminal
 from tapestry.inspect.screen import ENDING
 from tapestry.inspect.tables import counted
 from tapestry.kube.errors import KubeError
+from tapestry.local.cluster import MAX_NODES
 from tapestry.local.kubernetes import AssetsMissing, find_kubectl
 from tapestry.local.world import TAPESTRY, VIRTUAL, World, WorldFailed
 from tapestry.manager.steps import JoinError
@@ -54,7 +55,9 @@ def lines_to_copy(kubeconfig: Path, kubectl: str) -> list[str]:
     )
 )
 @click.option("--clusters", type=click.IntRange(min=1), help="Physical clusters. [default: as before, or 2]")
-@click.option("--nodes", type=click.IntRange(min=0), help="Simulated nodes of each. [default: as before, or 5]")
+@click.option(
+    "--nodes", type=click.IntRange(min=0, max=MAX_NODES), help="Simulated nodes of each. [default: as before, or 5]"
+)
 @click.option(
     "--real-kubernetes", is_flag=True, help="Run every cluster on kube-apiserver, etcd and what goes with them."
 )

@@ -29,6 +29,10 @@ log = logger(__name__)
 
 ROOM = {"cpu": "8", "memory": "32Gi", "pods": "110"}
 """What a simulated node has."""
+MAX_NODES = 5000
+"""Simulated nodes of one cluster: each costs memory and a heartbeat."""
+CREATES = 16
+"""Nodes that are created at the same time."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,28 @@ def at_work(install: Install, served: Served, plan: ClusterPlan) -> AbstractAsyn
     return serving(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [served.callers]))
 
 
-async def have_nodes(client: Client, plan: ClusterPlan) -> None:
-    """The nodes that are wanted; those that are there stay as they are."""
+async def have_nodes(client: Client, plan: ClusterPlan, created: Callable[[int], None] = lambda _: None) -> int:
+    """Create the nodes that are missing, and return how many these were; those that are there stay as they are.
+
+    `created` is called with the number of nodes that were created so far.
+    """
     room = {**plan.room, **({"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {})}
     wanted = [kubelets.simulated_node(f"{plan.name}-{number}", room) for number in range(1, plan.nodes + 1)]
     if plan.process_node:
         wanted.append(processes.process_node("this-machine", processes.machine_room()))
-    for node in wanted:
-        try:
-            await client.create(NODES, node)
-        except AlreadyExists:
-            continue
+    waiting, count = iter(wanted), 0
+
+    async def create_some() -> None:
+        nonlocal count
+        for node in waiting:
+            try:
+                await client.create(NODES, node)
+            except AlreadyExists:
+                continue
+            count += 1
+            created(count)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CREATES):
+            group.create_task(create_some())
+    return count

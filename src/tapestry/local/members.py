@@ -102,7 +102,7 @@ class Members:
     tell: Say
     """Of what happens to them."""
     found: dict[str, Member] = field(default_factory=dict)
-    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
     @asynccontextmanager
@@ -115,7 +115,7 @@ class Members:
             except Exception as error:  # noqa: BLE001  the group would make a group of it
                 failure = error
             finally:
-                for each in self._tasks:
+                for each in self._tasks.values():
                     each.cancel()
         if failure is not None:
             raise failure
@@ -124,7 +124,20 @@ class Members:
         folder = self.folder / name
         folder.mkdir(exist_ok=True, mode=0o700)
         self.found[name] = Member(folder, flags)
-        self._tasks.append(self._group.create_task(self.keep(self.found[name]), name=name))
+        self._tasks[name] = self._group.create_task(self.keep(self.found[name]), name=name)
+
+    def remove(self, name: str) -> None:
+        """End a cluster, and delete its folder.  The second call does nothing."""
+        if name in self.found or name not in self._tasks:
+            member = self.found.pop(name, None) or Member(self.folder / name, ())
+            self._tasks[name] = self._group.create_task(self._remove(member, self._tasks.get(name)), name=name)
+
+    async def _remove(self, member: Member, running: asyncio.Task[None] | None) -> None:
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running])
+        await asyncio.to_thread(shutil.rmtree, member.folder)
+        del self._tasks[member.name]
 
     async def keep(self, member: Member) -> None:
         """Have a process of it, and another when that ends; at once, unless it ends again and again."""

@@ -43,7 +43,9 @@ from tapestry.manager.steps import Cluster
 __all__ = ["TAPESTRY", "VIRTUAL", "WELCOME", "World", "WorldFailed"]
 
 WELCOME = signal.SIGUSR1
-"""Tells the process that runs a world that there is a folder for one more cluster."""
+"""Tells the process that runs a world to look at the folders of clusters: one has come, or is to be removed."""
+REMOVED = "removed"
+"""The file in the folder of a cluster that is to be removed."""
 ESTABLISHING = 120.0
 """Seconds for the server to take up a kind."""
 ANSWERING = 120.0
@@ -162,10 +164,12 @@ class World:
         self.members.spawn(name, *flags, *(["--real-kubernetes"] if self.real_kubernetes else []))
 
     def welcome(self) -> None:
-        """Start the clusters that have a folder here and are not among those that were asked for."""
-        for name in sorted(each.name for each in self.folder.iterdir() if each.is_dir()):
-            if name not in self.members.found:
-                self.spawn(name)
+        """Start the clusters that have a folder here and do not run, and end those that are to be removed."""
+        for folder in sorted(each for each in self.folder.iterdir() if each.is_dir()):
+            if (folder / REMOVED).exists():
+                self.members.remove(folder.name)
+            elif folder.name not in self.members.found:
+                self.spawn(folder.name)
 
     async def join(self, virtual: Client, name: str) -> None:
         access = load([self.kubeconfig(name)], environ={})

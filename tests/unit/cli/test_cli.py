@@ -13,10 +13,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tapestry import __version__
-from tapestry.cli.clusters import finished
+from tapestry.cli.clusters import finished, message_of
 from tapestry.cli.main import COMMANDS, main
 from tapestry.cli.processes import FLAGS
 from tapestry.controller.config import ManagerConfig
+from tapestry.kube.errors import ApiError, NotFound
 from tapestry.process.config import settings
 
 Tapestry = Callable[..., Result]
@@ -259,3 +260,19 @@ def test_who_cannot_reach_a_cluster_is_told_who_looks_further(tapestry: Tapestry
     said = complaint(tapestry("status", "--kubeconfig", kubeconfig))
     assert "https://127.0.0.1:1 cannot be reached" in said
     assert said.endswith("; `tapestry doctor` looks further")
+
+
+def test_an_address_that_is_taken_is_named_with_what_to_do(tapestry: Tapestry) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = tapestry("apiserver", "--backend", "memory", "--bind-address", address, "--local-address", "")
+    assert done.exit_code == 1
+    assert "address already in use" in done.output
+    assert "choose another address" in done.output
+
+
+def test_an_error_of_the_server_is_told_in_its_own_words() -> None:
+    refusal = NotFound(404, "NotFound", 'pods "web" not found', doing="GET /api/v1/namespaces/default/pods/web")
+    assert message_of(refusal) == 'pods "web" not found (NotFound)'
+    misspelt = ApiError(500, "Unknown", ".spec.replica: field not declared in schema", doing="PATCH /apis/apps/v1")
+    assert message_of(misspelt) == ".spec.replica: field not declared in schema"

@@ -119,14 +119,14 @@ async def test_changes_are_shown_as_they_come(hand: Hand, accept: str) -> None:
 async def test_a_description_ends_with_the_events_about_the_object(hand: Hand) -> None:
     await hand.apply(SETTINGS)
     (obj,) = await views.objects(hand.client, Aim(CONFIGMAPS, ("settings",)), HERE)
-    assert (await hand.describe(obj)).endswith("events: none")
+    assert (await hand.describe(obj)).endswith("Events: none")
     for name, uid in (("mine", obj["metadata"]["uid"]), ("another", "of-a-namesake")):
         about = {"kind": "ConfigMap", "namespace": "default", "name": "settings", "uid": uid}
         event = {"involvedObject": about, "reason": "Read", "message": name, "type": "Normal", "count": 3}
         await hand.client.create(EVENTS, {**named(name, "default"), **event})
     told = (await hand.describe(obj)).splitlines()
     assert told[-1].split("   ")[-1] == "mine (x3)"
-    assert told[-2].startswith("LAST")
+    assert told[-2].startswith("  LAST")
 
 
 # -- making and ending
@@ -311,3 +311,25 @@ def test_whatever_comes_in_is_an_object_or_a_complaint(data: bytes) -> None:
     except ValueError:
         return
     assert all(each["kind"] for each in found)
+
+
+def test_a_description_has_identity_fields_and_conditions() -> None:
+    condition = {"type": "Ready", "status": "True", "reason": "Done", "message": "all is well"}
+    metadata = {"name": "web", "namespace": "team", "labels": {"b": "2", "a": "1"}, "managedFields": [{"manager": "m"}]}
+    obj = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"x": 1},
+        "status": {"conditions": [condition]},
+    }
+    lines = views.description(obj, []).splitlines()
+    assert lines[:2] == ["Name:        web", "Namespace:   team"]
+    assert lines[3:5] == ["Labels:      a=1", "             b=2"]
+    assert lines[5:7] == ["Spec:", "  x: 1"]
+    assert lines[-4:] == [
+        "Conditions:",
+        "  TYPE    STATUS   REASON   MESSAGE",
+        "  Ready   True     Done     all is well",
+        "Events: none",
+    ]

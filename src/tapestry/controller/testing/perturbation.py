@@ -324,7 +324,7 @@ async def _stop_endless(scenario: Scenario, fate: Fate) -> None:
     raise Endless(f"{scenario.name}: at {running_clock().now().isoformat()} {fate.explanation()}; {advice}")
 
 
-class CountingManager(Manager):
+class PassCounter(Manager):
     """A manager that counts the passes of its controllers."""
 
     fate: Fate
@@ -343,7 +343,7 @@ async def _process(scenario: Scenario, transports: list[Disturbed], fate: Fate) 
     while not fate.over:  # a death at the very end can swallow the cancellation
         fate.revive()
         clock = running_clock()
-        manager = CountingManager(
+        manager = PassCounter(
             config, lambda: transports[0], identity="perturbed", now=clock.now, monotonic=clock.monotonic
         )
         manager.fate = fate

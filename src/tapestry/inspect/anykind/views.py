@@ -15,7 +15,7 @@ from tapestry.client.transport import JSON, Request
 from tapestry.inspect.anykind.kinds import Aim, asked
 from tapestry.inspect.tables import table
 from tapestry.kube.errors import error_from_status
-from tapestry.kube.objects import Object, name_of, namespace_of, without
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, namespace_of, value_at, without
 from tapestry.kube.resources import Resource
 
 TABLE = f"{JSON};as=Table;v=v1;g=meta.k8s.io"
@@ -129,13 +129,47 @@ def yaml_text(value: Any) -> str:
 
 
 def description(obj: Object, events: Sequence[Object]) -> str:
-    """An object as it stands, and what was told of it lately."""
-    text = yaml_text(without(obj, "metadata", "managedFields"))
-    if not events:
-        return f"{text}\nevents: none"
+    """An object for people: its identity, its fields, its conditions and its events."""
+    fields = without(obj, "status", "conditions")
+    shown = sorted(fields.keys() - {"apiVersion", "kind", "metadata"})
+    sections = [
+        identity(obj),
+        *(f"{name[:1].upper()}{name[1:]}:\n{indented(yaml_text(fields[name]))}" for name in shown if fields[name]),
+    ]
+    if conditions := value_at(obj, "status", "conditions"):
+        rows = [[each.get(field) for field in ("type", "status", "reason", "message")] for each in conditions]
+        sections.append(f"Conditions:\n{indented(table(['TYPE', 'STATUS', 'REASON', 'MESSAGE'], rows))}")
     ordered = sorted(events, key=told_at)
     rows = [[told_at(each), each.get("type"), each.get("reason"), source_of(each), told(each)] for each in ordered]
-    return f"{text}\nevents:\n{table(['LAST', 'TYPE', 'REASON', 'FROM', 'MESSAGE'], rows)}"
+    head = ["LAST", "TYPE", "REASON", "FROM", "MESSAGE"]
+    sections.append(f"Events:\n{indented(table(head, rows))}" if rows else "Events: none")
+    return "\n".join(sections)
+
+
+def identity(obj: Object) -> str:
+    """The lines about what an object is and whose it is."""
+    metadata = obj["metadata"]
+    owners = [f"{each['kind']}/{each['name']}" for each in metadata.get("ownerReferences") or ()]
+    lines: list[tuple[str, list[str]]] = [
+        ("Name", [name_of(obj)]),
+        ("Namespace", [namespace_of(obj) or ""]),
+        ("Kind", [f"{obj['kind']} ({obj['apiVersion']})"]),
+        ("Created", [metadata.get("creationTimestamp") or ""]),
+        ("Deleted", [metadata.get("deletionTimestamp") or ""]),
+        ("Owner", owners),
+        ("Finalizers", list(metadata.get("finalizers") or ())),
+        ("Labels", [f"{key}={value}" for key, value in sorted(labels_of(obj).items())]),
+        ("Annotations", [f"{key}: {value}" for key, value in sorted(annotations_of(obj).items())]),
+    ]
+    return "\n".join(
+        f"{f'{name}:' if number == 0 else '':<13}{cell_text(value)}"
+        for name, values in lines
+        for number, value in enumerate(value for value in values if value)
+    )
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
 
 
 def told_at(event: Object) -> str:
