@@ -10,6 +10,7 @@ once they say how to stop them.
 """
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -17,15 +18,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from smells import CommandBlock, command_blocks
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "tests/e2e/test_documents.py"
 SERVING = re.compile(r"^(make up|(\S*/)?tapestry (up|apiserver(?! [a-z])|cluster|run)\b[^&|\n]*)\n?\Z", re.MULTILINE)
+WORLD = re.compile(r"^(make up|(\S*/)?tapestry up\b)", re.MULTILINE)
 AT_WORK = "...\nCtrl-C stops...\n..."
 PATIENCE = 90.0
 """Seconds for commands to end, and for what they are to show."""
@@ -119,22 +122,26 @@ class Reader:
         return failed == "no\n", seen
 
     def serve(self, script: str) -> Callable[[], tuple[bool, str]]:
-        """Have commands serve in a terminal of their own; a look at what they have said so far."""
+        """Have commands serve in a terminal of their own; a look at what they have said so far.
+
+        A world is told to a file: on a terminal it is a screen that is drawn again and again.
+        """
         screen = self.folder / f".screen-{len(self.serving)}"
-        with screen.open("w") as output:
+        shown = nullcontext if WORLD.search(script) else terminal
+        with screen.open("wb") as output, shown(output) as out:
             process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", script],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=out,
+                stderr=out,
                 start_new_session=True,
             )
         self.serving.append(process)
 
         def look() -> tuple[bool, str]:
-            seen = screen.read_text()
+            seen = screen.read_text().replace("\r\n", "\n")
             assert process.poll() is None, f"this ended:\n{script}\n{seen}"
             return True, seen
 
@@ -149,6 +156,26 @@ class Reader:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)
             process.wait(PATIENCE)
+
+
+@contextmanager
+def terminal(screen: IO[bytes]) -> Iterator[int]:
+    """The descriptor of a terminal whose output goes into `screen` until everyone who writes there has ended."""
+    ours, theirs = pty.openpty()
+    copy = os.dup(screen.fileno())
+
+    def follow() -> None:
+        with suppress(OSError):  # the other end is closed
+            while chunk := os.read(ours, 1 << 16):
+                os.write(copy, chunk)
+        for descriptor in (ours, copy):
+            os.close(descriptor)
+
+    threading.Thread(target=follow, daemon=True).start()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
 
 
 @contextmanager
