@@ -31,6 +31,8 @@ from tapestry.apiserver.access.ephemeral import NAME as TOKENS
 from tapestry.apiserver.access.ephemeral import EphemeralTokens, sweep, tokens_in
 from tapestry.apiserver.access.escalation import BINDINGS, ROLES, Escalation
 from tapestry.apiserver.access.followed import Followed
+from tapestry.apiserver.access.node_graph import NodeGraph
+from tapestry.apiserver.access.nodes import NodeAuthorizer, node_rules
 from tapestry.apiserver.access.openid import OpenId
 from tapestry.apiserver.access.rbac import Authorizer, Roles
 from tapestry.apiserver.access.reviews import Reviews
@@ -40,6 +42,7 @@ from tapestry.apiserver.admission import plain as admission
 from tapestry.apiserver.admission.callouts import Callouts
 from tapestry.apiserver.admission.classes import CLASSED, Classes
 from tapestry.apiserver.admission.limits import LimitRanges
+from tapestry.apiserver.admission.node_restriction import RESTRICTED, NodeRestriction
 from tapestry.apiserver.admission.pod_security import PodSecurity
 from tapestry.apiserver.admission.policies import Policies
 from tapestry.apiserver.admission.policy_rules import MATCHES, PolicyRules
@@ -55,7 +58,7 @@ from tapestry.apiserver.ownership.apply import Ownership
 from tapestry.apiserver.ownership.shapes import Shapes
 from tapestry.apiserver.pipeline import Only, Pipeline, TypedReading, is_built_in, is_custom, stored
 from tapestry.apiserver.rows import Rows, built_in
-from tapestry.apiserver.server import Authorize, Page, Refusing, Server, everybody_may
+from tapestry.apiserver.server import Attributes, Authorize, Page, Refusing, Server, everybody_may, no_objection
 from tapestry.apiserver.service_addresses import Addresses, Network
 from tapestry.apiserver.serving.gate import READING, WRITING, Gate
 from tapestry.apiserver.serving.health import Durability, Health, ping
@@ -147,7 +150,7 @@ def server_of(
 ) -> Server:
     table = built_in()
     rows, types = Rows(table.rows), Types(table.types)
-    authorize: Authorize = Authorizer(Roles(store)) if config.authorization == "RBAC" else everybody_may
+    authorize, objection = authorizer_of(config, store)
     definitions, rules = Definitions(store, rows, types), DefinitionRules(rows, now)
     definitions.load()
     ownership = Ownership(Shapes(table.types), now, from_the_start=config.managed_fields == "Always")
@@ -170,10 +173,11 @@ def server_of(
     callouts = Callouts(store, chance)
     conversions, kubelets = Conversions(callouts, definitions), Kubelets(store, config.kubelet)
     webhooks = Webhooks(store, rows, callouts, conversions, authorize, Pipeline(reading), Pipeline(plugins))
-    requests = SigningRequests(authorize, now)
+    requests, restriction = SigningRequests(authorize, now), NodeRestriction(store, authorize)
+    nodes_write = stored(*RESTRICTED)
     prepare = Pipeline(
         [
-            *reading,
+            *(*reading, Only(nodes_write, restriction)),
             *(Only(requested, requests.prepare), ownership.track, admission.Namespaces(store)),
             *plugins,
             webhooks.mutate,
@@ -182,6 +186,7 @@ def server_of(
     judges = policies, webhooks.validate
     settle = Pipeline(
         [
+            Only(nodes_write, restriction.deletion),
             *((Only(giving, Escalation(authorize)),) if isinstance(authorize, Authorizer) else ()),
             *(Only(stored("namespaces"), admission.immortal), admission.kinds),
             *(Only(stored(SERVICES.name), addresses), validation.step),
@@ -204,14 +209,23 @@ def server_of(
     reviews, checked = Reviews(rows, authorize, accounts, Authenticator(ways).by_token), Bodies(types).checked
     special = {
         **{at: checked(handler) for at, handler in reviews.handlers().items()},
-        **{at: checked(webhooks.guarded(handler)) for at, handler in posted.items()},
+        **{at: checked(restriction.guarded(webhooks.guarded(handler))) for at, handler in posted.items()},
         **dict.fromkeys(CONNECTIONS, Connections(store, webhooks).handle),
         ("pods", "log"): kubelets.log,
         ("*", "scale"): checked(Scales(verbs, webhooks).handle),
     }
     documents = Documents(rows, table.types)
     closing = callouts.close, kubelets.close
-    return Server(rows, verbs, documents, version_of(table.version), authorize, special, closing=closing)
+    return Server(rows, verbs, documents, version_of(table.version), authorize, objection, special, closing=closing)
+
+
+def authorizer_of(config: ApiServerConfig, store: Store) -> tuple[Authorize, Callable[[Attributes], str]]:
+    """Who may do what, and why somebody may not: by the rules for nodes, and by roles."""
+    if config.authorization != "RBAC":
+        return everybody_may, no_objection
+    nodes = NodeAuthorizer(NodeGraph(store), node_rules())
+    found = Authorizer(Roles(store), nodes.objection)
+    return found, found.objection
 
 
 def service_range(config: ApiServerConfig) -> Network:

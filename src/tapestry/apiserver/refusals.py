@@ -154,7 +154,7 @@ def too_large(limit: int) -> TooLarge:
     return TooLarge(413, "RequestEntityTooLarge", f"Request entity too large: limit is {limit}")
 
 
-def forbidden(user: str, verb: str, target: "Target") -> Forbidden:
+def forbidden(user: str, verb: str, target: "Target", why: str = "") -> Forbidden:
     resource = target.row.resource
     kind = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
     named = f'{resource.name} "{target.name}"' if target.name else resource.name
@@ -162,7 +162,7 @@ def forbidden(user: str, verb: str, target: "Target") -> Forbidden:
     message = (
         f'{named} is forbidden: User "{user}" cannot {verb} resource "{kind}" in API group "{resource.group}" {where}'
     )
-    return Forbidden(403, "Forbidden", message, details=details(resource, target.name))
+    return Forbidden(403, "Forbidden", f"{message}: {why}" if why else message, details=details(resource, target.name))
 
 
 def forbidden_path(user: str, verb: str, path: str) -> Forbidden:

@@ -57,6 +57,8 @@ class Attributes(msgspec.Struct, frozen=True):
     verb: str
     target: Target | None = None
     path: str = ""
+    fields: str = ""
+    """The field selector, of a list, a watch or a deletion of many."""
 
 
 Authorize = Callable[[Attributes], bool]
@@ -80,6 +82,10 @@ def everybody_may(_: Attributes) -> bool:
     return True
 
 
+def no_objection(_: Attributes) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Server:
     """Answers calls.  `special` has the subresources that are not a view of the object's own."""
@@ -89,6 +95,8 @@ class Server:
     documents: Documents
     version: Object
     authorize: Authorize = everybody_may
+    objection: Callable[[Attributes], str] = no_objection
+    """Why somebody may not do what `authorize` refuses; empty where there is nothing to add."""
     special: Mapping[tuple[str, str], Handler] = field(default_factory=dict)
     """By resource, `*` being any, and subresource: `("pods", "eviction")`; what is not stored at all has none."""
     pages: Mapping[str, Page] = field(default_factory=dict)
@@ -185,11 +193,12 @@ class Server:
         verb = verb_of(call, target) if target is not None else call.method.lower()
         if target is not None and not target.name and "fieldSelector" in call.query:
             target = target._replace(name=only_name(call.query["fieldSelector"]))
-        if self.authorize(Attributes(call.user, verb, target, call.path)):
+        asked = Attributes(call.user, verb, target, call.path, call.query.get("fieldSelector", ""))
+        if self.authorize(asked):
             return
         if target is None:
             raise refusals.forbidden_path(call.user.name, verb, call.path)
-        raise refusals.forbidden(call.user.name, verb, target)
+        raise refusals.forbidden(call.user.name, verb, target, self.objection(asked))
 
     def document(self, call: Call, segments: list[str]) -> Answer | None:
         match segments:

@@ -394,9 +394,15 @@ class Verbs:
         target = request.target
         selection = selection_of(target.row, request.query)
         going = self.chosen(self.store.every(target.row.storage, target.namespace), selection)
-        async with asyncio.TaskGroup() as group:
-            for version in going:
-                group.create_task(self.delete_quietly(request, version, options))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for version in going:
+                    group.create_task(self.delete_quietly(request, version, options))
+        except ExceptionGroup as errors:
+            refusal = next((each for each in errors.exceptions if isinstance(each, ApiError)), None)
+            if refusal is None:
+                raise
+            raise refusal from None
         metadata = {"resourceVersion": str(self.store.revision)}
         return list_text(target.row, metadata, await self.all_shown(target.row, going))
 

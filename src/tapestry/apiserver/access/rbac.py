@@ -5,7 +5,7 @@ who is bound is looked up by name, so that what a thousand others may do costs n
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,24 +164,34 @@ def rules_of(role: Object) -> tuple[Rule, ...]:
     )
 
 
+def nobody_is_a_node(_: Attributes) -> str | None:
+    return ""
+
+
 @dataclass(frozen=True)
 class Authorizer:
     """Says who may do what."""
 
     roles: Roles
+    node_objection: Callable[[Attributes], str | None] = nobody_is_a_node
+    """None where the sender is a node and may do that as one; otherwise why not, or nothing."""
 
     def __call__(self, asked: Attributes) -> bool:
         return self.reason(asked) is not None
 
     def reason(self, asked: Attributes) -> str | None:
         """Why somebody may do that, in Kubernetes' words, which are none for masters; None where they may not."""
-        if MASTERS in asked.user.groups:
+        if MASTERS in asked.user.groups or self.node_objection(asked) is None:
             return ""
         namespace = asked.target.namespace if asked.target is not None else ""
         for grant in self.roles.grants(asked.user):
             if grant.namespace in ("", namespace) and any(rule.allows(asked) for rule in grant.rules):
                 return f"RBAC: allowed by {grant.origin}"
         return None
+
+    def objection(self, asked: Attributes) -> str:
+        """Why somebody may not do that, as far as there is more to say than that no role allows it."""
+        return self.node_objection(asked) or ""
 
     def rules(self, user: User, namespace: str) -> Iterator[Rule]:
         """The rules that hold for a user in a namespace; those of the whole cluster among them."""

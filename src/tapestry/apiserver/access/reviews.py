@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from tapestry.apiserver import refusals, writes
 from tapestry.apiserver.access.authentication import AUTHENTICATED
+from tapestry.apiserver.access.nodes import node_of
 from tapestry.apiserver.access.rbac import Authorizer, Rule
 from tapestry.apiserver.access.service_accounts import Accounts
 from tapestry.apiserver.codec import chosen_form, decoded
@@ -75,11 +76,12 @@ class Reviews:
             asked = Attributes(user, path.get("verb", ""), path=path.get("path", ""))
         else:
             about = spec.get("resourceAttributes") or {}
-            asked = Attributes(user, about.get("verb", ""), self.asked_about(about))
+            asked = Attributes(user, about.get("verb", ""), self.asked_about(about), fields=field_selector(about))
         if not isinstance(self.authorize, Authorizer):
             return {"allowed": self.authorize(asked)}
         reason = self.authorize.reason(asked)
-        return {"allowed": reason is not None, **({"reason": reason} if reason else {})}
+        said = self.authorize.objection(asked) if reason is None else reason
+        return {"allowed": reason is not None, **({"reason": said} if said else {})}
 
     def asked_about(self, asked: Object) -> Target:
         """What a review is about; it need not exist."""
@@ -97,9 +99,22 @@ class Reviews:
             "nonResourceRules": [
                 {"verbs": list(each.verbs), "nonResourceURLs": list(each.paths)} for each in rules if each.paths
             ],
-            "incomplete": False,
+            "incomplete": node_of(call.user) is not None,
         }
+        if status["incomplete"]:
+            status["evaluationError"] = "node authorizer does not support user rule resolution"
         return created({**body, "status": status})
+
+
+def field_selector(asked: Object) -> str:
+    """The field selector that a review asks about, as a query has it."""
+    selector = asked.get("fieldSelector") or {}
+    terms = (
+        f"{each.get('key', '')}={values[0]}"
+        for each in selector.get("requirements") or ()
+        if each.get("operator") == "In" and len(values := each.get("values") or []) == 1
+    )
+    return selector.get("rawSelector") or ",".join(terms)
 
 
 def resource_rule(rule: Rule) -> Object:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from tapestry.apiserver.access.certificate_requests import organizations, parsed_request
+from tapestry.apiserver.access.rbac import MASTERS
 from tapestry.apiserver.access.reviews import unknown_row, user_info
 from tapestry.apiserver.admission.plain import refused
 from tapestry.apiserver.requests import Target, User
@@ -13,6 +15,7 @@ from tapestry.kube.objects import Object, value_at, with_value
 from tapestry.kube.times import timestamp
 
 GROUP = "certificates.k8s.io"
+CLIENT_SIGNER = "kubernetes.io/kube-apiserver-client"
 IDENTITY = ("username", "uid", "groups", "extra")
 
 
@@ -52,14 +55,23 @@ class SigningRequests:
         ]
 
     async def check(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if old is None or new is None:
-            return new if new is not None else old or {}
+        if new is None:
+            return old or {}
+        if old is None:
+            self.check_subject(request, new)
+            return new
         subresource, signer = request.target.subresource, value_at(old, "spec", "signerName", default="")
         is_signed = subresource == "status" and (old.get("status") or {}) != (new.get("status") or {})
         verb = "approve" if subresource == "approval" else "sign" if is_signed else ""
         if verb and not self.may(request.user, verb, signer):
             raise refused(request, f'user not permitted to {verb} requests with signerName "{signer}"')
         return new
+
+    def check_subject(self, request: Request, new: Object) -> None:
+        """Nobody gets a certificate of the group that may do everything."""
+        spec = new["spec"]
+        if spec.get("signerName") == CLIENT_SIGNER and MASTERS in organizations(parsed_request(spec["request"])):
+            raise refused(request, f"use of {CLIENT_SIGNER} signer with {MASTERS} group is not allowed")
 
     def may(self, user: User, verb: str, signer: str) -> bool:
         """A right for one signer, or for all of a domain."""

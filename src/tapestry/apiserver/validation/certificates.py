@@ -8,6 +8,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
+from tapestry.apiserver.access.certificate_requests import NO_REQUEST, parsed_request
 from tapestry.apiserver.customs.structural import Fault
 from tapestry.apiserver.validation.faults import duplicate, forbidden, invalid, required, unsupported
 from tapestry.kube.objects import Object, value_at
@@ -49,10 +50,10 @@ def request(value: Any, _: str) -> Iterator[Fault]:
 def complaint(text: str) -> str:
     """What keeps a text from being a request that whoever has the key has signed."""
     try:
-        found = x509.load_pem_x509_csr(base64.b64decode(text))
+        found = parsed_request(text)
         return "" if found.is_signature_valid else "x509: signature verification failed"
-    except (ValueError, binascii.Error, UnsupportedAlgorithm):
-        return "PEM block type must be CERTIFICATE REQUEST"
+    except (ValueError, UnsupportedAlgorithm):
+        return NO_REQUEST
 
 
 def signer(value: str, path: str) -> Iterator[Fault]:

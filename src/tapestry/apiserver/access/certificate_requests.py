@@ -1,0 +1,43 @@
+"""Certificate requests: what a CertificateSigningRequest asks for, read as Kubernetes reads it."""
+
+import base64
+import binascii
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.x509.oid import NameOID
+
+NO_REQUEST = "PEM block type must be CERTIFICATE REQUEST"
+
+
+def parsed_request(text: str) -> x509.CertificateSigningRequest:
+    """The request in `spec.request`, which is PEM in base64.  Raises ValueError."""
+    try:
+        return x509.load_pem_x509_csr(base64.b64decode(text))
+    except (ValueError, binascii.Error, UnsupportedAlgorithm) as error:
+        raise ValueError(NO_REQUEST) from error
+
+
+def common_name(request: x509.CertificateSigningRequest) -> str:
+    """The user that is asked for: of several common names the last, as in Kubernetes."""
+    names = values(request.subject, NameOID.COMMON_NAME)
+    return names[-1] if names else ""
+
+
+def organizations(request: x509.CertificateSigningRequest) -> list[str]:
+    """The groups that are asked for."""
+    return values(request.subject, NameOID.ORGANIZATION_NAME)
+
+
+def values(subject: x509.Name, attribute: x509.ObjectIdentifier) -> list[str]:
+    found = (each.value for each in subject.get_attributes_for_oid(attribute))
+    return [each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in found]
+
+
+def alternative_names(request: x509.CertificateSigningRequest) -> list[x509.GeneralName]:
+    """The other names that are asked for.  Raises ValueError where they cannot be read."""
+    try:
+        found = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return list(found)

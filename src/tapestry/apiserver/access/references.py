@@ -1,0 +1,190 @@
+"""References between objects: which Secrets, ConfigMaps, claims and accounts a pod needs, and which Secrets a volume.
+
+All functions are pure.  A reference is the name of a resource (as in `Resource.name`), a namespace and a name.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from tapestry.kube.objects import NOTHING, Object, annotations_of, name_of, value_at
+
+Reference = tuple[str, str, str]
+Names = Iterator[tuple[str, str | None]]
+"""Resources and names in one namespace; some names may be missing or empty."""
+
+PODS, NODES, SECRETS, CONFIG_MAPS = "pods", "nodes", "secrets", "configmaps"
+SERVICE_ACCOUNTS, CLAIMS, VOLUMES = "serviceaccounts", "persistentvolumeclaims", "persistentvolumes"
+ATTACHMENTS = "volumeattachments.storage.k8s.io"
+RESOURCE_CLAIMS, RESOURCE_SLICES = "resourceclaims.resource.k8s.io", "resourceslices.resource.k8s.io"
+MIRROR = "kubernetes.io/config.mirror"
+
+CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
+WITH_SECRET_REFERENCE = ("cephfs", "cinder", "flexVolume", "rbd", "scaleIO", "iscsi", "storageos")
+"""Volume sources with a field `secretRef`."""
+ON_NODES = ("nodePublishSecretRef", "nodeStageSecretRef", "nodeExpandSecretRef")
+"""The Secrets of a CSI volume that kubelets need; its other ones are for controllers."""
+OWN_NAMESPACE_ONLY = ("cinder", "storageos")
+"""Sources of PersistentVolumes whose `secretRef` never means the namespace of the claim."""
+WITHOUT_OBJECTS = frozenset(
+    {
+        *("awsElasticBlockStore", "azureDisk", "cephfs", "cinder", "downwardAPI", "emptyDir", "fc", "flexVolume"),
+        *("flocker", "gcePersistentDisk", "gitRepo", "hostPath", "image", "iscsi", "nfs", "photonPersistentDisk"),
+        *("portworxVolume", "quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
+    }
+)
+"""Volume sources that refer to no object of the API, their Secrets aside."""
+WITH_OBJECTS = {
+    "configMap": "configmaps (via configmap volumes)",
+    "secret": "secrets (via secret volumes)",
+    "csi": "csidrivers (via CSI volumes)",
+    "glusterfs": "endpoints (via glusterFS volumes)",
+    "persistentVolumeClaim": "persistentvolumeclaims",
+    "ephemeral": "persistentvolumeclaims (via ephemeral volumes)",
+    "azureFile": "secrets (via azureFile volumes)",
+}
+PROJECTED = {
+    "configMap": "configmaps (via projected volumes)",
+    "secret": "secrets (via projected volumes)",
+    "serviceAccountToken": "serviceaccounts (via projected volumes)",
+    "clusterTrustBundle": "clustertrustbundles",
+    "podCertificate": "podcertificates",
+}
+
+
+def is_mirror(pod: Object) -> bool:
+    """Whether the pod shows a static pod of its node."""
+    return MIRROR in annotations_of(pod)
+
+
+def pod_references(pod: Object) -> Iterator[Reference]:
+    """What the node of a pod needs to run it.  A mirror pod gives access to nothing but itself."""
+    namespace, spec = pod["metadata"].get("namespace", ""), pod.get("spec") or {}
+    yield PODS, namespace, name_of(pod)
+    if is_mirror(pod):
+        return
+    for resource, name in references_by_name(pod, spec):
+        if name:
+            yield resource, namespace, name
+
+
+def references_by_name(pod: Object, spec: Object) -> Names:
+    """What the spec of a pod names in its own namespace, by resource."""
+    yield SERVICE_ACCOUNTS, spec.get("serviceAccountName")
+    for secret in spec.get("imagePullSecrets") or ():
+        yield SECRETS, secret.get("name")
+    for field in CONTAINERS:
+        for container in spec.get(field) or ():
+            yield from names_in_environment(container)
+    for volume in spec.get("volumes") or ():
+        for source, value in volume.items():
+            if source in SOURCES:
+                yield from SOURCES[source](value)
+        yield CLAIMS, claim_name(pod, volume)
+    if spec.get("resourceClaims") or "extendedResourceClaimStatus" in (pod.get("status") or ()):
+        yield from ((RESOURCE_CLAIMS, name) for name in resource_claim_names(pod))
+
+
+def names_in_environment(container: Object) -> Names:
+    for source in container.get("envFrom") or ():
+        yield SECRETS, value_at(source, "secretRef", "name")
+        yield CONFIG_MAPS, value_at(source, "configMapRef", "name")
+    for variable in container.get("env") or ():
+        if source := variable.get("valueFrom"):
+            yield SECRETS, value_at(source, "secretKeyRef", "name")
+            yield CONFIG_MAPS, value_at(source, "configMapKeyRef", "name")
+
+
+def secret_reference(source: Object) -> Names:
+    yield SECRETS, value_at(source, "secretRef", "name")
+
+
+def named_secret(source: Object) -> Names:
+    yield SECRETS, source.get("secretName")
+
+
+def csi_secret(source: Object) -> Names:
+    yield SECRETS, value_at(source, "nodePublishSecretRef", "name")
+
+
+def named_config_map(source: Object) -> Names:
+    yield CONFIG_MAPS, source.get("name")
+
+
+def projected_names(source: Object) -> Names:
+    for each in source.get("sources") or ():
+        yield SECRETS, value_at(each, "secret", "name")
+        yield CONFIG_MAPS, value_at(each, "configMap", "name")
+
+
+SOURCES: Mapping[str, Callable[[Object], Names]] = {
+    **dict.fromkeys(WITH_SECRET_REFERENCE, secret_reference),
+    "azureFile": named_secret,
+    "secret": named_secret,
+    "csi": csi_secret,
+    "configMap": named_config_map,
+    "projected": projected_names,
+}
+"""The sources of volumes that name Secrets and ConfigMaps."""
+
+
+def projections(volume: Object) -> list[Object]:
+    return value_at(volume, "projected", "sources") or []
+
+
+def claim_name(pod: Object, volume: Object) -> str | None:
+    """The claim of a volume, by name or made for this pod."""
+    if "ephemeral" in volume:
+        return f"{name_of(pod)}-{volume.get('name', '')}"
+    found: str | None = value_at(volume, "persistentVolumeClaim", "claimName")
+    return found
+
+
+def resource_claim_names(pod: Object) -> Iterator[str | None]:
+    """Named in the spec, or made from a template, as the status says."""
+    made = {each.get("name"): each for each in value_at(pod, "status", "resourceClaimStatuses") or ()}
+    for claim in value_at(pod, "spec", "resourceClaims") or ():
+        yield claim.get("resourceClaimName") or made.get(claim.get("name"), NOTHING).get("resourceClaimName")
+    yield value_at(pod, "status", "extendedResourceClaimStatus", "resourceClaimName")
+
+
+def api_objects(pod: Object) -> str:
+    """Which objects of the API a pod refers to, in Kubernetes' words; empty where it refers to none."""
+    spec = pod.get("spec") or {}
+    named = {resource for resource, name in references_by_name(pod, spec) if name}
+    named |= {RESOURCE_CLAIMS} if spec.get("resourceClaims") else set()
+    direct = next((each for each in (SERVICE_ACCOUNTS, SECRETS, CONFIG_MAPS, RESOURCE_CLAIMS) if each in named), "")
+    return direct.partition(".")[0] or next(
+        (why for volume in spec.get("volumes") or () if (why := objects_of_volume(volume))), ""
+    )
+
+
+def objects_of_volume(volume: Object) -> str:
+    sources = [field for field, value in volume.items() if field != "name" and value is not None]
+    if "projected" in sources:
+        kinds = [field for each in projections(volume) for field, value in each.items() if value is not None]
+        return next((PROJECTED.get(kind, "unknown volumes") for kind in kinds if kind != "downwardAPI"), "")
+    if not sources:
+        return "unknown volumes"
+    return next((WITH_OBJECTS.get(each, "unknown volumes") for each in sources if each not in WITHOUT_OBJECTS), "")
+
+
+def volume_claim(volume: Object) -> tuple[str, str] | None:
+    """The namespace and the name of the claim that a PersistentVolume is for."""
+    claim = value_at(volume, "spec", "claimRef")
+    return (claim.get("namespace", ""), claim.get("name", "")) if claim else None
+
+
+def volume_secrets(volume: Object) -> Iterator[Reference]:
+    """The Secrets that kubelets need to mount a PersistentVolume."""
+    spec = volume.get("spec") or NOTHING
+    home = value_at(spec, "claimRef", "namespace", default="")
+    if name := value_at(spec, "azureFile", "secretName"):
+        yield SECRETS, value_at(spec, "azureFile", "secretNamespace") or home, name
+    for source in WITH_SECRET_REFERENCE:
+        reference = value_at(spec, source, "secretRef") or NOTHING
+        namespace = reference.get("namespace") or ("" if source in OWN_NAMESPACE_ONLY else home)
+        if reference.get("name") and namespace:
+            yield SECRETS, namespace, reference["name"]
+    for field in ON_NODES:
+        reference = value_at(spec, "csi", field) or NOTHING
+        if reference.get("name") and reference.get("namespace"):
+            yield SECRETS, reference["namespace"], reference["name"]

@@ -1,0 +1,325 @@
+"""NodeRestriction: what a kubelet may write, by the content of the write.
+
+The Node authorizer (`access/nodes`) says which resources a node may write at all.  This admission plugin limits it to
+its own Node, Lease and CSINode, to the status, the eviction and the deletion of its own pods, to mirror pods, and to
+tokens for its pods.  Users who are no nodes are not concerned.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tapestry.apiserver import refusals
+from tapestry.apiserver.access.certificate_requests import common_name, parsed_request
+from tapestry.apiserver.access.nodes import CSI_NODES, LEASE_NAMESPACE, LEASES, PREFIX, node_of
+from tapestry.apiserver.access.references import (
+    CLAIMS,
+    MIRROR,
+    NODES,
+    PODS,
+    RESOURCE_SLICES,
+    VOLUMES,
+    api_objects,
+    claim_name,
+    is_mirror,
+    projections,
+)
+from tapestry.apiserver.access.reviews import unknown_row
+from tapestry.apiserver.admission.plain import refused
+from tapestry.apiserver.codec import decoded
+from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.server import Answer, Attributes, Authorize, Handler
+from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.subresources.parts import REQUESTS
+from tapestry.apiserver.verbs import Request
+from tapestry.kube import resources
+from tapestry.kube.errors import Forbidden
+from tapestry.kube.objects import Object, labels_of, uid_of, value_at
+
+RESTRICTED = (PODS, NODES, CLAIMS, LEASES, CSI_NODES, RESOURCE_SLICES, REQUESTS)
+CSI_DRIVERS = "csidrivers.storage.k8s.io"
+RESTRICTION_NAMESPACE = "node-restriction.kubernetes.io"
+"""Labels that nodes may never set on themselves."""
+KUBELET_LABELS = frozenset(
+    {
+        *("kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"),
+        *("beta.kubernetes.io/os", "beta.kubernetes.io/arch", "beta.kubernetes.io/instance-type"),
+        *("topology.kubernetes.io/zone", "topology.kubernetes.io/region", "node.kubernetes.io/instance-type"),
+        *("failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"),
+    }
+)
+KUBELET_NAMESPACES = ("kubelet.kubernetes.io", "node.kubernetes.io")
+KUBERNETES_NAMESPACES = ("kubernetes.io", "k8s.io")
+CLAIM_STATUS = ("capacity", "conditions", "allocatedResources", "allocatedResourceStatuses")
+"""What a node may change in the status of a claim."""
+MIGRATED = {
+    "awsElasticBlockStore": "ebs.csi.aws.com",
+    "azureDisk": "disk.csi.azure.com",
+    "azureFile": "file.csi.azure.com",
+    "cinder": "cinder.csi.openstack.org",
+    "gcePersistentDisk": "pd.csi.storage.gke.io",
+    "portworxVolume": "pxd.portworx.com",
+    "vsphereVolume": "csi.vsphere.vmware.com",
+}
+"""The CSI drivers that serve in-tree volumes."""
+NODE_SIGNERS = ("kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet")
+OPERATIONS = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
+
+
+@dataclass(frozen=True)
+class NodeRestriction:
+    """Refuses writes of nodes to what is not theirs: a step, and a guard for what is posted to subresources."""
+
+    store: Store
+    authorize: Authorize
+
+    async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        node = node_of(request.user)
+        if node is not None:
+            why = self.objection(node, request, old, new)
+            if why:
+                raise refused(request, why)
+        return new if new is not None else old or {}
+
+    async def deletion(self, request: Request, old: Object | None, new: Object | None) -> Object:
+        """The same for deletions alone."""
+        return await self(request, old, None) if new is None else new
+
+    def guarded(self, handler: Handler) -> Handler:
+        """A handler of what is posted to a subresource, with the limits for nodes."""
+
+        async def guard(call: Call, target: Target) -> Answer:
+            node = node_of(call.user)
+            if node is not None:
+                body = decoded(call.body, call.headers.get("content-type", "")) or {}
+                if why := self.posted_objection(node, call, target, body):
+                    raise forbidden(target, why)
+            return await handler(call, target)
+
+        return guard
+
+    # -- objects
+
+    def objection(self, node: str, request: Request, old: Object | None, new: Object | None) -> str:
+        """Why the node may not write that; empty where it may."""
+        if not node:
+            return f'could not determine node from user "{request.user.name}"'
+        name, operation = request.target.name or request.name, OPERATIONS[request.verb]
+        match request.target.row.storage:
+            case "pods":
+                return self.pod_objection(node, request, old, new)
+            case "nodes":
+                return node_objection(node, name, old, new)
+            case "persistentvolumeclaims" if request.target.subresource != "status":
+                return "may only update PVC status"
+            case "persistentvolumeclaims":
+                return claim_objection(node, old, new)
+            case "leases.coordination.k8s.io" if request.target.namespace != LEASE_NAMESPACE:
+                return f'can only access leases in the "{LEASE_NAMESPACE}" system namespace'
+            case "leases.coordination.k8s.io" if name != node:
+                return "can only access node lease with the same name as the requesting node"
+            case "csinodes.storage.k8s.io" if name != node:
+                return "can only access CSINode with the same name as the requesting node"
+            case "resourceslices.resource.k8s.io" if operation != "UPDATE":
+                if value_at(new if new is not None else old, "spec", "nodeName") != node:
+                    return f"can only {request.verb} ResourceSlice with the same NodeName as the requesting node"
+            case "certificatesigningrequests.certificates.k8s.io" if operation == "CREATE":
+                return certificate_objection(node, new or {})
+        return ""
+
+    def pod_objection(self, node: str, request: Request, old: Object | None, new: Object | None) -> str:
+        subresource, operation = request.target.subresource, OPERATIONS[request.verb]
+        match subresource, operation:
+            case "", "CREATE":
+                return self.mirror_objection(node, new or {})
+            case "" | "eviction", "DELETE":
+                if value_at(old, "spec", "nodeName") != node:
+                    return f'node "{node}" can only delete pods with spec.nodeName set to itself'
+                return ""
+            case "", _:
+                return f'unexpected operation "{operation}", node "{node}" can only create and delete mirror pods'
+            case "status", "UPDATE":
+                return pod_status_objection(node, old or {}, new or {})
+        return f"unexpected pod subresource \"{subresource}\", only 'status' and 'eviction' are allowed"
+
+    def mirror_objection(self, node: str, pod: Object) -> str:
+        """A node creates mirror pods of its own, which give it access to nothing."""
+        if not is_mirror(pod):
+            return f'pod does not have "{MIRROR}" annotation, node "{node}" can only create mirror pods'
+        if value_at(pod, "spec", "nodeName") != node:
+            return f'node "{node}" can only create pods with spec.nodeName set to itself'
+        owners = pod["metadata"].get("ownerReferences") or []
+        if len(owners) > 1:
+            return f'node "{node}" can only create pods with a single owner reference set to itself'
+        owner = owners[0] if owners else {}
+        if (owner.get("apiVersion"), owner.get("kind"), owner.get("name")) != ("v1", "Node", node):
+            return f'node "{node}" can only create pods with an owner reference set to itself'
+        if not owner.get("controller"):
+            return f'node "{node}" can only create pods with a controller owner reference set to itself'
+        if owner.get("blockOwnerDeletion"):
+            return f'node "{node}" must not set blockOwnerDeletion on an owner reference'
+        itself = self.found(NODES, "", node)
+        if itself is None:
+            raise refusals.not_found(resources.NODES, node)
+        if owner.get("uid") != uid_of(itself):
+            return f"node {node} UID mismatch: expected {owner.get('uid')} got {uid_of(itself)}"
+        if objects := api_objects(pod):
+            return f'node "{node}" can not create pods that reference {objects}'
+        return ""
+
+    # -- what is posted to subresources
+
+    def posted_objection(self, node: str, call: Call, target: Target, body: Object) -> str:
+        if not node:
+            return f'could not determine node from user "{call.user.name}"'
+        match target.row.storage, target.subresource:
+            case "pods", "eviction":
+                pod = self.pod(target.namespace, target.name)
+                if value_at(pod, "spec", "nodeName") != node:
+                    return f"node {node} can only evict pods with spec.nodeName set to itself"
+                return ""
+            case "serviceaccounts", "token":
+                return self.token_objection(node, call, target, body.get("spec") or {})
+        return ""  # what is bound or scaled is written as an object, and comes by as one
+
+    def token_objection(self, node: str, call: Call, target: Target, spec: Object) -> str:
+        """A token is for a pod of the node, and for an audience that the pod has a token for."""
+        reference = spec.get("boundObjectRef") or {}
+        if (reference.get("apiVersion"), reference.get("kind")) != ("v1", "Pod") or not reference.get("name"):
+            return "node requested token not bound to a pod"
+        if not reference.get("uid"):
+            return "node requested token with a pod binding without a uid"
+        pod = self.pod(target.namespace, reference["name"])
+        if reference["uid"] != uid_of(pod):
+            return (
+                f"the UID in the bound object reference ({reference['uid']}) does not match the UID in record. "
+                "The object might have been deleted and then recreated"
+            )
+        if value_at(pod, "spec", "nodeName") != node:
+            return "node requested token bound to a pod scheduled on a different node"
+        if len(spec.get("audiences") or ()) > 1:
+            return "node may only request 0 or 1 audiences"
+        [audience] = spec.get("audiences") or [""]
+        if self.has_audience(pod, audience):
+            return ""
+        about = Target(unknown_row("", audience), target.namespace, target.name)
+        if self.authorize(Attributes(call.user, "request-serviceaccounts-token-audience", about)):
+            return ""
+        who = f"{call.user.name} is not authorized to request tokens for this audience"
+        return f'audience "{audience}" not found in pod spec volume, {who}'
+
+    def has_audience(self, pod: Object, audience: str) -> bool:
+        for volume in value_at(pod, "spec", "volumes") or ():
+            tokens = (each["serviceAccountToken"] for each in projections(volume) if each.get("serviceAccountToken"))
+            if any(token.get("audience", "") == audience for token in tokens):
+                return True
+            driver = self.found(CSI_DRIVERS, "", self.driver(pod, volume))
+            requests = value_at(driver, "spec", "tokenRequests") or ()
+            if any(each.get("audience", "") == audience for each in requests):
+                return True
+        return False
+
+    def driver(self, pod: Object, volume: Object) -> str:
+        """The CSI driver that mounts a volume of a pod, if one does."""
+        source = volume
+        if claim := claim_name(pod, volume):
+            bound = self.found(CLAIMS, pod["metadata"]["namespace"], claim)
+            source = value_at(self.found(VOLUMES, "", value_at(bound, "spec", "volumeName", default="")), "spec") or {}
+        named: str = value_at(source, "csi", "driver", default="")
+        return named or next((driver for field, driver in MIGRATED.items() if source.get(field)), "")
+
+    def pod(self, namespace: str, name: str) -> Object:
+        pod = self.found(PODS, namespace, name)
+        if pod is None:
+            raise refusals.not_found(resources.PODS, name)
+        return pod
+
+    def found(self, resource: str, namespace: str, name: str) -> Object | None:
+        version = self.store.get(resource, namespace, name)
+        return msgspec.json.decode(version.raw) if version is not None else None
+
+
+def forbidden(target: Target, why: str) -> Forbidden:
+    resource = target.row.resource
+    message = f'{resource.name} "{target.name}" is forbidden: {why}'
+    return Forbidden(403, "Forbidden", message, details=refusals.details(resource, target.name))
+
+
+def node_objection(node: str, name: str, old: Object | None, new: Object | None) -> str:
+    """A node may write its own Node, without what says which pods it gets."""
+    if name != node:
+        return f'node "{node}" is not allowed to modify node "{name}"'
+    if new is None:
+        return ""
+    source = value_at(new, "spec", "configSource")
+    if old is None:
+        if source is not None:
+            return f'node "{node}" is not allowed to create pods with a non-nil configSource'
+        labels = forbidden_labels({}, labels_of(new))
+        return f'node "{node}" is not allowed to set the following labels: {", ".join(labels)}' if labels else ""
+    if source is not None and source != value_at(old, "spec", "configSource"):
+        return f'node "{node}" is not allowed to update configSource to a new non-nil configSource'
+    if (value_at(new, "spec", "taints") or []) != (value_at(old, "spec", "taints") or []):
+        return f'node "{node}" is not allowed to modify taints'
+    if (value_at(new, "metadata", "ownerReferences") or []) != (value_at(old, "metadata", "ownerReferences") or []):
+        return f'node "{node}" is not allowed to modify ownerReferences'
+    labels = forbidden_labels(labels_of(old), labels_of(new))
+    return f"is not allowed to modify labels: {', '.join(labels)}" if labels else ""
+
+
+def forbidden_labels(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """The labels that differ and that a node may not change."""
+    changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
+    return sorted(key for key in changed if not is_kubelet_label(key))
+
+
+def is_kubelet_label(key: str) -> bool:
+    namespace, slash, _ = key.partition("/")
+    if not slash or not is_below(namespace, KUBERNETES_NAMESPACES):
+        return True
+    if is_below(namespace, (RESTRICTION_NAMESPACE,)):
+        return False
+    return key in KUBELET_LABELS or is_below(namespace, KUBELET_NAMESPACES)
+
+
+def is_below(namespace: str, domains: tuple[str, ...]) -> bool:
+    return any(namespace == domain or namespace.endswith(f".{domain}") for domain in domains)
+
+
+def pod_status_objection(node: str, old: Object, new: Object) -> str:
+    if value_at(old, "spec", "nodeName") != node:
+        return f'node "{node}" can only update pod status for pods with spec.nodeName set to itself'
+    if labels_of(old) != labels_of(new):
+        return f'node "{node}" cannot update labels through pod status'
+    for field, words in (("resourceClaimStatuses", "statues"), ("extendedResourceClaimStatus", "status")):
+        if (value_at(old, "status", field) or None) != (value_at(new, "status", field) or None):
+            kind = "extended resource claim" if field.startswith("extended") else "resource claim"
+            return f'node "{node}" cannot update {kind} {words}'
+    return ""
+
+
+def claim_objection(node: str, old: Object | None, new: Object | None) -> str:
+    if old is None or new is None:
+        return "may only update PVC status"
+    if without_claim_status(old) != without_claim_status(new):
+        return f'node "{node}" is not allowed to update fields other than status.quantity and status.conditions'
+    return ""
+
+
+def without_claim_status(claim: Object) -> dict[str, Any]:
+    metadata = {key: each for key, each in claim["metadata"].items() if key not in ("resourceVersion", "managedFields")}
+    status = {key: each for key, each in (claim.get("status") or {}).items() if key not in CLAIM_STATUS}
+    return {**claim, "metadata": metadata, "status": status}
+
+
+def certificate_objection(node: str, request: Object) -> str:
+    spec = request.get("spec") or {}
+    if spec.get("signerName") not in NODE_SIGNERS:
+        return ""
+    try:
+        parsed = parsed_request(spec.get("request", ""))
+    except ValueError as error:
+        return f"unable to parse csr: {error}"
+    return "" if common_name(parsed) == f"{PREFIX}{node}" else f"can only create a node CSR with CN={PREFIX}{node}"
