@@ -31,6 +31,7 @@ from tapestry.apiserver.access.ephemeral import NAME as TOKENS
 from tapestry.apiserver.access.ephemeral import EphemeralTokens, sweep, tokens_in
 from tapestry.apiserver.access.escalation import BINDINGS, ROLES, Escalation
 from tapestry.apiserver.access.followed import Followed
+from tapestry.apiserver.access.handshakes import ask_for_certificates
 from tapestry.apiserver.access.node_graph import NodeGraph
 from tapestry.apiserver.access.nodes import NodeAuthorizer, node_rules
 from tapestry.apiserver.access.openid import OpenId
@@ -131,8 +132,9 @@ async def running(
                 addresses = {name: address_of(runner) for name, runner in runners.items()}
                 if "secure" in runners:
                     await own_service.publish(server, service_range(config), *runners["secure"].addresses[0][:2])
-                    authorities = client_authorities(config, folder)
-                    await bootstrap.publish_authorities(server, "".join(each.read_text() for each in authorities))
+                    authorities = "".join(each.read_text() for each in client_authorities(config, folder))
+                    front_proxies = Authority(folder / "pki", "front-proxy-ca")
+                    await bootstrap.publish_authorities(server, authorities, front_proxies.certificate())
                 log.info("serving", objects=sum(map(store.count, store.resources())), **addresses)
                 yield Running(server, reception, store, accounts, addresses, folder)
             finally:
@@ -321,7 +323,10 @@ def tls_of(config: ApiServerConfig, folder: Path, host: str) -> Any:
         certificate, key = Path(config.tls.certificate), Path(config.tls.key)
     else:
         certificate, key = authority.server([*NAMES, *([host] if host and host not in NAMES else [])])
-    return server_context(certificate, key, client_authorities(config, folder))
+    clients = client_authorities(config, folder)
+    context = server_context(certificate, key, clients)
+    ask_for_certificates(context, clients)
+    return context
 
 
 def client_authorities(config: ApiServerConfig, folder: Path) -> list[Path]:

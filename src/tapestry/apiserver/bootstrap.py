@@ -12,6 +12,13 @@ from tapestry.kube.objects import Object
 SYSTEM = User("system:apiserver", ("system:masters",))
 STARTING = User("system:apiserver", ("system:masters",))
 """The same, while it has its own things in order: webhooks, which may not be up yet, have no say in that."""
+REQUEST_HEADERS = {
+    "requestheader-allowed-names": '["front-proxy-client"]',
+    "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
+    "requestheader-group-headers": '["X-Remote-Group"]',
+    "requestheader-username-headers": '["X-Remote-User"]',
+}
+"""What a proxy is called, and in which headers it names the user."""
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
@@ -48,10 +55,15 @@ async def keep(server: Server, group: str, plural: str, obj: Object) -> None:
         await server.verbs.replace(Request("update", Target(row, namespace, name), STARTING, {}), obj)
 
 
-async def publish_authorities(server: Server, authorities: str) -> None:
-    """Let others know clients as the server does, by certificates of these CAs: where Kubernetes has them, too."""
+async def publish_authorities(server: Server, authorities: str, front_proxies: str) -> None:
+    """Let others know clients as the server does, by certificates of these CAs: where Kubernetes has them, too.
+
+    `front_proxies` is the CA of proxies that name the user in headers.  It has to be another one than those of users:
+    whoever has a certificate of it can be anybody.
+    """
     metadata = {"name": "extension-apiserver-authentication", "namespace": "kube-system"}
-    await keep(server, "", "configmaps", {"metadata": metadata, "data": {"client-ca-file": authorities}})
+    data = {"client-ca-file": authorities, "requestheader-client-ca-file": front_proxies, **REQUEST_HEADERS}
+    await keep(server, "", "configmaps", {"metadata": metadata, "data": data})
 
 
 def row_of(server: Server, group: str, plural: str) -> Row:

@@ -156,7 +156,8 @@ for command in (*archives.COMMANDS, envtest_assets):
 async def serve(settings: ApiServerConfig) -> None:
     stopping = told_to_stop()
     async with running(settings, mounted={"apiext": plain_face()}) as served, asyncio.TaskGroup() as group:
-        manager = manager_beside(served.reception, authority_of(settings, served), settings.controllers)
+        authority, signing = authority_of(settings, served), Authority(served.folder / "pki")
+        manager = manager_beside(served.reception, authority, settings.controllers, signing)
         group.create_task(manager.run(), name="controllers")
         log.info("no workload controllers: Deployments and Jobs get no pods here; `tapestry cluster` runs them")
         if "local" in served.addresses:

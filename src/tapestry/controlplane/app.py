@@ -5,16 +5,27 @@ import importlib
 from collections.abc import Iterable
 from functools import cache, partial
 
+from tapestry.apiserver.access.certificates import Authority
 from tapestry.apiserver.bootstrap import SYSTEM
 from tapestry.apiserver.server import Answering
 from tapestry.controller import Manager
 from tapestry.controller.app import new_identity
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
-from tapestry.controlplane import accounts, definitions, disruption, garbage, namespaces, protection, quota, roles
+from tapestry.controlplane import (
+    accounts,
+    certificates,
+    definitions,
+    disruption,
+    garbage,
+    namespaces,
+    protection,
+    quota,
+    roles,
+)
 from tapestry.controlplane.direct import Direct
 from tapestry.controlplane.everything import Everything
 
-NAMES = ("namespaces", "garbage", "accounts", "quota", "disruption", "protection", "roles")
+NAMES = ("namespaces", "garbage", "accounts", "quota", "disruption", "protection", "roles", *certificates.NAMES)
 WORKLOADS = {
     "scheduler": "scheduler.scheduler",
     "nodes": "nodes",
@@ -34,8 +45,12 @@ ALWAYS = "definitions"
 """Kubernetes has this one in its API server: where a kube-controller-manager does all the rest, it must run still."""
 
 
-def controllers(manager: Manager, authority: str) -> None:
-    """Give `manager` all there are; `authority` are the certificates, in PEM, that pods know the server by."""
+def controllers(manager: Manager, authority: str, signing: Authority | None = None) -> None:
+    """Give `manager` all there are.
+
+    `authority` are the certificates, in PEM, that pods know the server by; `signing` is the CA that signs approved
+    CertificateSigningRequests.
+    """
     everything = cache(partial(Everything, manager))  # made for the first who asks: it watches all there is
     manager.with_("definitions", definitions.install)
     manager.with_("namespaces", lambda each: namespaces.install(each, everything()))
@@ -45,6 +60,9 @@ def controllers(manager: Manager, authority: str) -> None:
     manager.with_("protection", lambda each: protection.install(each, everything()))
     manager.with_("roles", roles.install)
     manager.with_("accounts", lambda each: accounts.install(each, authority))
+    manager.with_(certificates.APPROVING, certificates.install_approving)
+    manager.with_(certificates.SIGNING, lambda each: certificates.install_signing(each, signing))
+    manager.with_(certificates.CLEANING, certificates.install_cleaning)
     for name, module in WORKLOADS.items():
         manager.with_(name, partial(install, module))
 
@@ -66,7 +84,7 @@ def expanded(patterns: Iterable[str]) -> list[str]:
     return [name for each in patterns for name in (NAMES if each == EVERY else (each,))]
 
 
-def manager_beside(server: Answering, authority: str, patterns: list[str]) -> Manager:
+def manager_beside(server: Answering, authority: str, patterns: list[str], signing: Authority | None = None) -> Manager:
     """A manager with the controllers that `patterns` choose, for a server in this process."""
     config = ManagerConfig(
         name="controlplane",
@@ -75,5 +93,5 @@ def manager_beside(server: Answering, authority: str, patterns: list[str]) -> Ma
         probes=Probes(address=""),
     )
     manager = Manager(config, lambda: Direct(server, SYSTEM), identity=new_identity())
-    controllers(manager, authority)
+    controllers(manager, authority, signing)
     return manager

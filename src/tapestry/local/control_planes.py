@@ -63,7 +63,7 @@ async def ours(folder: Path) -> AsyncIterator[Served]:
         authority = Authority(folder / "pki")
         write_kubeconfig(folder, settings)
         client = Client(Direct(served.reception, SYSTEM))
-        manager = manager_beside(served.reception, authority.certificate(), settings.controllers)
+        manager = manager_beside(served.reception, authority.certificate(), settings.controllers, authority)
         yield Served(f"https://{settings.secure_address}", client, manager, authority.certificate_file)
 
 

@@ -129,9 +129,10 @@ async def test_a_proxy_is_refused_whatever_path_is_behind_it(call: Hand) -> None
 # -- requests for certificates
 
 
-def a_request(signer: str = "example.com/signer", **more: Any) -> Object:
+def a_request(signer: str = "example.com/signer", organizations: tuple[str, ...] = (), **more: Any) -> Object:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "somebody")])
+    groups = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, each) for each in organizations]
+    name = x509.Name([*groups, x509.NameAttribute(NameOID.COMMON_NAME, "somebody")])
     made = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     text = base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode()
     spec = {"request": text, "signerName": signer, "usages": ["client auth"], **more}
@@ -144,6 +145,14 @@ async def test_a_request_says_who_made_it_whatever_they_say(call: Hand) -> None:
     assert made["spec"]["groups"] == ["system:masters"]
     changed = {**made, "spec": {**made["spec"], "username": "root"}}
     assert (await call("PUT", f"{CSRS}/r", changed))[1]["spec"] == made["spec"]
+
+
+async def test_nobody_asks_for_a_certificate_of_the_masters(call: Hand) -> None:
+    client = "kubernetes.io/kube-apiserver-client"
+    status, found = await call("POST", CSRS, a_request(client, ("devs", "system:masters")))
+    assert status == 403
+    assert f"use of {client} signer with system:masters group is not allowed" in found["message"]
+    assert (await call("POST", CSRS, a_request(client, ("devs",))))[0] == 201
 
 
 async def test_a_request_is_decided_by_its_own_path_and_once(call: Hand) -> None:

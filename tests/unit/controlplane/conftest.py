@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapestry.apiserver import bootstrap
+from tapestry.apiserver.access.certificates import Authority
 from tapestry.apiserver.app import running
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.server import Server
@@ -31,12 +32,12 @@ def client(server: Server) -> Client:
 
 
 @pytest.fixture
-def beside(server: Server) -> Beside:
+def beside(server: Server, tmp_path: Path) -> Beside:
     """`async with beside("garbage")`: these controllers run meanwhile, all of them unless named."""
 
     @asynccontextmanager
     async def controllers(*patterns: str) -> AsyncIterator[None]:
-        manager = manager_beside(server, AUTHORITY, list(patterns) or ["*"])
+        manager = manager_beside(server, AUTHORITY, list(patterns) or ["*"], Authority(tmp_path / "pki"))
         async with asyncio.TaskGroup() as group:
             group.create_task(manager.run())
             yield

@@ -1,7 +1,10 @@
 """Which controllers run is for the patterns to say."""
 
+from pathlib import Path
+
 import pytest
 
+from tapestry.apiserver.access.certificates import Authority
 from tapestry.apiserver.server import Server
 from tapestry.controlplane.app import ALWAYS, NAMES, check_patterns, manager_beside
 
@@ -16,10 +19,10 @@ from tapestry.controlplane.app import ALWAYS, NAMES, check_patterns, manager_bes
     ],
 )
 async def test_patterns_choose_what_runs_beside_what_no_controller_manager_does(
-    server: Server, patterns: list[str], expected: set[str]
+    server: Server, tmp_path: Path, patterns: list[str], expected: set[str]
 ) -> None:
     check_patterns(patterns)
-    manager = manager_beside(server, "", patterns)
+    manager = manager_beside(server, "", patterns, Authority(tmp_path))
     manager.setup()
     assert {each.name for each in manager.controllers} == expected
 

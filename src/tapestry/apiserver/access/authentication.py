@@ -35,6 +35,8 @@ class Credentials(msgspec.Struct, frozen=True):
     certificate: Mapping[str, Sequence[str]] = NOTHING
     """The subject of a client certificate that was verified, by attribute: `commonName`, `organizationName`; and its
     digest, as `sha256`."""
+    has_unknown_certificate: bool = False
+    """Whether there is one that was not verified: it says nothing, but its owner is not anonymous."""
     peer: str = ""
     host: str = ""
     origin: str = ""
@@ -58,7 +60,7 @@ class Authenticator:
             user = way(credentials)
             if user is not None:
                 return user if AUTHENTICATED in user.groups else replace(user, groups=(*user.groups, AUTHENTICATED))
-        if credentials.bearer or not self.is_open:
+        if credentials.bearer or credentials.has_unknown_certificate or not self.is_open:
             raise refusals.unauthorized()
         return ANONYMOUS
 

@@ -9,9 +9,20 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+SIGNING_KEYS = (
+    ec.EllipticCurvePrivateKey,
+    rsa.RSAPrivateKey,
+    ed25519.Ed25519PrivateKey,
+    ed448.Ed448PrivateKey,
+)
+KEY_USAGE_FLAGS = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 LIFETIME = timedelta(days=365)
 CA_LIFETIME = timedelta(days=3650)
 RENEW_BEFORE = timedelta(days=30)
@@ -24,10 +35,12 @@ class Authority:
     """A CA whose key and certificate are in a folder; made when it is first asked for."""
 
     folder: Path
+    name: str = "ca"
+    """What its files are called."""
 
     @property
     def certificate_file(self) -> Path:
-        return self.folder / "ca.crt"
+        return self.folder / f"{self.name}.crt"
 
     def certificate(self) -> str:
         self._ensure()
@@ -50,31 +63,54 @@ class Authority:
             self._issue(at, subject(name, groups), [], ExtendedKeyUsageOID.CLIENT_AUTH)
         return at
 
+    @property
+    def key_file(self) -> Path:
+        return self.folder / f"{self.name}.key"
+
+    @property
+    def can_sign(self) -> bool:
+        """Whether the key is here, or will be made; where only a certificate was put here, it is with somebody else."""
+        return self.key_file.exists() or not self.certificate_file.exists()
+
+    def key_pair(self) -> tuple[x509.Certificate, CertificateIssuerPrivateKeyTypes] | None:
+        """The certificate and the key of the CA, of any type that certificates are signed with; None without a key."""
+        self._ensure()
+        if not self.key_file.exists():
+            return None
+        key = serialization.load_pem_private_key(self.key_file.read_bytes(), None)
+        if not isinstance(key, SIGNING_KEYS):
+            raise ValueError(f"{self.key_file}: a key of this type cannot sign certificates")
+        return x509.load_pem_x509_certificate(self.certificate_file.read_bytes()), key
+
     def _ensure(self) -> None:
-        key_file = self.folder / "ca.key"
-        if self.certificate_file.exists() and key_file.exists():
+        key_file = self.key_file
+        if self.certificate_file.exists():
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         key = ec.generate_private_key(ec.SECP256R1())
-        name, now = subject("tapestry-ca"), datetime.now(UTC)
+        name, now = subject(f"tapestry-{self.name}"), datetime.now(UTC)
         builder = self._builder(name, name, key.public_key(), now, CA_LIFETIME)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(key_usage("key_cert_sign", "crl_sign", "digital_signature"), critical=True)
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        builder = builder.add_extension(identifier, critical=False)
         write(key_file, private_bytes(key))
         write(self.certificate_file, builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def _issue(
         self, at: tuple[Path, Path], name: x509.Name, extensions: list[x509.ExtensionType], use: x509.ObjectIdentifier
     ) -> None:
-        authority_key = serialization.load_pem_private_key((self.folder / "ca.key").read_bytes(), None)
-        authority = x509.load_pem_x509_certificate(self.certificate_file.read_bytes())
-        assert isinstance(authority_key, ec.EllipticCurvePrivateKey), "the CA is always made with such a key"
+        pair = self.key_pair()
+        if pair is None:
+            raise ValueError(f"{at[0]}: cannot be issued, as {self.certificate_file} has no key ({self.key_file})")
+        authority, authority_key = pair
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(name, authority.subject, key.public_key(), datetime.now(UTC), LIFETIME)
         builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-        for extension in extensions:
+        for extension in (*extensions, *issuer_key(authority)):
             builder = builder.add_extension(extension, critical=False)
         write(at[1], private_bytes(key))
-        write(at[0], builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        write(at[0], builder.sign(authority_key, hash_for(authority_key)).public_bytes(serialization.Encoding.PEM))
 
     def _builder(
         self, name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta
@@ -88,6 +124,25 @@ class Authority:
             .not_valid_before(now - CLOCKS)
             .not_valid_after(now + life)
         )
+
+
+def hash_for(key: CertificateIssuerPrivateKeyTypes) -> hashes.SHA256 | None:
+    """The hash that a signature by this key is made over; keys of some types have one built in."""
+    return None if isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey) else hashes.SHA256()
+
+
+def issuer_key(ca: x509.Certificate) -> list[x509.ExtensionType]:
+    """The extension that says which key a certificate is signed with: several CAs may have the same name."""
+    try:
+        identifier = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return []
+    return [x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)]
+
+
+def key_usage(*flags: str) -> x509.KeyUsage:
+    """The extension with these flags."""
+    return x509.KeyUsage(**{name: name in flags for name in KEY_USAGE_FLAGS})
 
 
 def subject(name: str, groups: Sequence[str] = ()) -> x509.Name:
@@ -123,9 +178,11 @@ def private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def write(path: Path, content: bytes) -> None:
     """Write a file that nobody else may read, from its first byte on."""
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_bytes(content)
+    made = path.with_name(f"{path.name}.new")
+    made.unlink(missing_ok=True)
+    made.touch(mode=0o600)
+    made.write_bytes(content)
+    made.replace(path)  # whole or not at all
 
 
 def server_context(certificate: Path, key: Path, client_cas: Sequence[Path]) -> ssl.SSLContext:

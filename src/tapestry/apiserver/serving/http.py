@@ -7,15 +7,18 @@ and when too many are under way the next one is asked to come again.
 import asyncio
 import hashlib
 import ssl
+import time
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.access.authentication import KUBECTL, Authenticator, Credentials
+from tapestry.apiserver.access.handshakes import is_verified
 from tapestry.apiserver.access.impersonation import PREFIX
 from tapestry.apiserver.access.rbac import MASTERS
 from tapestry.apiserver.codec import JSON, LONGEST_BODY
@@ -140,10 +143,12 @@ def call_of(exchange: Exchange, path: str, query: Query, user: User, body: bytes
 
 def credentials_of(exchange: Exchange) -> Credentials:
     headers = exchange.headers
+    certificate = certificate_of(exchange.tls, time.time()) if exchange.tls is not None else {}
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     return Credentials(
         bearer=bearer.strip() if scheme.lower() == "bearer" else "",
-        certificate=certificate_of(exchange.tls) if exchange.tls is not None else {},
+        certificate=certificate or {},
+        has_unknown_certificate=certificate is None,
         peer=exchange.peer,
         host=headers.get("host", ""),
         origin=headers.get("origin", ""),
@@ -151,17 +156,33 @@ def credentials_of(exchange: Exchange) -> Credentials:
     )
 
 
-SUBJECTS: WeakKeyDictionary[ssl.SSLObject, dict[str, list[str]]] = WeakKeyDictionary()
-"""Whom each connection's certificate is of: it cannot change, and reading it takes its time."""
+class Shown(NamedTuple):
+    """The certificate that a client has shown: its subject and digest, and until when it is good, in Unix time."""
+
+    subject: dict[str, list[str]]
+    expires: float
 
 
-def certificate_of(tls: ssl.SSLObject) -> dict[str, list[str]]:
-    found = SUBJECTS.get(tls)
+SHOWN: WeakKeyDictionary[ssl.SSLObject, Shown] = WeakKeyDictionary()
+"""By connection: reading a certificate takes its time."""
+
+
+def certificate_of(tls: ssl.SSLObject, now: float) -> dict[str, list[str]] | None:
+    """Whose certificate a client has shown: nobody's without one, None where it is not verified or has expired."""
+    found = SHOWN.get(tls)
     if found is None:
-        found = SUBJECTS[tls] = subject_of(tls.getpeercert() or {})
-        if found:
-            found["sha256"] = [hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()]
-    return found
+        found = SHOWN[tls] = shown_by(tls)
+    return found.subject if now < found.expires else None
+
+
+def shown_by(tls: ssl.SSLObject) -> Shown:
+    certificate: Mapping[str, Any] = tls.getpeercert() or {}
+    if not certificate:
+        return Shown({}, inf)
+    if not is_verified(tls):
+        return Shown({}, -inf)
+    digest = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()
+    return Shown({**subject_of(certificate), "sha256": [digest]}, ssl.cert_time_to_seconds(certificate["notAfter"]))
 
 
 def subject_of(certificate: Mapping[str, Any]) -> dict[str, list[str]]:

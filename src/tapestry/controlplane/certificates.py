@@ -1,0 +1,225 @@
+"""CertificateSigningRequests: approved where a kubelet asks for itself, signed once approved, deleted when old.
+
+Three controllers under the names that kube-controller-manager has for them.  They sign with the CA of the API server,
+whose key is in its data folder.
+"""
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from tapestry.apiserver.access.certificate_requests import common_name, parsed_request
+from tapestry.apiserver.access.certificates import Authority
+from tapestry.client.client import Client
+from tapestry.controller import Manager, Result
+from tapestry.controller.store import Store
+from tapestry.controlplane.signers import (
+    KUBELET_CLIENT,
+    SIGNERS,
+    CannotSign,
+    SigningCa,
+    rule_broken,
+    signed_certificate,
+)
+from tapestry.kube.errors import Conflict, NotFound
+from tapestry.kube.objects import Object, is_deleting, name_of, value_at
+from tapestry.kube.resources import ACCESS_REVIEWS, Resource
+from tapestry.kube.times import parse_time, timestamp
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+REQUESTS = Resource(
+    "certificates.k8s.io", "v1", "CertificateSigningRequest", "certificatesigningrequests", namespaced=False
+)
+APPROVING, SIGNING, CLEANING = "csrapproving", "csrsigning", "csrcleaner"
+NAMES = (APPROVING, SIGNING, CLEANING)
+DECIDED_SECONDS, PENDING_SECONDS = 3600, 24 * 3600
+"""How long a request is kept after it was decided, and how long where nobody decides."""
+SOONEST_AGAIN, LATEST_AGAIN = timedelta(seconds=1), timedelta(seconds=1000)
+"""When to ask again whether a request may be approved: roles may change."""
+APPROVED = {
+    "selfnodeclient": "Auto approving self kubelet client certificate after SubjectAccessReview.",
+    "nodeclient": "Auto approving kubelet client certificate after SubjectAccessReview.",
+}
+"""What is said of a request, by the right that allows it."""
+
+Now = Callable[[], datetime]
+
+
+def conditions_of(request: Object) -> list[Object]:
+    return value_at(request, "status", "conditions") or []
+
+
+def condition_of(request: Object, type: str) -> Object | None:
+    return next((each for each in conditions_of(request) if each.get("type") == type), None)
+
+
+def is_decided(request: Object) -> bool:
+    return any(condition_of(request, type) is not None for type in ("Approved", "Denied"))
+
+
+def is_to_be_signed(request: Object) -> bool:
+    """Whether a request is approved, is for one of our signers, and has neither a certificate nor failed."""
+    types = {each.get("type") for each in conditions_of(request)}
+    if types & {"Denied", "Failed"} or "Approved" not in types or value_at(request, "status", "certificate"):
+        return False
+    return value_at(request, "spec", "signerName") in SIGNERS
+
+
+def rights_needed(request: Object) -> list[str]:
+    """The rights by which a request of a kubelet is approved; none where it is no such request."""
+    spec = request["spec"]
+    if spec.get("signerName") != KUBELET_CLIENT:
+        return []
+    parsed = parsed_request(spec["request"])
+    if rule_broken(KUBELET_CLIENT, parsed, spec.get("usages") or ()):
+        return []
+    return ["selfnodeclient", "nodeclient"] if spec.get("username") == common_name(parsed) else ["nodeclient"]
+
+
+def ends_at(request: Object) -> datetime | None:
+    """When a request is deleted; None where it is kept until something else happens."""
+    if not conditions_of(request):
+        return parse_time(request["metadata"]["creationTimestamp"]) + timedelta(seconds=PENDING_SECONDS)
+    certificate = value_at(request, "status", "certificate")
+    types = ("Denied", "Failed", *(("Approved",) if certificate else ()))
+    decided = (condition_of(request, type) for type in types)
+    since = [parse_time(each["lastUpdateTime"]) for each in decided if each and each.get("lastUpdateTime")]
+    found = [each + timedelta(seconds=DECIDED_SECONDS) for each in since]
+    if certificate and condition_of(request, "Approved") is not None:
+        found += expiry(certificate)
+    return min(found, default=None)
+
+
+def expiry(certificate: str) -> list[datetime]:
+    try:
+        return [x509.load_pem_x509_certificates(base64.b64decode(certificate))[0].not_valid_after_utc]
+    except ValueError:
+        return []  # another signer may have put anything there
+
+
+@dataclass(frozen=True)
+class Approver:
+    """Approves what kubelets ask for, where roles allow that."""
+
+    requests: Store
+    client: Client
+    now: Now
+
+    async def reconcile(self, name: str) -> Result | None:
+        request = self.requests.get(name)
+        if request is None or is_deleting(request) or is_decided(request) or value_at(request, "status", "certificate"):
+            return None
+        needed = rights_needed(request)
+        for right in needed:
+            if await self.is_allowed(request, right):
+                await self.approve(request, APPROVED[right])
+                return None
+        if not needed:
+            return None
+        age = self.now() - parse_time(request["metadata"]["creationTimestamp"])
+        return Result(requeue_after=min(max(age, SOONEST_AGAIN), LATEST_AGAIN).total_seconds())
+
+    async def is_allowed(self, request: Object, right: str) -> bool:
+        spec = request["spec"]
+        asked = {"user": spec.get("username", ""), "groups": spec.get("groups") or []}
+        asked |= {"uid": spec.get("uid", ""), "extra": spec.get("extra") or {}}
+        about = {"group": REQUESTS.group, "resource": REQUESTS.plural, "subresource": right, "verb": "create"}
+        answer = await self.client.review(ACCESS_REVIEWS, {**asked, "resourceAttributes": about})
+        return bool(value_at(answer, "status", "allowed"))
+
+    async def approve(self, request: Object, message: str) -> None:
+        condition = {"type": "Approved", "status": "True", "reason": "AutoApproved", "message": message}
+        condition["lastUpdateTime"] = timestamp(self.now())
+        patch = {"status": {"conditions": [*conditions_of(request), condition]}}
+        try:
+            await self.client.patch(REQUESTS, request, patch, subresource="approval")
+        except (Conflict, NotFound):
+            return  # it has changed or gone, and what did so brings us back
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Signs approved requests for Kubernetes' own signers, or says which rule they break."""
+
+    requests: Store
+    client: Client
+    authority: Authority
+    now: Now
+
+    async def reconcile(self, name: str) -> None:
+        request = self.requests.get(name)
+        if request is None or is_deleting(request) or not is_to_be_signed(request):
+            return
+        try:
+            await self.client.patch(REQUESTS, request, {"status": self.answer(request)}, subresource="status")
+        except (Conflict, NotFound):
+            return  # it has changed or gone, and what did so brings us back
+
+    def answer(self, request: Object) -> Object:
+        """The change of the status: a certificate, or the condition `Failed`.  Raises CannotSign."""
+        spec = request["spec"]
+        parsed, usages = parsed_request(spec["request"]), spec.get("usages") or []
+        if why := rule_broken(spec["signerName"], parsed, usages):
+            failed = {"type": "Failed", "status": "True", "reason": "SignerValidationFailure", "message": why}
+            return {"conditions": [*conditions_of(request), {**failed, "lastUpdateTime": timestamp(self.now())}]}
+        pair = self.authority.key_pair()
+        if pair is None:
+            raise CannotSign(f"{self.authority.certificate_file} has no key beside it")
+        certificate = signed_certificate(SigningCa(*pair), parsed, usages, spec.get("expirationSeconds"), self.now())
+        return {"certificate": base64.b64encode(certificate.public_bytes(Encoding.PEM)).decode()}
+
+
+@dataclass(frozen=True)
+class Cleaner:
+    """Deletes requests that nobody needs any more."""
+
+    requests: Store
+    client: Client
+    now: Now
+
+    async def reconcile(self, name: str) -> Result | None:
+        request = self.requests.get(name)
+        end = ends_at(request) if request is not None and not is_deleting(request) else None
+        if request is None or end is None:
+            return None
+        if self.now() <= end:
+            return Result(requeue_at=end + timedelta(seconds=1))
+        try:
+            await self.client.delete(REQUESTS, request)
+        except (Conflict, NotFound):
+            return None
+        log.info("old certificate signing request deleted", name=name_of(request))
+        return None
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def install_approving(manager: Manager, now: Now = utc_now) -> None:
+    informer = manager.informer(REQUESTS)
+    approver = Approver(informer.store, manager.client, now)
+    manager.controller(APPROVING, approver.reconcile).watch(informer)
+
+
+def install_signing(manager: Manager, authority: Authority | None, now: Now = utc_now) -> None:
+    """Sign with the key of `authority`; without one, say so and leave requests to others."""
+    if authority is None or not authority.can_sign:
+        where = "no CA" if authority is None else f"{authority.certificate_file} has no key beside it"
+        log.warning("certificate signing requests are approved but not signed here", reason=where)
+        return
+    informer = manager.informer(REQUESTS)
+    signer = Signer(informer.store, manager.client, authority, now)
+    manager.controller(SIGNING, signer.reconcile).watch(informer)
+
+
+def install_cleaning(manager: Manager, now: Now = utc_now) -> None:
+    informer = manager.informer(REQUESTS)
+    cleaner = Cleaner(informer.store, manager.client, now)
+    manager.controller(CLEANING, cleaner.reconcile).watch(informer)

@@ -1,0 +1,178 @@
+"""Signers: which certificates Kubernetes' built-in signers give out, and how long requests are kept.
+
+All functions are pure; they are the rules of kube-controller-manager.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tapestry.apiserver.access.certificate_requests import alternative_names, common_name, organizations
+from tapestry.apiserver.access.certificates import hash_for, issuer_key, key_usage
+from tapestry.apiserver.access.nodes import GROUP, PREFIX
+
+CLIENT = "kubernetes.io/kube-apiserver-client"
+KUBELET_CLIENT = "kubernetes.io/kube-apiserver-client-kubelet"
+KUBELET_SERVING = "kubernetes.io/kubelet-serving"
+LEGACY = "kubernetes.io/legacy-unknown"
+SIGNERS = (CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY)
+
+LONGEST, SHORTEST = timedelta(days=365), timedelta(minutes=10)
+BACKDATED = timedelta(minutes=5)
+"""By how much a certificate begins before it is made, for clocks that are behind."""
+SHORT_LIVED = timedelta(hours=8)
+"""A certificate for less than this ends as late as was asked for; a longer one is moved as a whole."""
+
+KEY_USAGES = {
+    "signing": "digital_signature",
+    "digital signature": "digital_signature",
+    "content commitment": "content_commitment",
+    "key encipherment": "key_encipherment",
+    "key agreement": "key_agreement",
+    "data encipherment": "data_encipherment",
+    "cert sign": "key_cert_sign",
+    "crl sign": "crl_sign",
+    "encipher only": "encipher_only",
+    "decipher only": "decipher_only",
+}
+EXTENDED_KEY_USAGES = {
+    "any": ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE,
+    "server auth": ExtendedKeyUsageOID.SERVER_AUTH,
+    "client auth": ExtendedKeyUsageOID.CLIENT_AUTH,
+    "code signing": ExtendedKeyUsageOID.CODE_SIGNING,
+    "email protection": ExtendedKeyUsageOID.EMAIL_PROTECTION,
+    "s/mime": ExtendedKeyUsageOID.EMAIL_PROTECTION,
+    "ipsec end system": x509.ObjectIdentifier("1.3.6.1.5.5.7.3.5"),
+    "ipsec tunnel": x509.ObjectIdentifier("1.3.6.1.5.5.7.3.6"),
+    "ipsec user": x509.ObjectIdentifier("1.3.6.1.5.5.7.3.7"),
+    "timestamping": ExtendedKeyUsageOID.TIME_STAMPING,
+    "ocsp signing": ExtendedKeyUsageOID.OCSP_SIGNING,
+    "microsoft sgc": x509.ObjectIdentifier("1.3.6.1.4.1.311.10.3.3"),
+    "netscape sgc": x509.ObjectIdentifier("2.16.840.1.113730.4.1"),
+}
+SUBJECT = (
+    *(NameOID.COUNTRY_NAME, NameOID.ORGANIZATION_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME, NameOID.LOCALITY_NAME),
+    *(NameOID.STATE_OR_PROVINCE_NAME, NameOID.STREET_ADDRESS, NameOID.POSTAL_CODE),
+)
+"""What a subject has beside the common name and the serial number; anything else is dropped."""
+ALTERNATIVES = {
+    x509.DNSName: "DNS",
+    x509.RFC822Name: "Email",
+    x509.IPAddress: "IP",
+    x509.UniformResourceIdentifier: "URI",
+}
+"""The sorts of alternative names that a certificate may have; others are dropped."""
+
+
+class CannotSign(Exception):
+    """The CA cannot give out this certificate, now or ever."""
+
+
+@dataclass(frozen=True)
+class SigningCa:
+    """The certificate and the key that certificates are signed with."""
+
+    certificate: x509.Certificate
+    key: CertificateIssuerPrivateKeyTypes
+
+
+def rule_broken(signer: str, request: x509.CertificateSigningRequest, usages: Iterable[str]) -> str:
+    """Which rule of its signer a request breaks, in Kubernetes' words; empty where it breaks none."""
+    match signer:
+        case "kubernetes.io/kube-apiserver-client":
+            return client_usages_broken(list(usages))
+        case "kubernetes.io/kube-apiserver-client-kubelet":
+            return kubelet_rule_broken(request, set(usages), "client auth")
+        case "kubernetes.io/kubelet-serving":
+            return kubelet_rule_broken(request, set(usages), "server auth")
+    return ""
+
+
+def client_usages_broken(usages: list[str]) -> str:
+    for usage in usages:
+        if usage not in ("digital signature", "key encipherment", "client auth"):
+            return f"invalid usage for client certificate: {usage}"
+    return "" if "client auth" in usages else "missing required usage for client certificate: client auth"
+
+
+def kubelet_rule_broken(request: x509.CertificateSigningRequest, usages: set[str], purpose: str) -> str:
+    if organizations(request) != [GROUP]:
+        return f"subject organization is not {GROUP}"
+    try:
+        sorts = {ALTERNATIVES.get(type(name), "") for name in alternative_names(request)}
+    except ValueError as error:
+        return f"subjectAltNames cannot be read: {error}"
+    if purpose == "server auth" and not sorts & {"DNS", "IP"}:
+        return "DNS or IP subjectAltName is required"
+    barred = ("Email", "URI") if purpose == "server auth" else ("DNS", "Email", "IP", "URI")
+    for sort in barred:
+        if sort in sorts:
+            return f"{sort} subjectAltNames are not allowed"
+    if not common_name(request).startswith(PREFIX):
+        return f"subject common name does not begin with {PREFIX}"
+    required = {"digital signature", "key encipherment", purpose}
+    if usages not in (required, required - {"key encipherment"}):
+        return f"usages did not match [{' '.join(sorted(required))}]"
+    return ""
+
+
+def lifetime(seconds: int | None) -> timedelta:
+    """How long a certificate is good: as asked for, but never longer than a year or shorter than ten minutes."""
+    return LONGEST if seconds is None else min(max(timedelta(seconds=seconds), SHORTEST), LONGEST)
+
+
+def signed_certificate(
+    ca: SigningCa, request: x509.CertificateSigningRequest, usages: Iterable[str], seconds: int | None, now: datetime
+) -> x509.Certificate:
+    """The certificate that is asked for.  Raises CannotSign."""
+    life, last = lifetime(seconds), ca.certificate.not_valid_after_utc
+    if now >= last:
+        raise CannotSign(f"the CA {ca.certificate.subject.rfc4514_string()} expired at {last:%Y-%m-%dT%H:%M:%SZ}")
+    if not request.is_signature_valid:
+        raise CannotSign("unable to verify certificate request signature")
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject_of(request))
+        .issuer_name(ca.certificate.subject)
+        .public_key(request.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(min(now + (life if life < SHORT_LIVED else life - BACKDATED), last))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    )
+    for extension, is_critical in extensions_of(ca.certificate, request, list(usages)):
+        builder = builder.add_extension(extension, critical=is_critical)
+    return builder.sign(ca.key, hash_for(ca.key))
+
+
+def subject_of(request: x509.CertificateSigningRequest) -> x509.Name:
+    """The subject that is asked for, with one common name: nobody can take it for another user's."""
+    attributes = [each for oid in SUBJECT for each in request.subject.get_attributes_for_oid(oid)]
+    if name := common_name(request):
+        attributes.append(x509.NameAttribute(NameOID.COMMON_NAME, name))
+    numbers = request.subject.get_attributes_for_oid(NameOID.SERIAL_NUMBER)
+    return x509.Name([*attributes, *numbers[-1:]])
+
+
+def extensions_of(
+    ca: x509.Certificate, request: x509.CertificateSigningRequest, usages: list[str]
+) -> Iterable[tuple[x509.ExtensionType, bool]]:
+    flags = {KEY_USAGES[each] for each in usages if each in KEY_USAGES}
+    if "key_agreement" not in flags:
+        flags -= {"encipher_only", "decipher_only"}  # which mean nothing without it
+    if flags:
+        yield key_usage(*flags), True
+    purposes = dict.fromkeys(EXTENDED_KEY_USAGES[each] for each in usages if each in EXTENDED_KEY_USAGES)
+    if purposes:
+        yield x509.ExtendedKeyUsage(purposes), False
+    try:
+        names = [each for each in alternative_names(request) if type(each) in ALTERNATIVES]
+    except ValueError as error:
+        raise CannotSign(f"subjectAltNames cannot be read: {error}") from error
+    if names:
+        yield x509.SubjectAlternativeName(names), not list(request.subject)
+    yield from ((extension, False) for extension in issuer_key(ca))

@@ -1,0 +1,330 @@
+"""CertificateSigningRequests: approved for kubelets, signed by Kubernetes' rules, and deleted when they are old."""
+
+import base64
+import ipaddress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tapestry.apiserver.access.certificates import Authority
+from tapestry.apiserver.requests import User
+from tapestry.apiserver.server import Server
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.controller.store import Store
+from tapestry.controlplane.certificates import REQUESTS, Cleaner, Signer, ends_at, install_signing, rights_needed
+from tapestry.controlplane.direct import Direct
+from tapestry.controlplane.signers import (
+    CLIENT,
+    KUBELET_CLIENT,
+    KUBELET_SERVING,
+    LEGACY,
+    CannotSign,
+    SigningCa,
+    lifetime,
+    rule_broken,
+    signed_certificate,
+)
+from tapestry.kube.errors import Forbidden
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS
+
+from .conftest import Beside
+
+NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
+KUBELET = ("digital signature", "client auth")
+SERVING = ("digital signature", "key encipherment", "server auth")
+NODE = {"name": "system:node:n1", "groups": ["system:nodes"]}
+KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+def a_request(
+    *more: tuple[x509.ObjectIdentifier, str], name: str = "", groups: list[str] | None = None, names: Any = ()
+) -> x509.CertificateSigningRequest:
+    attributes = [*((NameOID.ORGANIZATION_NAME, group) for group in groups or []), *more]
+    attributes += [(NameOID.COMMON_NAME, name)] if name else []
+    builder = x509.CertificateSigningRequestBuilder().subject_name(
+        x509.Name([x509.NameAttribute(*each) for each in attributes])
+    )
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(list(names)), critical=False)
+    return builder.sign(KEY, hashes.SHA256())
+
+
+def an_object(name: str, request: x509.CertificateSigningRequest, *usages: str, signer: str, **spec: Any) -> Object:
+    text = base64.b64encode(request.public_bytes(serialization.Encoding.PEM)).decode()
+    return {
+        "metadata": {"name": name},
+        "spec": {"request": text, "usages": list(usages), "signerName": signer, **spec},
+    }
+
+
+def decided(type: str, at: datetime = NOW, **more: Any) -> Object:
+    return {"type": type, "status": "True", "lastUpdateTime": at.strftime("%Y-%m-%dT%H:%M:%SZ"), **more}
+
+
+async def approve(client: Client, request: Object) -> None:
+    patch = {"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "ByHand"}]}}
+    await client.patch(REQUESTS, request, patch, subresource="approval")
+
+
+def certificate_in(request: Object | None) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(base64.b64decode(value_at(request, "status", "certificate")))
+
+
+def is_signed(request: Object | None) -> bool:
+    return value_at(request, "status", "certificate") is not None
+
+
+# -- the rules
+
+
+DNS, IP = x509.DNSName("n1"), x509.IPAddress(ipaddress.ip_address("10.0.0.1"))
+EMAIL, URI = x509.RFC822Name("a@b.c"), x509.UniformResourceIdentifier("https://a.b")
+
+
+@pytest.mark.parametrize(
+    ("signer", "request_", "usages", "words"),
+    [
+        (CLIENT, a_request(name="jane", groups=["devs"]), ("client auth",), ""),
+        (CLIENT, a_request(name="jane"), ("digital signature",), "missing required usage"),
+        (CLIENT, a_request(name="jane"), ("client auth", "server auth"), "invalid usage for client certificate"),
+        (KUBELET_CLIENT, a_request(**NODE), KUBELET, ""),
+        (KUBELET_CLIENT, a_request(**NODE), (*KUBELET, "key encipherment"), ""),
+        (KUBELET_CLIENT, a_request(**NODE), (*KUBELET, "server auth"), "usages did not match"),
+        (KUBELET_CLIENT, a_request(**NODE, names=[DNS]), KUBELET, "DNS subjectAltNames are not allowed"),
+        (KUBELET_CLIENT, a_request(**NODE, names=[IP]), KUBELET, "IP subjectAltNames are not allowed"),
+        (KUBELET_CLIENT, a_request(**NODE, names=[URI]), KUBELET, "URI subjectAltNames are not allowed"),
+        (KUBELET_CLIENT, a_request(name="system:node:n1"), KUBELET, "organization is not system:nodes"),
+        (KUBELET_CLIENT, a_request(name="n1", groups=["system:nodes"]), KUBELET, "does not begin with system:node:"),
+        (
+            KUBELET_CLIENT,
+            a_request(name="system:node:n1", groups=["system:nodes", "system:masters"]),
+            KUBELET,
+            "organization is not system:nodes",
+        ),
+        (KUBELET_SERVING, a_request(**NODE, names=[DNS, IP]), SERVING, ""),
+        (KUBELET_SERVING, a_request(**NODE), SERVING, "DNS or IP subjectAltName is required"),
+        (KUBELET_SERVING, a_request(**NODE, names=[DNS, EMAIL]), SERVING, "Email subjectAltNames are not allowed"),
+        (KUBELET_SERVING, a_request(**NODE, names=[DNS]), KUBELET, "usages did not match"),
+        (LEGACY, a_request(name="anybody", names=[EMAIL]), ("code signing",), ""),
+    ],
+)
+def test_each_signer_has_its_rules(
+    signer: str, request_: x509.CertificateSigningRequest, usages: tuple[str, ...], words: str
+) -> None:
+    found = rule_broken(signer, request_, usages)
+    assert words in found
+    assert bool(found) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "found"), [(None, 365 * 86400), (3600, 3600), (1, 600), (600, 600), (10**9, 365 * 86400)]
+)
+def test_a_certificate_lasts_as_asked_within_limits(seconds: int | None, found: int) -> None:
+    assert lifetime(seconds) == timedelta(seconds=found)
+
+
+def a_ca(tmp_path: Path) -> SigningCa:
+    pair = Authority(tmp_path).key_pair()
+    assert pair is not None
+    return SigningCa(*pair)
+
+
+def test_a_certificate_has_what_was_asked_for_and_is_no_ca(tmp_path: Path) -> None:
+    ca, now = a_ca(tmp_path), datetime.now(UTC).replace(microsecond=0)
+    other = x509.OtherName(x509.ObjectIdentifier("1.2.3"), b"\x05\x00")
+    made = signed_certificate(ca, a_request(**NODE, names=[DNS, IP, other]), SERVING, 3600, now)
+    made.verify_directly_issued_by(ca.certificate)
+    assert (made.not_valid_before_utc, made.not_valid_after_utc) == (
+        now - timedelta(minutes=5),
+        now + timedelta(hours=1),
+    )
+    extensions = made.extensions
+    assert list(extensions.get_extension_for_class(x509.SubjectAlternativeName).value) == [DNS, IP]
+    assert list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    assert extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
+    usage = extensions.get_extension_for_class(x509.KeyUsage).value
+    assert (usage.digital_signature, usage.key_encipherment, usage.key_cert_sign) == (True, True, False)
+    long = signed_certificate(ca, a_request(**NODE), SERVING, None, now)
+    assert long.not_valid_after_utc == now + timedelta(days=365, minutes=-5)
+
+
+def test_a_certificate_has_one_common_name_and_never_outlives_its_ca(tmp_path: Path) -> None:
+    ca = a_ca(tmp_path)
+    two = a_request((NameOID.COMMON_NAME, "admin"), (NameOID.USER_ID, "7"), name="jane", groups=["devs"])
+    end = ca.certificate.not_valid_after_utc
+    made = signed_certificate(ca, two, ("client auth",), None, end - timedelta(days=1))
+    assert made.subject.rfc4514_string() == "CN=jane,O=devs"
+    assert made.not_valid_after_utc == end
+    with pytest.raises(CannotSign, match="expired"):
+        signed_certificate(ca, two, ("client auth",), None, end)
+
+
+@pytest.mark.parametrize("key", [rsa.generate_private_key(65537, 2048), ed25519.Ed25519PrivateKey.generate()])
+def test_an_operators_own_ca_signs_whatever_the_type_of_its_key(tmp_path: Path, key: Any) -> None:
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    own = Authority(tmp_path / "made").key_pair()
+    assert own is not None
+    builder = x509.CertificateBuilder().subject_name(own[0].subject).issuer_name(own[0].subject)
+    builder = builder.public_key(key.public_key()).serial_number(1)
+    builder = builder.not_valid_before(NOW - timedelta(days=1)).not_valid_after(NOW + timedelta(days=900))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    ca = builder.sign(key, None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256())
+    (tmp_path / "ca.crt").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+    authority = Authority(tmp_path)
+    assert not authority.can_sign
+    assert authority.key_pair() is None
+    with pytest.raises(ValueError, match="has no key"):
+        authority.server(["localhost"])
+    assert (tmp_path / "ca.crt").read_bytes() == ca.public_bytes(serialization.Encoding.PEM)
+    (tmp_path / "ca.key").write_bytes(private)
+    signed_certificate(a_ca(tmp_path), a_request(name="jane"), ("client auth",), None, NOW).verify_directly_issued_by(
+        ca
+    )
+    authority.server(["localhost"])
+
+
+def test_without_its_key_nothing_is_signed_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "ca.crt").write_text("somebody else's")
+    install_signing(None, Authority(tmp_path))  # type: ignore[arg-type]
+    assert "not signed here" in caplog.text
+    signer = Signer(Store(), None, Authority(tmp_path), lambda: NOW)  # type: ignore[arg-type]
+    with pytest.raises(CannotSign, match="has no key beside it"):
+        signer.answer(an_object("r", a_request(name="jane"), "client auth", signer=CLIENT))
+
+
+# -- approval
+
+
+def test_only_requests_of_kubelets_can_be_approved_without_people() -> None:
+    request = an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT, username="system:node:n1")
+    assert rights_needed(request) == ["selfnodeclient", "nodeclient"]
+    assert rights_needed({**request, "spec": {**request["spec"], "username": "bootstrap"}}) == ["nodeclient"]
+    assert rights_needed({**request, "spec": {**request["spec"], "signerName": CLIENT}}) == []
+    assert rights_needed({**request, "spec": {**request["spec"], "usages": ["client auth"]}}) == []
+
+
+def bound_to(role: str, group: str) -> Object:
+    api = "rbac.authorization.k8s.io"
+    name = f"system:certificates.k8s.io:certificatesigningrequests:{role}"
+    return {
+        "metadata": {"name": role},
+        "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": name},
+        "subjects": [{"apiGroup": api, "kind": "Group", "name": group}],
+    }
+
+
+async def test_a_kubelet_that_renews_its_certificate_gets_one(server: Server, client: Client, beside: Beside) -> None:
+    kubelet = Client(Direct(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
+    async with beside("csrapproving", "csrsigning"):
+        await kubelet.create(REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT))
+        await client.create(CLUSTER_ROLE_BINDINGS, bound_to("selfnodeclient", "system:nodes"))
+        found = await wait_for(client, REQUESTS, "r", until=is_signed, timeout=10)
+        [condition] = value_at(found, "status", "conditions")
+        assert (condition["type"], condition["reason"]) == ("Approved", "AutoApproved")
+        subject = certificate_in(found).subject.rfc4514_string()
+        assert subject == "CN=system:node:n1,O=system:nodes"
+
+
+async def test_a_kubelet_without_that_right_waits_for_people(server: Server, client: Client, beside: Beside) -> None:
+    kubelet = Client(Direct(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
+    async with beside("csrapproving", "csrsigning"):
+        made = await kubelet.create(REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT))
+        other = await client.create(REQUESTS, an_object("o", a_request(name="jane"), "client auth", signer=CLIENT))
+        await approve(client, other)
+        await wait_for(client, REQUESTS, "o", until=is_signed, timeout=10)
+        assert not value_at(await client.get(REQUESTS, "r"), "status", "conditions")
+        with pytest.raises(Forbidden):
+            await approve(kubelet, made)
+
+
+# -- signing
+
+
+async def test_an_approved_request_is_signed_by_the_servers_ca(client: Client, beside: Beside, tmp_path: Path) -> None:
+    async with beside("csrsigning"):
+        request = an_object("r", a_request(name="jane"), "client auth", signer=CLIENT, expirationSeconds=3600)
+        made = await client.create(REQUESTS, request)
+        await approve(client, made)
+        certificate = certificate_in(await wait_for(client, REQUESTS, "r", until=is_signed, timeout=10))
+        authority = x509.load_pem_x509_certificate(Authority(tmp_path / "pki").certificate().encode())
+        certificate.verify_directly_issued_by(authority)
+        assert timedelta(minutes=59) < certificate.not_valid_after_utc - datetime.now(UTC) <= timedelta(hours=1)
+
+
+async def test_a_request_that_breaks_the_rules_fails_with_a_reason(client: Client, beside: Beside) -> None:
+    async with beside("csrsigning"):
+        for name, signer in (("bad", CLIENT), ("foreign", "example.com/own")):
+            request = an_object(name, a_request(name="jane"), "server auth", signer=signer)
+            await approve(client, await client.create(REQUESTS, request))
+        found = await wait_for(
+            client, REQUESTS, "bad", until=lambda each: len(value_at(each, "status", "conditions")) == 2, timeout=10
+        )
+        failed = value_at(found, "status", "conditions", 1)
+        assert (failed["type"], failed["reason"]) == ("Failed", "SignerValidationFailure")
+        assert failed["message"] == "invalid usage for client certificate: server auth"
+        assert not is_signed(found)
+        foreign = await client.get(REQUESTS, "foreign")
+        assert [each["type"] for each in value_at(foreign, "status", "conditions")] == ["Approved"]
+
+
+async def test_denied_requests_are_not_signed(client: Client, beside: Beside) -> None:
+    async with beside("csrsigning"):
+        for name, type in (("no", "Denied"), ("yes", "Approved")):
+            made = await client.create(REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT))
+            patch = {"status": {"conditions": [{"type": type, "status": "True", "reason": "ByHand"}]}}
+            await client.patch(REQUESTS, made, patch, subresource="approval")
+        await wait_for(client, REQUESTS, "yes", until=is_signed, timeout=10)
+        assert not is_signed(await client.get(REQUESTS, "no"))
+
+
+# -- cleaning up
+
+
+def an_old(*conditions: Object, certificate: str = "") -> Object:
+    status = {
+        **({"conditions": list(conditions)} if conditions else {}),
+        **({"certificate": certificate} if certificate else {}),
+    }
+    created = NOW.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"metadata": {"name": "r", "creationTimestamp": created, "uid": "u"}, "spec": {}, "status": status}
+
+
+def test_requests_are_kept_for_a_while(tmp_path: Path) -> None:
+    hour, day = timedelta(hours=1), timedelta(days=1)
+    assert ends_at(an_old()) == NOW + day
+    assert ends_at(an_old(decided("Denied"))) == NOW + hour
+    assert ends_at(an_old(decided("Approved"), decided("Failed", NOW + hour))) == NOW + 2 * hour
+    assert ends_at(an_old(decided("Approved"))) is None  # somebody else may still sign it
+    short = signed_certificate(a_ca(tmp_path), a_request(name="jane"), ("client auth",), 600, NOW)
+    for certificate, ends in ((short, NOW + timedelta(minutes=10)), (None, NOW + hour)):
+        pem = certificate.public_bytes(serialization.Encoding.PEM) if certificate is not None else b"?"
+        text = base64.b64encode(pem).decode()
+        assert ends_at(an_old(decided("Approved"), certificate=text)) == ends
+
+
+async def test_an_old_request_is_deleted_and_a_young_one_is_not(client: Client) -> None:
+    for name in ("old", "young"):
+        await client.create(REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT))
+    store = Store()
+    for name in ("old", "young"):
+        store.put(await client.get(REQUESTS, name))
+    made = datetime.now(UTC)
+    cleaner = Cleaner(store, client, lambda: made + timedelta(hours=23))
+    result = await cleaner.reconcile("young")
+    assert result is not None
+    assert result.requeue_at is not None
+    late = Cleaner(store, client, lambda: made + timedelta(hours=25))
+    assert await late.reconcile("old") is None
+    assert [each["metadata"]["name"] for each in await client.list(REQUESTS)] == ["young"]
