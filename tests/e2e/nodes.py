@@ -26,6 +26,7 @@ from typing import Self
 
 from tapestry.local.kubernetes import ControlPlane
 
+from ..integration.servers import OwnServer
 from .images import IMAGE, is_static
 
 MACHINE = "198.18.0.1"
@@ -136,8 +137,20 @@ def run(*command: object) -> str:
 class RealNode:
     """A node of a cluster whose API server listens on MACHINE.  There has to be a `network`."""
 
-    def __init__(self, name: str, number: int, plane: ControlPlane, folder: Path, kit: Kit) -> None:
-        """`number` is one of NUMBERS, and no other node has it now."""
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        plane: ControlPlane | OwnServer,
+        folder: Path,
+        kit: Kit,
+        *,
+        bootstrap: Path | None = None,
+    ) -> None:
+        """`number` is one of NUMBERS, and no other node has it now.
+
+        With `bootstrap`, a kubeconfig, the kubelet asks for its certificates by it; otherwise it is an administrator.
+        """
         self.name = name
         self.number = number
         self.address = f"198.18.0.1{number}"
@@ -145,6 +158,7 @@ class RealNode:
         self.folder = folder
         self._plane = plane
         self._kit = kit
+        self._bootstrap = bootstrap
         self._init: subprocess.Popen[str] | None = None
         self._pid = 0
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -192,6 +206,11 @@ class RealNode:
         """The end of what each program of the node has said."""
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(line for log in logs for line in [f"{log}:", *log.read_text().splitlines()[-10:]])
+
+    @property
+    def certificate(self) -> Path:
+        """The file with the certificate and the key by which the kubelet is known, if it asked for one."""
+        return max((self.folder / "var/lib/kubelet/pki").glob("kubelet-client-2*.pem"))
 
     @property
     def guard(self) -> int:
@@ -287,11 +306,16 @@ class RealNode:
             "evictionHard": {},
             "imageGCHighThresholdPercent": 100,
             "localStorageCapacityIsolation": False,
+            "rotateCertificates": self._bootstrap is not None,
+            "serverTLSBootstrap": self._bootstrap is not None,
         }
+        access = [f"--kubeconfig={self._plane.kubeconfig}"]
+        if self._bootstrap is not None:
+            access = [f"--kubeconfig={self.folder}/kubelet.kubeconfig", f"--bootstrap-kubeconfig={self._bootstrap}"]
         self._launch(
             "kubelet",
             f"--config={self._write('kubelet.json', json.dumps(config))}",
-            f"--kubeconfig={self._plane.kubeconfig}",
+            *access,
             f"--hostname-override={self.name}",
             f"--node-ip={self.address}",
         )

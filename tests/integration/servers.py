@@ -21,12 +21,12 @@ TAPESTRY = Path(sys.executable).with_name("tapestry")
 class OwnServer:
     """Our API server over TLS, under the same address whenever it runs; `kubeconfig` is its administrator's."""
 
-    def __init__(self, folder: Path, *flags: str, **settings: str) -> None:
+    def __init__(self, folder: Path, *flags: str, address: str = "127.0.0.1", **settings: str) -> None:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.log = folder / "log"
         self.token = secrets.token_urlsafe(32)
-        self.url = f"https://127.0.0.1:{free_ports(1)[0]}"
+        self.url = f"https://{address}:{free_ports(1)[0]}"
         self.ready_seconds = 0.0
         self._flags = flags
         self._environ = {f"TAPESTRY_{name.upper()}": value for name, value in settings.items()}

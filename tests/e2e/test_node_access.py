@@ -1,0 +1,165 @@
+"""A real kubelet at our API server: it gets certificates, runs a pod, and reaches nothing that is not its own."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ..integration.servers import TAPESTRY, OwnServer
+from .images import IMAGE
+from .nodes import MACHINE, Kit, RealNode, run
+
+pytestmark = pytest.mark.timeout(300)  # also for waiting until another worker is done with its nodes
+
+RIGHTS = {
+    "bootstrap": ("system:node-bootstrapper", "system:bootstrappers"),
+    "approve": ("system:certificates.k8s.io:certificatesigningrequests:nodeclient", "system:bootstrappers"),
+    "renew": ("system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"),
+}
+"""What kubeadm grants for the same: a role and the group that has it."""
+SERVING = "--field-selector=spec.signerName=kubernetes.io/kubelet-serving"
+WORKLOAD = f"""
+apiVersion: v1
+kind: Secret
+metadata: {{name: till}}
+stringData: {{code: "1234"}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: safe}}
+---
+apiVersion: v1
+kind: Node
+metadata: {{name: n2}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: clerk}}
+spec:
+  nodeName: n1
+  terminationGracePeriodSeconds: 1
+  volumes: [{{name: till, secret: {{secretName: till}}}}]
+  containers:
+  - name: clerk
+    image: {IMAGE}
+    command: [sh, -c, "cat /till/code; echo; exec sleep 1000"]
+    volumeMounts: [{{name: till, mountPath: /till}}]
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Our API server with one real node."""
+
+    server: OwnServer
+    node: RealNode
+    assets: Path
+
+    def kubectl(self, *arguments: object) -> str:
+        return run(self.assets / "kubectl", f"--kubeconfig={self.server.kubeconfig}", *arguments)
+
+    def as_node(self, *arguments: object) -> str:
+        """What kubectl says with the certificate of the kubelet."""
+        certificate = self.node.certificate
+        access = (f"--server={self.server.url}", f"--certificate-authority={self.server.ca}")
+        shown = (f"--client-certificate={certificate}", f"--client-key={certificate}", "--kubeconfig=/dev/null")
+        done = subprocess.run(
+            [self.assets / "kubectl", *access, *shown, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster(node_network: None, node_kit: Kit, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("own")
+    server = OwnServer(
+        folder / "server",
+        f"--kubelet-certificate-authority={folder / 'server' / 'pki' / 'ca.crt'}",
+        address=MACHINE,
+    )
+    with server:
+        for name, (role, group) in RIGHTS.items():
+            command = ("create", "clusterrolebinding", name, f"--clusterrole={role}", f"--group={group}")
+            run(node_kit.assets / "kubectl", f"--kubeconfig={server.kubeconfig}", *command)
+        bootstrap = folder / "bootstrap.kubeconfig"
+        bootstrap.write_text(server.kubeconfig.read_text().replace(server.token, bootstrap_token(server)))
+        with RealNode("n1", 1, server, folder / "node", node_kit, bootstrap=bootstrap) as node:
+            node.wait_until_ready()
+            yield Cluster(server, node, node_kit.assets)
+
+
+def bootstrap_token(server: OwnServer) -> str:
+    whose = ("--user", "system:bootstrap:n1", "--group", "system:bootstrappers", "--ttl", "10m")
+    return run(TAPESTRY, "token", "create", "--file-rootpath", server.folder, *whose).strip()
+
+
+def test_a_kubelet_joins_by_a_certificate_and_reaches_only_its_own(cluster: Cluster, tmp_path: Path) -> None:
+    try:
+        joins(cluster)
+        serves(cluster)
+        runs_a_pod(cluster, tmp_path)
+        reaches_only_its_own(cluster, tmp_path)
+    except Exception as error:
+        error.add_note(cluster.node.last_words())
+        raise
+    refusals = [line for line in (cluster.node.folder / "kubelet.log").read_text().splitlines() if "forbidden" in line]
+    assert refusals == []
+
+
+def joins(cluster: Cluster) -> None:
+    """By a request that was approved and signed without anybody."""
+    who = json.loads(cluster.as_node("auth", "whoami", "-o", "json"))["status"]["userInfo"]
+    assert who["username"] == "system:node:n1"
+    assert "system:nodes" in who["groups"]
+
+
+def serves(cluster: Cluster) -> None:
+    """By a certificate that somebody approves: without it there are no logs."""
+    ticks, end = threading.Event(), time.monotonic() + 30
+    while not (names := cluster.kubectl("get", "csr", SERVING, "-o", "name").split()):
+        assert time.monotonic() < end, "the kubelet asks for no certificate to serve with"
+        ticks.wait(0.2)
+    cluster.kubectl("certificate", "approve", *names)
+    cluster.kubectl("wait", names[0], "--for=jsonpath={.status.certificate}", "--timeout=30s")
+    while not list((cluster.node.folder / "var/lib/kubelet/pki").glob("kubelet-server-2*.pem")):
+        assert time.monotonic() < end, "the kubelet does not take its certificate"
+        ticks.wait(0.2)
+
+
+def runs_a_pod(cluster: Cluster, folder: Path) -> None:
+    manifest = folder / "workload.yaml"
+    manifest.write_text(WORKLOAD)
+    cluster.kubectl("apply", "-f", manifest)
+    cluster.kubectl("wait", "pod/clerk", "--for=condition=Ready", "--timeout=60s")
+    assert cluster.kubectl("logs", "clerk") == "1234\n"
+
+
+def reaches_only_its_own(cluster: Cluster, folder: Path) -> None:
+    other = folder / "other.json"
+    other.write_text(cluster.kubectl("get", "node", "n2", "-o", "json"))
+    assert cluster.as_node("get", "secret", "till", "-o", "name") == "secret/till\n"
+    assert cluster.as_node("get", "node", "n1", "-o", "name") == "node/n1\n"
+    refused = {
+        "no relationship found between node 'n1' and this object": ("get", "secret", "safe"),
+        "No Object name found": ("get", "secrets"),
+        "cannot read 'n2', only its own Node object": ("get", "node", "n2"),
+        "is not allowed to modify node": ("replace", "--raw", "/api/v1/nodes/n2/status", "-f", other),
+        "can only list/watch pods with spec.nodeName field selector": ("get", "pods"),
+        "is not allowed to modify taints": (
+            *("patch", "node", "n1", "--type=merge"),
+            *("--patch", '{"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}'),
+        ),
+    }
+    for words, command in refused.items():
+        said = cluster.as_node(*command)
+        assert "orbidden" in said
+        assert words in said
