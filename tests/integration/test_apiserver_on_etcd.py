@@ -13,6 +13,7 @@ import pytest
 from tapestry.apiserver.app import running
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.config import Etcd as Servers
+from tapestry.apiserver.requests import User
 from tapestry.apiserver.watches import Watching
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
@@ -78,6 +79,21 @@ async def two_servers(folder: Path, url: str, prefix: str, **config: Any) -> Asy
 
 def a_map(name: str, **data: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+async def test_a_node_reads_at_one_server_what_its_pod_at_another_refers_to(etcd: Etcd, tmp_path: Path) -> None:
+    user = User("system:node:n1", ("system:nodes", "system:authenticated"))
+    secrets, pods = "/api/v1/namespaces/default/secrets", "/api/v1/namespaces/default/pods"
+    async with two_servers(tmp_path, etcd.url, "/nodes") as (one, two):
+        for name in ("mine", "other"):
+            await one.made(secrets, {"metadata": {"name": name}})
+        spec = {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}], "imagePullSecrets": [{"name": "mine"}]}
+        await one.made(pods, {"metadata": {"name": "p"}, "spec": spec})
+        await two("GET", f"{pods}/p")  # from now on it has seen the pod
+        for hand in (one.being(user), two.being(user)):
+            assert (await hand("GET", f"{secrets}/mine"))[0] == 200
+            assert (await hand("GET", f"{secrets}/other"))[0] == 403
+            assert (await hand("DELETE", "/api/v1/nodes/n2"))[0] == 403
 
 
 async def test_what_one_server_acknowledged_the_other_has(etcd: Etcd, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Nodes: a kubelet may use what belongs to its node, and nothing of others."""
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from cryptography.x509.oid import NameOID
 
 from tapestry.apiserver.access.node_graph import NodeGraph
 from tapestry.apiserver.access.references import SECRETS, api_objects, pod_references, volume_secrets
+from tapestry.apiserver.app import running
+from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import User
 from tapestry.apiserver.server import Answer
 from tapestry.apiserver.storage.local import LocalStore
@@ -219,6 +222,18 @@ async def test_access_reviews_know_the_rights_of_nodes(call: Hand, n1: Hand) -> 
     assert not (await verdict(verb="list", resource="pods"))["allowed"]
     _, rules = await n1("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", {"spec": {"namespace": "d"}})
     assert rules["status"]["incomplete"]
+
+
+async def test_references_are_known_again_after_a_restart(tmp_path: Path) -> None:
+    config = ApiServerConfig(backend="file", secure_address="", pod_accounts=False, file_rootpath=str(tmp_path))
+    async with running(config) as served:
+        admin = Hand(served.server, served.accounts)
+        await admin.made(f"{DEFAULT}/secrets", {"metadata": {"name": "s"}})
+        await admin.made(f"{DEFAULT}/pods", a_pod("p", "n1", imagePullSecrets=[{"name": "s"}]))
+    async with running(config) as served:
+        hand = Hand(served.server, served.accounts)
+        assert await is_seen(hand.being(kubelet("n1")), f"{DEFAULT}/secrets/s")
+        assert not await is_seen(hand.being(kubelet("n2")), f"{DEFAULT}/secrets/s")
 
 
 # -- NodeRestriction

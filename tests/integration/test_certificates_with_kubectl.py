@@ -1,0 +1,106 @@
+"""Certificates by kubectl: asked for, approved, signed and used, at `tapestry apiserver` and at a local cluster."""
+
+import asyncio
+import base64
+import json
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tapestry.apiserver.access.certificates import Authority, private_bytes, subject
+from tapestry.local.control_planes import ours
+
+from .servers import OwnServer
+
+Kubectl = Callable[..., Awaitable[str]]
+CLIENT = "kubernetes.io/kube-apiserver-client"
+
+
+@asynccontextmanager
+async def an_apiserver(folder: Path) -> AsyncIterator[Path]:
+    server = OwnServer(folder)
+    await asyncio.to_thread(server.start)
+    try:
+        yield server.kubeconfig
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+@asynccontextmanager
+async def a_cluster(folder: Path) -> AsyncIterator[Path]:
+    """What `tapestry cluster` serves, and `tapestry up` for each cluster of its world."""
+    async with ours(folder) as served, asyncio.TaskGroup() as group:
+        group.create_task(served.manager.run())
+        yield folder / "kubeconfig"
+        served.manager.stop()
+
+
+def by(kube_assets: Path, kubeconfig: Path, *flags: str) -> Kubectl:
+    async def run(*arguments: str, fails: bool = False) -> str:
+        command = [kube_assets / "kubectl", f"--kubeconfig={kubeconfig}", "--request-timeout=30s", *flags, *arguments]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode != 0) is fails, done.stdout + done.stderr
+        return done.stderr if fails else done.stdout
+
+    return run
+
+
+def a_request(key: ec.EllipticCurvePrivateKey, name: str, *groups: str) -> str:
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject("jane", groups)).sign(key, hashes.SHA256())
+    text = base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode()
+    return json.dumps(
+        {
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": {"name": name},
+            "spec": {"request": text, "signerName": CLIENT, "usages": ["client auth"], "expirationSeconds": 3600},
+        }
+    )
+
+
+@pytest.mark.parametrize("serving", [an_apiserver, a_cluster])
+async def test_an_approved_request_gives_a_certificate_that_works(
+    kube_assets: Path, tmp_path: Path, serving: Callable[[Path], AbstractAsyncContextManager[Path]]
+) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    files = {name: tmp_path / name for name in ("good.json", "bad.json", "jane.crt", "jane.key")}
+    files["good.json"].write_text(a_request(key, "jane", "devs"))
+    files["bad.json"].write_text(a_request(key, "root", "system:masters"))
+    files["jane.key"].write_bytes(private_bytes(key))
+    async with serving(tmp_path / "data") as kubeconfig:
+        admin = by(kube_assets, kubeconfig)
+        refused = await admin("apply", "-f", str(files["bad.json"]), fails=True)
+        assert f"use of {CLIENT} signer with system:masters group is not allowed" in refused
+        await admin("apply", "-f", str(files["good.json"]))
+        await admin("certificate", "approve", "jane")
+        await admin("wait", "csr/jane", "--for=jsonpath={.status.certificate}", "--timeout=30s")
+        assert "Approved,Issued" in await admin("get", "csr", "jane")
+        text = await admin("get", "csr", "jane", "-o", "jsonpath={.status.certificate}")
+        files["jane.crt"].write_bytes(base64.b64decode(text))
+        shown = f"--client-certificate={files['jane.crt']}", f"--client-key={files['jane.key']}"
+        assert await who(by(kube_assets, bare(kubeconfig, tmp_path), *shown)) == "jane"
+        strange = Authority(tmp_path / "strangers").client("root", ["system:masters"])
+        shown = f"--client-certificate={strange[0]}", f"--client-key={strange[1]}"
+        stranger = by(kube_assets, bare(kubeconfig, tmp_path), *shown)
+        assert "Unauthorized" in await stranger("get", "--raw", "/version", fails=True)
+        assert await who(by(kube_assets, kubeconfig, *shown)) == "admin"  # by the token beside it
+
+
+def bare(kubeconfig: Path, folder: Path) -> Path:
+    """The same server, and nobody's credentials."""
+    content = yaml.safe_load(kubeconfig.read_text())
+    content["users"] = [{"name": each["name"], "user": {}} for each in content["users"]]
+    file = folder / "bare.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+async def who(kubectl: Kubectl) -> str:
+    return await kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
