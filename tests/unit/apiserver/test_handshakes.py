@@ -17,10 +17,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from tapestry.apiserver.access.authentication import Credentials, by_certificate
 from tapestry.apiserver.access.certificates import Authority, server_context, subject, write
 from tapestry.apiserver.access.handshakes import ask_for_certificates, is_verified
 from tapestry.apiserver.app import running
 from tapestry.apiserver.config import ApiServerConfig
+from tapestry.apiserver.requests import User
 from tapestry.apiserver.serving.http import SHOWN, Shown, certificate_of
 
 WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
@@ -131,6 +133,11 @@ async def test_clients_of_all_cas_are_known_and_without_a_certificate_one_is_ano
     for name, authority in zip(("ann", "eve"), friends_of(tmp_path), strict=True):
         assert await place.whoami(authority.client(name, ["devs"])) == (201, name)
     assert await place.whoami(None) == (403, "Forbidden")
+
+
+def test_of_several_common_names_the_last_is_the_user() -> None:
+    user = by_certificate(Credentials(certificate={"commonName": ["root", "jane"], "organizationName": ["devs"]}))
+    assert user == User("jane", ("devs",))
 
 
 async def test_the_handshake_names_the_cas_of_clients(place: Place) -> None:

@@ -63,7 +63,7 @@ async def n1(call: Hand) -> Hand:
     return call.being(kubelet("n1"))
 
 
-async def refused(answer: tuple[int, Any], words: str = "") -> None:
+def assert_refused(answer: tuple[int, Any], words: str = "") -> None:
     status, body = answer
     assert (status, words in body["message"]) == (403, True), body
 
@@ -94,16 +94,16 @@ async def test_a_node_reads_a_secret_while_a_pod_of_it_refers_to_it(call: Hand, 
     secret = f"{DEFAULT}/secrets/s"
     for name in ("s", "other"):
         await call.made(f"{DEFAULT}/secrets", {"metadata": {"name": name}})
-    await refused(await n1("GET", secret), UNRELATED)
+    assert_refused(await n1("GET", secret), UNRELATED)
     await call.made(f"{DEFAULT}/pods", a_pod("p", "n1", **spec))
     assert await is_seen(n1, secret)
-    await refused(await n1("GET", f"{DEFAULT}/secrets/other"), UNRELATED)
-    await refused(await n1("GET", f"{API}/namespaces/kube-system/secrets/s"), UNRELATED)
-    await refused(await call.being(kubelet("n2"))("GET", secret), "no relationship found between node 'n2'")
+    assert_refused(await n1("GET", f"{DEFAULT}/secrets/other"), UNRELATED)
+    assert_refused(await n1("GET", f"{API}/namespaces/kube-system/secrets/s"), UNRELATED)
+    assert_refused(await call.being(kubelet("n2"))("GET", secret), "no relationship found between node 'n2'")
     for method, body in (("PUT", {"metadata": {"name": "s"}}), ("DELETE", None)):
-        await refused(await n1(method, secret, body), "can only read resources of this type")
+        assert_refused(await n1(method, secret, body), "can only read resources of this type")
     await call("DELETE", f"{DEFAULT}/pods/p", {"gracePeriodSeconds": 0})
-    await refused(await n1("GET", secret), UNRELATED)
+    assert_refused(await n1("GET", secret), UNRELATED)
 
 
 async def test_a_node_lists_and_watches_a_single_secret_by_its_name(call: Hand, n1: Hand) -> None:
@@ -116,8 +116,8 @@ async def test_a_node_lists_and_watches_a_single_secret_by_its_name(call: Hand, 
     assert not isinstance(watch, Answer)
     watch.end()
     for query in ({}, {"fieldSelector": "metadata.name!=x"}, {"fieldSelector": "metadata.name=other"}):
-        await refused(await n1("GET", f"{DEFAULT}/secrets", **query))
-        await refused(await n1("GET", f"{API}/secrets", **query))
+        assert_refused(await n1("GET", f"{DEFAULT}/secrets", **query))
+        assert_refused(await n1("GET", f"{API}/secrets", **query))
 
 
 async def test_an_ephemeral_container_brings_its_config_map(call: Hand, n1: Hand) -> None:
@@ -150,8 +150,8 @@ async def test_a_node_reads_the_claim_the_volume_and_its_secret(call: Hand, n1: 
     assert not await is_seen(n1, f"{API}/namespaces/kube-system/secrets/controller")
     status = f"{paths[0]}/status"
     assert (await n1("PATCH", status, {"status": {"capacity": {"storage": "2Gi"}}}, kind=MERGE))[0] == 200
-    await refused(await n1("PATCH", status, {"metadata": {"labels": {"a": "b"}}}, kind=MERGE), "fields other than")
-    await refused(await n1("PATCH", paths[0], {"spec": {}}, kind=MERGE), "can only get individual resources")
+    assert_refused(await n1("PATCH", status, {"metadata": {"labels": {"a": "b"}}}, kind=MERGE), "fields other than")
+    assert_refused(await n1("PATCH", paths[0], {"spec": {}}, kind=MERGE), "can only get individual resources")
     await call("PATCH", paths[1], {"spec": {"claimRef": None}}, kind=MERGE)
     assert [await is_seen(n1, each) for each in paths] == [True, False, False]
 
@@ -165,12 +165,12 @@ async def test_volume_attachments_and_device_claims_belong_to_a_node(call: Hand,
         await call.made(f"{DEVICES}/resourceslices", {"metadata": {"name": f"on-{name}"}, "spec": slices})
     for path in (f"{STORAGE}/volumeattachments", f"{DEVICES}/resourceslices"):
         assert await is_seen(n1, f"{path}/on-n1")
-        await refused(await n1("GET", f"{path}/on-n2"), UNRELATED)
-        await refused(await n1("GET", path))
+        assert_refused(await n1("GET", f"{path}/on-n2"), UNRELATED)
+        assert_refused(await n1("GET", path))
     assert await is_seen(n1, f"{DEVICES}/resourceslices", fieldSelector="spec.nodeName=n1")
     other = {"driver": "d.io", "nodeName": "n2", "pool": {**pool, "name": "x"}, "devices": []}
     made = await n1("POST", f"{DEVICES}/resourceslices", {"metadata": {"name": "x"}, "spec": other})
-    await refused(made, "with the same NodeName as the requesting node")
+    assert_refused(made, "with the same NodeName as the requesting node")
     claim = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "c"}}]}}
     await call.made(f"{DEVICES}/namespaces/default/resourceclaims", {"metadata": {"name": "rc"}, "spec": claim})
     assert not await is_seen(n1, f"{DEVICES}/namespaces/default/resourceclaims/rc")
@@ -185,23 +185,23 @@ async def test_a_node_sees_its_own_pods_and_its_own_node(call: Hand, n1: Hand) -
     status, found = await n1("GET", f"{API}/pods", fieldSelector="spec.nodeName=n1")
     assert (status, [each["metadata"]["name"] for each in found["items"]]) == (200, ["mine"])
     assert await is_seen(n1, f"{DEFAULT}/pods/mine")
-    await refused(await n1("GET", f"{DEFAULT}/pods/other"), UNRELATED)
+    assert_refused(await n1("GET", f"{DEFAULT}/pods/other"), UNRELATED)
     for query in ({}, {"fieldSelector": "spec.nodeName=n2"}, {"fieldSelector": "spec.nodeName!=n1"}):
-        await refused(await n1("GET", f"{API}/pods", **query), "spec.nodeName field selector")
+        assert_refused(await n1("GET", f"{API}/pods", **query), "spec.nodeName field selector")
     assert await is_seen(n1, f"{API}/nodes/n1")
     assert await is_seen(n1, f"{API}/nodes", fieldSelector="metadata.name=n1")
-    await refused(await n1("GET", f"{API}/nodes/n2"), "only its own Node object")
-    await refused(await n1("GET", f"{API}/nodes"), "cannot read all nodes")
+    assert_refused(await n1("GET", f"{API}/nodes/n2"), "only its own Node object")
+    assert_refused(await n1("GET", f"{API}/nodes"), "cannot read all nodes")
     assert await is_seen(n1, f"{API}/services")
     for path in ("pods/mine/exec", "pods/mine/log", "pods/mine/portforward"):
-        await refused(await n1("GET", f"{DEFAULT}/{path}"))
+        assert_refused(await n1("GET", f"{DEFAULT}/{path}"))
 
 
 async def test_a_node_has_no_rights_without_its_group_or_its_name(call: Hand, n1: Hand) -> None:
     for user in (User("system:node:n1", ("system:authenticated",)), User("n1", ("system:nodes",))):
-        await refused(await call.being(user)("GET", f"{API}/nodes/n1"))
+        assert_refused(await call.being(user)("GET", f"{API}/nodes/n1"))
     nameless = call.being(User("system:node:", ("system:nodes",)))
-    await refused(await nameless("GET", f"{API}/nodes/n1"), 'unknown node for user "system:node:"')
+    assert_refused(await nameless("GET", f"{API}/nodes/n1"), 'unknown node for user "system:node:"')
 
 
 async def test_access_reviews_know_the_rights_of_nodes(call: Hand, n1: Hand) -> None:
@@ -244,22 +244,22 @@ async def test_a_node_writes_its_own_node_lease_and_csi_node_only(call: Hand, n1
     assert (await n1("PATCH", f"{API}/nodes/n1/status", ready, kind=MERGE))[0] == 200
     for subresource in ("", "/status"):
         answer = await n1("PATCH", f"{API}/nodes/n2{subresource}", ready, kind=MERGE)
-        await refused(answer, 'node "n1" is not allowed to modify node "n2"')
-        await refused(await n1("PATCH", f"{API}/nodes/n2{subresource}", {}, kind=MERGE))  # nor read it by that
-    await refused(await n1("POST", f"{API}/nodes", a_node("n3")), 'not allowed to modify node "n3"')
-    await refused(await n1("DELETE", f"{API}/nodes/n1"))
+        assert_refused(answer, 'node "n1" is not allowed to modify node "n2"')
+        assert_refused(await n1("PATCH", f"{API}/nodes/n2{subresource}", {}, kind=MERGE))  # nor read it by that
+    assert_refused(await n1("POST", f"{API}/nodes", a_node("n3")), 'not allowed to modify node "n3"')
+    assert_refused(await n1("DELETE", f"{API}/nodes/n1"))
     for path in (LEASES, f"{STORAGE}/csinodes"):
         body: Object = {"metadata": {"name": "n1"}, "spec": {"drivers": []} if "csi" in path else {}}
         assert (await n1("POST", path, body))[0] == 201
         assert (await n1("PATCH", f"{path}/n1", {"metadata": {"labels": {"a": "b"}}}, kind=MERGE))[0] == 200
         other = {**body, "metadata": {"name": "n2"}}
-        await refused(await n1("POST", path, other), "with the same name as the requesting node")
-        await refused(await n1("PUT", f"{path}/n2", other))
+        assert_refused(await n1("POST", path, other), "with the same name as the requesting node")
+        assert_refused(await n1("PUT", f"{path}/n2", other))
         await call.made(path, other)
-        await refused(await n1("DELETE", f"{path}/n2"))
+        assert_refused(await n1("DELETE", f"{path}/n2"))
         assert (await n1("DELETE", f"{path}/n1"))[0] == 200
     elsewhere = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-    await refused(await n1("POST", elsewhere, {"metadata": {"name": "n1"}, "spec": {}}), "kube-node-lease")
+    assert_refused(await n1("POST", elsewhere, {"metadata": {"name": "n1"}, "spec": {}}), "kube-node-lease")
 
 
 @pytest.mark.parametrize(
@@ -277,14 +277,16 @@ async def test_a_node_writes_its_own_node_lease_and_csi_node_only(call: Hand, n1
     ],
 )
 async def test_a_node_cannot_steer_pods_to_itself(n1: Hand, change: Object, words: str) -> None:
-    await refused(await n1("PATCH", f"{API}/nodes/n1", change, kind=MERGE), words)
+    assert_refused(await n1("PATCH", f"{API}/nodes/n1", change, kind=MERGE), words)
 
 
 async def test_a_node_registers_with_taints_and_labels_of_kubelets(call: Hand) -> None:
     n3 = call.being(kubelet("n3"))
     labels = {"kubernetes.io/hostname": "n3", "node.kubernetes.io/a": "b", "x.kubelet.kubernetes.io/a": "b", "own": "x"}
     bad = {**labels, "node-restriction.kubernetes.io/a": "b"}
-    await refused(await n3("POST", f"{API}/nodes", a_node("n3", labels=bad)), "not allowed to set the following labels")
+    assert_refused(
+        await n3("POST", f"{API}/nodes", a_node("n3", labels=bad)), "not allowed to set the following labels"
+    )
     node = {**a_node("n3", labels=labels), "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}
     assert (await n3("POST", f"{API}/nodes", node))[0] == 201
     patch = {"metadata": {"labels": {"topology.kubernetes.io/zone": "z", "own": None}}}
@@ -316,7 +318,7 @@ async def test_a_node_creates_mirror_pods_of_its_own_only(call: Hand, n1: Hand) 
         "reference csidrivers": a_mirror(node, volumes=[{"name": "v", "csi": {"driver": "d.io"}}]),
     }
     for words, pod in bad.items():
-        await refused(await n1("POST", f"{DEFAULT}/pods", pod), words)
+        assert_refused(await n1("POST", f"{DEFAULT}/pods", pod), words)
     assert (await n1("POST", f"{DEFAULT}/pods", mirror))[0] == 201
     assert (await n1("DELETE", f"{DEFAULT}/pods/static", {"gracePeriodSeconds": 0}))[0] == 200
 
@@ -334,16 +336,16 @@ async def test_a_node_writes_the_status_of_its_pods_only(call: Hand, n1: Hand) -
     running = {"status": {"phase": "Running"}}
     mine, other = f"{DEFAULT}/pods/mine", f"{DEFAULT}/pods/other"
     assert (await n1("PATCH", f"{mine}/status", running, kind=MERGE))[0] == 200
-    await refused(await n1("PATCH", f"{other}/status", running, kind=MERGE), "spec.nodeName set to itself")
-    await refused(await n1("PATCH", f"{other}/status", {}, kind=MERGE), "spec.nodeName set to itself")
+    assert_refused(await n1("PATCH", f"{other}/status", running, kind=MERGE), "spec.nodeName set to itself")
+    assert_refused(await n1("PATCH", f"{other}/status", {}, kind=MERGE), "spec.nodeName set to itself")
     labelled = {"metadata": {"labels": {"a": "b"}}}
-    await refused(await n1("PATCH", f"{mine}/status", labelled, kind=MERGE), "cannot update labels")
+    assert_refused(await n1("PATCH", f"{mine}/status", labelled, kind=MERGE), "cannot update labels")
     claimed = {"status": {"resourceClaimStatuses": [{"name": "r", "resourceClaimName": "c"}]}}
-    await refused(await n1("PATCH", f"{mine}/status", claimed, kind=MERGE), "resource claim")
-    await refused(await n1("PATCH", mine, labelled, kind=MERGE))
+    assert_refused(await n1("PATCH", f"{mine}/status", claimed, kind=MERGE), "resource claim")
+    assert_refused(await n1("PATCH", mine, labelled, kind=MERGE))
     for subresource in ("ephemeralcontainers", "resize", "binding"):
-        await refused(await n1("PATCH", f"{mine}/{subresource}", labelled, kind=MERGE))
-    await refused(await n1("DELETE", other), "spec.nodeName set to itself")
+        assert_refused(await n1("PATCH", f"{mine}/{subresource}", labelled, kind=MERGE))
+    assert_refused(await n1("DELETE", other), "spec.nodeName set to itself")
     assert (await n1("DELETE", mine, {"gracePeriodSeconds": 0}))[0] == 200
 
 
@@ -354,12 +356,12 @@ async def test_roles_do_not_lift_the_restriction(call: Hand, n1: Hand) -> None:
     await call.made(f"{RBAC}/clusterrolebindings", binding)
     await call.made(f"{DEFAULT}/pods", a_pod("other", "n2"))
     assert await is_seen(n1, f"{API}/nodes/n2")
-    await refused(await n1("PATCH", f"{API}/nodes/n2", {"spec": {"unschedulable": True}}, kind=MERGE))
-    await refused(await n1("PATCH", f"{DEFAULT}/pods/other", {"metadata": {"labels": {"a": "b"}}}, kind=MERGE))
-    await refused(await n1("DELETE", f"{DEFAULT}/pods"), "spec.nodeName set to itself")
+    assert_refused(await n1("PATCH", f"{API}/nodes/n2", {"spec": {"unschedulable": True}}, kind=MERGE))
+    assert_refused(await n1("PATCH", f"{DEFAULT}/pods/other", {"metadata": {"labels": {"a": "b"}}}, kind=MERGE))
+    assert_refused(await n1("DELETE", f"{DEFAULT}/pods"), "spec.nodeName set to itself")
     patch = {"spec": {"ephemeralContainers": [{"name": "e", "image": "i"}]}}
     path = f"{DEFAULT}/pods/other/ephemeralcontainers"
-    await refused(await n1("PATCH", path, patch, kind=MERGE), "unexpected pod subresource")
+    assert_refused(await n1("PATCH", path, patch, kind=MERGE), "unexpected pod subresource")
 
 
 async def test_a_node_evicts_its_pods_only_and_spends_no_budget_of_others(call: Hand, n1: Hand) -> None:
@@ -372,7 +374,7 @@ async def test_a_node_evicts_its_pods_only_and_spends_no_budget_of_others(call: 
     spare = {"status": {"disruptionsAllowed": 2, "observedGeneration": 1, "currentHealthy": 0, "desiredHealthy": 0}}
     await call("PATCH", f"{budgets}/b/status", spare, kind=MERGE)
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction"}
-    await refused(await n1("POST", f"{DEFAULT}/pods/other/eviction", eviction), "can only evict pods")
+    assert_refused(await n1("POST", f"{DEFAULT}/pods/other/eviction", eviction), "can only evict pods")
     assert (await call("GET", f"{budgets}/b"))[1]["status"]["disruptionsAllowed"] == 2
     assert (await n1("POST", f"{DEFAULT}/pods/mine/eviction", eviction))[0] == 201
 
@@ -396,15 +398,15 @@ async def test_a_node_gets_tokens_for_its_pods_and_their_audiences(call: Hand, n
 
     for audience in ((), ("vault",), ("disk",)):
         assert (await asked("n1", *audience))[0] == 201
-    await refused(await asked("n1", "bank"), 'audience "bank" not found in pod spec volume')
-    await refused(await asked("n1", "vault", "disk"), "0 or 1 audiences")
-    await refused(await asked("n2"), "a pod scheduled on a different node")
-    await refused(await asked("n1", uid="x"), "does not match the UID in record")
-    await refused(await asked("n1", uid=""), "without a uid")
-    await refused(await asked("n1", kind="Secret"), "not bound to a pod")
-    await refused(await asked("n1", account="other"), UNRELATED)
+    assert_refused(await asked("n1", "bank"), 'audience "bank" not found in pod spec volume')
+    assert_refused(await asked("n1", "vault", "disk"), "0 or 1 audiences")
+    assert_refused(await asked("n2"), "a pod scheduled on a different node")
+    assert_refused(await asked("n1", uid="x"), "does not match the UID in record")
+    assert_refused(await asked("n1", uid=""), "without a uid")
+    assert_refused(await asked("n1", kind="Secret"), "not bound to a pod")
+    assert_refused(await asked("n1", account="other"), UNRELATED)
     unbound = {"spec": {"audiences": []}}
-    await refused(await n1("POST", f"{DEFAULT}/serviceaccounts/robot/token", unbound), "not bound to a pod")
+    assert_refused(await n1("POST", f"{DEFAULT}/serviceaccounts/robot/token", unbound), "not bound to a pod")
     rule = {"apiGroups": [""], "resources": ["bank"], "verbs": ["request-serviceaccounts-token-audience"]}
     await call.made(f"{RBAC}/clusterroles", {"metadata": {"name": "bank"}, "rules": [rule]})
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "bank"}

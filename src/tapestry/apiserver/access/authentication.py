@@ -71,14 +71,17 @@ class Authenticator:
 
 
 def by_certificate(credentials: Credentials) -> User | None:
-    """The common name is the user, the organizations are its groups; that the certificate is good, TLS has seen to."""
+    """The common name is the user, of several the last as in Kubernetes; the organizations are its groups.
+
+    That the certificate is good, TLS has seen to.
+    """
     certificate = credentials.certificate
     names = certificate.get("commonName", ())
     if not names:
         return None
     digests = tuple(f"X509SHA256={each}" for each in certificate.get("sha256", ()))
     extra = {CREDENTIAL: digests} if digests else {}
-    return User(names[0], tuple(certificate.get("organizationName", ())), extra=extra)
+    return User(names[-1], tuple(certificate.get("organizationName", ())), extra=extra)
 
 
 def by_place(credentials: Credentials) -> User | None:
