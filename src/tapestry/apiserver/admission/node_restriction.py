@@ -34,9 +34,9 @@ from tapestry.apiserver.server import Answer, Attributes, Authorize, Handler
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.subresources.parts import REQUESTS
 from tapestry.apiserver.verbs import Request
-from tapestry.kube import resources
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, labels_of, uid_of, value_at
+from tapestry.kube.resources import Resource
 
 RESTRICTED = (PODS, NODES, CLAIMS, LEASES, CSI_NODES, RESOURCE_SLICES, REQUESTS)
 CSI_DRIVERS = "csidrivers.storage.k8s.io"
@@ -65,6 +65,8 @@ MIGRATED = {
 }
 """The CSI drivers that serve in-tree volumes."""
 NODE_SIGNERS = ("kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet")
+ONE_POD, ONE_NODE = Resource("", "v1", "Pod", "pod"), Resource("", "v1", "Node", "node")
+"""As refusals of this plugin name them."""
 OPERATIONS = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
 
 
@@ -162,7 +164,7 @@ class NodeRestriction:
             return f'node "{node}" must not set blockOwnerDeletion on an owner reference'
         itself = self.found(NODES, "", node)
         if itself is None:
-            raise refusals.not_found(resources.NODES, node)
+            raise refusals.not_found(ONE_NODE, node)
         if owner.get("uid") != uid_of(itself):
             return f"node {node} UID mismatch: expected {owner.get('uid')} got {uid_of(itself)}"
         if objects := api_objects(pod):
@@ -202,38 +204,56 @@ class NodeRestriction:
         if len(spec.get("audiences") or ()) > 1:
             return "node may only request 0 or 1 audiences"
         [audience] = spec.get("audiences") or [""]
-        if self.has_audience(pod, audience):
+        missing: list[str] = []
+        if self.has_audience(pod, audience, missing):
             return ""
+        if missing:
+            listed = ", ".join(dict.fromkeys(missing))
+            return f'error validating audience "{audience}": {f"[{listed}]" if "," in listed else listed}'
         about = Target(unknown_row("", audience), target.namespace, target.name)
         if self.authorize(Attributes(call.user, "request-serviceaccounts-token-audience", about)):
             return ""
         who = f"{call.user.name} is not authorized to request tokens for this audience"
         return f'audience "{audience}" not found in pod spec volume, {who}'
 
-    def has_audience(self, pod: Object, audience: str) -> bool:
+    def has_audience(self, pod: Object, audience: str, missing: list[str]) -> bool:
+        """Whether a volume of the pod asks for tokens for the audience; adds what could not be found to `missing`."""
         for volume in value_at(pod, "spec", "volumes") or ():
             tokens = (each["serviceAccountToken"] for each in projections(volume) if each.get("serviceAccountToken"))
             if any(token.get("audience", "") == audience for token in tokens):
                 return True
-            driver = self.found(CSI_DRIVERS, "", self.driver(pod, volume))
-            requests = value_at(driver, "spec", "tokenRequests") or ()
+            try:
+                requests = self.token_requests(pod, volume)
+            except LookupError as error:
+                missing.append(str(error.args[0]))
+                continue
             if any(each.get("audience", "") == audience for each in requests):
                 return True
         return False
 
-    def driver(self, pod: Object, volume: Object) -> str:
-        """The CSI driver that mounts a volume of a pod, if one does."""
+    def token_requests(self, pod: Object, volume: Object) -> list[Object]:
+        """The tokens that the CSI driver of a volume asks for.  Raises LookupError."""
         source = volume
         if claim := claim_name(pod, volume):
-            bound = self.found(CLAIMS, pod["metadata"]["namespace"], claim)
-            source = value_at(self.found(VOLUMES, "", value_at(bound, "spec", "volumeName", default="")), "spec") or {}
+            bound = self.known(CLAIMS, pod["metadata"]["namespace"], claim, "persistentvolumeclaim")
+            name = value_at(bound, "spec", "volumeName", default="")
+            source = self.known(VOLUMES, "", name, "persistentvolume").get("spec") or {}
         named: str = value_at(source, "csi", "driver", default="")
-        return named or next((driver for field, driver in MIGRATED.items() if source.get(field)), "")
+        driver = named or next((driver for field, driver in MIGRATED.items() if source.get(field)), "")
+        if not driver:
+            return []
+        return value_at(self.known(CSI_DRIVERS, "", driver, "csidriver.storage.k8s.io"), "spec", "tokenRequests") or []
+
+    def known(self, resource: str, namespace: str, name: str, kind: str) -> Object:
+        found = self.found(resource, namespace, name)
+        if found is None:
+            raise LookupError(f'{kind} "{name}" not found')
+        return found
 
     def pod(self, namespace: str, name: str) -> Object:
         pod = self.found(PODS, namespace, name)
         if pod is None:
-            raise refusals.not_found(resources.PODS, name)
+            raise refusals.not_found(ONE_POD, name)
         return pod
 
     def found(self, resource: str, namespace: str, name: str) -> Object | None:
