@@ -186,6 +186,9 @@ def test_an_operators_own_ca_signs_whatever_the_type_of_its_key(tmp_path: Path, 
     with pytest.raises(ValueError, match="has no key"):
         authority.server(["localhost"])
     assert (tmp_path / "ca.crt").read_bytes() == ca.public_bytes(serialization.Encoding.PEM)
+    (tmp_path / "ca.key").write_bytes(Authority(tmp_path / "made").key_file.read_bytes())
+    with pytest.raises(ValueError, match="this is not the key of"):
+        authority.key_pair()
     (tmp_path / "ca.key").write_bytes(private)
     signed_certificate(a_ca(tmp_path), a_request(name="jane"), ("client auth",), None, NOW).verify_directly_issued_by(
         ca

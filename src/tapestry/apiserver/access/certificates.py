@@ -80,7 +80,10 @@ class Authority:
         key = serialization.load_pem_private_key(self.key_file.read_bytes(), None)
         if not isinstance(key, SIGNING_KEYS):
             raise ValueError(f"{self.key_file}: a key of this type cannot sign certificates")
-        return x509.load_pem_x509_certificate(self.certificate_file.read_bytes()), key
+        certificate = x509.load_pem_x509_certificate(self.certificate_file.read_bytes())
+        if certificate.public_key() != key.public_key():
+            raise ValueError(f"{self.key_file}: this is not the key of {self.certificate_file}")
+        return certificate, key
 
     def _ensure(self) -> None:
         key_file = self.key_file
