@@ -65,7 +65,7 @@ ALTERNATIVES = {
     x509.IPAddress: "IP",
     x509.UniformResourceIdentifier: "URI",
 }
-"""The sorts of alternative names that a certificate may have; others are dropped."""
+"""The sorts of alternative names that a certificate may have, in this order; others are dropped."""
 
 
 class CannotSign(Exception):
@@ -170,9 +170,10 @@ def extensions_of(
     if purposes:
         yield x509.ExtendedKeyUsage(purposes), False
     try:
-        names = [each for each in alternative_names(request) if type(each) in ALTERNATIVES]
+        asked = alternative_names(request)
     except ValueError as error:
         raise CannotSign(f"subjectAltNames cannot be read: {error}") from error
+    names = [each for sort in ALTERNATIVES for each in asked if type(each) is sort]
     if names:
         yield x509.SubjectAlternativeName(names), not list(request.subject)
     yield from ((extension, False) for extension in issuer_key(ca))
