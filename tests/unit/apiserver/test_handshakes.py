@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from tapestry.apiserver.access import handshakes
 from tapestry.apiserver.access.authentication import Credentials, by_certificate
 from tapestry.apiserver.access.certificates import Authority, server_context, subject, write
 from tapestry.apiserver.access.handshakes import ask_for_certificates, is_verified
@@ -166,6 +167,20 @@ def test_other_contexts_stay_strict(tmp_path: Path) -> None:
     assert not is_verified(shaken(lenient, authority, strangers))
     assert is_verified(shaken(lenient, authority, authority.client("jane", [])))
     assert is_verified(shaken(strict, authority, authority.client("jane", [])))
+
+
+def test_a_context_stays_strict_where_openssl_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path)
+    context = server_context(*authority.server(["localhost"]), [authority.certificate_file])
+    monkeypatch.setattr(handshakes, "OPENSSL", None)
+    monkeypatch.setattr(handshakes, "CONTEXTS", set())
+    ask_for_certificates(context, [authority.certificate_file])
+    assert "cannot connect" in caplog.text
+    with pytest.raises(ssl.SSLError):
+        shaken(context, authority, Authority(tmp_path / "strangers").client("root", ["system:masters"]))
+    assert is_verified(shaken(context, authority, authority.client("jane", [])))
 
 
 def shaken(context: ssl.SSLContext, authority: Authority, files: Files) -> ssl.SSLObject:
