@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tapestry.apiserver.admission import plain
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -136,3 +137,30 @@ async def test_other_namespaces_have_their_own_ranges(call: Hand) -> None:
     await call.made(RANGES, a_range({"type": "Container", "max": {"cpu": "1"}}))
     there = await call.made("/api/v1/namespaces/kube-public/pods", a_pod(a_container(limits={"cpu": "3"})))
     assert there["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "3"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "quality"),
+    [
+        ({"containers": [{"resources": {"requests": {"cpu": "0", "memory": "0"}}}]}, "BestEffort"),
+        ({"containers": [{"resources": {"requests": {"example.com/dongle": "1"}}}]}, "BestEffort"),
+        ({"containers": [{"resources": {"requests": {"cpu": "0", "memory": "1"}}}]}, "Burstable"),
+        (
+            {
+                "containers": [
+                    {"resources": {"requests": {"cpu": "1", "memory": "1"}, "limits": {"cpu": "1000m", "memory": "1"}}}
+                ]
+            },
+            "Guaranteed",
+        ),
+        (
+            {
+                "resources": {"requests": {"cpu": "1", "memory": "1"}, "limits": {"cpu": "1", "memory": "1"}},
+                "containers": [{}],
+            },
+            "Guaranteed",
+        ),
+    ],
+)
+def test_amounts_of_zero_do_not_count_for_the_qos_class(spec: Object, quality: str) -> None:
+    assert plain.quality(spec) == quality

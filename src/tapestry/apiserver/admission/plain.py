@@ -20,6 +20,7 @@ from tapestry.apiserver.storage.store import Store, Version
 from tapestry.apiserver.verbs import SUFFIX_LETTERS, Request
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at, with_value
+from tapestry.kube.quantity import Amounts, QuantityError, parse
 from tapestry.kube.resources import NAMESPACES
 
 IMMORTAL = ("default", "kube-system", "kube-public")
@@ -274,17 +275,30 @@ def made_at(obj: Object) -> str:
 
 @remembered
 def quality(spec: Object) -> str:
-    """How a pod is treated when its node runs out: by whether it says what it needs, and means it."""
+    """How a pod is treated when its node runs out: by whether it says what it needs, and means it.
+
+    Amounts of zero count as none.  Resources of the whole pod count instead of those of its containers.
+    """
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
-    asked = [each.get("resources") or {} for each in containers]
-    if not any(each.get("requests") or each.get("limits") for each in asked):
+    asked = [spec["resources"]] if spec.get("resources") else [each.get("resources") or {} for each in containers]
+    requests, limits = ([positive(each.get(kind)) for each in asked] for kind in ("requests", "limits"))
+    if not any(requests) and not any(limits):
         return "BestEffort"
-    for each in asked:
-        limits, requests = each.get("limits") or {}, each.get("requests") or {}
-        for resource in ("cpu", "memory"):
-            if resource not in limits or requests.get(resource, limits[resource]) != limits[resource]:
-                return "Burstable"
-    return "Guaranteed"
+    is_limited = all(len(each) == len(COMPUTE) for each in limits)
+    return "Guaranteed" if is_limited and sum(requests, Amounts()) == sum(limits, Amounts()) else "Burstable"
+
+
+COMPUTE = ("cpu", "memory")
+
+
+def positive(amounts: Object | None) -> Amounts:
+    """The amounts of cpu and memory that are above zero; what is no quantity is refused elsewhere."""
+    found = Amounts()
+    for resource in COMPUTE:
+        with suppress(QuantityError):
+            if amount := parse((amounts or {}).get(resource, "0")):
+                found[resource] = amount
+    return found
 
 
 def job(obj: Object, old: Object | None) -> Object:
