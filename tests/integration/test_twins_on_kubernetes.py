@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 import yaml
 
-from tapestry.apis.clusterbindings import binding_of
+from tapestry.apis.clusterbindings import Binding, binding_of
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, labels_of
-from tapestry.kube.resources import NAMESPACES, PODS
+from tapestry.kube.resources import NAMESPACES, PODS, RESOURCE_QUOTAS
 from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
 from tapestry.syncer.projections import twin_seen
 from tapestry.syncer.translate.pod_status import reduced, shown, to_virtual
-from tapestry.syncer.translate.pods import ephemeral_patch, resize_patch, twin, twin_patch
+from tapestry.syncer.translate.pods import ephemeral_patch, new_twin, resize_patch, twin, twin_patch
 
 from ..conftest import Kubectl
 from ..unit.syncer.translate.strange_statuses import FAMILIES, of_other_types
@@ -152,15 +152,39 @@ def as_cached(pod: Object) -> Object:
 # -- changes of a twin
 
 
+def a_binding(namespace: str) -> Binding:
+    spec = {"clusterID": "east", "mountNamespace": namespace, "secretRef": {"name": "s", "namespace": "t"}}
+    return binding_of({"metadata": {"name": "east", "uid": "5e1f"}, "spec": spec}, "a-virtual-cluster")
+
+
+async def test_a_quota_takes_a_twin_without_requests_and_its_qos_stays(client: Client, namespace: str) -> None:
+    await give(client, PRIORITY_CLASSES, priority_class())
+    hard = {"requests.cpu": "1", "requests.memory": "1Gi"}
+    await client.create(
+        RESOURCE_QUOTAS, {**an_object("ResourceQuota", {"name": "q", "namespace": namespace}), "spec": {"hard": hard}}
+    )
+    for name, resources, qos in (
+        ("none", {}, "BestEffort"),
+        ("some", {"requests": {"memory": "1Mi"}}, "Burstable"),
+        ("limited", {"limits": {"cpu": "10m", "memory": "1Mi"}}, "Guaranteed"),
+    ):
+        pod = {
+            "metadata": {"name": name, "namespace": "team-a", "uid": name},
+            "spec": {
+                "nodeName": "vnode-east-n1",
+                "initContainers": [{"name": "init", "image": "i", "resources": resources}],
+                "containers": [{"name": "app", "image": "i", "resources": resources}],
+            },
+        }
+        made = await client.create(PODS, new_twin(pod, a_binding(namespace), "n1"))
+        assert made["status"]["qosClass"] == qos
+        seen, wanted = twin_seen(made), twin(pod, a_binding(namespace), "n1")
+        assert (resize_patch(seen, wanted), twin_patch(seen, wanted)) == (None, None)
+
+
 async def test_a_twin_follows_its_pod_through_every_change_that_is_allowed(client: Client, namespace: str) -> None:
     await give(client, PRIORITY_CLASSES, priority_class())
-    binding = binding_of(
-        {
-            "metadata": {"name": "east", "uid": "5e1f"},
-            "spec": {"clusterID": "east", "mountNamespace": namespace, "secretRef": {"name": "s", "namespace": "t"}},
-        },
-        "a-virtual-cluster",
-    )
+    binding = a_binding(namespace)
     container = {"name": "app", "image": "i:1", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}}
     before = {
         "metadata": {"name": "web", "namespace": "team-a", "uid": "u", "labels": {"app": "web", "old": "1"}},
@@ -177,7 +201,7 @@ async def test_a_twin_follows_its_pod_through_every_change_that_is_allowed(clien
             "tolerations": [{"key": "late", "operator": "Exists"}],
         },
     }
-    seen = twin_seen(await client.create(PODS, twin(before, binding, "n1")))
+    seen = twin_seen(await client.create(PODS, new_twin(before, binding, "n1")))
     wanted = twin(after, binding, "n1")
     for patch, subresource in (
         (ephemeral_patch(seen, after, binding), "ephemeralcontainers"),
@@ -192,8 +216,8 @@ async def test_a_twin_follows_its_pod_through_every_change_that_is_allowed(clien
     assert "old" not in labels_of(live)
     assert live["spec"]["activeDeadlineSeconds"] == 600
     assert live["spec"]["containers"][0]["image"] == "i:2"
-    assert live["spec"]["containers"][0]["resources"] == more
-    assert {"key": "late", "operator": "Exists"} in live["spec"]["tolerations"]
+    assert live["spec"]["containers"][0]["resources"] == {**more, "requests": {"cpu": "2", "memory": "0"}}
+    assert not any(each["key"] == "late" for each in live["spec"]["tolerations"])
     assert [each["name"] for each in live["spec"]["ephemeralContainers"]] == ["debug"]
     seen = twin_seen(live)
     assert (ephemeral_patch(seen, after, binding), resize_patch(seen, wanted), twin_patch(seen, wanted)) == (None,) * 3

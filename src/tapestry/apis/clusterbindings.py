@@ -16,6 +16,13 @@ from tapestry.kube.schemas import plain
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Key = Annotated[str, Meta(min_length=1, max_length=317)]  # a prefix of 253, a slash, a name of 63
+MetadataKey = Annotated[
+    str,
+    Meta(
+        max_length=317,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/(\*|[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$",
+    ),
+]
 DnsLabel = Annotated[str, Meta(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 
 
@@ -114,6 +121,15 @@ class ClusterBindingSpec(Fields):
         Meta(description="Pods whose cluster is out of reach: they stay, or go when they tolerate it no longer."),
     ] = "Hold"
     allowed_volumes: AllowedVolumes = AllowedVolumes()
+    allowed_metadata: Annotated[
+        tuple[MetadataKey, ...],
+        AS_SET,
+        Meta(
+            max_length=64,
+            description="Labels and annotations of pods that are also copied below: a key, or `prefix/*`. "
+            "Keys without a prefix are always copied, those under `tapestry.io/` never.",
+        ),
+    ] = ()
     unbind_grace_seconds: Annotated[
         int, Meta(ge=0, le=86400, description="For pods to end, when the binding is deleted.")
     ] = 30

@@ -95,7 +95,8 @@ def twin_status_changed(old: Object | None, new: Object | None) -> bool:
 
 
 def cordon_changed(old: Object | None, new: Object | None) -> bool:
-    return bool(value_at(old, "spec", "unschedulable") != value_at(new, "spec", "unschedulable"))
+    """Whether a physical node bars other pods than before, by a cordon or by taints."""
+    return any(value_at(old, "spec", field) != value_at(new, "spec", field) for field in ("unschedulable", "taints"))
 
 
 def came(old: Object | None, _: Object | None) -> bool:

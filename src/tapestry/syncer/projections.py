@@ -103,7 +103,7 @@ def twin_seen(pod: Object) -> Object:
     """
     metadata, spec = pod["metadata"], pod["spec"]
     metadata.pop("managedFields", None)
-    kept = {name: spec[name] for name in ("nodeName", "tolerations") if name in spec}
+    kept = {name: spec[name] for name in ("nodeName",) if name in spec}
     for containers in LISTS:
         if spec.get(containers):
             kept[containers] = [

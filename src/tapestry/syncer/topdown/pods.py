@@ -23,6 +23,7 @@ from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden,
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import ENDED, is_over
 from tapestry.kube.resources import PODS
+from tapestry.kube.taints import CORDON
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.projections import physical_node_of
@@ -33,9 +34,11 @@ from tapestry.syncer.topdown.orphans import Orphans
 from tapestry.syncer.topdown.patience import Patience
 from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about
 from tapestry.syncer.translate import pod_status, pods
+from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
 from tapestry.syncer.translate.meta import is_as_applied, virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.pods import HostAlias, is_left_alone
+from tapestry.syncer.translate.tolerations import barring
 
 log = logger(__name__)
 
@@ -131,9 +134,12 @@ class VirtualPods:
         return not (is_deleting(live) or is_over(live) or mapped_uid(live))
 
     async def create(self, pod: Object, binding: Binding, node: str) -> Result | None:
-        wanted = pods.twin(pod, binding, node, self.aliases(namespace_of(pod) or ""))
+        taints = self.taints_of(node)
+        wanted = pods.new_twin(pod, binding, node, self.aliases(namespace_of(pod) or ""), taints)
         try:
             self.check_cordon(node)
+            if binding.spec.direct_scheduling:
+                check_taints(node, taints, wanted["spec"]["tolerations"])
             for companion in self.companions:
                 await companion.precede(pod, binding)
             await self.site.physical.create(PODS, wanted)
@@ -145,7 +151,14 @@ class VirtualPods:
         except ApiError as error:
             return await self.patience.refused(pod, node, error)
         self.site.trouble.priority_class = None
+        if uncopied := uncopied_keys(pod, binding):
+            self.site.manager.events.normal(pod, "MetadataNotCopied", uncopied_message(uncopied))
         return None  # it comes by the watch
+
+    def taints_of(self, node: str) -> list[Object]:
+        """The taints of a physical node."""
+        found: list[Object] = value_at(self.site.physical_nodes.store.get(node), "spec", "taints", default=[])
+        return found
 
     def check_cordon(self, name: str) -> None:
         """Nothing new goes to a node that its owner cordoned, whatever a pod tolerates and whoever would place it."""
@@ -264,3 +277,10 @@ class VirtualPods:
         log.info("the pod of a twin is gone", pod=key, twin=name_of(twin))
         await self.site.physical.remove(PODS, twin)
         return None
+
+
+def check_taints(node: str, taints: Sequence[Object], tolerations: Sequence[Object]) -> None:
+    """Where no scheduler looks, the owner's taints are for us to respect: a kubelet evicts, or lets the pod in."""
+    if found := barring((each for each in taints if each["key"] != CORDON["key"]), tolerations):
+        taint = f"{found[0]['key']}:{found[0]['effect']}"
+        raise NotYet("Tainted", f"the node {node} has the taint {taint}, which the pod does not tolerate")

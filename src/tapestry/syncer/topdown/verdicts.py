@@ -74,7 +74,7 @@ class Verdicts:
 
 def complaints_about(pod: Object, binding: Binding) -> list[str]:
     """Why the pod may not run below."""
-    return [*map(str, refusals(pod, binding.spec.pod_security)), *untranslatable(pod)]
+    return [*map(str, refusals(pod, binding.spec.pod_security)), *untranslatable(pod, binding)]
 
 
 def told_since(pod: Object, type: str, reason: str) -> datetime | None:

@@ -1,8 +1,7 @@
 """Metadata of what is ours below: whose it is, what it stands for, and what a tenant may say there.
 
-Of a pod's labels and annotations all travel but those under our own prefix, which would be forgeries there, and those
-by which kubelets know their own pods.  What we set last is noted on the object: with it a key that we want no more is
-told from one that was added below.
+Which labels and annotations of a pod are copied, `allowed_metadata` says; of all other kinds none is.  What we set last
+is noted on the object: with it a key that we want no more is told from one that was added below.
 """
 
 from collections.abc import Mapping
@@ -13,13 +12,9 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.digests import digest_of
 from tapestry.kube.names import label_value
-from tapestry.kube.objects import Object, annotations_of, controller_of, labels_of, name_of, named, namespace_of
+from tapestry.kube.objects import Object, annotations_of, controller_of, labels_of, name_of, namespace_of
+from tapestry.syncer.translate.allowed_metadata import copied_labels
 
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""The whole virtual object once more; of no use below."""
-STAYING = (keys.PREFIX, "kubernetes.io/config.")
-"""What keys begin with that do not travel.  A pod with `kubernetes.io/config.mirror` passes for the image of a static
-one: as critical, and never to be drained."""
 CONSTANT = frozenset(
     {
         *(keys.MANAGED_BY, keys.VIRTUAL_CLUSTER, keys.CLUSTER_BINDING, keys.CLUSTER_BINDING_UID),
@@ -39,14 +34,14 @@ class Applied(msgspec.Struct, frozen=True):
     """Of everything that may change; what the owner's webhooks made of it is theirs."""
 
 
-def travelling(pairs: Mapping[str, str]) -> dict[str, str]:
-    """The tenant's labels or annotations as far as they mean anything below."""
-    return {key: value for key, value in pairs.items() if not key.startswith(STAYING) and key != LAST_APPLIED}
+def twin_labels(pod: Object, binding: Binding) -> dict[str, str]:
+    """The labels of a pod that are copied, and ours."""
+    return {**copied_labels(pod, binding), **own_labels(pod, binding)}
 
 
-def twin_labels(obj: Object, binding: Binding) -> dict[str, str]:
+def own_labels(obj: Object, binding: Binding) -> dict[str, str]:
+    """Our labels of what stands below for `obj`."""
     return {
-        **travelling(labels_of(obj)),
         **binding.owner_labels(),
         keys.CLUSTER_BINDING: label_value(binding.name),
         keys.VIRTUAL_NAMESPACE: label_value(namespace_of(obj) or ""),
@@ -110,9 +105,9 @@ def metadata_patch(existing: Object, wanted: Object) -> Object:
 
 
 def copied(source: Object, binding: Binding) -> Object:
-    """Metadata, but for a name, of what stands below for `source`, where no label or annotation of it travels."""
+    """Metadata, but for a name, of what stands below for a `source` that is no pod: none of its own is copied."""
     return {
-        "labels": twin_labels(named(name_of(source), namespace_of(source)), binding),
+        "labels": own_labels(source, binding),
         "annotations": {keys.VIRTUAL_NAME: name_of(source)},
     }
 

@@ -17,13 +17,12 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name, tokens_name
 from tapestry.kube.names import LABEL_LIMIT
 from tapestry.kube.objects import Object, annotations_of, controller_of, name_of, namespace_of, uid_of
-from tapestry.kube.taints import CORDON, NOT_READY, UNREACHABLE
+from tapestry.syncer.translate.allowed_metadata import copied_annotations, self_references, written_out
 from tapestry.syncer.translate.meta import (
     as_labels,
     in_full,
     is_as_applied,
     metadata_patch,
-    travelling,
     twin_labels,
     with_note,
     workload_of,
@@ -34,6 +33,7 @@ from tapestry.syncer.translate.references import (
     renamed_volume,
     unknown_sources,
 )
+from tapestry.syncer.translate.tolerations import narrowed
 
 TRAVELLING = frozenset(
     {
@@ -44,8 +44,8 @@ TRAVELLING = frozenset(
     }
 )
 """Fields of a spec that travel as they are.  Of the others some are rewritten; what nobody knows stays here."""
-PATIENCE = (NOT_READY, UNREACHABLE)
-"""Taints that a pod bears for some time; for how long above and below are two things."""
+COUNTED = ("cpu", "memory")
+"""Resources that a ResourceQuota may demand a request for."""
 SYSTEM_NAMESPACES = frozenset(
     {"kube-system", "kube-public", "kube-node-lease", keys.SYSTEM_NAMESPACE, keys.HOST_PORTS_NAMESPACE}
 )
@@ -77,21 +77,51 @@ def is_left_alone(pod: Object, binding: Binding) -> bool:
     return annotations_of(pod).get(keys.RUNNING_DAEMONSET) != "true"
 
 
-def untranslatable(pod: Object) -> list[str]:
-    """Fields that name objects which cannot cross, at any level of Pod Security."""
+def untranslatable(pod: Object, binding: Binding) -> list[str]:
+    """Fields that name what does not cross, at any level of Pod Security."""
     spec = pod["spec"]
     found = ["spec.resourceClaims: claims of devices do not cross"] if spec.get("resourceClaims") else []
-    return found + [
-        f"{path}: it may name an object that does not cross; leave it out" for path in unknown_sources(spec)
-    ]
+    found += [f"{path}: it may name an object that does not cross; leave it out" for path in unknown_sources(spec)]
+    return found + self_references(pod, binding)
 
 
 def twin_name(pod: Object, binding: Binding) -> str:
     return physical_name(binding.virtual_cluster, binding.uid, namespace_of(pod) or "", name_of(pod))
 
 
+def new_twin(
+    pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] = (), taints: Iterable[Object] = ()
+) -> Object:
+    """The pod to create below for `pod`: its `twin`, with what is decided once, and never changed later.
+
+    These are its tolerations, for the `taints` of the physical node, and requests where the pod has none.
+    """
+    made = twin(pod, binding, node, aliases)
+    spec = {**made["spec"], "tolerations": narrowed(pod["spec"].get("tolerations") or (), taints)}
+    for field in ("initContainers", "containers"):
+        if spec.get(field):
+            spec[field] = [with_requests(each, pod["spec"].get("resources") or {}) for each in spec[field]]
+    return {**made, "spec": spec}
+
+
+def with_requests(container: Object, of_the_pod: Object) -> Object:
+    """A container with requests of zero where neither it nor the pod as a whole has a request or a limit.
+
+    A ResourceQuota wants to see a request.  Zero is none: the QoS class stays as it is.  Where there is a limit, the
+    API server makes it the request.
+    """
+    resources = container.get("resources") or {}
+    said = {
+        name for each in (resources, of_the_pod) for kind in ("requests", "limits") for name in each.get(kind) or ()
+    }
+    missing = {name: "0" for name in COUNTED if name not in said}
+    if not missing:
+        return container
+    return {**container, "resources": {**resources, "requests": {**(resources.get("requests") or {}), **missing}}}
+
+
 def twin(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] = ()) -> Object:
-    """The pod to have below for `pod`, pinned to the physical `node`."""
+    """The pod to have below for `pod`, pinned to the physical `node`, as far as it follows changes of the pod."""
     spec = twin_spec(pod, binding, node, aliases)
     made: Object = {
         "apiVersion": "v1",
@@ -109,7 +139,7 @@ def twin(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] 
 
 def twin_annotations(pod: Object, binding: Binding) -> dict[str, str]:
     return {
-        **travelling(annotations_of(pod)),
+        **copied_annotations(pod, binding),
         **in_full({keys.CLUSTER_BINDING: binding.name, **workload_of(pod)}),
         keys.VIRTUAL_POD_NAMESPACE: namespace_of(pod) or "",
         keys.VIRTUAL_POD_NAME: name_of(pod),
@@ -120,11 +150,11 @@ def twin_annotations(pod: Object, binding: Binding) -> dict[str, str]:
 
 def twin_spec(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias]) -> Object:
     spec = pod["spec"]
-    rename = rename_for(pod, binding)
+    rename, literals = rename_for(pod, binding), literals_of(pod, binding)
     found = {key: value for key, value in spec.items() if key in TRAVELLING}
     for field in ("initContainers", "containers"):
         if spec.get(field):
-            found[field] = [twin_container(each, pod, binding, rename) for each in spec[field]]
+            found[field] = [twin_container(each, binding, rename, literals) for each in spec[field]]
     if spec.get("volumes"):
         secret = tokens_name(binding.virtual_cluster, binding.uid, namespace_of(pod) or "", name_of(pod))
         found["volumes"] = [renamed_volume(each, rename, secret) for each in spec["volumes"]]
@@ -137,7 +167,6 @@ def twin_spec(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAl
         "enableServiceLinks": False,
         "hostname": spec.get("hostname") or hostname_of(name_of(pod)),
         "priorityClassName": binding.spec.pod_priority_class_name or keys.PRIORITY_CLASS,
-        "tolerations": [each for each in spec.get("tolerations") or () if may_travel(each)],
     }
     return {**found, **placement(binding, node), **name_resolution(pod, binding, aliases)}
 
@@ -147,8 +176,15 @@ def rename_for(pod: Object, binding: Binding) -> Rename:
     return lambda name: physical_name(binding.virtual_cluster, binding.uid, namespace, name)
 
 
-def twin_container(container: Object, pod: Object, binding: Binding, rename: Rename) -> Object:
-    literals = {"spec.serviceAccountName": pod["spec"].get("serviceAccountName") or "default"}
+def literals_of(pod: Object, binding: Binding) -> dict[str, str]:
+    """The downward API fields that a twin lacks, and their values."""
+    return {
+        "spec.serviceAccountName": pod["spec"].get("serviceAccountName") or "default",
+        **written_out(pod, binding),
+    }
+
+
+def twin_container(container: Object, binding: Binding, rename: Rename, literals: Object) -> Object:
     found = renamed_container(container, rename, literals)
     told = {each["name"] for each in container.get("env") or ()}
     if added := [each for each in api_variables(binding) if each["name"] not in told]:
@@ -159,9 +195,9 @@ def twin_container(container: Object, pod: Object, binding: Binding, rename: Ren
 def ephemeral_patch(existing: Object, pod: Object, binding: Binding) -> Object | None:
     """What to patch the twin's `ephemeralcontainers` with: they come to a pod that is there already, and only come."""
     there = {each["name"] for each in existing["spec"].get("ephemeralContainers") or ()}
-    rename = rename_for(pod, binding)
+    rename, literals = rename_for(pod, binding), literals_of(pod, binding)
     missing = [
-        twin_container(each, pod, binding, rename)
+        twin_container(each, binding, rename, literals)
         for each in pod["spec"].get("ephemeralContainers") or ()
         if each["name"] not in there
     ]
@@ -189,12 +225,6 @@ def host_and_port(endpoint: str) -> tuple[str, str]:
 def hostname_of(name: str) -> str:
     """What the pod would be called on a node of its own cluster, as far as a host name may say it."""
     return name[:LABEL_LIMIT].replace(".", "-").rstrip("-")
-
-
-def may_travel(toleration: Object) -> bool:
-    """Whether a toleration means below what it means above: not for our own taints, nor for a cordon."""
-    key = toleration.get("key") or ""
-    return key != CORDON["key"] and not key.startswith(keys.PREFIX)
 
 
 def placement(binding: Binding, node: str) -> Object:
@@ -276,7 +306,6 @@ def changeable(spec: Object) -> Object:
     return {
         "images": images_of(spec),
         "deadline": spec.get("activeDeadlineSeconds"),
-        "tolerations": [each for each in spec.get("tolerations") or () if each.get("key") not in PATIENCE],
         "resources": {
             each["name"]: each["resources"]
             for field in ("initContainers", "containers")
@@ -301,10 +330,6 @@ def twin_patch(existing: Object, wanted: Object) -> Object | None:
     spec: dict[str, Any] = images_of(wanted["spec"])
     if wanted["spec"].get("activeDeadlineSeconds") is not None:
         spec["activeDeadlineSeconds"] = wanted["spec"]["activeDeadlineSeconds"]
-    have: list[Object] = existing["spec"].get("tolerations") or []
-    more = [each for each in changeable(wanted["spec"])["tolerations"] if each not in have]
-    if more:
-        spec["tolerations"] = [*have, *more]
     return {"metadata": metadata_patch(existing, wanted), "spec": spec}
 
 

@@ -125,7 +125,7 @@ async def test_a_resize_goes_through_its_own_door() -> None:
     async with world.syncer():
         await world.run_pod(requests={"cpu": "1"})
         await set_resources(world, {"requests": {"cpu": "2"}})
-        await world.wait_for_twin(lambda twin: twin["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "2"})
+        await world.wait_for_twin(lambda twin: twin["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "2")
         await asyncio.sleep(60)
         assert len(world.down.writes("PATCH", "/resize")) == 1
 
@@ -156,7 +156,7 @@ async def test_where_one_of_several_changes_is_refused_none_is_forgotten() -> No
         await asyncio.sleep(60)
         world.down.refusal = nothing
         twin = await world.wait_for_twin(lambda twin: labels_of(twin).get("a") == "b", timeout=300)
-        assert twin["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "2"}
+        assert twin["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "2"
 
 
 @in_virtual_time

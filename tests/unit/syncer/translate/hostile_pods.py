@@ -113,6 +113,26 @@ def names_of_others() -> Iterator[tuple[str, Object]]:
         )
 
 
+OWNERS_KEYS = {
+    "k8s.v1.cni.cncf.io/networks": "owners/lan",
+    "v1.multus-cni.io/default-network": "owners/lan",
+    "iam.amazonaws.com/role": "admin",
+    "cni.projectcalico.org/ipAddrs": '["10.0.0.1"]',
+    "io.kubernetes.cri-o.Devices": "/dev/kmsg",
+    "vault.hashicorp.com/role": "owner",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "admission.gatekeeper.sh/ignore": "yes",
+    "kueue.x-k8s.io/queue-name": "gold",
+    "prometheus.io/scrape": "true",
+    "topology.kubernetes.io/zone": "z",
+    "sidecar.istio.io/inject": "false",
+    "container.apparmor.security.beta.kubernetes.io/app": "runtime/default",
+    "app.kubernetes.io.evil.com/name": "x",
+    "batch.kubernetes.io.evil.com/x": "x",
+}
+"""Keys that controllers in an owner's cluster act on, and some that look like keys that are copied."""
+
+
 def forged_metadata() -> Iterator[tuple[str, Object]]:
     ours = [value for value in vars(keys).values() if isinstance(value, str) and value.startswith(keys.PREFIX)]
     for key in (*ours, "tapestry.io/anything"):
@@ -120,6 +140,9 @@ def forged_metadata() -> Iterator[tuple[str, Object]]:
         yield f"annotation {key}", a_pod({"annotations": {key: "kube-system"}})
     for key in ("mirror", "source", "hash", "seen", "anything"):
         yield f"annotation of kubelets: {key}", a_pod({"annotations": {f"kubernetes.io/config.{key}": "file"}})
+    for key, value in OWNERS_KEYS.items():
+        yield f"label {key}", a_pod({"labels": {key: value}})
+        yield f"annotation {key}", a_pod({"annotations": {key: value}})
     for field, value in {
         "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u", "controller": True}],
         "finalizers": ["example.com/never"],
@@ -139,6 +162,10 @@ def forged_metadata() -> Iterator[tuple[str, Object]]:
     yield "a namespace with a way up", a_pod({"namespace": "../kube-system"})
     yield "a name with a way up", a_pod({"name": "../../namespaces/kube-system/pods/etcd"})
     yield "a name of a mebibyte", a_pod({"name": "x" * 2**20})
+    path = "metadata.annotations['example.com/a']"
+    env = [{"name": f"V{number}", "valueFrom": {"fieldRef": {"fieldPath": path}}} for number in range(1000)]
+    large = a_pod({"annotations": {"example.com/a": "x" * 2**18}}, containers=[a_container(env=env)])
+    yield "an annotation in a thousand variables", large
     yield "a thousand labels", a_pod({"labels": {f"example.com/{number}": "x" for number in range(1000)}})
     yield "an annotation of a mebibyte", a_pod({"annotations": {"example.com/a": "x" * 2**20}})
 
@@ -296,6 +323,10 @@ def rank_and_place() -> Iterator[tuple[str, Object]]:
         for effect in ("NoSchedule", "NoExecute", None):
             toleration = {"key": key, "operator": "Exists", "effect": effect}
             yield f"toleration of {key}, {effect}", a_pod(tolerations=[toleration])
+    for operator in ({"operator": "Exists"}, {"key": "", "operator": "Exists"}, {"key": "late", "operator": "Exists"}):
+        for effect in ("NoSchedule", "NoExecute", None):
+            yield f"toleration {operator}, {effect}", a_pod(tolerations=[{**operator, "effect": effect}])
+    yield "many tolerations", a_pod(tolerations=[{"key": f"k{number}", "operator": "Exists"} for number in range(9999)])
     yield (
         "a token for the owner's API server",
         with_projection(serviceAccountToken={"path": "t", "audience": "https://kubernetes.default.svc"}),

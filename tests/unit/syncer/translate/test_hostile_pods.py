@@ -14,7 +14,7 @@ import yaml
 
 from tapestry.apis.names import physical_name, tokens_name
 from tapestry.kube.objects import Object
-from tapestry.syncer.translate.pods import ephemeral_patch, twin, untranslatable
+from tapestry.syncer.translate.pods import ephemeral_patch, new_twin, untranslatable
 from tapestry.syncer.translate.security import refusals
 
 from .hostile_pods import BINDING, FAMILIES, TECHNIQUES, a_pod
@@ -56,6 +56,17 @@ FORBIDDEN = {
 }
 """Fields that no twin has with such a value, wherever it is."""
 UNCONFINED = "Unconfined"
+TAINTS = [
+    {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
+    {"key": "tapestry.io/vnode", "effect": "NoSchedule"},
+    {"key": "gpu", "value": "a100", "effect": "NoSchedule"},
+]
+TOLERATION = {"key": "gpu", "operator": "Equal", "value": "a100", "effect": "NoSchedule"}
+FAILING = [
+    {"key": f"node.kubernetes.io/{name}", "operator": "Exists", "effect": "NoExecute"}
+    for name in ("not-ready", "unreachable")
+]
+HARMLESS = ("app.kubernetes.io", "batch.kubernetes.io", "apps.kubernetes.io", "statefulset.kubernetes.io")
 PIN = {
     "nodeAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -102,8 +113,10 @@ def escapes(made: Object, pod: Object) -> Iterator[str]:
     }.items():
         if spec.get(field) != value:
             yield f"spec.{field} is {spec.get(field)!r}"
+    if len(str(spec)) > 2**20:
+        yield "a spec of a mebibyte"
     for toleration in spec["tolerations"]:
-        if toleration["key"].startswith(("tapestry.io/", "node.kubernetes.io/unschedulable")):
+        if toleration not in (TOLERATION, *FAILING):
             yield f"toleration {toleration}"
     yield from escapes_by_names(spec, pod)
     yield from escapes_to_the_host(spec)
@@ -130,7 +143,7 @@ def escapes_of_identity(metadata: Object, pod: Object) -> Iterator[str]:
         for key, value in metadata[field].items():
             if key.startswith("tapestry.io/") and key not in allowed and wanted.get(key) != value:
                 yield f"{field} {key}={value}"
-            if key.startswith("kubernetes.io/config."):
+            if "/" in key and key.split("/")[0] not in ("tapestry.io", *HARMLESS):
                 yield f"{field} {key}"
         if wanted.keys() - metadata[field].keys():
             yield f"{field} lack some of ours"
@@ -179,9 +192,9 @@ def escapes_to_the_host(spec: Object) -> Iterator[str]:
 
 def outcome(pod: Object, level: str) -> list[str] | None:
     """What of the pod got through; None where it was refused."""
-    if [*refusals(pod, level), *untranslatable(pod)]:
+    if [*refusals(pod, level), *untranslatable(pod, BINDING)]:
         return None
-    made = twin(pod, BINDING, "n1")
+    made = new_twin(pod, BINDING, "n1", taints=TAINTS)
     later = ephemeral_patch(made, pod, BINDING) or {"spec": {}}
     return list(escapes({**made, "spec": {**made["spec"], **later["spec"]}}, pod))
 
@@ -222,7 +235,7 @@ def test_what_kubernetes_lets_pass_goes_down(level: str, pod: Object) -> None:
 
 
 def planted(**spec: Any) -> Object:
-    made = twin(a_pod(), BINDING, "n1")
+    made = new_twin(a_pod(), BINDING, "n1", taints=TAINTS)
     return {**made, "spec": {**made["spec"], **spec}}
 
 
@@ -236,6 +249,8 @@ def planted(**spec: Any) -> Object:
         planted(affinity={}),
         planted(automountServiceAccountToken=True),
         planted(tolerations=[{"key": "tapestry.io/vnode"}]),
+        planted(tolerations=[{"operator": "Exists"}]),
+        planted(tolerations=[{"key": "gpu", "operator": "Exists"}]),
         planted(imagePullSecrets=[{"name": "owner"}]),
         planted(volumes=[{"name": "v", "hostPath": {"path": "/"}}]),
         planted(volumes=[{"name": "v", "future": {}}]),
@@ -248,6 +263,7 @@ def planted(**spec: Any) -> Object:
         planted(securityContext={"seccompProfile": {"type": "Unconfined"}}),
         {**planted(), "metadata": {**planted()["metadata"], "namespace": "kube-system"}},
         {**planted(), "metadata": {**planted()["metadata"], "labels": {}}},
+        {**planted(), "metadata": {**planted()["metadata"], "annotations": {"iam.amazonaws.com/role": "x"}}},
         {**planted(), "metadata": {**planted()["metadata"], "finalizers": []}},
         {**planted(), "metadata": {**planted()["metadata"], "annotations": {"kubernetes.io/config.mirror": "x"}}},
     ],

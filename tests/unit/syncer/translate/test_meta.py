@@ -17,7 +17,6 @@ from tapestry.syncer.translate.meta import (
     in_full,
     is_as_applied,
     metadata_patch,
-    travelling,
     twin_labels,
     virtual_key,
     virtual_uid,
@@ -53,19 +52,6 @@ def test_a_tenant_cannot_say_whose_an_object_is(labels: dict[str, str]) -> None:
     assert {key: value for key, value in made.items() if key.startswith(keys.PREFIX)} == twin_labels(
         an_object(), binding
     )
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "tapestry.io/anything",
-        "kubernetes.io/config.mirror",
-        "kubernetes.io/config.source",
-        "kubectl.kubernetes.io/last-applied-configuration",
-    ],
-)
-def test_what_would_be_taken_at_its_word_below_does_not_travel(key: str) -> None:
-    assert travelling({key: "v", "app": "web"}) == {"app": "web"}
 
 
 # -- workloads

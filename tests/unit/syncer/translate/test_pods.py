@@ -1,8 +1,8 @@
 """Twins of virtual pods: each rule of the translation is a golden case, what changes later is below.
 
 A case under `tests/golden/pods` is `NAME.input.yaml` (a pod, and where they matter the binding's spec and name, the
-physical node and aliases of Services) and `NAME.output.yaml` (the whole twin).  `REWRITE_GOLDEN=1 pytest ...` writes
-the outputs anew, to be read before they are kept; a real kube-apiserver takes them in the integration tests.
+physical node, its taints and aliases of Services) and `NAME.output.yaml` (the whole twin).  `REWRITE_GOLDEN=1 pytest
+...` writes the outputs anew, to be read before they are kept; a real kube-apiserver takes them in integration tests.
 """
 
 import os
@@ -26,6 +26,7 @@ from tapestry.syncer.translate.pods import (
     host_and_port,
     hostname_of,
     is_left_alone,
+    new_twin,
     resize_patch,
     twin,
     twin_patch,
@@ -50,7 +51,7 @@ def test_the_twin_of_a_pod_is_as_the_golden_file_has_it(name: str) -> None:
     given: Object = yaml.safe_load((GOLDEN / f"{name}.input.yaml").read_text())
     binding = a_binding(given.get("bindingName", "east"), **given.get("binding", {}))
     aliases = [HostAlias(each["ip"], tuple(each["names"])) for each in given.get("aliases", ())]
-    found = twin(given["pod"], binding, given.get("node", "n1"), aliases)
+    found = new_twin(given["pod"], binding, given.get("node", "n1"), aliases, given.get("taints", ()))
     output = GOLDEN / f"{name}.output.yaml"
     if os.environ.get("REWRITE_GOLDEN"):
         output.write_text(yaml.safe_dump(found, sort_keys=False, width=120))
@@ -189,13 +190,14 @@ def test_pods_of_daemon_sets_run_where_somebody_wants_them_to() -> None:
     ],
 )
 def test_what_may_name_an_object_that_nobody_knows_does_not_cross(spec: Object, path: str) -> None:
-    [complaint] = untranslatable(a_pod(**spec))
+    [complaint] = untranslatable(a_pod(**spec), a_binding())
     assert complaint.startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_golden_pod_can_be_translated(name: str) -> None:
-    assert untranslatable(yaml.safe_load((GOLDEN / f"{name}.input.yaml").read_text())["pod"]) == []
+    given: Object = yaml.safe_load((GOLDEN / f"{name}.input.yaml").read_text())
+    assert untranslatable(given["pod"], a_binding(**given.get("binding", {}))) == []
 
 
 # -- changes
@@ -257,14 +259,18 @@ def test_a_deadline_that_is_set_later_is_set_below() -> None:
     assert patch["spec"]["activeDeadlineSeconds"] == 60
 
 
-def test_tolerations_only_come_and_those_of_the_physical_cluster_stay() -> None:
-    gpu, late = {"key": "gpu", "operator": "Exists"}, {"key": "late", "operator": "Exists"}
-    admitted = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 300}
-    before = a_twin(a_pod(tolerations=[gpu]))
-    before["spec"]["tolerations"] = [gpu, admitted]
-    patch = twin_patch(before, a_twin(a_pod(tolerations=[late])))
-    assert patch is not None
-    assert patch["spec"]["tolerations"] == [gpu, admitted, late]
+def test_a_taint_that_the_owner_adds_later_changes_no_twin() -> None:
+    pod = a_pod(tolerations=[{"operator": "Exists"}])
+    made = new_twin(pod, a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
+    assert made["spec"]["tolerations"] == [{"key": "gpu", "operator": "Equal", "effect": "NoSchedule"}]
+    later = new_twin(pod, a_binding(), "n1", taints=[{"key": "drain", "effect": "NoExecute"}])
+    assert twin_patch(made, later) is None
+    assert twin_patch(made, a_twin(pod)) is None
+
+
+def test_a_toleration_that_comes_later_does_not_reach_the_twin() -> None:
+    made = new_twin(a_pod(), a_binding(), "n1", taints=[{"key": "gpu", "effect": "NoSchedule"}])
+    assert twin_patch(made, a_twin(a_pod(tolerations=[{"operator": "Exists"}]))) is None
 
 
 @pytest.mark.parametrize("key", ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
@@ -293,6 +299,20 @@ def test_a_new_address_of_the_api_server_is_for_new_pods() -> None:
 
 
 # -- resizing
+
+
+def test_requests_of_zero_are_written_once_and_never_compared() -> None:
+    made = new_twin(a_pod(), a_binding(), "n1")
+    assert made["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "0", "memory": "0"}}
+    made["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "250m", "memory": "0"}}  # by the owner
+    assert (twin_patch(made, a_twin(a_pod())), resize_patch(made, a_twin(a_pod()))) == (None, None)
+    more = {"requests": {"cpu": "1"}}
+    assert resize_patch(made, a_twin_asking_for(more)) == {"spec": {"containers": [{"name": "app", "resources": more}]}}
+
+
+def test_resources_of_the_whole_pod_leave_containers_alone() -> None:
+    made = new_twin(a_pod(resources={"limits": {"cpu": "1"}}), a_binding(), "n1")
+    assert made["spec"]["containers"][0]["resources"] == {"requests": {"memory": "0"}}
 
 
 def resized(before: Object, after: Object) -> Object | None:

@@ -1,0 +1,142 @@
+"""Which labels and annotations of a virtual pod are copied to its twin, and how the pod reads the others.
+
+Controllers of the owner act on labels and annotations: networks, cloud roles, queues, policy engines.  So only keys
+that no such controller reads are copied, and those that the binding lists.  The pod still reads its own values: in an
+environment variable the value is written out; a volume that names such a key is refused.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.kube.objects import Object, annotations_of, labels_of
+from tapestry.kube.pods import LISTS
+from tapestry.syncer.translate.references import part, parts
+
+Field = Literal["labels", "annotations"]
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+NEVER_COPIED = (keys.PREFIX, "kubernetes.io/config.", LAST_APPLIED)
+"""Beginnings of keys that no binding can allow.  With `kubernetes.io/config.mirror` a pod passes for a static one."""
+PREFIXES: dict[Field, frozenset[str]] = {
+    "labels": frozenset(
+        {"app.kubernetes.io", "batch.kubernetes.io", "apps.kubernetes.io", "statefulset.kubernetes.io"}
+    ),
+    "annotations": frozenset({"batch.kubernetes.io"}),
+}
+"""Prefixes of keys that are always copied."""
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""An annotation that is always copied."""
+FIELD_PATH = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
+"""A field of the downward API that names one key."""
+LARGEST_VALUES = 128 * 1024
+"""Bytes that may be written out in a twin: one annotation can be named by thousands of variables."""
+MOST_KEYS = 10
+"""Keys that a message names."""
+
+
+def is_copied(field: Field, key: str, binding: Binding) -> bool:
+    """Whether a label or annotation with this key is copied to twins."""
+    if key.startswith(NEVER_COPIED):
+        return False
+    prefix, slash, _ = key.partition("/")
+    if not slash or prefix in PREFIXES[field] or (field == "annotations" and key == DEFAULT_CONTAINER):
+        return True
+    allowed = binding.spec.allowed_metadata
+    return key in allowed or f"{prefix}/*" in allowed
+
+
+def copied_labels(obj: Object, binding: Binding) -> dict[str, str]:
+    return {key: value for key, value in labels_of(obj).items() if is_copied("labels", key, binding)}
+
+
+def copied_annotations(obj: Object, binding: Binding) -> dict[str, str]:
+    return {key: value for key, value in annotations_of(obj).items() if is_copied("annotations", key, binding)}
+
+
+def uncopied_keys(pod: Object, binding: Binding) -> list[str]:
+    """The keys of the pod that are not copied, sorted; without our own and kubectl's, which nobody misses."""
+    silent = (keys.PREFIX, LAST_APPLIED)
+    found = [key for key in labels_of(pod) if not is_copied("labels", key, binding)]
+    found += [key for key in annotations_of(pod) if not is_copied("annotations", key, binding)]
+    return sorted({key for key in found if not key.startswith(silent)})
+
+
+def uncopied_message(uncopied: list[str]) -> str:
+    """The sentence that tells a user about `uncopied_keys`."""
+    more = f" and {len(uncopied) - MOST_KEYS} more" if len(uncopied) > MOST_KEYS else ""
+    names = ", ".join(uncopied[:MOST_KEYS])
+    return f"labels and annotations not copied to the physical cluster: {names}{more}"
+
+
+# -- What a pod reads about itself.
+
+
+def written_out(pod: Object, binding: Binding) -> dict[str, str]:
+    """The values of uncopied keys that environment variables of the pod name, by field path.
+
+    They are escaped: a kubelet expands `$(NAME)` in a literal value, but not in one that comes from a field.
+    """
+    found: dict[str, str] = {}
+    for _, path in variable_paths(pod["spec"]):
+        if path not in found and (named := uncopied_key(path, binding)):
+            found[path] = value_of(pod, *named).replace("$", "$$")
+    return found
+
+
+def self_references(pod: Object, binding: Binding) -> list[str]:
+    """Complaints about uncopied keys that the pod names where their values cannot be written out."""
+    found = [
+        f"{place}: {field[:-1]} {key} is not copied to the physical cluster; "
+        "read it in an environment variable, or have the operator list it in the binding's allowedMetadata"
+        for place, path in item_paths(pod["spec"])
+        if (named := uncopied_key(path, binding))
+        for field, key in (named,)
+    ]
+    literals, size = written_out(pod, binding), 0
+    for place, path in variable_paths(pod["spec"]) if literals else ():
+        size += len(literals.get(path, "").encode())
+        if size > LARGEST_VALUES:
+            limit = f"{LARGEST_VALUES // 1024} KiB"
+            return [*found, f"{place}: values of labels and annotations that are not copied come to more than {limit}"]
+    return found
+
+
+def uncopied_key(path: str, binding: Binding) -> tuple[Field, str] | None:
+    """The field and the key that a field path names, if the key is not copied."""
+    matched = FIELD_PATH.fullmatch(path)
+    if matched is None:
+        return None
+    field: Field = "labels" if matched[1] == "labels" else "annotations"
+    return None if is_copied(field, matched[2], binding) else (field, matched[2])
+
+
+def value_of(pod: Object, field: Field, key: str) -> str:
+    pairs: Mapping[str, str] = labels_of(pod) if field == "labels" else annotations_of(pod)
+    return pairs.get(key, "")
+
+
+def variable_paths(spec: Object) -> Iterator[tuple[str, str]]:
+    """Where environment variables name a field of the pod, and the path of that field."""
+    for containers in LISTS:
+        for number, container in enumerate(parts(spec, containers)):
+            for index, variable in enumerate(parts(container, "env")):
+                path = part(part(variable, "valueFrom"), "fieldRef").get("fieldPath")
+                if isinstance(path, str):
+                    yield f"spec.{containers}[{number}].env[{index}]", path
+
+
+def item_paths(spec: Object) -> Iterator[tuple[str, str]]:
+    """Where items of downward API volumes name a field of the pod, and the path of that field."""
+    for number, volume in enumerate(parts(spec, "volumes")):
+        place = f"spec.volumes[{number}]"
+        sources = [(f"{place}.downwardAPI", part(volume, "downwardAPI"))]
+        for index, source in enumerate(parts(part(volume, "projected"), "sources")):
+            sources.append((f"{place}.projected.sources[{index}].downwardAPI", part(source, "downwardAPI")))
+        for where, source in sources:
+            for index, item in enumerate(parts(source, "items")):
+                path = part(item, "fieldRef").get("fieldPath")
+                if isinstance(path, str):
+                    yield f"{where}.items[{index}]", path

@@ -1,0 +1,86 @@
+"""What of a pod's metadata and tolerations reaches its twin, and what is said about the rest."""
+
+import asyncio
+
+from tapestry.apis import keys
+from tapestry.controller.testing import in_virtual_time
+from tapestry.kube.objects import annotations_of, labels_of, named
+from tapestry.kube.resources import NODES, PODS
+
+from ..world import MAPPED, MOUNT, a_world, said
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+@in_virtual_time
+async def test_uncopied_keys_are_told_in_one_event() -> None:
+    world = await a_world()
+    async with world.syncer():
+        metadata = {"labels": {"app": "web", QUEUE: "gold"}, "annotations": {"iam.amazonaws.com/role": "admin"}}
+        await world.run_pod(metadata=metadata)
+        twin = await world.twin()
+        assert labels_of(twin)["app"] == "web"
+        assert QUEUE not in labels_of(twin)
+        assert "iam.amazonaws.com/role" not in annotations_of(twin)
+        await asyncio.sleep(60)
+        [event] = await world.events("MetadataNotCopied")
+        assert event["message"].endswith(f": iam.amazonaws.com/role, {QUEUE}")
+        assert event["count"] == 1
+
+
+@in_virtual_time
+async def test_a_change_of_allowed_metadata_reaches_twins_that_run() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.run_pod(metadata={"labels": {QUEUE: "gold"}})
+        await world.set_binding(allowedMetadata=["kueue.x-k8s.io/*"])
+        await world.wait_for_twin(lambda twin: labels_of(twin).get(QUEUE) == "gold")
+        await world.set_binding(allowedMetadata=None)
+        await world.wait_for_twin(lambda twin: QUEUE not in labels_of(twin))
+
+
+@in_virtual_time
+async def test_a_pod_whose_volume_names_an_uncopied_key_waits_until_it_is_allowed() -> None:
+    world = await a_world()
+    item = {"path": "tier", "fieldRef": {"fieldPath": "metadata.labels['example.com/tier']"}}
+    async with world.syncer():
+        await world.add_pod(volumes=[{"name": "v", "downwardAPI": {"items": [item]}}])
+        pod = await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        [refused] = [each for each in pod["status"]["conditions"] if each["type"] == keys.ACCEPTED]
+        assert "label example.com/tier is not copied" in refused["message"]
+        assert await world.twins() == []
+        await world.set_binding(allowedMetadata=["example.com/tier"])
+        await world.wait_for_pod(MAPPED)
+
+
+@in_virtual_time
+async def test_a_twin_tolerates_the_taints_that_its_node_has_and_none_that_come_later() -> None:
+    world = await a_world()
+    gpu = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    async with world.syncer():
+        await world.physical.patch(NODES, named("n1"), {"spec": {"taints": [gpu]}})
+        await asyncio.sleep(5)
+        await world.run_pod(tolerations=[{"operator": "Exists"}])
+        exact = {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"}
+        assert exact in (await world.twin())["spec"]["tolerations"]
+        writes = len(world.down.writes("/pods"))
+        late = {"key": "maintenance", "effect": "NoExecute"}
+        await world.physical.patch(NODES, named("n1"), {"spec": {"taints": [gpu, late]}})
+        await asyncio.sleep(600)
+        tolerated = (await world.twin())["spec"]["tolerations"]
+        assert not any(each.get("key") in (None, "", "maintenance") for each in tolerated)
+        assert world.down.writes("/pods")[writes:] == []
+
+
+@in_virtual_time
+async def test_direct_scheduling_does_not_pass_a_taint_that_the_pod_does_not_tolerate() -> None:
+    world = await a_world(directScheduling=True)
+    taint = {"key": "dedicated", "value": "owner", "effect": "NoExecute"}
+    async with world.syncer():
+        await world.physical.patch(NODES, named("n1"), {"spec": {"taints": [taint]}})
+        await asyncio.sleep(5)
+        await world.add_pod(tolerations=[{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}])
+        await world.wait_for_pod(said(keys.MAPPED, "False", "Tainted"))
+        assert await world.physical.list(PODS, MOUNT) == []
+        await world.physical.patch(NODES, named("n1"), {"spec": {"taints": None}})
+        await world.wait_for_pod(MAPPED)

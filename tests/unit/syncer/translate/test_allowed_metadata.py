@@ -1,0 +1,139 @@
+"""Which labels and annotations are copied to twins, and how pods read the others."""
+
+from typing import Any
+
+import pytest
+
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, Binding, binding_of
+from tapestry.kube.crds import InvalidSpec, decode
+from tapestry.kube.objects import Object
+from tapestry.syncer.translate.allowed_metadata import (
+    copied_annotations,
+    copied_labels,
+    uncopied_keys,
+    uncopied_message,
+)
+from tapestry.syncer.translate.copies import copy_of
+from tapestry.syncer.translate.meta import copied
+from tapestry.syncer.translate.pods import ephemeral_patch, new_twin, twin, twin_patch, untranslatable
+
+
+def a_binding(*allowed: str) -> Binding:
+    return binding_of({"metadata": {"name": "east", "uid": "5e1f"}, "spec": a_spec(*allowed)}, "a-virtual-cluster")
+
+
+def a_spec(*allowed: str) -> Object:
+    secret = {"name": "s", "namespace": "t"}
+    return {"clusterID": "east", "mountNamespace": "m", "secretRef": secret, "allowedMetadata": list(allowed)}
+
+
+def a_pod(labels: Object | None = None, annotations: Object | None = None, **spec: Any) -> Object:
+    metadata = {"name": "web", "namespace": "ns", "uid": "u", "labels": labels or {}, "annotations": annotations or {}}
+    return {"metadata": metadata, "spec": {"nodeName": "v", "containers": [{"name": "app", "image": "i"}], **spec}}
+
+
+def reading(path: str) -> Object:
+    return {"name": "e", "image": "i", "env": [{"name": "V", "valueFrom": {"fieldRef": {"fieldPath": path}}}]}
+
+
+@pytest.mark.parametrize(
+    ("key", "label", "annotation"),
+    [
+        ("app", True, True),
+        ("app.kubernetes.io/name", True, False),
+        ("apps.kubernetes.io/pod-index", True, False),
+        ("statefulset.kubernetes.io/pod-name", True, False),
+        ("batch.kubernetes.io/job-name", True, True),
+        ("kubectl.kubernetes.io/default-container", False, True),
+        ("kubectl.kubernetes.io/last-applied-configuration", False, False),
+        ("kubernetes.io/config.mirror", False, False),
+        ("kueue.x-k8s.io/queue-name", False, False),
+        ("prometheus.io/scrape", False, False),
+        ("simulated.tapestry.io/ends-after", False, False),
+        ("tapestry.io/managed-by", False, False),
+    ],
+)
+def test_only_keys_on_the_list_are_copied(key: str, label: bool, annotation: bool) -> None:
+    pod, binding = a_pod({key: "v"}, {key: "v"}), a_binding()
+    assert (key in copied_labels(pod, binding), key in copied_annotations(pod, binding)) == (label, annotation)
+
+
+def test_a_binding_allows_a_key_or_a_prefix() -> None:
+    pairs = {"a.io/x": "1", "a.io/y": "1", "b.io/x": "1", "b.io/y": "1", "c.b.io/x": "1", "tapestry.io/x": "1"}
+    binding = a_binding("a.io/x", "b.io/*", "tapestry.io/*", "tapestry.io/x")
+    assert sorted(copied_labels(a_pod(pairs), binding)) == ["a.io/x", "b.io/x", "b.io/y"]
+    assert sorted(copied_annotations(a_pod({}, pairs), binding)) == ["a.io/x", "b.io/x", "b.io/y"]
+
+
+@pytest.mark.parametrize("entry", ["", "*", "*/*", "/x", "a.io/", "a.io/x*", "a.io/x/y", "A.io/x", "app"])
+def test_what_is_neither_a_key_nor_a_prefix_is_refused(entry: str) -> None:
+    with pytest.raises(InvalidSpec, match="allowedMetadata"):
+        decode(CLUSTER_BINDING, {"spec": a_spec(entry)})
+
+
+def test_uncopied_keys_are_named_once_and_not_all_of_many() -> None:
+    ours = {"tapestry.io/physical-pod-name": "x", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    pod = a_pod({"b.io/x": "1", "app": "w"}, {"b.io/x": "1", "a.io/x": "1", **ours})
+    assert uncopied_keys(pod, a_binding()) == ["a.io/x", "b.io/x"]
+    assert uncopied_message([f"a.io/{number}" for number in range(5000)]).endswith("a.io/9 and 4990 more")
+
+
+@pytest.mark.parametrize(
+    ("volume", "place"),
+    [
+        ({"downwardAPI": {"items": [{}, {}]}}, "spec.volumes[0].downwardAPI.items[1]"),
+        (
+            {"projected": {"sources": [{"secret": {"name": "s"}}, {"downwardAPI": {"items": [{}, {}]}}]}},
+            "spec.volumes[0].projected.sources[1].downwardAPI.items[1]",
+        ),
+    ],
+)
+@pytest.mark.parametrize("field", ["label", "annotation"])
+def test_a_volume_that_names_an_uncopied_key_is_refused(volume: Object, place: str, field: str) -> None:
+    path = f"metadata.{field}s['a.io/x']"
+    sources = [
+        volume.get("downwardAPI"),
+        *(each.get("downwardAPI") for each in volume.get("projected", {}).get("sources", ())),
+    ]
+    for source in filter(None, sources):
+        source["items"] = [
+            {"path": "all", "fieldRef": {"fieldPath": f"metadata.{field}s"}},
+            {"path": "one", "fieldRef": {"fieldPath": path}},
+        ]
+    pod = a_pod(volumes=[{"name": "v", **volume}])
+    [complaint] = untranslatable(pod, a_binding())
+    assert complaint.startswith(f"{place}: {field} a.io/x is not copied")
+    assert untranslatable(pod, a_binding("a.io/x")) == []
+
+
+def test_an_ephemeral_container_reads_uncopied_keys() -> None:
+    pod = a_pod({"a.io/x": "$(A)"}, ephemeralContainers=[reading("metadata.labels['a.io/x']")])
+    patch = ephemeral_patch({"spec": {}}, pod, a_binding())
+    assert patch is not None
+    assert patch["spec"]["ephemeralContainers"][0]["env"] == [{"name": "V", "value": "$$(A)"}]
+
+
+def test_values_that_come_to_too_much_are_refused() -> None:
+    path = "metadata.annotations['a.io/x']"
+    pod = a_pod({}, {"a.io/x": "x" * 60_000}, containers=[reading(path), reading(path), reading(path)])
+    [complaint] = untranslatable(pod, a_binding())
+    assert complaint.startswith("spec.containers[2].env[0]: values of labels and annotations")
+    assert untranslatable(pod, a_binding("a.io/*")) == []
+
+
+def test_no_metadata_of_other_kinds_is_copied() -> None:
+    pairs = {"app": "web", "a.io/x": "1", "tapestry.io/managed-by": "me"}
+    source = {"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "ns", "labels": pairs, "annotations": pairs}}
+    for metadata in (copied(source, a_binding("a.io/*")), copy_of(source, a_binding("a.io/*"))["metadata"]):
+        assert {
+            key for field in ("labels", "annotations") for key in metadata[field] if "tapestry.io/" not in key
+        } == set()
+        assert metadata["labels"]["tapestry.io/managed-by"] == "tapestry"
+
+
+def test_a_key_that_is_no_longer_allowed_leaves_the_twin() -> None:
+    pod = a_pod({"a.io/x": "1"})
+    before, after = new_twin(pod, a_binding("a.io/*"), "n1"), twin(pod, a_binding(), "n1")
+    patch = twin_patch(before, after)
+    assert patch is not None
+    assert patch["metadata"]["labels"]["a.io/x"] is None
