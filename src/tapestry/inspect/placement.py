@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tapestry.apis import keys
 from tapestry.inspect.status import Value, used_by
-from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.objects import Object, annotations_of, name_of, value_at
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.requests import effective_requests, holds_its_node
 from tapestry.kube.selectors import SelectorError, label_selector, node_selector
@@ -24,6 +24,9 @@ ADVICE = {
     NOT_READY: "the physical node is not ready; see it in its own cluster",
 }
 """What to do about a taint, by its key."""
+RECLAIMED = (
+    f"its owner took the node back with {keys.RECLAIM}={keys.NOW}; wait until they remove that mark, or use other nodes"
+)
 
 
 class Obstacle(Value, frozen=True):
@@ -55,7 +58,7 @@ def obstacles_on(pod: Object, node: Object, used: Amounts, opens: datetime | Non
     tolerations: list[Object] = value_at(pod, "spec", "tolerations", default=[])
     for taint in taints_of(node):
         if not is_tolerated(taint, tolerations):
-            yield f"taint {taint_text(taint)}", advice(taint, opens)
+            yield f"taint {taint_text(taint)}", advice(taint, node, opens)
     if not is_selected(pod, node):
         yield "nodeSelector or nodeAffinity of the pod", "virtual nodes have the labels of physical ones; choose others"
     room = Amounts.parse(value_at(node, "status", "allocatable"))
@@ -77,7 +80,9 @@ def taint_text(taint: Object) -> str:
     return f"{taint['key']}{value}:{taint['effect']}"
 
 
-def advice(taint: Object, opens: datetime | None) -> str:
+def advice(taint: Object, node: Object, opens: datetime | None) -> str:
+    if taint["key"] == keys.OUT_OF_TIME_WINDOWS and annotations_of(node).get(keys.CLOSED_REASON) == "Reclaimed":
+        return RECLAIMED
     if taint["key"] == keys.OUT_OF_TIME_WINDOWS and opens is not None:
         return f"wait until {timestamp(opens)}, when a window opens or closes next; `tapestry policies` shows them"
     return ADVICE.get(taint["key"], f"tolerate {taint['key']} where that is meant, or have it removed from the node")

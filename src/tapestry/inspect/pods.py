@@ -15,13 +15,15 @@ from tapestry.kube.objects import Object, is_deleting, name_of, namespace_of, ui
 from tapestry.kube.pods import is_over
 from tapestry.kube.times import parse_time
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.translate.pod_status import CONTAINER_LISTS, DISRUPTED, SCHEDULED, mapped_uid
+from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
+from tapestry.syncer.translate.pod_status import CONTAINER_LISTS, DISRUPTED, GATED_BELOW, SCHEDULED, mapped_uid
 from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES, is_left_alone, twin_name
 
 DEFAULTS = SyncerConfig()
 PATIENCE = {
     "RefusedBelow": timedelta(seconds=DEFAULTS.refusal_seconds),
     "UnschedulableBelow": timedelta(seconds=DEFAULTS.unschedulable_seconds),
+    GATED_BELOW: timedelta(seconds=DEFAULTS.unschedulable_seconds),
 }
 """How long a pod may wait for such a reason, unless its syncer was told otherwise."""
 
@@ -50,7 +52,15 @@ ADVICE = {
     "NameTaken": "have the owner of the physical cluster delete what has the name",
     "NotPermitted": "`tapestry join` again gives the syncer what it lacks below",
     "RefusedBelow": "see the message: a quota, a limit or a webhook of the physical cluster does not want the pod",
-    "UnschedulableBelow": "nothing: its node has no room after all; the pod fails in the end and another may be tried",
+    "UnschedulableBelow": (
+        "see the message of the physical scheduler: the pod does not fit its node now; it fails in the end, "
+        "and its controller makes another"
+    ),
+    GATED_BELOW: (
+        "ask the owner of the physical cluster which controller there adds scheduling gates to pods (Kueue does), "
+        "and have it leave the mount namespace alone; the pod fails in the end"
+    ),
+    "Tainted": "tolerate the taint with the effect that it has on the physical node, or use other nodes",
     "TwinLost": "nothing: its syncer ends the pod as soon as it sees that",
     "Reclaimed": "nothing: its controller makes another; without one, create it again",
     "PhysicalPodLost": "ask the owner of the physical cluster who deleted it; the pod is never run twice",
@@ -94,6 +104,8 @@ class PodAnswer(Value, frozen=True):
     obstacles: tuple[Obstacle, ...]
     unseen: str
     """Why the physical cluster could not be looked into."""
+    notes: tuple[str, ...] = ()
+    """What does not reach the pod there."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +199,8 @@ def mapped_verdict(pod: Object) -> Verdict:
         refused = condition(pod, keys.ACCEPTED)
         return Verdict("Running", refused.get("reason", ""), refused.get("message", ""))
     unplaced = condition(pod, SCHEDULED)
+    if unplaced.get("reason") == GATED_BELOW:
+        return Verdict("Waiting", GATED_BELOW, unplaced.get("message") or "")
     if unplaced.get("status") == "False":
         return Verdict("Waiting", "UnschedulableBelow", unplaced.get("message") or "it was not scheduled below")
     for field in CONTAINER_LISTS:
@@ -255,7 +269,21 @@ def explained_pod(
         free_nodes=free,
         obstacles=barring,
         unseen=below.unseen,
+        notes=notes(placed),
     )
+
+
+def notes(placed: Placed) -> tuple[str, ...]:
+    """What a pod with a virtual node cannot count on below."""
+    if placed.binding is None or is_over(placed.pod):
+        return ()
+    found = []
+    if uncopied := uncopied_keys(placed.pod, placed.binding):
+        found.append(uncopied_message(uncopied))
+    spec = placed.binding.spec
+    if namespace_of(placed.pod) in spec.service_namespaces and not spec.virtual_endpoints.dns:
+        found.append("it knows the Services that had an address when it was created; headless and later ones need DNS")
+    return tuple(found)
 
 
 def is_lost(placed: Placed, below: TwinSeen) -> bool:
@@ -275,6 +303,6 @@ def deadline(pod: Object, status: PodStatus) -> datetime | None:
     patience = PATIENCE.get(status.reason)
     if patience is None or status.state != "Waiting":
         return None
-    conditions = (keys.MAPPED, SCHEDULED) if status.reason == "UnschedulableBelow" else (keys.MAPPED,)
+    conditions = (keys.MAPPED,) if status.reason == "RefusedBelow" else (keys.MAPPED, SCHEDULED)
     since = [condition(pod, each).get("lastTransitionTime") for each in conditions]
     return max(parse_time(each) for each in since if each) + patience if any(since) else None

@@ -322,6 +322,7 @@ def pod_lines(answer: PodAnswer, now: datetime) -> Iterator[str]:
     if pod.twin:
         placed = f" on {answer.twin_node}" if answer.twin_node else ""
         yield f"twin {pod.twin}{f': {answer.twin_phase}{placed}' if answer.twin_phase else ''}"
+    yield from answer.notes
     if answer.todo and not answer.obstacles:
         yield f"what to do: {answer.todo}"
     if answer.unseen:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from tapestry.apis import keys
 from tapestry.client.client import Client
 from tapestry.controller import Manager, Result
 from tapestry.kube.errors import NotFound
@@ -22,7 +23,7 @@ from tapestry.local.simulation import gone_at, last_words, told
 from tapestry.local.statuses import Place
 from tapestry.local.usage import PodUse, requested
 
-SIMULATED = Sort("simulated.tapestry.io/node", "simulated", "this node is simulated")
+SIMULATED = Sort(keys.SIMULATED_NODE, "simulated", "this node is simulated")
 WORKERS = 32
 
 

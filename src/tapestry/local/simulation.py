@@ -17,6 +17,7 @@ import re
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, uid_of, value_at
 from tapestry.kube.pods import is_over, is_sidecar
 from tapestry.kube.times import parse_duration, parse_time
@@ -35,7 +36,7 @@ from tapestry.local.statuses import (
     waiting,
 )
 
-PREFIX = "simulated.tapestry.io/"
+PREFIX = keys.SIMULATED_PREFIX
 STARTS, READY, ENDS, EXIT, STOPS = (
     PREFIX + each for each in ("starts-after", "ready-after", "ends-after", "exit-code", "stops-after")
 )

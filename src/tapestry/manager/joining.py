@@ -76,6 +76,8 @@ class Plan:
     """What the owner lends; what it says nothing about stays as it is."""
     volumes: AllowedVolumes = field(default_factory=AllowedVolumes)
     """Which volumes may cross, as the binding says if there is one: more rights go with them."""
+    metadata: tuple[str, ...] = ()
+    """What the binding lists in `allowedMetadata`; empty to leave that as it is."""
 
 
 async def join(
@@ -85,7 +87,9 @@ async def join(
     check(plan.offer)
     uid = await virtual.identity()
     await check_fit(plan, uid, virtual, physical)
-    plan = replace(plan, volumes=await allowed_volumes(plan, virtual))
+    plan = replace(
+        plan, volumes=await allowed_volumes(plan, virtual), metadata=await allowed_metadata(plan, virtual, physical)
+    )
     kubeconfig(access, "any")
     account = await prepare(plan, uid, physical)
     secret = await hand_over(plan, uid, virtual, physical, account, access, now)
@@ -123,6 +127,15 @@ async def allowed_volumes(plan: Plan, virtual: Cluster) -> AllowedVolumes:
     """What the binding says of volumes; nothing, where it has yet to be made."""
     binding = await virtual.find(CLUSTER_BINDINGS, named(plan.name))
     return decode(CLUSTER_BINDING, binding).allowed_volumes if binding is not None else plan.volumes
+
+
+async def allowed_metadata(plan: Plan, virtual: Cluster, physical: Cluster) -> tuple[str, ...]:
+    """What the binding lists, and where nodes are simulated also the keys that their kubelets read."""
+    if not await physical.client.list(NODES, labels=keys.SIMULATED_NODE):
+        return plan.metadata
+    binding = await virtual.find(CLUSTER_BINDINGS, named(plan.name))
+    listed = decode(CLUSTER_BINDING, binding).allowed_metadata if binding is not None else ()
+    return tuple(dict.fromkeys((*listed, *plan.metadata, f"{keys.SIMULATED_PREFIX}*")))
 
 
 def complaint_about(binding: Object, plan: Plan, identity: str, joined: set[str]) -> str:
@@ -275,6 +288,7 @@ def wanted_binding(plan: Plan) -> Object:
                 "secretRef": {"name": plan.name, "namespace": keys.SYSTEM_NAMESPACE},
                 "mountNamespace": plan.mount_namespace,
                 "disableNodeDefaultTaint": not plan.taint,
+                **({"allowedMetadata": list(plan.metadata)} if plan.metadata else {}),
             },
         },
     )

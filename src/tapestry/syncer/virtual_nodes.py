@@ -123,6 +123,8 @@ def annotations_for(node: Object, lease: Lease, binding: Binding, existing: Obje
         keys.POLICIES_APPLIED: ",".join(str(policy) for policy in lease.policies),
         keys.LAST_TERMS: terms_to_keep(lease, existing),
     }
+    if lease.state is State.CLOSED:
+        found[keys.CLOSED_REASON] = lease.reason
     if lease.ends is not None and lease.ends_soon:
         found[keys.LEASE_ENDS] = timestamp(lease.ends)
     return found

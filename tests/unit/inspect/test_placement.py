@@ -44,6 +44,14 @@ def test_a_closed_window_says_when_the_next_change_is() -> None:
     assert "2026-03-02T22:00:00Z" in found.todo
 
 
+def test_a_node_that_its_owner_took_back_is_not_said_to_open() -> None:
+    reclaimed = a_node("a", CLOSED)
+    reclaimed["metadata"]["annotations"] = {keys.CLOSED_REASON: "Reclaimed"}
+    (found,), _ = obstacles(a_pod(), [reclaimed], {}, OPENS)
+    assert found.todo.startswith("its owner took the node back with tapestry.io/reclaim=now")
+    assert "window" not in found.todo
+
+
 def test_obstacles_are_counted_over_nodes_the_most_frequent_first() -> None:
     nodes = [a_node("a", VNODE), a_node("b", VNODE, CLOSED), a_node("c")]
     assert barring(a_pod(), *nodes) == (

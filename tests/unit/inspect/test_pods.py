@@ -1,9 +1,11 @@
 """Where a pod is, why it waits, why it ended: one answer from what the clusters say."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
@@ -149,6 +151,27 @@ def test_a_pod_that_waits_for_room_tells_when_it_fails() -> None:
     assert explained(unplaced).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
     missing = a_pod(said(keys.MAPPED, "False", "SecretMissing", "secrets shop/p does not exist", LATER))
     assert explained(missing).deadline is None
+
+
+def test_a_pod_that_is_gated_below_is_told_so() -> None:
+    gated = said("PodScheduled", "False", "SchedulingGatedBelow", "a gate below holds it back", LATER)
+    answer = explained(a_pod(MAPPED, gated))
+    assert (answer.pod.state, answer.pod.reason) == ("Waiting", "SchedulingGatedBelow")
+    assert answer.deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
+    failed = explained(a_pod(MAPPED, phase="Failed", reason="SchedulingGatedBelow"))
+    for todo in (answer.todo, failed.todo):
+        assert "scheduling gates" in todo
+        assert "room" not in todo
+
+
+def test_keys_that_are_not_copied_and_names_that_need_dns_are_noted() -> None:
+    pod = with_metadata(a_pod(MAPPED), labels={"kueue.x-k8s.io/queue-name": "q", "app": "web"})
+    [note] = explained(pod).notes
+    assert note.endswith(": kueue.x-k8s.io/queue-name")
+    spec = structs.replace(a_binding().spec, service_namespaces=("shop",))
+    place = Placed(a_pod(MAPPED), NODE, replace(a_binding(), spec=spec))
+    [note] = explained_pod(place, TwinSeen(), [NODE], {}, None).notes
+    assert "headless and later ones need DNS" in note
 
 
 def test_a_pod_without_a_node_is_told_what_bars_it() -> None:

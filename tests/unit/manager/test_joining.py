@@ -155,6 +155,21 @@ def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
     in_a_world(scenario)
 
 
+def test_a_cluster_with_simulated_nodes_lets_their_annotations_pass() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+        assert not binding["spec"].get("allowedMetadata")
+        await world.physical.client.patch(NODES, named("n1"), {"metadata": {"labels": {keys.SIMULATED_NODE: ""}}})
+        await world.virtual.client.patch(CLUSTER_BINDINGS, binding, {"spec": {"allowedMetadata": ["a.io/x"]}})
+        for _ in range(2):
+            await world.join()
+            binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+            assert binding["spec"]["allowedMetadata"] == ["a.io/x", "simulated.tapestry.io/*"]
+
+    in_a_world(scenario)
+
+
 def test_the_account_below_has_the_rights_of_the_table_and_no_others() -> None:
     async def scenario(world: World) -> None:
         await world.join()

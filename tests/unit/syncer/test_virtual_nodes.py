@@ -159,6 +159,12 @@ def test_the_end_of_a_lease_is_told_when_it_is_near_and_then_no_more() -> None:
     assert keys.LEASE_ENDS not in annotations_of(over)
 
 
+def test_a_closed_node_says_why_it_is_closed() -> None:
+    closed = converged(None, wanted(lease=a_lease(State.CLOSED)))
+    assert annotations_of(closed)[keys.CLOSED_REASON] == a_lease(State.CLOSED).reason
+    assert keys.CLOSED_REASON not in annotations_of(converged(closed, wanted(existing=closed)))
+
+
 # -- taints
 
 

@@ -370,7 +370,7 @@ def said(type: str, status: str, reason: str) -> Until:
 
     def until(pod: Object) -> bool:
         found = find(value_at(pod, "status", "conditions"), type)
-        return found is not None and (found["status"], found["reason"]) == (status, reason)
+        return found is not None and (found["status"], found.get("reason")) == (status, reason)
 
     return until
 

@@ -7,11 +7,15 @@ from tapestry.kube.objects import Object
 
 
 class NotYet(Exception):
-    """Something that the pod needs below is not there; a change of it brings the pod back."""
+    """Something that the pod needs below is not there; a change of it brings the pod back.
 
-    def __init__(self, reason: str, message: str) -> None:
+    With `seconds` the pod comes back after that time anyway.
+    """
+
+    def __init__(self, reason: str, message: str, seconds: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.seconds = seconds
 
 
 class Companion(Protocol):

@@ -16,6 +16,7 @@ from tapestry.kube.objects import Object, key_of, value_at, version_of
 from tapestry.kube.times import parse_time
 from tapestry.syncer.site import LAG, Site
 from tapestry.syncer.topdown.verdicts import Verdicts, told_since
+from tapestry.syncer.translate.pod_status import GATED, GATED_BELOW, GATED_MESSAGE
 
 LATER = (Unauthorized, Conflict, TooManyRequests, ServerError)
 """Answers of an API server that say nothing about the pod."""
@@ -67,7 +68,10 @@ class Patience:
         live = await self.site.live_twin(key_of(pod))
         if live is None or version_of(live) != version_of(twin):
             return Result(requeue_after=LAG)
-        await self.give_up(pod, node, "UnschedulableBelow", said.get("message") or "it was not scheduled below")
+        if said.get("reason") == GATED:
+            await self.give_up(pod, node, GATED_BELOW, GATED_MESSAGE)
+        else:
+            await self.give_up(pod, node, "UnschedulableBelow", said.get("message") or "it was not scheduled below")
         return None
 
     async def give_up(self, pod: Object, node: str, reason: str, message: str) -> None:

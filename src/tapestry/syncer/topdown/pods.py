@@ -145,7 +145,8 @@ class VirtualPods:
             await self.site.physical.create(PODS, wanted)
         except NotYet as wait:
             await self.verdicts.wait(pod, wait.reason, str(wait))
-            return Result(requeue_after=TAKEN) if wait.reason == "NameTaken" else None
+            seconds = TAKEN if wait.reason == "NameTaken" else wait.seconds
+            return Result(requeue_after=seconds) if seconds is not None else None
         except AlreadyExists:
             return await self.adopt(pod, binding)
         except ApiError as error:
@@ -210,7 +211,7 @@ class VirtualPods:
 
     async def follow(self, pod: Object, twin: Object, binding: Binding, node: str) -> None:
         """Have the twin show what changed of the pod."""
-        wanted = pods.twin(pod, binding, node, self.aliases(namespace_of(pod) or ""))
+        wanted = pods.twin(pod, binding, node)  # host aliases do not change
         added = pods.ephemeral_patch(twin, pod, binding)
         if is_as_applied(twin, wanted) and added is None:
             await self.verdicts.accept(pod)

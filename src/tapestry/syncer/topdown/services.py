@@ -1,8 +1,11 @@
 """Services of the namespaces that the binding names are known below, and pods from there find them by name.
 
 For each Service there is a twin without a selector, and for each of its EndpointSlices one of ours.  Pods of the
-Service's namespace get its names as aliases of the twin's address.  A pod is told when its own twin is made: of a
-Service that comes later it does not learn.
+namespaces that the binding names get its names as aliases of the twin's address.  A pod is told when its own twin is
+made: of a Service that comes later it does not learn.
+
+Namespaces do not trust each other.  A pod waits for the Services of its own namespace, and only for a moment for those
+of others; and other namespaces share the aliases that its own leaves.
 
 What goes below goes by a live read: where the caches want something removed, everything is decided once more by what
 the virtual API server has now.
@@ -20,6 +23,7 @@ from tapestry.kube.errors import AlreadyExists, BadRequest, Forbidden, Invalid
 from tapestry.kube.names import dns_label_complaint
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES, Resource
+from tapestry.kube.times import parse_time
 from tapestry.syncer.site import Site
 from tapestry.syncer.topdown.companions import NotYet
 from tapestry.syncer.topdown.following import Following, ours_below
@@ -34,6 +38,10 @@ from tapestry.syncer.translate.services import (
     twin_slice,
 )
 
+MOST_ALIASES = 1000
+"""Addresses that a pod knows by name; with many more an API server would not take its twin."""
+OTHERS_WAIT = 10.0
+"""Seconds of a pod's life in which it waits for Services of other namespaces."""
 Below = dict[tuple[Resource, str], Object]
 """What stands for one Service, by kind and name."""
 
@@ -70,13 +78,27 @@ class Services:
     # -- for pods
 
     def aliases(self, namespace: str) -> list[HostAlias]:
-        """The names of the Services of a namespace, as far as they have an address below."""
+        """The names of Services for pods of a namespace, as far as they have an address below."""
+        others = self.others(namespace)
+        found = self.aliases_of(self.crossing(namespace), namespace)[:MOST_ALIASES]
+        share = (MOST_ALIASES - len(found)) // max(len(others), 1)
+        for other in others:
+            found += self.aliases_of(self.crossing(other)[:share], namespace)[:share]
+        return found
+
+    def aliases_of(self, services: Iterable[Object], namespace: str) -> list[HostAlias]:
         return [
             alias
-            for service in self.crossing(namespace)
+            for service in services
             for twin in self.twins.store.by("source", key_of(service))
-            for alias in host_aliases(twin, service)
+            for alias in host_aliases(twin, service, namespace)
         ]
+
+    def others(self, namespace: str) -> list[str]:
+        """The other namespaces whose Services pods of a namespace know: if the binding names it, all that it names."""
+        binding = self.site.binding()
+        listed = binding.spec.service_namespaces if binding is not None else ()
+        return [each for each in listed if each != namespace] if namespace in listed else []
 
     async def precede(self, pod: Object, binding: Binding) -> None:
         """Have a pod wait for the Services of its namespace, whose addresses its twin is to know.
@@ -86,12 +108,21 @@ class Services:
         namespace = namespace_of(pod) or ""
         if namespace not in binding.spec.service_namespaces:
             return
-        crossing = {key_of(service) for service in self.crossing(namespace)}
-        missing = sorted(key for key in crossing - self.refused if not self.has_address(key))
+        self.wait_for(namespace, pod)
+        for other in self.others(namespace):
+            age = self.site.now() - parse_time(pod["metadata"]["creationTimestamp"])
+            self.wait_for(other, pod, OTHERS_WAIT - age.total_seconds())
+
+    def wait_for(self, namespace: str, pod: Object, seconds: float | None = None) -> None:
+        """Raise NotYet until the Services of a namespace are known and have addresses; for these, so many seconds."""
+        missing: list[str] = []
+        if seconds is None or seconds > 0:
+            crossing = {key_of(service) for service in self.crossing(namespace)}
+            missing = sorted(key for key in crossing - self.refused if not self.has_address(key))
         if missing or not self.is_known(namespace):
             self.waiting.setdefault(namespace, set()).add(key_of(pod))
             what = f"Service {missing[0]} has" if missing else f"the Services of {namespace} have"
-            raise NotYet("ServiceNotMapped", f"{what} no address below yet")
+            raise NotYet("ServiceNotMapped", f"{what} no address below yet", seconds if missing else None)
 
     def has_address(self, key: str) -> bool:
         return any(twin["spec"].get("clusterIP") for twin in self.twins.store.each("source", key))

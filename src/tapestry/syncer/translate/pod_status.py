@@ -34,6 +34,10 @@ from tapestry.syncer.translate.strangers import (
 )
 
 SCHEDULED = "PodScheduled"
+GATED = "SchedulingGated"
+GATED_BELOW = "SchedulingGatedBelow"
+"""The pod itself has no gate: its twin was given one by somebody in the physical cluster."""
+GATED_MESSAGE = "a scheduling gate that was added in the physical cluster holds the pod back there"
 FROM_BELOW = frozenset(
     {
         *(SCHEDULED, "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"),
@@ -196,7 +200,7 @@ def to_virtual(pod: Object, twin: Object, status: Object, now: datetime) -> Obje
     """
     if is_over(pod):
         return None
-    conditions = with_gates(pod, status["conditions"])
+    conditions = with_gates(pod, [gated_below(each) for each in status["conditions"]])
     if find(conditions, DISRUPTED) is None and (marked := find(pod["status"]["conditions"], DISRUPTED)):
         conditions = shown_conditions([*conditions, marked])
     wanted = {**status, "phase": onward(pod["status"]["phase"], status["phase"]), "conditions": conditions}
@@ -243,6 +247,13 @@ def with_gates(pod: Object, conditions: list[Object]) -> list[Object]:
         latest = max(moment_of(condition.get("lastTransitionTime")) for condition in (ready, *said))
         verdict = ready | ({"lastTransitionTime": latest} if latest else {})
     return [verdict if each is ready else each for each in conditions]
+
+
+def gated_below(condition: Object) -> Object:
+    """A condition of a twin as its pod shows it: a reason that speaks of the pod's own gates would mislead."""
+    if condition["type"] != SCHEDULED or condition.get("reason") != GATED:
+        return condition
+    return {**condition, "reason": GATED_BELOW, "message": GATED_MESSAGE}
 
 
 def condition_changes(pod: Object, wanted: list[Object], now: datetime) -> list[Object]:

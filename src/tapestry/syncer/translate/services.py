@@ -24,6 +24,15 @@ SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
 HEADLESS = "None"
 PORT = ("name", "protocol", "port", "targetPort", "appProtocol")
 AFFINITY = ("sessionAffinity", "sessionAffinityConfig")
+COUNTRY = 2
+"""Characters of a top-level domain of a country; no other has as few."""
+TOP_LEVEL_DOMAINS = frozenset(
+    {
+        *("arpa", "biz", "com", "edu", "gov", "info", "int", "mil", "net", "org"),
+        *("corp", "home", "internal", "intranet", "lan", "local", "localdomain", "localhost"),
+    }
+)
+"""Namespaces whose names also end names of hosts outside: old domains, and those of private networks."""
 ENDPOINT = ("conditions", "hostname")
 """Fields of an endpoint that mean below what they mean above: nodes, zones and pods are others there."""
 
@@ -102,15 +111,28 @@ def is_headless(service: Object) -> bool:
     return bool(value_at(service, "spec", "clusterIP") == HEADLESS)
 
 
-def host_aliases(twin: Object, service: Object) -> list[HostAlias]:
-    """How pods of its own namespace find a Service by its names: at the twin's addresses, of the Service's families."""
-    names = service_names(name_of(service), namespace_of(service) or "")
+def host_aliases(twin: Object, service: Object, namespace: str) -> list[HostAlias]:
+    """How pods of `namespace` find a Service by its names: at the twin's addresses, of the Service's families."""
+    names = names_in(namespace, service)
     families = service["spec"].get("ipFamilies")
     return [
         HostAlias(address, names)
         for address in twin["spec"].get("clusterIPs") or [twin["spec"].get("clusterIP")]
         if address and address != HEADLESS and (not families or family_of(address) in families)
     ]
+
+
+def names_in(namespace: str, service: Object) -> tuple[str, ...]:
+    """The names of a Service for pods of `namespace`.
+
+    Each ends with the namespace of the Service, except the short one, which only its own namespace knows.  So no
+    Service has a name of another namespace.  A name like `github.com` is left out where it may be that of a host.
+    """
+    own = namespace_of(service) or ""
+    names = service_names(name_of(service), own)
+    if namespace == own:
+        return names
+    return names[2:] if len(own) == COUNTRY or own in TOP_LEVEL_DOMAINS else names[1:]
 
 
 def family_of(address: str) -> str:

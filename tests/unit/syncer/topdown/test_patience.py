@@ -57,6 +57,21 @@ async def test_a_pod_without_a_place_below_fails_after_five_minutes_with_the_rea
 
 
 @in_virtual_time
+async def test_a_pod_that_is_gated_below_fails_with_that_reason_and_shrinks_no_lease() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.add_pod(requests=ONE_CPU)
+        await world.wait_for_pod(MAPPED)
+        gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
+        await world.set_twin_status(conditions=[{**gated, "lastTransitionTime": world.moment()}])
+        await world.wait_for_pod(said("PodScheduled", "False", "SchedulingGatedBelow"))
+        lent = await world.lent()
+        await world.wait_for_pod(phase("Failed"), timeout=FIVE_MINUTES + 10)
+        assert await world.ended() == ("Failed", "SchedulingGatedBelow")
+        assert await world.lent() == lent
+
+
+@in_virtual_time
 async def test_a_pod_that_finds_its_place_in_time_runs() -> None:
     world = await a_world()
     async with world.syncer():

@@ -271,7 +271,7 @@ async def test_rule_2_what_only_the_cache_misses_is_not_removed() -> None:
 
 
 @in_virtual_time
-async def test_pods_find_the_services_of_their_own_namespace_by_name() -> None:
+async def test_pods_of_the_listed_namespaces_find_services_by_name() -> None:
     world = await a_world(serviceNamespaces=["team-a", "team-b"])
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
@@ -284,7 +284,44 @@ async def test_pods_find_the_services_of_their_own_namespace_by_name() -> None:
             for namespace in ("team-a", "team-b", "team-c")
         }
     names = ["shop", "shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local"]
-    assert aliases == {"team-a": [{"ip": address, "hostnames": names}], "team-b": None, "team-c": None}
+    assert aliases == {
+        "team-a": [{"ip": address, "hostnames": names}],
+        "team-b": [{"ip": address, "hostnames": names[1:]}],
+        "team-c": None,
+    }
+
+
+@in_virtual_time
+async def test_services_of_another_namespace_hold_a_pod_for_ten_seconds_at_most() -> None:
+    world = await a_world(serviceNamespaces=["default", "team-a"])
+    world.down.refusal = not_now
+    await add_service(world.virtual, "10.1.0.1")
+    async with world.syncer():
+        await world.add_pod()
+        await world.wait_for_pod(said(keys.MAPPED, "False", "ServiceNotMapped"))
+        await asyncio.sleep(5)
+        assert await world.twins() == []
+        await asyncio.sleep(7)
+        [twin] = await world.twins()
+        assert "hostAliases" not in twin["spec"]
+
+
+@in_virtual_time
+async def test_a_namespace_with_many_services_leaves_room_for_the_names_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tapestry.syncer.topdown.services.MOST_ALIASES", 5)
+    world = await a_world(serviceNamespaces=["a", "b", "default"])
+    for number in range(6):
+        await add_service(world.virtual, "10.1.0.1", name=f"many-{number}", namespace="a")
+    await add_service(world.virtual, "10.1.0.1", name="few", namespace="b")
+    await add_service(world.virtual, "10.1.0.1", name="own", namespace="default")
+    async with world.syncer():
+        await wait_for_address(world, "own", "default")
+        await asyncio.sleep(5)
+        await world.add_pod()
+        twin = await world.wait_for_twin()
+    assert [each["hostnames"][0] for each in twin["spec"]["hostAliases"]] == ["own", "many-0.a", "many-1.a", "few.b"]
 
 
 def not_now(request: Request) -> ApiError | None:

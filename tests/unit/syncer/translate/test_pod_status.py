@@ -272,6 +272,17 @@ def test_a_new_twin_without_room_says_so_in_the_first_patch() -> None:
     assert (condition(after(pod, a_status(UNPLACED, phase="Pending")), "PodScheduled") or {})["status"] == "False"
 
 
+def test_a_gate_below_is_not_shown_as_a_gate_of_the_pod() -> None:
+    gated = a_condition("PodScheduled", "False", reason="SchedulingGated", message="non-empty scheduling gates")
+    pod = after(a_pod(a_condition("PodScheduled")), a_status(gated, phase="Pending"))
+    found = condition(pod, "PodScheduled") or {}
+    assert (found["status"], found["reason"]) == ("False", "SchedulingGatedBelow")
+    assert "physical cluster" in found["message"]
+    misled = a_pod(gated)  # as an earlier version has shown it
+    assert (condition(after(misled, a_status(gated)), "PodScheduled") or {})["reason"] == "SchedulingGatedBelow"
+    assert (condition(after(pod, a_status()), "PodScheduled") or {})["status"] == "True"
+
+
 # -- disruptions
 
 RECLAIMED = a_condition("DisruptionTarget", reason="Reclaimed", message="the window closed")

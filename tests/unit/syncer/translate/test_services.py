@@ -187,19 +187,31 @@ def test_what_cannot_be_changed_makes_it_another() -> None:
 def test_a_service_is_found_by_every_name_it_has_within_its_namespace() -> None:
     twin = {"spec": {"clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"]}}
     names = ("shop", "shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local")
-    assert host_aliases(twin, a_service()) == [HostAlias("10.96.0.7", names)]
-    assert host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, a_service()) == [HostAlias("10.96.0.7", names)]
+    assert host_aliases(twin, a_service(), "team-a") == [HostAlias("10.96.0.7", names)]
+    assert host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, a_service(), "team-a") == [HostAlias("10.96.0.7", names)]
+
+
+def test_other_namespaces_know_a_service_only_by_names_that_end_with_its_own() -> None:
+    twin = {"spec": {"clusterIP": "10.96.0.7"}}
+    names = ("shop.team-a", "shop.team-a.svc", "shop.team-a.svc.cluster.local")
+    assert host_aliases(twin, a_service(), "team-b") == [HostAlias("10.96.0.7", names)]
+
+
+@pytest.mark.parametrize("namespace", ["com", "io", "internal", "local"])
+def test_a_service_does_not_take_the_name_of_a_host_outside(namespace: str) -> None:
+    [alias] = host_aliases({"spec": {"clusterIP": "10.96.0.7"}}, a_service("github", namespace), "team-a")
+    assert alias.names == (f"github.{namespace}.svc", f"github.{namespace}.svc.cluster.local")
 
 
 def test_without_an_address_there_is_no_alias() -> None:
-    assert host_aliases({"spec": {"clusterIP": "None", "clusterIPs": ["None"]}}, a_service()) == []
-    assert host_aliases({"spec": {}}, a_service()) == []
+    assert host_aliases({"spec": {"clusterIP": "None", "clusterIPs": ["None"]}}, a_service(), "team-a") == []
+    assert host_aliases({"spec": {}}, a_service(), "team-a") == []
 
 
 def test_of_two_addresses_those_count_behind_which_the_service_has_any() -> None:
     twin = {"spec": {"clusterIPs": ["10.96.0.7", "fd00::7"]}}
     found = {
-        families: [alias.ip for alias in host_aliases(twin, a_service(ipFamilies=list(families)))]
+        families: [alias.ip for alias in host_aliases(twin, a_service(ipFamilies=list(families)), "team-a")]
         for families in (("IPv4",), ("IPv6",), ("IPv4", "IPv6"))
     }
     assert found == {("IPv4",): ["10.96.0.7"], ("IPv6",): ["fd00::7"], ("IPv4", "IPv6"): ["10.96.0.7", "fd00::7"]}
