@@ -225,7 +225,7 @@ async def test_labels_a_debugger_and_a_resize_follow_and_what_was_added_below_st
             "work",
             lambda twin: (
                 bool(twin["spec"].get("ephemeralContainers"))
-                and twin["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "2"}
+                and twin["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "2"
                 and twin["spec"]["containers"][0]["image"] == "other"
                 and "app" not in labels_of(twin)
             ),

@@ -125,7 +125,7 @@ async def a_debugger_comes_and_a_resize(world: Clusters) -> None:
     await world.wait_for_twin(
         lambda twin: (
             bool(twin["spec"].get("ephemeralContainers"))
-            and twin["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "2"}
+            and twin["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "2"
         ),
         timeout=LONG,
     )
