@@ -16,7 +16,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-api conformance kube-assets node-assets client-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-api conformance kube-assets node-assets client-assets queue-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ up: setup ## Run a world on this machine until Ctrl-C: a virtual cluster, and ph
 test: setup $(if $(FAST),,$(VENV)/installed-bench kube-assets-if-possible) ## Run what CI runs: every test but the long ones (FAST=1: without Kubernetes)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "$(MARKS)"
 
-test-long: setup kube-assets client-assets conformance-assets ## Run soaks, kills by the hundred and other tests of many minutes
+test-long: setup kube-assets client-assets queue-assets conformance-assets ## Run soaks, kills by the hundred and other tests of many minutes
 	$(BIN)/python tools/conformance.py --beside
 	$(BIN)/pytest -m long
 
@@ -76,6 +76,9 @@ conformance-assets: ## Build Kubernetes' own tests: nine minutes, once
 
 client-assets: ## Build programs that talk to an API server, for the long tests of ours: helm, kwok
 	@$(PYTHON) tools/kube_assets.py --clients
+
+queue-assets: ## Build Kueue, for the long test of its guide
+	@$(PYTHON) tools/kube_assets.py --queues
 
 # Exit code 3 is "Go is not installed": on a contributor's machine the tests that need Kubernetes are then skipped.
 kube-assets-if-possible:

@@ -1,8 +1,8 @@
 """Builds a real Kubernetes from Go modules into the user's cache folder: the control plane, and on request the node
 or the tests that Kubernetes has of itself, or others' clients.
 
-The modules are pinned in tools/kube-assets/{kubernetes,etcd,helm,kwok}/go.mod and go.sum.  A program appears in the
-folder only when it is whole, so whoever looks there finds it or does not; what is there already is not built again.
+The modules are pinned in tools/kube-assets/{kubernetes,etcd,helm,kwok,kueue}/go.mod and go.sum.  A program appears in
+the folder only when it is whole, so whoever looks there finds it or does not; what is there already is not built again.
 With KUBEBUILDER_ASSETS set, that folder is used as it is and nothing is built.
 """
 
@@ -56,6 +56,8 @@ class Program:
     module: str
     package: str
     seconds: int
+    manifests: tuple[str, ...] = ()
+    """Files of the Go module, as patterns, that are put into `NAME.yaml` beside the program."""
 
     @property
     def command(self) -> list[str]:
@@ -86,7 +88,16 @@ CLIENTS = [
     Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", 115),
     Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", 170),
 ]
-PROGRAMS = [*CONTROL_PLANE, *NODE, CONFORMANCE[0], *CLIENTS]
+QUEUES = [
+    Program(
+        "kueue",
+        "kueue",
+        "sigs.k8s.io/kueue/cmd/kueue",
+        600,
+        ("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"),
+    ),
+]
+PROGRAMS = [*CONTROL_PLANE, *NODE, CONFORMANCE[0], *CLIENTS, *QUEUES]
 
 
 def assets_folder(environ: Mapping[str, str]) -> Path:
@@ -118,8 +129,19 @@ def build(program: Program, folder: Path) -> None:
     began = time.monotonic()
     print(f"building {program.name} (about {program.seconds} s the first time) ...", flush=True)
     subprocess.run(command, cwd=MODULES / program.module, env={**os.environ, "CGO_ENABLED": "0"}, check=True)
+    if program.manifests:
+        (folder / f"{program.name}.yaml").write_text(manifests_of(program))
     unfinished.rename(folder / program.name)
     print(f"built {program.name} in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def manifests_of(program: Program) -> str:
+    """The manifests that a Go module has of its program, as one document after the other."""
+    command = ["go", "list", "-f", "{{.Module.Dir}}", program.package]
+    found = subprocess.run(command, cwd=MODULES / program.module, check=True, capture_output=True, text=True)
+    module = Path(found.stdout.strip())
+    files = [path for pattern in program.manifests for path in sorted(module.glob(pattern))]
+    return "\n---\n".join(path.read_text() for path in files)
 
 
 def build_missing(wanted: list[Program], folder: Path) -> int:
@@ -171,6 +193,7 @@ def main() -> int:
     what.add_argument("--nodes", action="store_true", help="build also what runs on a node")
     what.add_argument("--conformance", action="store_true", help="build Kubernetes' own tests, and what they call")
     what.add_argument("--clients", action="store_true", help="build programs that talk to an API server: helm, kwok")
+    what.add_argument("--queues", action="store_true", help="build Kueue, for the test of its guide")
     parser.add_argument("--print-dir", action="store_true", help="print the folder, build nothing")
     options = parser.parse_args()
     folder = assets_folder(os.environ)
@@ -188,6 +211,8 @@ def chosen(options: argparse.Namespace) -> list[Program]:
         return CONFORMANCE
     if options.clients:
         return CLIENTS
+    if options.queues:
+        return QUEUES
     return CONTROL_PLANE + NODE if options.nodes else CONTROL_PLANE
 
 

@@ -1,0 +1,146 @@
+"""The guide "Kueue on leased nodes", followed with a real Kueue manager at the API server of `tapestry up`."""
+
+import base64
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from smells import command_blocks
+from tapestry.apiserver.access.certificates import Authority
+from tapestry.kube.objects import Object
+
+from .documents import ROOT, Reader, reader
+from .test_guides import WORLD
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+GUIDE = ROOT / "docs" / "guides" / "kueue.md"
+NAMESPACE = "kueue-system"
+SECRET = "kueue-webhook-server-cert"
+"""Where Kueue puts certificates of its own; it serves those that it finds in a folder, which are ours."""
+USED = ("-kueue-x-k8s-io-", "-batch-v1-job")
+"""Parts of the paths of webhooks: others are about kinds that the world does not have, or about plain pods."""
+STARTING = 60.0
+
+
+@pytest.fixture(scope="module")
+def kueue(kube_assets: Path) -> Path:
+    found = kube_assets / "kueue"
+    if not found.exists():
+        pytest.skip("kueue is not there: make queue-assets builds it")
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def installed(manifests: Path, authority: str, port: int) -> Iterator[Object]:
+    """What Kueue consists of, but its Deployment: the webhooks are called at a port of this machine."""
+    yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    yield {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": NAMESPACE}}
+    for obj in yaml.safe_load_all(manifests.read_text()):
+        if obj is None:
+            continue
+        if "webhooks" in obj:
+            obj["webhooks"] = [called_at(port, authority, each) for each in obj["webhooks"] if is_used(each)]
+        else:  # Kueue wants to see that; objects of v1beta2, in which they are stored, are not converted
+            config = {"url": f"https://127.0.0.1:{port}/convert"}
+            webhook = {"conversionReviewVersions": ["v1"], "clientConfig": config}
+            obj["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
+        yield obj
+
+
+def path_of(webhook: Object) -> str:
+    found: str = webhook["clientConfig"]["service"]["path"]
+    return found
+
+
+def is_used(webhook: Object) -> bool:
+    return any(part in path_of(webhook) for part in USED)
+
+
+def called_at(port: int, authority: str, webhook: Object) -> Object:
+    bundle = base64.b64encode(authority.encode()).decode()
+    config = {"url": f"https://127.0.0.1:{port}{path_of(webhook)}", "caBundle": bundle}
+    return {**webhook, "clientConfig": config}
+
+
+def configuration(port: int, certificates: Path) -> Object:
+    return {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "namespace": NAMESPACE,
+        "health": {"healthProbeBindAddress": "0"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"host": "127.0.0.1", "port": port, "certDir": str(certificates)},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": True, "webhookSecretName": SECRET},
+        "integrations": {"frameworks": ["batch/job"]},
+        "featureGates": {"VisibilityOnDemand": False},  # it needs a cluster around it, and writes to /visibility
+    }
+
+
+@contextmanager
+def manager(program: Path, somebody: Reader) -> Iterator[None]:
+    """Kueue installed in the world, and its manager as a process."""
+    folder = somebody.folder / "kueue"
+    authority, port = Authority(folder), free_port()
+    certificate, key = authority.server(["127.0.0.1"])
+    for source, name in ((certificate, "tls.crt"), (key, "tls.key")):
+        (folder / name).write_bytes(source.read_bytes())
+    objects = list(installed(program.with_suffix(".yaml"), authority.certificate(), port))
+    (folder / "kinds.yaml").write_text(yaml.safe_dump_all(each for each in objects if "webhooks" not in each))
+    (folder / "webhooks.yaml").write_text(yaml.safe_dump_all(each for each in objects if "webhooks" in each))
+    (folder / "config.yaml").write_text(yaml.safe_dump(configuration(port, folder)))
+    apply(somebody, "kinds.yaml")
+    environment: dict[str, Any] = {**os.environ, "KUBECONFIG": str(somebody.folder / ".tapestry/virtual/kubeconfig")}
+    with (folder / "log").open("w") as output:
+        command = [program, "--config", folder / "config.yaml"]
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+    try:
+        wait_for_port(process, port, folder / "log")
+        apply(somebody, "webhooks.yaml")
+        yield
+    finally:
+        process.terminate()
+        process.wait(STARTING)
+
+
+def apply(somebody: Reader, name: str) -> None:
+    went_well, said = somebody.type(
+        f"kubectl --kubeconfig .tapestry/virtual/kubeconfig apply --server-side -f kueue/{name}\n"
+    )
+    assert went_well, said
+
+
+def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + STARTING
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        threading.Event().wait(0.2)
+
+
+def test_the_guide_does_what_it_says(tmp_path: Path, kube_assets: Path, kueue: Path) -> None:
+    blocks = command_blocks(GUIDE.read_text())
+    assert all(block.runner == "tests/e2e/test_kueue.py" for block in blocks)
+    with reader(tmp_path) as somebody:
+        somebody.follow(WORLD)
+        somebody.type(f'. .venv/bin/activate\nexport PATH="{kube_assets}:$PATH"\n')
+        with manager(kueue, somebody):
+            for block in blocks:
+                somebody.follow(block)
