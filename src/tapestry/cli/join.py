@@ -40,6 +40,9 @@ from tapestry.manager.unjoining import unjoin as part_clusters
     help="Take back what pods still hold after a window and its grace.",
 )
 @click.option("--grace", type=click.IntRange(min=0), help="Seconds from the end of a window to that. [default: 0]")
+@click.option(
+    "--namespace", "-n", help="Namespace of the Secret with the kubeconfig. [default: the namespace of the manager]"
+)
 @click.option("--taint", is_flag=True, help="Bar pods that do not tolerate tapestry.io/vnode.")
 @with_virtual_cluster
 def join(name: str, cluster_kubeconfig: Path, cluster_context: str | None, **options: Any) -> None:
@@ -57,6 +60,7 @@ async def join_both(name: str, file: Path, context: str | None, options: dict[st
         options["mount_namespace"],
         options["taint"],
         offer_in(options),
+        namespace=options["namespace"] or "",
     )
     access = physical_access(file, context)
     async with (

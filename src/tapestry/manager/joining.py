@@ -30,9 +30,19 @@ from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
 from tapestry.client.waiting import wait_for
 from tapestry.kube.crds import InvalidSpec, crd, decode
-from tapestry.kube.errors import NotFound
+from tapestry.kube.errors import Forbidden, NotFound
 from tapestry.kube.names import hashed_name, label_value
-from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, named, of_resource, uid_of, value_at
+from tapestry.kube.objects import (
+    Object,
+    is_deleting,
+    labels_of,
+    name_of,
+    named,
+    namespace_of,
+    of_resource,
+    uid_of,
+    value_at,
+)
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -47,6 +57,7 @@ from tapestry.kube.resources import (
 )
 from tapestry.manager.connectivity import KEY, Connect, access_in, claims_of, examined, expiry_in
 from tapestry.manager.faults import Fault
+from tapestry.manager.installation import NAME as MANAGER_NAME
 from tapestry.manager.installation import host_ports_namespace
 from tapestry.manager.offers import FIRST, Offer, check, policy_spec
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step
@@ -78,6 +89,8 @@ class Plan:
     """Which volumes may cross, as the binding says if there is one: more rights go with them."""
     metadata: tuple[str, ...] = ()
     """What the binding lists in `allowedMetadata`; empty to leave that as it is."""
+    namespace: str = ""
+    """Namespace of the Secret above; empty for the manager's own."""
 
 
 async def join(
@@ -88,7 +101,10 @@ async def join(
     uid = await virtual.identity()
     await check_fit(plan, uid, virtual, physical)
     plan = replace(
-        plan, volumes=await allowed_volumes(plan, virtual), metadata=await allowed_metadata(plan, virtual, physical)
+        plan,
+        volumes=await allowed_volumes(plan, virtual),
+        metadata=await allowed_metadata(plan, virtual, physical),
+        namespace=plan.namespace or await manager_namespace(virtual),
     )
     kubeconfig(access, "any")
     account = await prepare(plan, uid, physical)
@@ -278,6 +294,20 @@ def granted(
 # -- above
 
 
+async def manager_namespace(virtual: Cluster) -> str:
+    """The namespace that the manager is installed in, as its ClusterRoleBinding says.
+
+    Only administrators write cluster-scoped objects.  A Deployment could be a tenant's, who would be given the token.
+    """
+    try:
+        binding = await virtual.find(CLUSTER_ROLE_BINDINGS, named(MANAGER_NAME))
+    except Forbidden:
+        return keys.SYSTEM_NAMESPACE
+    subjects = value_at(binding, "subjects", default=[])
+    accounts = [each for each in subjects if (each["kind"], each["name"]) == (SERVICE_ACCOUNTS.kind, MANAGER_NAME)]
+    return accounts[0]["namespace"] if accounts else keys.SYSTEM_NAMESPACE
+
+
 def wanted_binding(plan: Plan) -> Object:
     return of_resource(
         CLUSTER_BINDINGS,
@@ -285,7 +315,7 @@ def wanted_binding(plan: Plan) -> Object:
             **named(plan.name),
             "spec": {
                 "clusterID": plan.cluster_id,
-                "secretRef": {"name": plan.name, "namespace": keys.SYSTEM_NAMESPACE},
+                "secretRef": {"name": plan.name, "namespace": plan.namespace or keys.SYSTEM_NAMESPACE},
                 "mountNamespace": plan.mount_namespace,
                 "disableNodeDefaultTaint": not plan.taint,
                 **({"allowedMetadata": list(plan.metadata)} if plan.metadata else {}),
@@ -298,9 +328,9 @@ async def hand_over(
     plan: Plan, uid: str, virtual: Cluster, physical: Cluster, account: Object, access: Access, now: datetime
 ) -> Object:
     """The Secret with a kubeconfig of the account; its token stays as long as it is the account's and young enough."""
-    for namespace in (named(keys.SYSTEM_NAMESPACE), host_ports_namespace()):
+    for namespace in (named(plan.namespace), host_ports_namespace()):
         await virtual.have(NAMESPACES, namespace, shared=True)
-    wanted = labelled(plan.name, marks(uid, plan.name), keys.SYSTEM_NAMESPACE)
+    wanted = labelled(plan.name, marks(uid, plan.name), plan.namespace)
     token = await kept_token(await virtual.find(SECRETS, wanted), account, now)
     if not token:
         answer = await physical.client.token(name_of(account), plan.mount_namespace, seconds=TOKEN_SECONDS)
@@ -316,11 +346,15 @@ async def kept_token(secret: Object | None, account: Object, now: datetime) -> s
     if secret is None:
         return ""
     try:
-        headers = await access_in(secret, SecretReference(name_of(secret), keys.SYSTEM_NAMESPACE)).credentials.headers()
+        headers = await access_in(secret, reference_to(secret)).credentials.headers()
     except Fault:
         return ""
     token = next((text.removeprefix("Bearer ") for _, text in headers), "")
     return token if is_young(claims_of(headers), account, now) else ""
+
+
+def reference_to(secret: Object) -> SecretReference:
+    return SecretReference(name_of(secret), namespace_of(secret) or "")
 
 
 def is_young(claims: Object, account: Object, now: datetime) -> bool:
@@ -360,7 +394,7 @@ def kubeconfig(access: Access, token: str) -> bytes:
 
 async def check_rights(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
     """Ask, as the syncer, for every right, and tell of those that are missing; JoinError where there are such."""
-    access = access_in(secret, SecretReference(plan.name, keys.SYSTEM_NAMESPACE))
+    access = access_in(secret, reference_to(secret))
     missing = await missing_rights(plan, access, connect)
     for right in missing:
         physical.tell(Step(Mark.MISSING, physical.word, str(right)))

@@ -35,7 +35,7 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager.cleanup import left_behind, nodes_are_gone
-from tapestry.manager.joining import PRIORITY_CLASSES, account_name, marks, policy_name
+from tapestry.manager.joining import PRIORITY_CLASSES, account_name, manager_namespace, marks, policy_name
 from tapestry.manager.leftovers import Leftover, leftovers_in, remember, swept
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step, is_marked
 
@@ -65,7 +65,8 @@ async def unjoin(
     binding = await virtual.find(CLUSTER_BINDINGS, named(name))
     if binding is not None:
         await part(binding, virtual, force=force, timeout=timeout)
-    secret = await virtual.find(SECRETS, named(name, keys.SYSTEM_NAMESPACE))
+    place = value_at(binding, "spec", "secretRef", "namespace") or await manager_namespace(virtual)
+    secret = await virtual.find(SECRETS, named(name, place))
     if secret is not None and not is_marked(secret, {"metadata": {"labels": marks(uid, name)}}):
         secret = None  # not ours
     if binding is None and secret is None and physical is None:

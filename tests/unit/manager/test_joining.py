@@ -28,6 +28,7 @@ from tapestry.kube.resources import (
     CLUSTER_ROLES,
     CONFIGMAPS,
     CRDS,
+    DEPLOYMENTS,
     NAMESPACES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -39,13 +40,16 @@ from tapestry.kube.resources import (
     SERVICES,
     Resource,
 )
+from tapestry.manager.config import BindingsConfig
+from tapestry.manager.installation import installation
 from tapestry.manager.joining import PRIORITY_CLASSES, Plan, account_name, is_young, join, kubeconfig, policy_name
 from tapestry.manager.leftovers import leftovers_in
 from tapestry.manager.offers import Offer, check, percent, window, windows
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step
 from tapestry.manager.unjoining import unjoin
+from tapestry.manager.validation import checked_spec
 
-VIRTUAL = (CLUSTER_BINDINGS, NAMESPACES, NODES, PODS, SECRETS)
+VIRTUAL = (CLUSTER_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS, NAMESPACES, NODES, PODS, SECRETS)
 PHYSICAL = (
     *(NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIGMAPS, PERSISTENT_VOLUME_CLAIMS),
     *(POLICIES, CRDS, PRIORITY_CLASSES),
@@ -220,6 +224,52 @@ def test_the_secret_holds_a_kubeconfig_that_a_binding_may_use() -> None:
             "mountNamespace": MOUNT,
             "disableNodeDefaultTaint": True,
         }
+
+    in_a_world(scenario)
+
+
+async def install_manager(world: World, namespace: str) -> None:
+    """The namespace and the ClusterRoleBinding of `tapestry manifests -n namespace`."""
+    client = world.virtual.client
+    await client.create(NAMESPACES, named(namespace))
+    for each in installation(namespace=namespace):
+        if each["kind"] == CLUSTER_ROLE_BINDINGS.kind:
+            await client.create(CLUSTER_ROLE_BINDINGS, each)
+
+
+def test_join_writes_the_secret_to_the_namespace_of_the_manager() -> None:
+    async def scenario(world: World) -> None:
+        await install_manager(world, "grid")
+        await world.join()
+        assert await world.virtual.client.find(SECRETS, "east", "grid") is not None
+        binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+        assert checked_spec(binding, [], BindingsConfig(namespace="grid").secret_namespaces)
+        await world.unjoin(force=True)
+        assert await world.virtual.client.find(SECRETS, "east", "grid") is None
+
+    in_a_world(scenario)
+
+
+def test_join_gives_no_secret_to_a_tenant_with_a_deployment_like_the_manager() -> None:
+    async def scenario(world: World) -> None:
+        client = world.virtual.client
+        await client.create(NAMESPACES, named("tenant"))
+        await client.create(
+            DEPLOYMENTS, next(each for each in installation(namespace="tenant") if each["kind"] == "Deployment")
+        )
+        await world.join()
+        assert await client.find(SECRETS, "east", "tenant") is None
+
+    in_a_world(scenario)
+
+
+def test_join_writes_the_secret_to_the_namespace_that_it_is_told() -> None:
+    async def scenario(world: World) -> None:
+        await install_manager(world, "grid")
+        await world.join(namespace="kubeconfigs")
+        binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+        assert binding["spec"]["secretRef"] == {"name": "east", "namespace": "kubeconfigs"}
+        assert await world.virtual.client.find(SECRETS, "east", "kubeconfigs") is not None
 
     in_a_world(scenario)
 

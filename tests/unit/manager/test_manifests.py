@@ -1,3 +1,5 @@
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +145,14 @@ def test_settings_reach_the_syncer() -> None:
         "POD_IP": None,
         "TAPESTRY_KUBELET_ADDRESS": "[$(POD_IP)]:10250",
     }
+
+
+def test_the_reference_names_every_template_variable() -> None:
+    text = (Path(__file__).parents[3] / "docs/reference/configuration.md").read_text()
+    section = text.partition("### Templates of a syncer")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert documented == set(values(BINDING, decode(CLUSTER_BINDING, BINDING), BindingsConfig()))
 
 
 def test_elsewhere_only_what_runs_is_made() -> None:
