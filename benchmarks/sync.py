@@ -97,7 +97,8 @@ class Course:
 
     def ours(self) -> AbstractContextManager[int]:
         command = [TAPESTRY, "syncer", "--binding", self.site.name, "--kubeconfig", self.virtual.kubeconfig]
-        command += ["--leader-elect=false", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
+        command += ["--allow-loopback", "--leader-elect=false"]
+        command += ["--metrics-bind-address", "", "--health-probe-bind-address", ""]
         return running(command, self.site.log)
 
     def limit(self) -> AbstractContextManager[int]:

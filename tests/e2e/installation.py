@@ -105,7 +105,8 @@ async def at_work(
     (folder / "syncer.json").write_text(json.dumps(syncer or {}))
     args = f"--config={folder / 'syncer.json'},{OFF_LOOPBACK}"
     manifests = list(yaml.safe_load_all(tapestry("manifests")))
-    told = [with_settings(each, {**(manager or {}), "TAPESTRY_SYNCER_ARGS": args}) for each in manifests]
+    variables = {**(manager or {}), "TAPESTRY_SYNCER_ARGS": args, "TAPESTRY_ALLOW_LOOPBACK": "true"}
+    told = [with_settings(each, variables) for each in manifests]
     await asyncio.to_thread(apply, yaml.safe_dump_all(told), plane, assets)
     plan = ClusterPlan(folder, process_node=True)
     async with beside(plane) as served:

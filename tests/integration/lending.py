@@ -168,6 +168,7 @@ class Lending:
     def syncer(self, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
         """`tapestry syncer` for this binding; it must run on without a fault, and end well when it is asked to."""
         command = [TAPESTRY, "syncer", "--binding", self.name, "--kubeconfig", self.virtual_plane.kubeconfig]
+        command += ["--allow-loopback"]
         command += ["--leader-elect=false", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
         command += ["--audit", self.audit]
         environ = {**os.environ, **{f"TAPESTRY_{name.upper()}": value for name, value in settings.items()}}

@@ -102,7 +102,8 @@ def syncer(owner: Owner, tmp_path: Path) -> Iterator[Callable[[], subprocess.Pop
 
     def start() -> subprocess.Popen[bytes]:
         command = [TAPESTRY, "syncer", "--binding", owner.name, "--kubeconfig", owner.virtual_plane.kubeconfig]
-        command += ["--leader-elect=false", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
+        command += ["--allow-loopback", "--leader-elect=false"]
+        command += ["--metrics-bind-address", "", "--health-probe-bind-address", ""]
         with (tmp_path / "syncer.log").open("ab") as log:
             started.append(subprocess.Popen(command, stderr=log))
         return started[-1]

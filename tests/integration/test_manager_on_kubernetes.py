@@ -149,7 +149,7 @@ class World:
         command = [TAPESTRY, "manager", "--kubeconfig", self.manager_kubeconfig, "--audit", audit, *flags]
         if "--metrics-bind-address" not in flags:
             command += ["--metrics-bind-address="]
-        command += ["--health-probe-bind-address="]
+        command += ["--allow-loopback", "--health-probe-bind-address="]
         with log.open("ab") as output:
             process = subprocess.Popen(command, env={**os.environ, **environ}, stderr=output)
         try:

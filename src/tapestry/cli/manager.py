@@ -8,6 +8,7 @@ import click
 
 from tapestry.cli.manual import STOPPED, manual
 from tapestry.cli.processes import run_process, with_flags
+from tapestry.cli.settings import SWITCH
 from tapestry.manager.app import run_manager
 from tapestry.manager.config import BindingsConfig
 
@@ -16,12 +17,14 @@ from tapestry.manager.config import BindingsConfig
     epilog=manual("tapestry manager --leader-elect=false", "tapestry manager --config manager.yaml", zero=STOPPED)
 )
 @click.option("--kubeconfig-namespace", multiple=True, help="One more namespace that kubeconfigs are read from.")
+@click.option("--allow-loopback", help="Accept kubeconfigs of clusters on this machine.", **SWITCH)
 @click.option("--deploy-kubeconfig", help="The cluster that syncers run in, where it is another one.")
 @click.option("--template-dir", help="A folder with templates of your own.")
 @click.option("--syncer-image", help="The image of the syncers.")
 @with_flags
 def manager(
     kubeconfig_namespace: tuple[str, ...],
+    allow_loopback: bool | None,
     deploy_kubeconfig: str | None,
     template_dir: str | None,
     syncer_image: str | None,
@@ -30,6 +33,7 @@ def manager(
     """Run a syncer for every ClusterBinding, until told to stop."""
     own = {
         "kubeconfigNamespaces": list(kubeconfig_namespace) or None,
+        "allowLoopback": allow_loopback,
         "deployKubeconfig": deploy_kubeconfig,
         "templateDir": template_dir,
         "syncer.image": syncer_image,

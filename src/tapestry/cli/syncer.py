@@ -10,6 +10,7 @@ import click
 
 from tapestry.cli.manual import manual
 from tapestry.cli.processes import run_process, with_flags
+from tapestry.cli.settings import SWITCH
 from tapestry.client.callers import Callers
 from tapestry.nodeproxy.kubelet import Kubelet, kubelet_tls, published_authorities, serving
 from tapestry.nodeproxy.logs import Logs, Twins
@@ -30,10 +31,22 @@ from tapestry.syncer.virtual_nodes import Endpoint
 @click.option("--binding", help="The ClusterBinding to work for.")
 @click.option("--time-zone", help="Of windows that name none. [default: UTC]")
 @click.option("--kubelet-address", help="IP:PORT of the kubelet of its virtual nodes; empty serves no logs.")
+@click.option("--allow-loopback", help="Accept a kubeconfig of a cluster on this machine.", **SWITCH)
 @with_flags
-def syncer(binding: str | None, time_zone: str | None, kubelet_address: str | None, **flags: Any) -> None:
+def syncer(
+    binding: str | None,
+    time_zone: str | None,
+    kubelet_address: str | None,
+    allow_loopback: bool | None,
+    **flags: Any,
+) -> None:
     """Lease the nodes of one physical cluster, until told to stop or unbound."""
-    own = {"binding": binding, "timeZone": time_zone, "kubelet.address": kubelet_address}
+    own = {
+        "binding": binding,
+        "timeZone": time_zone,
+        "kubelet.address": kubelet_address,
+        "allowLoopback": allow_loopback,
+    }
     run_process(SyncerConfig, flags, own, lambda config: run_syncer(config, os.environ, Path.home(), with_kubelet))
 
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from tapestry.client.addresses import AddressRule
 from tapestry.client.credentials import Credentials, Fixed, Source, TokenFile, basic, bearer, has_control_characters
 from tapestry.client.entries import Cluster, Entry, Kubeconfig, User, entry, known, shown
 from tapestry.client.errors import CredentialsError, KubeconfigError
@@ -43,6 +44,8 @@ class Access:
     tls_server_name: str | None = None
     proxy_url: str | None = field(default=None, repr=False)  # may hold a password
     impersonation: tuple[tuple[str, str], ...] = ()
+    addresses: AddressRule | None = None
+    """Addresses that connections may be made to; any, if None."""
 
 
 def utc_now() -> datetime:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tapestry.client.metrics import count_request
 from tapestry.client.transport import Request, Response, Transport
-from tapestry.kube.errors import TransportError, error_from_body
+from tapestry.kube.errors import AnswerTooLarge, TransportError, error_from_body
 
 ATTEMPTS = 5
 """How often one request is sent at most."""
@@ -41,7 +41,9 @@ async def answered(
             answer = await transport.send(request)
         except TransportError as error:
             count_request(verb, what, "TransportError")
-            if attempt == attempts or (error.maybe_sent and request.method != "GET"):
+            if attempt == attempts or isinstance(error, AnswerTooLarge):
+                raise
+            if error.maybe_sent and request.method != "GET":
                 raise
             wait = backoff(attempt)
         else:

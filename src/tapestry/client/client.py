@@ -15,8 +15,8 @@ from typing import Any, Self
 from tapestry.client.answers import ANSWERS, ENCODER, OBJECTS, SLICE, Page, complete, decoded, gc_paused, understood
 from tapestry.client.attempts import ATTEMPTS, answered
 from tapestry.client.options import PatchType, Propagation, at_version, deletion, dry, selection
-from tapestry.client.transport import Request, Transport
-from tapestry.kube.errors import ApiError, NotFound
+from tapestry.client.transport import SMALL_ANSWER, Request, Transport
+from tapestry.kube.errors import AnswerTooLarge, ApiError, NotFound
 from tapestry.kube.objects import Object, name_of, named, namespace_of, uid_of, version_of
 from tapestry.kube.patches import owned_patch
 from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS, Resource
@@ -91,16 +91,23 @@ class Client:
         lean: bool = False,
         only_metadata: bool = False,
     ) -> AsyncIterator[Page]:
-        """The parts of one consistent list, each decoded only when it is asked for; the server is asked for `page`.
+        """The parts of one consistent list, each decoded only when it is asked for; the server is asked for `page`, or
+        fewer where so many objects are too large for one answer.
 
         `lean` leaves out metadata.managedFields: a third of a list, and caches do not read them; `only_metadata` all
         that differs from kind to kind.
         """
-        query, doing = selection(labels, fields) | {"limit": str(page)}, f"list {resource.name}"
+        query, doing = selection(labels, fields), f"list {resource.name}"
         identity = {"apiVersion": resource.api_version, "kind": resource.kind}
         while True:
-            request = Request("GET", resource.path(namespace), query)
-            answer = await answered(self.transport, request, "list", resource.name)
+            request = Request("GET", resource.path(namespace), {**query, "limit": str(page)})
+            try:
+                answer = await answered(self.transport, request, "list", resource.name)
+            except AnswerTooLarge:
+                if page == 1:
+                    raise
+                page = max(1, page // 4)
+                continue
             found = decoded(ANSWERS, answer.body, doing)
             raws = found.items or []
             for begin in range(0, len(raws) or 1, SLICE):
@@ -114,7 +121,7 @@ class Client:
 
     async def version(self) -> Object:
         """What the server says of itself under /version."""
-        return await self._object(Request("GET", "/version"), "get", "version")
+        return await self._object(Request("GET", "/version", max_body=SMALL_ANSWER), "get", "version")
 
     # -- writing
 

@@ -19,13 +19,13 @@ import aiohttp
 from tapestry import __version__
 from tapestry.client.kubeconfig import Access
 from tapestry.client.transport import Request, Response
-from tapestry.kube.errors import TransportError
+from tapestry.kube.errors import AnswerTooLarge, TransportError
 
 CONNECT_SECONDS = 10.0
 IN_FLIGHT = 64
 """Requests under way at once; watches do not count."""
-MAX_BODY = 256 << 20
-"""Bytes of an answer that are read before it is given up: a page of a list is a few MiB."""
+MAX_BODY = 32 << 20
+"""Bytes of an answer that are read before it is given up.  A list that is larger is asked for in smaller pages."""
 
 PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 """A peer that vanished without a word is noticed within 30 s.  Names that the platform lacks are left out."""
@@ -61,7 +61,8 @@ class HttpTransport:
 
     async def _exchange(self, request: Request, cuts: int) -> Response:
         async with self._open(request, cuts) as answer:
-            return Response(answer.status, answer.headers, await self._body(answer.response))
+            limit = min(self._max_body, request.max_body or self._max_body)
+            return Response(answer.status, answer.headers, await body_of(answer.response, limit))
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator["HttpStream"]:
@@ -105,6 +106,9 @@ class HttpTransport:
                 proxy=access.proxy_url,
                 allow_redirects=False,
             ) as response:
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    words = "the answer is compressed, which was not asked for"
+                    raise TransportError(f"{request} to {self._base}: {words}", maybe_sent=True)
                 self._bodies.add(response.content)
                 try:
                     yield HttpStream(response)
@@ -126,18 +130,6 @@ class HttpTransport:
             words = f"{request} to {self._base}: {type(error).__name__}: {error}"
             raise TransportError(words, maybe_sent=True) from error
 
-    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        announced, size = response.content_length or 0, 0
-        chunks: list[bytes] = []
-        while max(announced, size) <= self._max_body:
-            if not (chunk := await response.content.readany()):
-                return b"".join(chunks)
-            chunks.append(chunk)
-            size += len(chunk)
-        raise TransportError(
-            f"{response.method} {response.url.path}: the answer is over {self._max_body} bytes", maybe_sent=True
-        )
-
     def _pool(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -149,6 +141,7 @@ class HttpTransport:
                 headers={"User-Agent": f"tapestry/{__version__}", "Accept-Encoding": "identity"},
                 cookie_jar=aiohttp.DummyCookieJar(),
                 read_bufsize=1 << 20,
+                auto_decompress=False,  # we ask for none, and a few bytes of it could become any number
                 middlewares=(sent_once,),
             )
         return self._session
@@ -156,6 +149,9 @@ class HttpTransport:
     def _socket(self, cuts: int, address: AddressInfo) -> socket.socket:
         if cuts != self._cuts:
             raise ConnectionAbortedError(errno.ECONNABORTED, "cut while connecting")
+        rule, ip = self._access.addresses, str(address[4][0])
+        if rule is not None and (problem := rule.problem(ip)):
+            raise PermissionError(errno.EACCES, f"{ip} is {problem}, which a kubeconfig from a Secret may not lead to")
         made = socket.socket(address[0], address[1], address[2])
         made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -197,6 +193,18 @@ class HttpTransport:
     async def _close_cut_sessions(self) -> None:
         while self._cut_sessions:
             await self._cut_sessions.pop().close()
+
+
+async def body_of(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The whole body of an answer; raises AnswerTooLarge as soon as it is known to be over `limit` bytes."""
+    announced, size = response.content_length or 0, 0
+    chunks: list[bytes] = []
+    while max(announced, size) <= limit:
+        if not (chunk := await response.content.readany()):
+            return b"".join(chunks)
+        chunks.append(chunk)
+        size += len(chunk)
+    raise AnswerTooLarge(f"{response.method} {response.url.path}: the answer is over {limit} bytes", maybe_sent=True)
 
 
 async def sent_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

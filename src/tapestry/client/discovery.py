@@ -6,7 +6,7 @@ Raised is TransportError where there is no such account: what answers is no API 
 from tapestry.client.answers import OBJECTS, decoded
 from tapestry.client.attempts import answered
 from tapestry.client.client import Client
-from tapestry.client.transport import Request
+from tapestry.client.transport import SMALL_ANSWER, Request
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
@@ -39,7 +39,7 @@ async def group_versions(client: Client) -> list[str]:
 
 
 async def account(client: Client, path: str, kind: str) -> Object:
-    request = Request("GET", path)
+    request = Request("GET", path, max_body=SMALL_ANSWER)
     answer = await answered(client.transport, request, "get", "discovery")
     found = decoded(OBJECTS, answer.body, str(request))
     if found.get("kind") != kind:

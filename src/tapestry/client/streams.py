@@ -11,7 +11,8 @@ from tapestry.kube.errors import TransportError, error_from_body
 
 SILENCE = 90.0
 """Seconds without a byte after which a stream counts as dead: servers send a bookmark every minute."""
-LONGEST_LINE = 64 << 20
+LONGEST_LINE = 8 << 20
+"""Bytes of one event of a watch: an object of Kubernetes has at most 3 MiB, besides its managed fields."""
 LONGEST_REFUSAL = 1 << 20
 
 

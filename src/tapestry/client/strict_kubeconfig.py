@@ -1,34 +1,66 @@
 """Kubeconfigs out of a Secret: somebody else wrote them, and we run with rights of our own.
 
 Such a kubeconfig may only say where a server is and hold credentials inline.  Whatever would make us run a program,
-read a file, or talk to anybody but that server over verified TLS is refused, in every entry of the document and not
-only in those that the current context names.
+read a file, act as somebody else, or talk to anybody but that server over verified TLS is refused, in every entry of
+the document and not only in those that the current context names.  So are keys that kubectl does not know: they may be
+misspelled ones that matter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from tapestry.client.access import (
     Access,
     Surroundings,
     access_in,
-    impersonation_of,
     key_pair_of,
     source_of,
     trust_of,
 )
+from tapestry.client.addresses import AddressRule
 from tapestry.client.entries import Cluster, Entry, User, kubeconfig_in
 from tapestry.client.errors import KubeconfigError
-from tapestry.client.plain_yaml import PlainYamlError, plain_document
+from tapestry.client.plain_yaml import HARMLESS_KEY, PlainYamlError, plain_document
 from tapestry.client.urls import server_url
 
 MAX_BYTES = 1 << 20
 
+Keys = Mapping[str, "Keys | None"]
+"""Keys of an object.  Where the value is an object or a list of objects, what keys it may have; None for anything."""
+EXTENSIONS: Keys = {"name": None, "extension": None}
+CLUSTER: Keys = {
+    **dict.fromkeys(("server", "certificate-authority", "certificate-authority-data", "insecure-skip-tls-verify")),
+    **dict.fromkeys(("tls-server-name", "proxy-url", "disable-compression")),
+    "extensions": EXTENSIONS,
+}
+USER: Keys = {
+    **dict.fromkeys(("client-certificate", "client-certificate-data", "client-key", "client-key-data")),
+    **dict.fromkeys(("token", "tokenFile", "username", "password", "exec", "auth-provider")),
+    **dict.fromkeys(("as", "as-uid", "as-groups", "as-user-extra")),
+    "extensions": EXTENSIONS,
+}
+CONTEXT: Keys = {**dict.fromkeys(("cluster", "user", "namespace")), "extensions": EXTENSIONS}
+CONFIG: Keys = {
+    **dict.fromkeys(("apiVersion", "kind", "current-context")),
+    "preferences": {"colors": None, "extensions": EXTENSIONS},
+    "clusters": {"name": None, "cluster": CLUSTER},
+    "users": {"name": None, "user": USER},
+    "contexts": {"name": None, "context": CONTEXT},
+    "extensions": EXTENSIONS,
+}
+"""The keys of kubectl's type Config."""
 
-def from_secret(data: bytes, *, allow_insecure: bool = False, max_bytes: int = MAX_BYTES) -> Access:
+
+def from_secret(
+    data: bytes, *, allow_insecure: bool = False, allow_loopback: bool = False, max_bytes: int = MAX_BYTES
+) -> Access:
     """The access that a kubeconfig out of a Secret gives.  Nothing is run, opened or dialled, whatever it says.
 
     `allow_insecure` admits plain HTTP and unverified TLS: both hand the credentials to whoever is on the way.
+    `allow_loopback` admits servers on this machine.  A connection made with the result checks the address it dials.
     Raises KubeconfigError naming the first field that is not allowed.
     """
     if len(data) > max_bytes:
@@ -38,14 +70,30 @@ def from_secret(data: bytes, *, allow_insecure: bool = False, max_bytes: int = M
     except PlainYamlError as error:
         raise KubeconfigError(str(error)) from None
     found = kubeconfig_in(document, origin="", directory=Path())
+    check_keys(document, CONFIG, "")
+    addresses = AddressRule(allow_loopback)
     for cluster in found.clusters.values():
-        check_cluster(cluster, allow_insecure)
+        check_cluster(cluster, addresses, allow_insecure)
     for user in found.users.values():
         check_user(user)
-    return access_in(found, None, Surroundings())
+    return replace(access_in(found, None, Surroundings()), addresses=addresses)
 
 
-def check_cluster(cluster: Entry[Cluster], allow_insecure: bool) -> None:
+def check_keys(value: Any, known: Keys, path: str) -> None:
+    """Raises KubeconfigError for the first key that is not `known`; what has another shape is for the decoder."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            check_keys(item, known, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            place = f"{path}.{key if HARMLESS_KEY.fullmatch(key) else '?'}".lstrip(".")
+            if key not in known:
+                raise KubeconfigError(f"{place}: not a field of a kubeconfig; remove it")
+            if (inside := known[key]) is not None:
+                check_keys(child, inside, place)
+
+
+def check_cluster(cluster: Entry[Cluster], addresses: AddressRule, allow_insecure: bool) -> None:
     part, origin = cluster.part, cluster.origin
     if part.certificate_authority:
         raise not_allowed(f"{origin}.certificate-authority", "use certificate-authority-data")
@@ -53,7 +101,11 @@ def check_cluster(cluster: Entry[Cluster], allow_insecure: bool) -> None:
         raise not_allowed(f"{origin}.proxy-url", "the server must be reachable directly")
     if part.insecure_skip_tls_verify and not allow_insecure:
         raise not_allowed(f"{origin}.insecure-skip-tls-verify", "use certificate-authority-data")
-    if not server_url(part.server, f"{origin}.server").startswith("https:") and not allow_insecure:
+    server = server_url(part.server, f"{origin}.server")
+    if problem := addresses.problem(urlsplit(server).hostname or ""):
+        hint = "; start the manager with --allow-loopback if it is meant" if "loopback" in problem else ""
+        raise not_allowed(f"{origin}.server", f"it is {problem}{hint}")
+    if not server.startswith("https:") and not allow_insecure:
         raise not_allowed(f"{origin}.server", "plain HTTP would show the credentials to everybody; use https://")
     trust_of(cluster)
 
@@ -62,12 +114,11 @@ def check_user(user: Entry[User]) -> None:
     for field in forbidden_fields(user.part):
         raise not_allowed(f"{user.origin}.{field}", "use a token or inline certificates")
     key_pair_of(user)
-    impersonation_of(user)
     source_of(user, Entry(Cluster(), "", Path()), Surroundings())
 
 
 def forbidden_fields(user: User) -> Iterator[str]:
-    """The fields of `user` that would run a program or read a file."""
+    """The fields of `user` that would run a program, read a file or act as somebody else."""
     if user.exec is not None:
         yield "exec"
     if user.auth_provider is not None:
@@ -78,6 +129,14 @@ def forbidden_fields(user: User) -> Iterator[str]:
         yield "client-key"
     if user.token_file:
         yield "tokenFile"
+    for name, value in (
+        ("as", user.as_user),
+        ("as-uid", user.as_uid),
+        ("as-groups", user.as_groups),
+        ("as-user-extra", user.as_user_extra),
+    ):
+        if value:
+            yield name
 
 
 def not_allowed(field: str, instead: str) -> KubeconfigError:

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 JSON = "application/json"
+SMALL_ANSWER = 1 << 20
+"""Bytes for an answer of a server that nobody knows yet, and for what is always small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class Request:
     content_type: str = JSON
     accept: str = JSON
     timeout: float = 30.0
+    max_body: int | None = None
+    """Bytes that the body of the answer may have; None for what the transport allows."""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -54,3 +58,22 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SmallAnswers:
+    """A Transport that takes small answers only: to ask a server that nobody knows yet."""
+
+    transport: Transport
+
+    async def send(self, request: Request) -> Response:
+        return await self.transport.send(replace(request, max_body=SMALL_ANSWER))
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
+        return self.transport.stream(request)
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    async def close(self) -> None:
+        await self.transport.close()

@@ -31,6 +31,10 @@ class TransportError(KubeError):
         self.maybe_sent = maybe_sent
 
 
+class AnswerTooLarge(TransportError):
+    """An answer came that has more bytes than we read."""
+
+
 class ApiError(KubeError):
     """The server refused; `reason`, `details` and `message` are those of its Status."""
 

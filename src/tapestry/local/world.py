@@ -223,7 +223,7 @@ async def install(virtual: Client) -> None:
     """The manager and what it needs, as `tapestry manifests` has it, for one process of it."""
     for obj in installation(replicas=1):
         resource = INSTALLED[obj["kind"]]
-        wanted = with_one_syncer(obj) if resource == DEPLOYMENTS else obj
+        wanted = with_settings(obj) if resource == DEPLOYMENTS else obj
         await virtual.apply(resource, wanted, manager="tapestry-up", force=True)
         if resource == CRDS:
             await wait_for(virtual, CRDS, name_of(obj), until=is_established, timeout=ESTABLISHING)
@@ -238,9 +238,13 @@ def is_established(definition: Object | None) -> bool:
     return definition is not None and is_true(definition, "Established")
 
 
-def with_one_syncer(manager: Object) -> Object:
-    """The manager's Deployment, told to have one replica of each syncer: there is but one machine to fail."""
+def with_settings(manager: Object) -> Object:
+    """The manager's Deployment with the settings of a world on one machine.
+
+    Each syncer has one replica, for there is but one machine to fail.  The clusters are on loopback addresses.
+    """
     template = manager["spec"]["template"]
-    told = {"name": "TAPESTRY_SYNCER_REPLICAS", "value": "1"}
-    containers = [{**each, "env": [*each.get("env", ()), told]} for each in template["spec"]["containers"]]
+    settings = {"TAPESTRY_SYNCER_REPLICAS": "1", "TAPESTRY_ALLOW_LOOPBACK": "true"}
+    env = [{"name": name, "value": value} for name, value in settings.items()]
+    containers = [{**each, "env": [*each.get("env", ()), *env]} for each in template["spec"]["containers"]]
     return with_value(manager, ("spec", "template", "spec", "containers"), containers)

@@ -52,7 +52,9 @@ def install(
         for namespace in sorted(config.secret_namespaces)
     ]
     syncers = syncers_of(config, manager, elsewhere)
-    reconciler = Bindings(config, manager, bindings, secrets, policies, Examiner(connect), syncers)
+    reconciler = Bindings(
+        config, manager, bindings, secrets, policies, Examiner(connect, config.allow_loopback), syncers
+    )
     controller = manager.controller("bindings", reconciler.reconcile)
     controller.watch(bindings, reconciler.affected, when=concerns_us)
     controller.watch(policies, reconciler.named_by, when=generation_changed)
@@ -60,14 +62,17 @@ def install(
         controller.watch(informer, reconciler.reading)
     for informer in syncers.caches.values():
         controller.watch(informer, reconciler.served_by)
-    install_leftovers(manager, bindings, secrets, connect)
+    install_leftovers(config, manager, bindings, secrets, connect)
     for phase in PHASES:
         BINDINGS.labels(phase).set_function(partial(count, bindings.store, phase))
 
 
-def install_leftovers(manager: Manager, bindings: Informer, secrets: Sequence[Informer], connect: Connect) -> None:
+def install_leftovers(
+    config: BindingsConfig, manager: Manager, bindings: Informer, secrets: Sequence[Informer], connect: Connect
+) -> None:
     """What there is to do for clusters that were left by force, beside all else: they may be silent for long."""
-    controller = manager.controller("leftovers", Leftovers(manager, secrets, connect).reconcile, workers=2)
+    leftovers = Leftovers(manager, secrets, connect, config.allow_loopback)
+    controller = manager.controller("leftovers", leftovers.reconcile, workers=2)
     for informer in secrets:
         controller.watch(informer)
     controller.watch(bindings, secret_keys_of, when=lambda _old, new: new is None)

@@ -51,6 +51,8 @@ class BindingsConfig(ManagerConfig, frozen=True):
     """Where syncers live, and kubeconfigs are read from."""
     kubeconfig_namespaces: list[str] = field(default_factory=list)
     """More namespaces that kubeconfigs are read from."""
+    allow_loopback: bool = False
+    """Whether kubeconfigs may lead to this machine; syncers are told the same."""
     deploy_kubeconfig: str = ""
     """A kubeconfig file of another cluster for the syncers to run in; their access to this one is then set up there."""
     template_dir: str = ""

@@ -19,7 +19,7 @@ from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
-from tapestry.client.transport import Transport
+from tapestry.client.transport import SmallAnswers, Transport
 from tapestry.controller import Informer
 from tapestry.kube.errors import Forbidden, KubeError, Unauthorized
 from tapestry.kube.objects import Object, uid_of, value_at, version_of
@@ -49,7 +49,7 @@ class Finding:
     """When the credentials do, where they say so."""
 
 
-def access_in(secret: Object | None, reference: SecretReference) -> Access:
+def access_in(secret: Object | None, reference: SecretReference, *, allow_loopback: bool) -> Access:
     """The access that a binding's Secret gives; raises a Fault that waits for the Secret to change."""
     place = f"Secret {reference.namespace}/{reference.name}"
     if secret is None:
@@ -58,7 +58,7 @@ def access_in(secret: Object | None, reference: SecretReference) -> Access:
     if data is None:
         raise unusable(f"{place} has no key {KEY}; put the kubeconfig there")
     try:
-        return from_secret(base64.b64decode(data, validate=True))
+        return from_secret(base64.b64decode(data, validate=True), allow_loopback=allow_loopback)
     except (KubeconfigError, binascii.Error) as error:
         raise unusable(f"{place}: {KEY}: {error}") from error
 
@@ -77,6 +77,7 @@ class Examiner:
     """Asks physical clusters, and does not ask again for a minute when nothing changed: passes come in flocks."""
 
     connect: Connect
+    allow_loopback: bool = False
     _known: dict[str, tuple[object, float, Finding]] = field(default_factory=dict)
 
     async def finding(self, binding: str, secret: Object | None, spec: ClusterBindingSpec) -> Finding:
@@ -89,7 +90,9 @@ class Examiner:
         if known is not None and known[0] == about and now - known[1] < FRESH_SECONDS:
             return known[2]
         self.forget(binding)
-        found = await examined(access_in(secret, spec.secret_ref), *asked, self.connect)
+        found = await examined(
+            access_in(secret, spec.secret_ref, allow_loopback=self.allow_loopback), *asked, self.connect
+        )
         if not found.missing:
             self._known[binding] = (about, now, found)
         return found
@@ -105,7 +108,7 @@ async def examined(access: Access, mount_namespace: str, allowed: AllowedVolumes
         transport = connect(access)
         try:
             async with asyncio.timeout(SECONDS):
-                return await answers(Client(transport), claims, mount_namespace, allowed)
+                return await answers(Client(SmallAnswers(transport)), claims, mount_namespace, allowed)
         finally:
             await transport.close()
     except Unauthorized as error:

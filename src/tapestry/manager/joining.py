@@ -17,6 +17,7 @@ import base64
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -26,6 +27,7 @@ from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.apis.rights import Place, Right, placed, rules, single, syncer_below
 from tapestry.client.access import Access
+from tapestry.client.addresses import AddressRule
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
 from tapestry.client.waiting import wait_for
@@ -107,6 +109,9 @@ async def join(
         namespace=plan.namespace or await manager_namespace(virtual),
     )
     kubeconfig(access, "any")
+    if AddressRule().problem(urlsplit(access.server).hostname or ""):
+        note = "loopback; syncers reach it only on that machine, and the manager refuses it without --allow-loopback"
+        physical.tell(Step(Mark.WARNING, physical.word, access.server, note))
     account = await prepare(plan, uid, physical)
     secret = await hand_over(plan, uid, virtual, physical, account, access, now)
     await virtual.have(CLUSTER_BINDINGS, wanted_binding(plan))
@@ -346,7 +351,7 @@ async def kept_token(secret: Object | None, account: Object, now: datetime) -> s
     if secret is None:
         return ""
     try:
-        headers = await access_in(secret, reference_to(secret)).credentials.headers()
+        headers = await access_in(secret, reference_to(secret), allow_loopback=True).credentials.headers()
     except Fault:
         return ""
     token = next((text.removeprefix("Bearer ") for _, text in headers), "")
@@ -386,7 +391,7 @@ def kubeconfig(access: Access, token: str) -> bytes:
     }
     data = yaml.safe_dump(document).encode()  # sorted, as the syncer writes it when it renews the token
     try:
-        from_secret(data)
+        from_secret(data, allow_loopback=True)  # whether that will do, the manager decides
     except KubeconfigError as error:
         raise JoinError(f"the cluster's kubeconfig will not do for a syncer: {error}") from error
     return data
@@ -394,7 +399,7 @@ def kubeconfig(access: Access, token: str) -> bytes:
 
 async def check_rights(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
     """Ask, as the syncer, for every right, and tell of those that are missing; JoinError where there are such."""
-    access = access_in(secret, reference_to(secret))
+    access = access_in(secret, reference_to(secret), allow_loopback=True)
     missing = await missing_rights(plan, access, connect)
     for right in missing:
         physical.tell(Step(Mark.MISSING, physical.word, str(right)))

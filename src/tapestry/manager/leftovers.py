@@ -140,6 +140,7 @@ class Leftovers:
     manager: Manager
     secrets: Sequence[Informer]
     connect: Connect
+    allow_loopback: bool = False
 
     async def reconcile(self, key: str) -> Result | None:
         secret = secret_at(self.secrets, key)
@@ -149,7 +150,11 @@ class Leftovers:
         if any([await self.is_still_there(each) for each in leftovers]):
             return None  # its going wakes us
         try:
-            access = access_in(secret, SecretReference(name_of(secret), namespace_of(secret) or ""))
+            access = access_in(
+                secret,
+                SecretReference(name_of(secret), namespace_of(secret) or ""),
+                allow_loopback=self.allow_loopback,
+            )
         except Fault as fault:
             raise Terminal(fault.reason, fault.message) from fault
         async with self.opened(access) as physical:

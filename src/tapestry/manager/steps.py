@@ -29,6 +29,7 @@ class Mark(StrEnum):
     LEFT = "left"
     GRANTED = "granted"
     MISSING = "missing"
+    WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True)

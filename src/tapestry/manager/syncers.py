@@ -218,6 +218,7 @@ def values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) ->
         "replicas": settings.replicas,
         "resources": canonical(settings),
         "priorityClassName": settings.priority_class_name or None,
+        "loopbackArgs": ["--allow-loopback"] if config.allow_loopback else None,
         "extraArgs": settings.args,
         **kubeconfig_values(settings.kubeconfig_secret),
     }

@@ -19,7 +19,7 @@ from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
-from tapestry.client.transport import Transport
+from tapestry.client.transport import SmallAnswers, Transport
 from tapestry.controller import Result, Terminal
 from tapestry.kube.conditions import condition, find, with_condition
 from tapestry.kube.crds import InvalidSpec
@@ -97,7 +97,7 @@ class Connector:
             return
         secret = secret_of(site, binding)
         if version_of(secret) != self.opened:
-            access = access_in(secret)
+            access = access_in(secret, allow_loopback=site.config.allow_loopback)
             identity = site.behind.identity = await self.identity_behind(access)
             self.on_found()
             if value_at(obj, "status", "identity") != identity:
@@ -116,7 +116,7 @@ class Connector:
         self.site.manager.stop()
 
     async def identity_behind(self, access: Access) -> str:
-        stranger = Client(self.connect(access))
+        stranger = Client(SmallAnswers(self.connect(access)))
         try:
             return uid_of(await stranger.get(NAMESPACES, "kube-system"))
         finally:
@@ -233,13 +233,13 @@ def secret_of(site: Site, binding: Binding) -> Object:
     return secret
 
 
-def access_in(secret: Object) -> Access:
+def access_in(secret: Object, *, allow_loopback: bool) -> Access:
     """The access that a Secret's kubeconfig gives; Terminal says what is wrong with it."""
     data = value_at(secret, "data", "kubeconfig")
     if data is None:
         raise Terminal("KubeconfigMissing", "the Secret has no key `kubeconfig`")
     try:
-        return from_secret(base64.b64decode(data, validate=True))
+        return from_secret(base64.b64decode(data, validate=True), allow_loopback=allow_loopback)
     except (KubeconfigError, binascii.Error) as error:
         raise Terminal("KubeconfigInvalid", str(error)) from error
 

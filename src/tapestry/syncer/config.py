@@ -53,4 +53,6 @@ class SyncerConfig(ManagerConfig, frozen=True):
     """How often everything is looked at for what slipped through; 0 never."""
     kubeconfig_namespaces: Annotated[tuple[str, ...], Meta(max_length=64)] = ("tapestry-system",)
     """Namespaces that a binding's kubeconfig may come from."""
+    allow_loopback: bool = False
+    """Whether the binding's kubeconfig may lead to this machine."""
     kubelet: Kubelet = field(default_factory=Kubelet)

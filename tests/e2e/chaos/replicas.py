@@ -37,7 +37,7 @@ class Replica:
         """Have one process after the other run until the last is told to end for good, which has to go well."""
         self.kubeconfig.write_text(self.gate.kubeconfig)
         command = [str(TAPESTRY), "syncer", "--binding", self.binding, "--kubeconfig", str(self.kubeconfig)]
-        command += ["--metrics-bind-address", "", "--health-probe-bind-address", ""]
+        command += ["--allow-loopback", "--metrics-bind-address", "", "--health-probe-bind-address", ""]
         election = {f"TAPESTRY_LEADER_ELECTION_{name}": value for name, value in ELECTION.items()}
         with self.log.open("ab") as log:
             while True:

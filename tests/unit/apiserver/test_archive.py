@@ -1,6 +1,9 @@
 """Data folders from outside: copies while a server writes, what comes back of them, and what damage is found."""
 
+import gzip
+import io
 import tarfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +129,79 @@ def test_an_archive_with_anything_else_in_it_is_refused(tmp_path: Path, name: st
     with pytest.raises(LogError, match="does not belong"):
         archive.restore(tmp_path / "archive", tmp_path / "there")
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+
+
+ZEROS = 100 << 20
+
+
+class Zeros(io.RawIOBase):
+    def read(self, size: int = -1) -> bytes:
+        return bytes(size)
+
+
+def compressed(path: Path, *members: tarfile.TarInfo) -> None:
+    """An archive of members that consist of zeros: 1,000 times smaller than what is in it."""
+    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
+        for each in members:
+            tar.addfile(each, Zeros())
+
+
+def member(name: str, size: int) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.size = size
+    return found
+
+
+def peak_of_restore(tmp_path: Path, complaint: str) -> int:
+    """Bytes of memory at most, for an archive that is refused."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(LogError, match=complaint):
+            archive.restore(tmp_path / "archive", tmp_path / "there")
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        assert not (tmp_path / "there").exists()
+
+
+def test_a_small_archive_with_a_huge_file_takes_little_memory(tmp_path: Path) -> None:
+    compressed(tmp_path / "archive", member("tapestry.db", ZEROS))
+    assert (tmp_path / "archive").stat().st_size < 1 << 20
+    assert peak_of_restore(tmp_path, "not a database") < 20 << 20
+
+
+def test_a_small_archive_with_a_huge_row_takes_little_memory(log: FileLog, folder: Path, tmp_path: Path) -> None:
+    log.close()
+    damaged(folder, "UPDATE objects SET raw = zeroblob(?) WHERE name = 'a'", ZEROS)
+    with tarfile.open(tmp_path / "archive", "w:gz", compresslevel=1) as tar:
+        tar.add(folder / "tapestry.db", "tapestry.db")
+    assert peak_of_restore(tmp_path, "too big") < 20 << 20
+
+
+def test_a_small_archive_with_a_huge_header_takes_little_memory(tmp_path: Path) -> None:
+    huge = member("tapestry.db", 0)
+    huge.pax_headers = {"comment": "0" * ZEROS}
+    compressed(tmp_path / "archive", huge)
+    assert peak_of_restore(tmp_path, "is no archive") < 20 << 20
+
+
+@pytest.mark.parametrize(("name", "size"), [("tapestry.db", 1 << 60), ("pki/ca.key", 2 << 20)])
+def test_an_archive_with_too_large_a_file_is_refused_unread(tmp_path: Path, name: str, size: int) -> None:
+    with (tmp_path / "archive").open("wb") as file:
+        file.write(member(name, size).tobuf(tarfile.GNU_FORMAT))
+    peak_of_restore(tmp_path, "do not fit on the disk|is over 1048576 bytes")
+
+
+def test_an_archive_of_countless_files_is_refused(tmp_path: Path) -> None:
+    compressed(tmp_path / "archive", *(member(f"pki/{number}", 0) for number in range(1001)))
+    peak_of_restore(tmp_path, "has more than 1000 files")
+
+
+def test_an_archive_compressed_by_gzip_is_restored(log: FileLog, folder: Path, tmp_path: Path) -> None:
+    archive.back_up(folder, tmp_path / "plain")
+    (tmp_path / "archive").write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
+    archive.restore(tmp_path / "archive", tmp_path / "there")
+    assert names(tmp_path / "there") == ["a", "b"]
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive at all" * 1000])

@@ -10,6 +10,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -20,11 +21,15 @@ from aiohttp import web
 
 from tapestry import __version__
 from tapestry.client.access import Access
+from tapestry.client.addresses import AddressRule
+from tapestry.client.client import Client
 from tapestry.client.connection import PROBES, HttpTransport
 from tapestry.client.credentials import Credentials, Fixed, Source, TokenFile
 from tapestry.client.tls import KeyPair, Pem, Tls, Trust, as_file
 from tapestry.client.transport import Request, Response
-from tapestry.kube.errors import TransportError
+from tapestry.kube.errors import AnswerTooLarge, TransportError
+from tapestry.kube.objects import name_of
+from tapestry.kube.resources import CONFIGMAPS
 
 TOKEN = "the-token-of-the-administrator"
 PASSWORD = "the-password-of-the-proxy"
@@ -380,7 +385,7 @@ def of_size(size: int, **options: Any) -> Handler:
     return answer
 
 
-@pytest.mark.parametrize("options", [{}, {"chunked": True}, {"packed": True}], ids=["announced", "chunked", "packed"])
+@pytest.mark.parametrize("options", [{}, {"chunked": True}], ids=["announced", "chunked"])
 async def test_an_answer_over_the_limit_is_given_up(options: dict[str, bool]) -> None:
     async with serving(of_size(100_001, **options)) as url, connected_to(url, max_body=100_000) as transport:
         error = await failure_of(transport.send(WRITE))
@@ -388,7 +393,54 @@ async def test_an_answer_over_the_limit_is_given_up(options: dict[str, bool]) ->
     assert error.maybe_sent
 
 
-@pytest.mark.parametrize("options", [{}, {"chunked": True}, {"packed": True}], ids=["announced", "chunked", "packed"])
+async def test_a_compressed_answer_is_not_unpacked() -> None:
+    async with serving(of_size(10_000_000, packed=True)) as url, connected_to(url) as transport:
+        error = await failure_of(transport.send(READ))
+        assert str(error).endswith("the answer is compressed, which was not asked for")
+
+
+async def test_a_request_may_ask_for_less_than_the_transport_allows() -> None:
+    async with serving(of_size(2000)) as url, connected_to(url) as transport:
+        assert len((await transport.send(READ)).body) == 2000
+        error = await failure_of(transport.send(replace(READ, max_body=1000)))
+        assert isinstance(error, AnswerTooLarge)
+
+
+async def test_a_list_too_large_for_one_answer_comes_in_smaller_pages() -> None:
+    limits: list[int] = []
+
+    async def listed(request: web.Request) -> web.Response:
+        limits.append(int(request.query["limit"]))
+        begin = int(request.query.get("continue", "0"))
+        end = min(begin + limits[-1], 40)
+        items = [{"metadata": {"name": str(number)}, "data": {"x": "x" * 1000}} for number in range(begin, end)]
+        metadata = {"resourceVersion": "1", "continue": str(end) if end < 40 else ""}
+        return web.json_response({"metadata": metadata, "items": items})
+
+    async with serving(listed) as url, connected_to(url, max_body=10_000) as transport:
+        found = await Client(transport).list(CONFIGMAPS, "default", page=20)
+    assert [name_of(each) for each in found] == [str(number) for number in range(40)]
+    assert limits == [20, *[5] * 8]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_the_address_is_checked_when_it_is_dialed(host: str) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response()
+
+    async with serving(answer) as url:
+        async with connected_to(url.replace("127.0.0.1", host), addresses=AddressRule()) as transport:
+            error = await failure_of(transport.send(READ))
+        assert "is a loopback address, which a kubeconfig from a Secret may not lead to" in str(error)
+        assert (asked, error.maybe_sent) == ([], False)
+        async with connected_to(url, addresses=AddressRule(allow_loopback=True)) as transport:
+            assert (await transport.send(READ)).status == 200
+
+
+@pytest.mark.parametrize("options", [{}, {"chunked": True}], ids=["announced", "chunked"])
 async def test_an_answer_at_the_limit_is_read(options: dict[str, bool]) -> None:
     async with serving(of_size(100_000, **options)) as url, connected_to(url, max_body=100_000) as transport:
         assert (await transport.send(READ)).body == b"x" * 100_000

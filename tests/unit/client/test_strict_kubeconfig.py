@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapestry.client.addresses import AddressRule
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.kubeconfig import load
 from tapestry.client.strict_kubeconfig import MAX_BYTES, from_secret
@@ -127,12 +128,17 @@ HOSTILE_USERS: dict[str, tuple[dict[str, Any], str]] = {
     "a NUL in a user name": ({"token": "", "username": "s3cret\0"}, "username: has control characters"),
     "a header in a password": ({"token": "", "password": "s3cret\r\na: b"}, "password: has control characters"),
     "two ways at once": ({"username": "root"}, "users[0].user: both a token and a username or password"),
-    "a header in an impersonated user": ({"as": "s3cret\r\nAuthorization: x"}, "as: empty, or has control characters"),
-    "a header in a uid": ({"as": "a", "as-uid": "s3cret\n"}, "as-uid: empty, or has control characters"),
-    "a header in a group": ({"as": "a", "as-groups": ["a", "s3cret\r"]}, "as-groups[1]: empty, or has control"),
-    "an empty group": ({"as": "a", "as-groups": [""]}, "as-groups[0]: empty, or has control characters"),
-    "groups of nobody": ({"as-groups": ["system:masters"]}, "as-groups[0]: nobody is impersonated; set as"),
-    "a header in an extra": ({"as": "a", "as-user-extra": {"k": ["s3cret\n"]}}, "as-user-extra: empty, or has control"),
+    "a header in an impersonated user": ({"as": "s3cret\r\nAuthorization: x"}, "as: not allowed"),
+    "a header in a uid": ({"as": "a", "as-uid": "s3cret\n"}, "as: not allowed"),
+    "a header in a group": ({"as": "a", "as-groups": ["a", "s3cret\r"]}, "as: not allowed"),
+    "an empty group": ({"as": "a", "as-groups": [""]}, "as: not allowed"),
+    "groups of nobody": ({"as-groups": ["system:masters"]}, "as-groups: not allowed"),
+    "a header in an extra": ({"as": "a", "as-user-extra": {"k": ["s3cret\n"]}}, "as: not allowed"),
+    "somebody else": ({"as": "system:admin"}, "as: not allowed in a kubeconfig from a Secret"),
+    "the uid of somebody else": ({"as-uid": "1"}, "as-uid: not allowed"),
+    "an extra of somebody else": ({"as-user-extra": {"k": ["v"]}}, "as-user-extra: not allowed"),
+    "a misspelled field": ({"tokenfile": "/etc/passwd"}, "tokenfile: not a field of a kubeconfig"),
+    "a field that may be a secret": ({"s3cret s3cret": "x"}, "?: not a field of a kubeconfig"),
     "a token that is a mapping": ({"token": {"a": "s3cret"}}, "token: Expected `str`, got `object`"),
     "a file name in a list": ({"tokenFile": ["/etc/passwd"]}, "tokenFile: Expected `str`, got `array`"),
 }
@@ -148,6 +154,20 @@ HOSTILE_CLUSTERS: dict[str, tuple[dict[str, Any], str]] = {
     "plain HTTP to ourselves": ({"server": "http://127.0.0.1:6080"}, "server: not allowed"),
     "plain HTTP in capitals": ({"server": "HTTP://api.test"}, "server: not allowed"),
     "the metadata service": ({"server": "http://169.254.169.254/latest"}, "server: not allowed"),
+    "the metadata service by TLS": ({"server": "https://169.254.169.254"}, "server: not allowed in a kubeconfig from"),
+    "the metadata service by IPv6": ({"server": "https://[::ffff:a9fe:a9fe]"}, "server: not allowed"),
+    "the metadata service by NAT64": ({"server": "https://[64:ff9b::a9fe:a9fe]"}, "server: not allowed"),
+    "an address of the link": ({"server": "https://[fe80::1]:6443"}, "server: not allowed"),
+    "loopback": ({"server": "https://127.0.0.1:6443"}, "server: not allowed"),
+    "loopback by another address": ({"server": "https://127.9.9.9:6443"}, "server: not allowed"),
+    "loopback by IPv6": ({"server": "https://[::1]:6443"}, "server: not allowed"),
+    "loopback in an IPv6 address": ({"server": "https://[::ffff:127.0.0.1]:6443"}, "server: not allowed"),
+    "loopback by name": ({"server": "https://LocalHost.:6443"}, "server: not allowed"),
+    "loopback by a name below": ({"server": "https://api.localhost"}, "server: not allowed"),
+    "no address": ({"server": "https://0.0.0.0:6443"}, "server: not allowed"),
+    "no address by IPv6": ({"server": "https://[::]:6443"}, "server: not allowed"),
+    "a multicast address": ({"server": "https://224.0.0.1"}, "server: not allowed"),
+    "an unknown field": ({"serverr": "x"}, "serverr: not a field of a kubeconfig; remove it"),
     "a file as a server": ({"server": "file:///etc/passwd"}, "server: a URL must begin with https://"),
     "a socket as a server": ({"server": "unix:///run/docker.sock"}, "server: a URL must begin with https://"),
     "a server without a scheme": ({"server": "api.test:6443"}, "server: a URL must begin with https://"),
@@ -173,6 +193,12 @@ HOSTILE_DOCUMENTS: dict[str, tuple[Any, str]] = {
     "a text": ("s3cret", "document: Expected `object`, got `str`"),
     "another kind": ({**a_kubeconfig(), "kind": "Secret"}, "kind: not a kubeconfig"),
     "users that are a mapping": ({**a_kubeconfig(), "users": {"c": {}}}, "users: Expected `array`, got `object`"),
+    "an unknown key": ({**a_kubeconfig(), "Users": []}, "Users: not a field of a kubeconfig"),
+    "an unknown key of a preference": (
+        {**a_kubeconfig(), "preferences": {"exec": "x"}},
+        "preferences.exec: not a field",
+    ),
+    "an unknown key of a context": (a_kubeconfig(context={"users": "x"}), "contexts[0].context.users: not a field"),
     "no current context": ({**a_kubeconfig(), "current-context": ""}, "current-context: not set; choose one of 'c'"),
     "a context that is not there": ({**a_kubeconfig(), "current-context": "x"}, "current-context: 'x' is not there"),
     "a cluster that is not there": (a_kubeconfig(context={"cluster": "x"}), "contexts[0].context.cluster: 'x' is not"),
@@ -261,6 +287,10 @@ def test_the_limit_on_the_size_is_a_choice() -> None:
     assert refusal(a_kubeconfig(), max_bytes=100).endswith("bytes are over 100")
 
 
+def extensions() -> list[dict[str, Any]]:
+    return [{"name": "z", "extension": {"any": {"thing": 1}}}]
+
+
 @pytest.fixture(scope="module")
 def full(authority: Any) -> dict[str, Any]:
     """All that a kubeconfig from a Secret may say."""
@@ -268,16 +298,18 @@ def full(authority: Any) -> dict[str, Any]:
     user = {
         "client-certificate-data": base64.b64encode(pair.certificate).decode(),
         "client-key-data": base64.b64encode(pair.key).decode(),
-        "as": "jane",
-        "as-groups": ["devs"],
+        "extensions": [{"name": "y", "extension": "anything"}],
     }
     cluster = {
         "server": "https://api.test:6443/prefix/",
         "certificate-authority-data": base64.b64encode(authority.pem).decode(),
         "tls-server-name": "kubernetes",
+        "disable-compression": True,
         "extensions": [{"name": "x", "extension": {"since": "2026-01-01", "count": 3}}],
     }
-    return {**a_kubeconfig(user=user, cluster=cluster, context={"namespace": "team-a"}), "preferences": {}}
+    more = {"preferences": {"colors": True, "extensions": extensions()}, "extensions": extensions()}
+    context = {"namespace": "team-a", "extensions": extensions()}
+    return {**a_kubeconfig(user=user, cluster=cluster, context=context), **more}
 
 
 async def test_an_honest_kubeconfig_is_accepted_without_opening_a_path(full, client_seen_by_server) -> None:
@@ -287,7 +319,7 @@ async def test_an_honest_kubeconfig_is_accepted_without_opening_a_path(full, cli
     assert seen == []
     assert access.server == "https://api.test:6443/prefix"
     assert (access.namespace, access.tls_server_name) == ("team-a", "kubernetes")
-    assert access.impersonation == (("Impersonate-User", "jane"), ("Impersonate-Group", "devs"))
+    assert access.addresses == AddressRule(allow_loopback=False)
     assert await access.credentials.headers() == [("Authorization", "Bearer s3cret")]
     assert client_seen_by_server(access.credentials.ssl_context()) == "alice.test"
     assert "s3cret" not in repr(access)
@@ -306,10 +338,18 @@ def test_empty_and_null_fields_are_fields_that_are_not_there() -> None:
 
 
 def test_insecure_connections_can_be_allowed() -> None:
-    plain = from_secret(data(a_kubeconfig(cluster={"server": "http://127.0.0.1:6080"})), allow_insecure=True)
+    plain = from_secret(data(a_kubeconfig(cluster={"server": "http://api.test:6080"})), allow_insecure=True)
     assert plain.credentials.ssl_context() is None
     unverified = from_secret(data(a_kubeconfig(cluster={"insecure-skip-tls-verify": True})), allow_insecure=True)
     assert unverified.trust.insecure
+
+
+def test_loopback_can_be_allowed_and_link_local_cannot() -> None:
+    for server in ("https://127.0.0.1:6443", "https://[::1]:6443", "https://localhost:6443"):
+        access = from_secret(data(a_kubeconfig(cluster={"server": server})), allow_loopback=True)
+        assert access.addresses == AddressRule(allow_loopback=True)
+    with pytest.raises(KubeconfigError, match="it is a link-local address"):
+        from_secret(data(a_kubeconfig(cluster={"server": "https://169.254.0.23"})), allow_loopback=True)
 
 
 @given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), min_size=1))

@@ -186,6 +186,19 @@ async def test_the_end_of_a_duplicate_leaves_the_other_ones_syncer_alone(world: 
         assert await world.of_syncers() == everything
 
 
+async def test_a_kubeconfig_of_this_machine_needs_a_flag(world: World, a_kubeconfig: Callable[..., bytes]) -> None:
+    server = "https://127.0.0.1:6443"
+    await world.add_cluster(server)
+    await world.add_secret("east", {"kubeconfig": a_kubeconfig(server)})
+    await world.add_binding("east")
+    async with world.running():
+        await world.reaches("east", "Failed", "ConnectivityFailed")
+        assert "--allow-loopback" in await world.message("east")
+        assert world.asked == []
+    async with world.running(BindingsConfig(allow_loopback=True)):
+        await world.reaches("east", "Ready")
+
+
 async def test_a_secret_elsewhere_is_not_even_looked_at(world: World) -> None:
     await world.add_cluster(EAST)
     await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)}, namespace="tenant")

@@ -1,14 +1,18 @@
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tapestry.apis.clusterbindings import AllowedVolumes, ClusterBindingSpec, SecretReference
 from tapestry.apis.rights import Place
 from tapestry.client.client import Client
+from tapestry.client.connection import HttpTransport
 from tapestry.client.strict_kubeconfig import from_secret
 from tapestry.client.transport import Request, Response
 from tapestry.controller.testing import InProcessApi, run, running_clock
@@ -80,6 +84,32 @@ def test_refused_credentials_ask_for_a_new_kubeconfig(a_kubeconfig: AKubeconfig)
 
 def test_a_page_of_somebody_else_is_no_answer(a_kubeconfig: AKubeconfig) -> None:
     assert "not Kubernetes' own" in fault_of(Answers(200), a_kubeconfig(EAST)).message
+
+
+def test_an_examination_reads_little_of_a_huge_answer(a_kubeconfig: AKubeconfig) -> None:
+    sent = 0
+
+    async def version(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        with suppress(ConnectionError):
+            while sent < 200 << 20:
+                await answer.write(b"x" * (1 << 20))
+                sent += 1 << 20
+        return answer
+
+    async def examination() -> Fault:
+        app = web.Application()
+        app.router.add_get("/version", version)
+        async with TestServer(app) as server:
+            access = from_secret(a_kubeconfig(str(server.make_url("/"))), allow_insecure=True, allow_loopback=True)
+            with pytest.raises(Fault) as caught:
+                await examined(access, "leased", AllowedVolumes(), HttpTransport)
+        return caught.value
+
+    assert "/version: the answer is over 1048576 bytes" in asyncio.run(examination()).message
+    assert sent < 20 << 20
 
 
 class Watchful:

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -270,6 +270,25 @@ def test_join_writes_the_secret_to_the_namespace_that_it_is_told() -> None:
         binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
         assert binding["spec"]["secretRef"] == {"name": "east", "namespace": "kubeconfigs"}
         assert await world.virtual.client.find(SECRETS, "east", "kubeconfigs") is not None
+
+    in_a_world(scenario)
+
+
+def test_join_warns_of_a_loopback_address_and_refuses_a_link_local_one() -> None:
+    async def scenario(world: World) -> None:
+        async def join_at(server: str) -> None:
+            access = replace(ACCESS, server=server)
+            connect = lambda _: world.physical_api.connect()  # noqa: E731
+            clusters = world.virtual, world.physical
+            await join(Plan("east", "east"), *clusters, access, connect=connect, now=running_clock().now())
+
+        with pytest.raises(JoinError, match="it is a link-local address"):
+            await join_at("https://169.254.1.1:6443")
+        assert await world.below() == []
+        await join_at("https://127.0.0.1:6443")
+        [warning] = [step for step in world.steps if step.mark is Mark.WARNING]
+        assert "--allow-loopback" in warning.note
+        assert await world.virtual.client.find(CLUSTER_BINDINGS, "east") is not None
 
     in_a_world(scenario)
 

@@ -155,6 +155,16 @@ def test_the_reference_names_every_template_variable() -> None:
     assert documented == set(values(BINDING, decode(CLUSTER_BINDING, BINDING), BindingsConfig()))
 
 
+def test_syncers_may_use_loopback_only_where_the_manager_may() -> None:
+    def args(config: BindingsConfig) -> list[str]:
+        deployment = rendered(config)["Deployment tapestry-syncer-east-1"]
+        found: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        return found
+
+    assert "--allow-loopback" not in args(BindingsConfig())
+    assert "--allow-loopback" in args(BindingsConfig(allow_loopback=True))
+
+
 def test_elsewhere_only_what_runs_is_made() -> None:
     config = BindingsConfig(deploy_kubeconfig="f", syncer=SyncerSettings(kubeconfig_secret="s"))
     assert {resource for resource, _ in scopes(config)} == {DEPLOYMENTS, SERVICE_ACCOUNTS}

@@ -1,12 +1,17 @@
 """What can be done with a data folder from outside, while a server writes to it or not: copied, put back, checked.
 
-An archive is a tar file with the objects as they were at one revision and with the keys beside them: without those a
-restored server would not know the tokens and certificates that it gave out.
+An archive is a tar file, which may be compressed by gzip, with the objects as they were at one revision and with the
+keys beside them: without those a restored server would not know the tokens and certificates that it gave out.
+
+Somebody else may have written an archive.  It is read piece by piece, so its size costs disk space and no memory, and
+one that would fill the disk is refused before anything of it is written.
 """
 
+import gzip
 import io
 import os
 import re
+import shutil
 import tarfile
 import time
 import zlib
@@ -15,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import apsw
 import msgspec
@@ -30,6 +35,13 @@ ROWS = """
     SELECT resource, namespace, name, revision, checksum, raw FROM objects
     WHERE resource <> '' ORDER BY resource, namespace, name
 """
+LARGEST_KEY = 1 << 20
+"""Bytes of a file with a key or a certificate."""
+LARGEST_ROW = 16 << 20
+"""Bytes of an object as it is stored: a server takes 3 MiB, and adds to it who owns what."""
+LARGEST_HEADER = 1 << 20
+"""Bytes of an extended header of a tar file, which tarfile reads at once."""
+MOST_MEMBERS = 1000
 MEMBER = re.compile(rf"{re.escape(NAME)}|{KEYS}/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -87,6 +99,7 @@ def restore(archive: Path, folder: Path) -> int:
         fresh.chmod(0o700)
         unpack(archive, fresh)
         with closing(apsw.Connection(str(fresh / NAME))) as connection, suppress(apsw.Error):  # of which `check` tells
+            connection.limit(apsw.SQLITE_LIMIT_LENGTH, LARGEST_ROW)
             if connection.pragma("user_version"):
                 brought_up(connection)
         if found := check(fresh):
@@ -108,19 +121,47 @@ def restore(archive: Path, folder: Path) -> int:
 
 
 def unpack(archive: Path, folder: Path) -> None:
+    total = 0
     try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                if not member.isfile() or not MEMBER.fullmatch(member.name):
-                    raise LogError(f"{archive}: {member.name!r} does not belong into an archive of ours")
-                content = tar.extractfile(member) or io.BytesIO()
+        with plain(archive) as file, tarfile.open(fileobj=cast(IO[bytes], BoundedReads(file)), mode="r:") as tar:
+            for count, member in enumerate(tar, 1):
+                if not member.isfile() or member.issparse() or not MEMBER.fullmatch(member.name):
+                    raise LogError(f"{archive}: {member.name[:100]!r} does not belong into an archive of ours")
+                if count > MOST_MEMBERS:
+                    raise LogError(f"{archive}: has more than {MOST_MEMBERS} files")
+                if member.name != NAME and member.size > LARGEST_KEY:
+                    raise LogError(f"{archive}: {member.name} is over {LARGEST_KEY} bytes")
+                total += member.size
+                if total > shutil.disk_usage(folder).free:
+                    raise LogError(f"{archive}: {total} bytes and more do not fit on the disk of {folder.parent}")
                 path = folder / member.name
                 path.touch(mode=0o600)
-                path.write_bytes(content.read())
-    except tarfile.TarError as error:
+                with path.open("wb") as target:
+                    shutil.copyfileobj(tar.extractfile(member) or io.BytesIO(), target)
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise LogError(f"{archive}: is no archive: {error}") from error
     if not (folder / NAME).exists():
         raise LogError(f"{archive}: has no {NAME} in it")
+
+
+def plain(archive: Path) -> IO[bytes]:
+    """An archive without its compression."""
+    with archive.open("rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(archive)) if is_compressed else archive.open("rb")
+
+
+class BoundedReads:
+    """A file for tarfile that gives no more than a header at once, whatever size an extended header claims."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if size > LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {size} bytes is over {LARGEST_HEADER}")
+        return self.file.read(size)
 
 
 def check(folder: Path) -> list[Finding]:
@@ -221,6 +262,7 @@ def opened(path: Path) -> apsw.Connection:
         raise LogError(f"{path}: there is no such file; name the folder with --file-rootpath")
     # A reader needs to write, too, where it is the first: to the file by which SQLite's processes know of each other.
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection.limit(apsw.SQLITE_LIMIT_LENGTH, LARGEST_ROW)
     try:
         found = connection.pragma("user_version")
     except apsw.Error as error:

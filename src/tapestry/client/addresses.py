@@ -1,0 +1,47 @@
+"""IP addresses that a kubeconfig from a Secret may lead to.
+
+Whoever writes such a kubeconfig chooses where our process connects to.  Loopback addresses lead to listeners that trust
+this machine, link-local ones to the metadata services of clouds, which hand out credentials.  A name is checked when it
+is dialed, by the address that it has then: a check before would miss a name that changes its address.
+"""
+
+import ipaddress
+from dataclasses import dataclass
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+EMBEDDING = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b::/96"))
+"""Networks of IPv6 whose addresses end in an IPv4 address: the old compatible ones, and those of NAT64."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressRule:
+    """Which addresses may be dialed."""
+
+    allow_loopback: bool = False
+
+    def problem(self, host: str) -> str:
+        """Why `host` may not be dialed; empty if it may, or if it is a name that has to be resolved first."""
+        try:
+            address: Address = ipaddress.ip_address(host)
+        except ValueError:
+            local = host.rstrip(".").lower()
+            is_local = local == "localhost" or local.endswith(".localhost")
+            return "a loopback address" if is_local and not self.allow_loopback else ""
+        address = embedded(address) or address
+        if address.is_loopback:
+            return "" if self.allow_loopback else "a loopback address"
+        if address.is_unspecified:
+            return "an unspecified address"
+        if address.is_link_local:
+            return "a link-local address"
+        return "a multicast address" if address.is_multicast else ""
+
+
+def embedded(address: Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that packets to an IPv6 address may end up at."""
+    if not isinstance(address, ipaddress.IPv6Address) or address.is_loopback or address.is_unspecified:
+        return None
+    if any(address in network for network in EMBEDDING):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
