@@ -108,7 +108,7 @@ async def at_work(
     variables = {**(manager or {}), "TAPESTRY_SYNCER_ARGS": args, "TAPESTRY_ALLOW_LOOPBACK": "true"}
     told = [with_settings(each, variables) for each in manifests]
     await asyncio.to_thread(apply, yaml.safe_dump_all(told), plane, assets)
-    plan = ClusterPlan(folder, process_node=True)
+    plan = ClusterPlan(folder, process_node=True, run_pods=True)  # syncers have a configuration file
     async with beside(plane) as served:
         async with with_kubelets(plan, served):
             yield Installed(served.client, folder / "pods")

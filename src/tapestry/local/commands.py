@@ -17,17 +17,15 @@ from typing import NamedTuple
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import containers_of
 from tapestry.kube.quantity import Amounts, parse
+from tapestry.local import own_program
+from tapestry.local.own_program import OURS, PROBES
 from tapestry.local.sources import KINDS, Missing, Sources, decoded
 
-OURS = "tapestry"
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "TMPDIR")
 """The variables of ours that a container gets: none that could tell a secret."""
-LOADED = re.compile(r"LD_|PYTHON|PATH$|HOME$")
-"""Variables by which one program becomes another."""
 TOKENS_AT = "/var/run/secrets/kubernetes.io/serviceaccount"
 VARIABLE = re.compile(r"\$(\$|\(([A-Za-z_.-][A-Za-z0-9_.-]*)\))")
 OF_MAP = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
-PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +82,7 @@ def faults(container: Object, trust: Trust) -> Iterator[str]:
     if any(value_at(container, probe, "grpc") for probe in PROBES):
         yield "has a probe by gRPC, which is not made here"
     if not trust.run_pods:
-        yield from foreign(container)
-
-
-def foreign(container: Object) -> Iterator[str]:
-    """What of the container is not our own program."""
-    commands = [container.get("command"), *(value_at(container, probe, "exec", "command") for probe in PROBES)]
-    for program in (each[0] for each in commands if each):
-        if program != OURS:
-            yield f"runs {program}; only {OURS} itself is run here"
-    for variable in container.get("env") or ():
-        if LOADED.match(variable["name"]):
-            yield f"sets {variable['name']}, by which {OURS} could become another program"
-    if container.get("envFrom"):
-        yield "has variables whose names are not known (envFrom)"
+        yield from own_program.faults(container)
 
 
 # -- what is run
@@ -107,9 +92,12 @@ def launch(
     pod: Object, container: Object, home: Home, sources: Sources, trust: Trust, ours: Mapping[str, str]
 ) -> Launch:
     """What to run for the container; `ours` are the variables of this process.  Raises Missing."""
+    kept = {name: ours[name] for name in KEPT if name in ours}
+    if not trust.run_pods:
+        return own_launch(pod, container, home, sources, trust, kept)
     own = {name: relocated(value, home.mounts) for name, value in variables(pod, container, sources).items()}
     environment = {
-        **{name: ours[name] for name in KEPT if name in ours},
+        **kept,
         "HOSTNAME": name_of(pod),
         **({"KUBECONFIG": str(home.kubeconfig)} if home.kubeconfig else {}),
         **own,
@@ -117,10 +105,29 @@ def launch(
     return Launch(command_of(container, own, home, trust), environment, folder_of(container, home))
 
 
+def own_launch(
+    pod: Object, container: Object, home: Home, sources: Sources, trust: Trust, kept: Mapping[str, str]
+) -> Launch:
+    """The same for our own program.  What `refusal` has let through is run word for word: nothing is put in place of
+    mounted paths or variables, by which a word could become another.
+    """
+    words = [*container["command"], *(container.get("args") or ())]
+    arguments = [addressed(each, ports_of(container), home.address) for each in words[1:]]
+    environment = {
+        **variables(pod, container, sources),
+        "HOSTNAME": name_of(pod),
+        **own_program.environment(kept, home.kubeconfig),
+    }
+    return Launch([str(trust.executable), *arguments], environment, home.folder)
+
+
+def ports_of(container: Object) -> frozenset[str]:
+    return frozenset(str(each["containerPort"]) for each in container.get("ports") or ())
+
+
 def command_of(container: Object, environment: Mapping[str, str], home: Home, trust: Trust) -> list[str]:
     words = [*container["command"], *(container.get("args") or ())]
-    ports = frozenset(str(each["containerPort"]) for each in container.get("ports") or ())
-    return in_place(words, environment, home, trust, ports)
+    return in_place(words, environment, home, trust, ports_of(container))
 
 
 def in_place(

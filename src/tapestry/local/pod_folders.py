@@ -1,7 +1,7 @@
 """The folder of a pod: its volumes, and where its containers live and write their logs.
 
 <uid>/volumes/<volume>/...          what the volume consists of, kept as its sources are
-<uid>/volumes/<volume>.kubeconfig   the way to the API server by the token in there
+<uid>/kubeconfigs/<name>            the way to the API server by the token that a container has mounted
 <uid>/containers/<name>/            where a container runs
 <uid>/containers/<name>-<run>.log   what it writes
 """
@@ -71,7 +71,7 @@ class PodFolder:
             "users": [{"name": "account", "user": {"tokenFile": str(folder / "token")}}],
             "contexts": [{"name": "home", "context": context}],
         }
-        path = folder.with_name(f"{folder.name}.kubeconfig")
+        path: Path = self.path / "kubeconfigs" / container["name"]  # not where a volume could have a file
         replace(path, json.dumps(document, indent=2).encode())
         return path
 

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapestry.apis.clusterbindings import CLUSTER_BINDING
+from tapestry.kube.crds import decode
 from tapestry.kube.objects import Object
 from tapestry.local.commands import (
     KEPT,
+    TOKENS_AT,
     Home,
     Launch,
     Trust,
@@ -21,10 +24,19 @@ from tapestry.local.commands import (
     relocated,
     substituted,
 )
+from tapestry.local.pod_folders import PodFolder
+from tapestry.local.preparation import Launches
 from tapestry.local.sources import Missing, Sources, Token, asked_by, files_of
+from tapestry.local.world import with_settings
+from tapestry.manager.config import BindingsConfig
+from tapestry.manager.installation import installation
+from tapestry.manager.manifests import manifests
+from tapestry.manager.syncers import packaged, scopes, templates_in, values
 
 from .pods import a_pod
 
+RUNS = "container c: runs tapestry {}; only tapestry manager and tapestry syncer are run here"
+SECRET = {"name": "s", "namespace": "tapestry-system"}
 TRUST = Trust(Path("/opt/bin/tapestry"))
 ANY = Trust(Path("/opt/bin/tapestry"), run_pods=True)
 NOTHING = Sources({}, {}, {})
@@ -33,19 +45,36 @@ HOME = Home(Path("/pods/c"), {"/etc/app": Path("/pods/volumes/app")}, "127.96.1.
 
 def ours(namespace: str = "tapestry-system", **container: Any) -> Object:
     """A pod that runs our own program."""
-    pod = a_pod(containers=[{"name": "c", "image": "i", "command": ["tapestry"], **container}])
+    pod = a_pod(containers=[{"name": "c", "image": "i", "command": ["tapestry", "syncer"], **container}])
     return {**pod, "metadata": {**pod["metadata"], "namespace": namespace}}
 
 
-def launched(pod: Object, sources: Sources = NOTHING, home: Home = HOME, **environ: str) -> Launch:
-    return launch(pod, pod["spec"]["containers"][0], home, sources, TRUST, environ)
+def launched(pod: Object, sources: Sources = NOTHING, home: Home = HOME, trust: Trust = ANY, **environ: str) -> Launch:
+    return launch(pod, pod["spec"]["containers"][0], home, sources, trust, environ)
 
 
 # -- what may run
 
 
 def test_our_own_program_runs_in_a_trusted_namespace() -> None:
-    assert refusal(ours(args=["syncer"]), TRUST) is None
+    assert refusal(ours(args=["--binding", "b", "--kubelet-address=[::1]:0"]), TRUST) is None
+    assert refusal(ours(command=["tapestry"], args=["manager", "--leader-elect=false"]), TRUST) is None
+
+
+def test_what_our_manifests_consist_of_runs() -> None:
+    binding = {"metadata": {"name": "b", "uid": "u"}, "spec": {"clusterID": "c", "secretRef": SECRET}}
+    config = BindingsConfig(allow_loopback=True)
+    filled = values(binding, decode(CLUSTER_BINDING, binding), config)
+    syncer = [each.object for each in manifests(templates_in(packaged("syncer")), filled, scopes(config))]
+    deployments = [each for each in (*syncer, *map(with_settings, only_deployments())) if each["kind"] == "Deployment"]
+    assert len(deployments) == 2
+    for deployment in deployments:
+        pod = {**deployment["spec"]["template"], "metadata": {"name": "p", "namespace": "tapestry-system"}}
+        assert refusal(pod, TRUST) is None
+
+
+def only_deployments() -> list[Object]:
+    return [each for each in installation() if each["kind"] == "Deployment"]
 
 
 @pytest.mark.parametrize(
@@ -57,12 +86,63 @@ def test_our_own_program_runs_in_a_trusted_namespace() -> None:
         (ours(command=None), "container c: has no command, and there are no images here that could have one"),
         (
             ours(livenessProbe={"exec": {"command": ["cat", "/etc/shadow"]}}),
-            "container c: runs cat; only tapestry itself is run here",
+            "container c: has a probe that runs a command; use httpGet or tcpSocket",
+        ),
+        (ours(command=["tapestry"]), RUNS.format("")),
+        (ours(command=["tapestry", "k", "get", "pods"]), RUNS.format("k")),
+        (ours(command=["tapestry", "-h", "syncer"]), RUNS.format("-h")),
+        (ours(command=["tapestry", "$(COMMAND)"]), RUNS.format("$(COMMAND)")),
+        *(
+            (ours(args=args), f"container c: has the argument {word}, which tapestry syncer may not be given here")
+            for word, args in (
+                ("--kubeconfig", ["--kubeconfig", "/mnt/kc"]),
+                ("--kubeconfig", ["--kubeconfig=/mnt/kc"]),
+                ("--config", ["--config=/mnt/config"]),
+                ("-c", ["-c", "/mnt/config"]),
+                ("-c/mnt/config", ["-c/mnt/config"]),
+                ("--context", ["--context=x"]),
+                ("--audit", ["--binding", "--audit=/etc/cron.d/x"]),
+                ("--syncer-image", ["--syncer-image=x"]),
+                ("--", ["--", "--config=x"]),
+            )
+        ),
+        *(
+            (
+                ours(command=["tapestry", "manager", word]),
+                f"container c: has the argument {word}, which tapestry manager may not be given here",
+            )
+            for word in ("--deploy-kubeconfig", "--template-dir", "--binding")
         ),
         (
-            ours(env=[{"name": "PYTHONPATH", "value": "/etc/app"}]),
-            "container c: sets PYTHONPATH, by which tapestry could become another program",
+            ours(args=["--binding=$(X)"]),
+            "container c: has the argument --binding=$(X); variables are not put into arguments here",
         ),
+        *(
+            (
+                ours(env=[{"name": name, "value": "/etc/app"}]),
+                f"container c: sets {name}, which is not among the variables that tapestry may be given here",
+            )
+            for name in (
+                "PYTHONPATH",
+                "PYTHONSTARTUP",
+                "LD_PRELOAD",
+                "KUBECONFIG",
+                "HOME",
+                "PATH",
+                "OPENSSL_CONF",
+                "GCONV_PATH",
+                "SSL_CERT_FILE",
+                "TMPDIR",
+                "TAPESTRY_KUBECONFIG",
+                "TAPESTRY_AUDIT",
+                "TAPESTRY_DEPLOY_KUBECONFIG",
+                "TAPESTRY_TEMPLATE_DIR",
+                "TAPESTRY_METRICS_KEY",
+                "_TAPESTRY_COMPLETE",
+                "KUBERNETES_SERVICE_HOST",
+            )
+        ),
+        (ours(workingDir="/etc/app"), "container c: has a workingDir; leave it out"),
         (
             ours(envFrom=[{"secretRef": {"name": "s"}}]),
             "container c: has variables whose names are not known (envFrom)",
@@ -99,9 +179,55 @@ def test_told_so_it_runs_any_command_of_any_namespace_but_not_images() -> None:
 
 
 def test_the_command_is_our_executable_with_the_arguments_of_the_container() -> None:
-    found = launched(ours(args=["syncer", "--binding", "b"]))
+    for trust in (TRUST, ANY):
+        found = launched(ours(args=["--binding", "b"]), trust=trust)
+        assert found.command == ["/opt/bin/tapestry", "syncer", "--binding", "b"]
+        assert found.folder == HOME.folder
+
+
+def test_a_mount_never_becomes_another_program_or_argument() -> None:
+    mounts = {each: Path("/pods/volumes/evil") for each in ("tapestry", "syncer", "--binding", "b")}
+    pod = ours(args=["--binding", "b"], env=[{"name": "TAPESTRY_NAMESPACE", "value": "b"}])
+    assert refusal(pod, TRUST) is None
+    found = launched(pod, home=HOME._replace(mounts=mounts), trust=TRUST)
     assert found.command == ["/opt/bin/tapestry", "syncer", "--binding", "b"]
-    assert found.folder == HOME.folder
+
+
+def test_our_program_has_no_home_and_no_kubeconfig_but_its_own() -> None:
+    environ = {"HOME": "/root", "KUBECONFIG": "/root/.kube/config", "PATH": "/bin", "PYTHONPATH": "/evil"}
+    expected = {
+        "PATH": "/bin",
+        "HOME": "/nonexistent",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONSAFEPATH": "1",
+        "HOSTNAME": "web",
+    }
+    assert launched(ours(), trust=TRUST, **environ).environment == expected
+    found = launched(ours(), home=HOME._replace(kubeconfig=Path("/pods/k")), trust=TRUST, **environ)
+    assert found.environment == {**expected, "KUBECONFIG": "/pods/k"}
+
+
+def test_variables_of_a_container_do_not_replace_ours() -> None:
+    names = ("HOME", "KUBECONFIG", "PATH", "PYTHONNOUSERSITE", "HOSTNAME")
+    pod = ours(env=[{"name": name, "value": "/evil"} for name in names])
+    found = launched(pod, home=HOME._replace(kubeconfig=Path("/pods/k")), trust=TRUST, PATH="/bin")
+    assert "/evil" not in found.environment.values()
+
+
+def test_a_volume_cannot_hold_the_kubeconfig_of_a_container(tmp_path: Path) -> None:
+    folder = PodFolder(tmp_path)
+    mount = {"name": "v", "mountPath": TOKENS_AT, "subPath": "x"}
+    found = folder.kubeconfig(ours(), {"name": "c", "volumeMounts": [mount]}, "https://server")
+    assert found is not None
+    assert not found.is_relative_to(folder.volume("v"))
+
+
+def test_ephemeral_containers_are_not_run(tmp_path: Path) -> None:
+    pod = ours()
+    pod["spec"]["ephemeralContainers"] = [{"name": "debug", "image": "i", "command": ["sh"]}]
+    launches = Launches(PodFolder(tmp_path), "127.96.1.2", "https://server", TRUST, {})
+    launches.prepare(pod, NOTHING)
+    assert list(launches.launches) == ["c"]
 
 
 def test_mounted_paths_become_folders_in_arguments_variables_and_the_working_directory() -> None:
@@ -110,7 +236,7 @@ def test_mounted_paths_become_folders_in_arguments_variables_and_the_working_dir
         "env": [{"name": "CONFIG", "value": "/etc/app/config.yaml"}],
         "workingDir": "/etc/app/work",
     }
-    found = launched(ours(**container))
+    found = launched(ours(command=["tapestry"], **container))
     folder = "/pods/volumes/app"
     assert found.command[1:] == [
         f"--config={folder}/config.yaml",
@@ -131,7 +257,7 @@ def test_of_mounts_inside_each_other_the_inner_one_counts() -> None:
 def test_a_port_of_the_container_is_listened_on_at_the_pods_own_address() -> None:
     ports = [{"containerPort": 8080}, {"containerPort": 8081}]
     args = ["--metrics=:8080", ":8081", "--other=:9090", "--host=1.2.3.4:8080", "a:8080"]
-    found = launched(ours(args=args, ports=ports))
+    found = launched(ours(command=["tapestry"], args=args, ports=ports))
     assert found.command[1:] == ["--metrics=127.96.1.2:8080", "127.96.1.2:8081", *args[2:]]
     assert addressed("--metrics=:8080", frozenset({"8080"}), "") == "--metrics=:8080"
 
@@ -162,7 +288,7 @@ def test_variables_come_from_values_fields_and_entries_and_may_use_each_other() 
         {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
     ]
     sources = Sources({"m": {"data": {"k": "from a map"}}}, {"s": {"data": {"k": "aGlkZGVu"}}, "no": None}, {})
-    found = launched(ours(env=env, args=["$(M)"], resources={"limits": {"cpu": "1500m"}}), sources)
+    found = launched(ours(command=["x"], env=env, args=["$(M)"], resources={"limits": {"cpu": "1500m"}}), sources)
     expected = {"A": "a", "B": "ab $(NOBODY) $(A)", "POD": "web", "M": "from a map", "S": "hidden", "CPU": "2"}
     assert {name: value for name, value in found.environment.items() if name != "HOSTNAME"} == expected
     assert found.command[1:] == ["from a map"]

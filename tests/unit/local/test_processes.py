@@ -257,10 +257,11 @@ async def test_a_stranger_is_refused_in_words_and_waits(strict: World) -> None:
 async def test_our_own_program_runs_where_it_is_trusted(strict: World) -> None:
     await strict.client.create(NAMESPACES, {"metadata": {"name": "tapestry-system"}})
     pod = a_pod("", namespace="tapestry-system", restartPolicy="Never")
-    pod["spec"]["containers"][0] |= {"command": ["tapestry"], "args": ["--help"]}
+    pod["spec"]["automountServiceAccountToken"] = False
+    pod["spec"]["containers"][0] |= {"command": ["tapestry"], "args": ["syncer", "--binding", "b"]}
     await strict.client.create(PODS, pod)
     await strict.wait_for_pod("p", is_over, "tapestry-system")
-    assert "syncer" in await strict.log("p", "tapestry-system")
+    assert "/nonexistent/.kube/config" in await strict.log("p", "tapestry-system")
 
 
 async def test_only_what_tolerates_it_comes_to_the_node(strict: World) -> None:
