@@ -237,16 +237,28 @@ def service_range(config: ApiServerConfig) -> Network:
         raise ValueError(f"serviceClusterIpRange: {error}") from error
 
 
+RELEASES = {"v1.34.3": ("df11db1c0f08fab3c0baee1e5ce6efbf816af7f1", "2025-12-09T14:59:13Z")}
+"""The commit of each release of Kubernetes that our data are of, and when it was built."""
+
+
 def version_of(version: str) -> Object:
-    """What /version says: of which Kubernetes it is the API, and in the fields that clients insist on, of ourselves."""
+    """What /version says: of which release of Kubernetes it is the API, and which Python runs it.
+
+    `kubectl --match-server-version` compares version, commit and tree state with its own.
+    """
     major, minor, _ = version.removeprefix("v").split(".", 2)
+    commit, built = RELEASES[version]
     return {
         "major": major,
         "minor": minor,
-        "gitVersion": f"{version}+tapestry",
-        "gitCommit": "",
-        "gitTreeState": "",
-        "buildDate": "1970-01-01T00:00:00Z",
+        "emulationMajor": major,
+        "emulationMinor": minor,
+        "minCompatibilityMajor": major,
+        "minCompatibilityMinor": str(int(minor) - 1),
+        "gitVersion": version,
+        "gitCommit": commit,
+        "gitTreeState": "clean",
+        "buildDate": built,
         "goVersion": f"python{platform.python_version()}",
         "compiler": platform.python_implementation().lower(),
         "platform": "linux/amd64",

@@ -1,6 +1,6 @@
 """The refusals of an API server, in Kubernetes' own words: people and programs look for them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tapestry.apiserver.storage.log import LogError, OutcomeUnknown, Unreachable
 from tapestry.kube.errors import (
@@ -204,3 +204,32 @@ def not_kept(error: LogError) -> ServerError:
 def internal(why: str) -> ServerError:
     details = {"causes": [{"message": why}]}
     return ServerError(500, "InternalError", f"Internal error occurred: {why}", details=details)
+
+
+JSON_TYPES = {dict: "object", list: "array", str: "string", bool: "bool", int: "number", float: "number"}
+"""As Go's decoder calls what it has found."""
+
+
+def not_into(value: Any, wanted: str) -> str:
+    """What Go's decoder says of a value of the wrong type."""
+    return f"json: cannot unmarshal {JSON_TYPES.get(type(value), 'value')} into {wanted}"
+
+
+def no_object(kind: str, body: Any) -> BadRequest:
+    """A body that is no object at all."""
+    found = "the body is empty" if body is None else not_into(body, "an object")
+    return bad_request(f"the object provided is unrecognized (must be of type {kind}): {found}")
+
+
+def no_metadata(resource: Resource, found: Any) -> BadRequest:
+    kind = resource.kind
+    why = not_into(found, f"Go struct field {kind}.metadata of type v1.ObjectMeta")
+    return bad_request(f'{kind} in version "{resource.api_version}" cannot be handled as a {kind}: {why}')
+
+
+def check_type(patch: Any, wanted: type, name: str) -> None:
+    """Raises BadRequest where a patch, or a part of one, has another type than the one called `name`."""
+    if patch is None:
+        raise bad_request("error decoding patch: unexpected end of JSON input")
+    if not isinstance(patch, wanted):
+        raise bad_request(f"error decoding patch: {not_into(patch, f'Go value of type {name}')}")

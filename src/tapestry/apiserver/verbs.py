@@ -34,12 +34,6 @@ WATCH_SECONDS = (1800, 3600)
 JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
 STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
 
-PATCHES: Mapping[type, str] = {
-    list: "json: cannot unmarshal object into Go value of type []handlers.jsonPatchOp",
-    dict: "json: cannot unmarshal array into Go value of type map[string]interface {}",
-}
-"""What is said of a patch that is none, by what it should be."""
-
 ENCODER = msgspec.json.Encoder()
 DECODER = msgspec.json.Decoder()
 
@@ -345,10 +339,12 @@ class Verbs:
         raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
 
     def patched(self, row: Row, current: Object, content_type: str, patch: Any) -> Any:
-        wanted = list if content_type == JSON_PATCH else dict
-        is_one = isinstance(patch, wanted)
-        if not is_one:
-            raise refusals.bad_request(f"error decoding patch: {PATCHES[wanted]}")
+        if content_type != JSON_PATCH:
+            refusals.check_type(patch, dict, "map[string]interface {}")
+        else:
+            refusals.check_type(patch, list, "[]handlers.jsonPatchOp")
+            for each in patch:
+                refusals.check_type(each, dict, "handlers.jsonPatchOp")
         try:
             match content_type:
                 case "application/json-patch+json":

@@ -39,8 +39,10 @@ FINALIZERS = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
 
 def placed(target: Target, body: Any) -> Object:
     resource = target.row.resource
-    if not isinstance(body, dict) or not isinstance(body.get("metadata", {}) or {}, dict):
-        raise refusals.bad_request(f"the body is not a {resource.kind}")
+    if not isinstance(body, dict):
+        raise refusals.no_object(resource.kind, body)
+    if not isinstance(body.get("metadata"), dict | None):
+        raise refusals.no_metadata(resource, body["metadata"])
     kind = {"apiVersion": resource.api_version, "kind": resource.kind}
     metadata = body.get("metadata") or {}
     for field, expected in kind.items():
@@ -67,7 +69,7 @@ def placed(target: Target, body: Any) -> Object:
 
 
 def created(row: Row, wanted: Object, *, uid: str, now: datetime) -> Object:
-    if version_of(wanted):
+    if version_in(wanted):
         raise ServerError(500, "InternalError", "resourceVersion should not be set on objects to be created")
     metadata = {**theirs(wanted), "uid": uid, "creationTimestamp": timestamp(now)}
     if row.counts_generations:
@@ -219,9 +221,15 @@ def specification(row: Row, obj: Object) -> Object:
 # -- refusals
 
 
+def version_in(wanted: Object) -> str:
+    """The version that a write is meant for, if any; 0 is none."""
+    version = version_of(wanted)
+    return "" if version == "0" else version
+
+
 def check_identity(row: Row, current: Object, wanted: Object) -> None:
     """The write must be meant for this object, and for this version of it where it names one."""
-    uid, version, resource = uid_of(wanted), version_of(wanted), row.resource
+    uid, version, resource = uid_of(wanted), version_in(wanted), row.resource
     if uid and uid != uid_of(current):
         raise refusals.other_uid(resource, name_of(current), uid, uid_of(current))
     if not version and (row.is_custom or resource.name in ONLY_CONDITIONALLY):

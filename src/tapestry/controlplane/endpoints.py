@@ -223,7 +223,8 @@ class Origin:
 def slices_of(origin: Origin, found: Sequence[Backend], held: Sequence[Object]) -> list[Object]:
     """The slices that there should be; those that are `held` and not among them are to go.
 
-    A Service has one even if nothing is behind it.
+    A Service has one even if nothing is behind it.  A slice that would go becomes one that would be new: whoever
+    watches sees a change of what is behind the Service, and not its end.
     """
     groups: dict[tuple[str, Ports], list[Backend]] = defaultdict(list)
     for each in found:
@@ -242,7 +243,23 @@ def slices_of(origin: Origin, found: Sequence[Backend], held: Sequence[Object]) 
                     "ports": [dict(port) for port in ports],
                 }
             )
-    return wanted
+    return in_place_of(held, wanted)
+
+
+def in_place_of(held: Sequence[Object], wanted: list[Object]) -> list[Object]:
+    """The wanted slices, new ones under the names of those that are held and not wanted."""
+    names = {name_of(each) for each in wanted}
+    free: dict[str, list[str]] = defaultdict(list)
+    for each in held:
+        if name_of(each) not in names and not is_deleting(each):
+            free[each["addressType"]].append(name_of(each))
+    known = {name_of(each) for each in held}
+    found = []
+    for each in wanted:
+        if name_of(each) not in known and (spare := free[each["addressType"]]):
+            each = {**each, "metadata": {**each["metadata"], "name": spare.pop(0)}}
+        found.append(each)
+    return found
 
 
 def ports_of(held: Object) -> Ports:

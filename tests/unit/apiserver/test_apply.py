@@ -202,7 +202,7 @@ async def test_a_dry_run_changes_nothing(call: Hand) -> None:
         ({**a_map(), "metadata": {"name": "other"}}, {}, 400, "does not match the name on the URL"),
         ({**a_map(), "metadata": {"uid": "u"}}, {}, 409, "uid mismatch"),
         ({**a_map(), "metadata": []}, {}, 400, "not an object"),
-        ([], {}, 400, "the body is not a ConfigMap"),
+        ([], {}, 400, "error decoding YAML: json: cannot unmarshal array into Go value of type map"),
     ],
 )
 async def test_what_cannot_be_applied_is_refused(

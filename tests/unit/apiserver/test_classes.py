@@ -12,6 +12,7 @@ PODS = "/api/v1/namespaces/default/pods"
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 INGRESSES = "/apis/networking.k8s.io/v1/namespaces/default/ingresses"
 RUNTIMES = "/apis/node.k8s.io/v1/runtimeclasses"
+PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 STORAGE = "/apis/storage.k8s.io/v1/storageclasses"
 INGRESS_CLASSES = "/apis/networking.k8s.io/v1/ingressclasses"
 DEFAULT = "is-default-class"
@@ -54,6 +55,41 @@ async def test_a_pod_gets_what_its_runtime_needs(call: Hand) -> None:
     assert "conflict: runtimeClass.scheduling.nodeSelector[kata] = yes; pod.spec.nodeSelector[kata] = no" in (
         await refusal(call, a_pod(runtimeClassName="kata", nodeSelector={"kata": "no"}))
     )
+
+
+async def test_a_pod_that_is_replaced_keeps_its_priority(call: Hand) -> None:
+    await call.made(PRIORITIES, {"metadata": {"name": "urgent"}, "value": 7, "preemptionPolicy": "Never"})
+    await call.made(PODS, a_pod(priorityClassName="urgent"))
+    body = a_pod(priorityClassName="urgent", activeDeadlineSeconds=60)
+    status, pod = await call("PUT", f"{PODS}/p", body)
+    assert (status, pod["spec"]["priority"], pod["spec"]["preemptionPolicy"]) == (200, 7, "Never")
+    status, _ = await call("PUT", f"{PODS}/p", {**body, "spec": {**body["spec"], "priority": 8}})
+    assert status == 422
+
+
+async def test_a_pod_without_a_priority_class_gets_the_default_one(call: Hand) -> None:
+    for name, value, default in (("high", 9, True), ("low", 5, True), ("lowest", 1, False)):
+        await call.made(PRIORITIES, {"metadata": {"name": name}, "value": value, "globalDefault": default})
+    pod = await call.made(PODS, a_pod())
+    assert (pod["spec"]["priorityClassName"], pod["spec"]["priority"]) == ("low", 5)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "complaint"),
+    [
+        ("v1", "ReplicationController", ""),
+        ("", "ReplicationController", ""),
+        ("apps/v1", "Deployment", ""),
+        ("v1", "Deployment", "apiVersion must specify API group"),
+        ("a/b/c", "ReplicationController", "unexpected GroupVersion string: a/b/c"),
+    ],
+)
+async def test_what_an_autoscaler_may_scale(call: Hand, version: str, kind: str, complaint: str) -> None:
+    target = {"apiVersion": version, "kind": kind, "name": "x"}
+    body = {"metadata": {"name": "h"}, "spec": {"maxReplicas": 2, "scaleTargetRef": target}}
+    status, found = await call("POST", "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers", body)
+    assert status == (422 if complaint else 201)
+    assert complaint in found.get("message", "")
 
 
 async def test_a_runtime_that_is_not_there_runs_nothing(call: Hand) -> None:

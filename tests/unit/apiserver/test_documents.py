@@ -165,4 +165,12 @@ async def test_the_version_has_every_field_that_clients_insist_on(call: Hand) ->
     assert set(found) == {
         *("major", "minor", "gitVersion", "gitCommit", "gitTreeState"),
         *("buildDate", "goVersion", "compiler", "platform"),
+        *("emulationMajor", "emulationMinor", "minCompatibilityMajor", "minCompatibilityMinor"),
     }
+
+
+async def test_kubectl_of_the_same_release_takes_the_version_for_its_own(call: Hand) -> None:
+    _, found = await call("GET", "/version")
+    compared = ("gitVersion", "gitCommit", "gitTreeState")  # by `kubectl --match-server-version`
+    release = "v1.34.3", "df11db1c0f08fab3c0baee1e5ce6efbf816af7f1", "clean"
+    assert tuple(found[each] for each in compared) == release

@@ -147,8 +147,11 @@ async def test_an_object_without_any_name_is_invalid() -> None:
         (a_pod(metadata={"namespace": "other"}), "the namespace of the provided object does not match"),
         (a_pod(kind="Node"), "the kind in the data (Node) does not match the expected kind (Pod)"),
         (a_pod(apiVersion="v2"), "the API version in the data (v2) does not match the expected API version (v1)"),
-        ([], "the body is not a Pod"),
-        ({"metadata": "p"}, "the body is not a Pod"),
+        ([], "(must be of type Pod): json: cannot unmarshal array into an object"),
+        ("x", "(must be of type Pod): json: cannot unmarshal string into an object"),
+        (None, "(must be of type Pod): the body is empty"),
+        ({"metadata": "p"}, "cannot unmarshal string into Go struct field Pod.metadata of type v1.ObjectMeta"),
+        ({"metadata": []}, "cannot unmarshal array into Go struct field Pod.metadata of type v1.ObjectMeta"),
     ],
 )
 async def test_an_object_that_belongs_elsewhere_is_a_bad_request(body: Any, complaint: str) -> None:
@@ -203,6 +206,36 @@ async def test_a_replacement_without_a_version_is_unconditional_for_most_kinds()
     await created(api, a_pod())
     found = await done(api, "PUT", POD, a_pod(spec={"activeDeadlineSeconds": 60}))
     assert found["spec"]["activeDeadlineSeconds"] == 60
+
+
+@pytest.mark.parametrize(
+    ("kind", "patch", "words"),
+    [
+        ("json-patch+json", {}, "cannot unmarshal object into Go value of type []handlers.jsonPatchOp"),
+        ("json-patch+json", "x", "cannot unmarshal string into Go value of type []handlers.jsonPatchOp"),
+        ("json-patch+json", [3], "cannot unmarshal number into Go value of type handlers.jsonPatchOp"),
+        ("merge-patch+json", [], "cannot unmarshal array into Go value of type map[string]interface {}"),
+        ("merge-patch+json", 3, "cannot unmarshal number into Go value of type map[string]interface {}"),
+        ("strategic-merge-patch+json", True, "cannot unmarshal bool into Go value of type map[string]interface {}"),
+        ("strategic-merge-patch+json", None, "error decoding patch: unexpected end of JSON input"),
+    ],
+)
+async def test_a_patch_of_the_wrong_type_is_told_what_it_is(kind: str, patch: Any, words: str) -> None:
+    api = an_api()
+    await created(api, a_pod())
+    status = await refused(api, "PATCH", POD, patch, content_type=f"application/{kind}")
+    assert (status["code"], words in status["message"]) == (400, True)
+
+
+async def test_version_0_is_no_version() -> None:
+    api = an_api()
+    await created(api, a_pod(metadata={"resourceVersion": "0"}))
+    body = a_pod(metadata={"resourceVersion": "0"}, spec={"activeDeadlineSeconds": 60})
+    assert (await done(api, "PUT", POD, body))["spec"]["activeDeadlineSeconds"] == 60
+    await created(api, {"metadata": {"name": "x"}, "spec": {"y": 1}}, BINDINGS)
+    custom = {"metadata": {"name": "x", "resourceVersion": "0"}, "spec": {"y": 2}}
+    status = await refused(api, "PUT", BINDINGS.path(None, "x"), custom)
+    assert "metadata.resourceVersion: Invalid value: 0: must be specified for an update" in status["message"]
 
 
 @pytest.mark.parametrize("resource", [BINDINGS, LEASES])

@@ -163,6 +163,16 @@ async def test_the_clocks_of_a_zone_count(client: Client) -> None:
 
 
 @in_a_world("cronjobs", "jobs", nodes=1)
+async def test_a_schedule_that_is_never_due_is_said_to_be_invalid(client: Client) -> None:
+    await client.create(CRON_JOBS, a_cron_job("59 23 31 2 *"))
+    await settled(HOUR)
+    [event] = [each for each in await client.list(EVENTS) if each["reason"] == "InvalidSchedule"]
+    said = "invalid schedule: 59 23 31 2 * : time difference between two schedules is less than 1 second"
+    assert (event["type"], event["message"]) == ("Warning", said)
+    assert await minutes(client) == []
+
+
+@in_a_world("cronjobs", "jobs", nodes=1)
 async def test_another_schedule_counts_from_now_on(client: Client) -> None:
     await client.create(CRON_JOBS, a_cron_job("0 12 * * *"))
     await settled(5 * MINUTE)

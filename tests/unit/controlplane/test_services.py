@@ -122,6 +122,25 @@ def test_a_pod_is_known_by_its_name_in_the_domain_of_its_service_only() -> None:
         assert backend.zone == "z"
 
 
+def test_a_service_that_loses_its_last_endpoint_keeps_its_slice() -> None:
+    service = a_service()
+    origin = Origin(service, FROM_PODS)
+    held = slices_of(origin, from_pods(service, [a_pod(1)], nowhere), [])
+    (empty,) = slices_of(origin, [], held)
+    assert (empty["metadata"]["name"], empty["endpoints"]) == (held[0]["metadata"]["name"], [])
+    (again,) = slices_of(origin, from_pods(service, [a_pod(2)], nowhere), [empty])
+    assert again["metadata"]["name"] == empty["metadata"]["name"]
+    (other,) = slices_of(origin, from_pods(service, [a_pod(2, port=9090)], nowhere), [again])
+    assert other["metadata"]["name"] == again["metadata"]["name"]
+
+
+def test_a_slice_never_takes_the_name_of_one_of_another_family() -> None:
+    service = a_service()
+    theirs = {"metadata": {"name": "six"}, "addressType": "IPv6", "endpoints": [], "ports": []}
+    (found,) = slices_of(Origin(service, FROM_PODS), from_pods(service, [a_pod(1)], nowhere), [theirs])
+    assert found["metadata"]["name"] != "six"
+
+
 def test_a_service_with_nothing_behind_it_has_one_empty_slice() -> None:
     (only,) = slices_of(Origin(a_service(), FROM_PODS), [], [])
     assert only["endpoints"] == only["ports"] == []
@@ -209,6 +228,12 @@ async def test_a_service_is_followed_through_its_life(client: Client) -> None:
     await client.delete(PODS, named("a", "default"))
     await settled()
     assert await in_slices(client) == await in_endpoints(client) == ["b", "c"]
+    [before] = await client.list(ENDPOINT_SLICES, "default")
+    for name in ("b", "c"):
+        await client.delete(PODS, named(name, "default"))
+    await settled()
+    [after] = await client.list(ENDPOINT_SLICES, "default")
+    assert (uid_of(after), after.get("endpoints") or []) == (uid_of(before), [])
     await client.delete(SERVICES, named("s", "default"))
     await settled()
     assert await in_slices(client) == []

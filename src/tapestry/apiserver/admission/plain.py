@@ -74,6 +74,11 @@ def refused(request: Request, why: str, causes: list[Object] | None = None) -> F
     return Forbidden(403, "Forbidden", f'{resource.name} "{name}" is forbidden: {why}', details=details)
 
 
+PRIORITY_CLASSES = "priorityclasses.scheduling.k8s.io"
+IS_DEFAULT = b'"globalDefault":true'
+"""As it is stored: few classes have it, and pods are many."""
+
+
 @dataclass(frozen=True)
 class Priorities:
     """A pod's priority is that of its class, and nothing that its writer chooses."""
@@ -82,9 +87,11 @@ class Priorities:
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
         if new is None or request.verb != "create":
-            return new if new is not None else old or {}
+            return old or {} if new is None else new if old is None else with_priority_of(old, new)
         spec = new.get("spec") or {}
         name = spec.get("priorityClassName", "")
+        if not name and (name := self.default_class()):
+            spec = {**spec, "priorityClassName": name}
         value, policy = self.value(request, name) if name else (0, "PreemptLowerPriority")
         if spec.get("priority") not in (None, value):
             why = f"the integer value of priority ({spec['priority']}) must not be provided in pod spec; "
@@ -99,14 +106,28 @@ class Priorities:
             )
         return {**new, "spec": prioritized(spec, value, policy)}
 
+    def default_class(self) -> str:
+        """The PriorityClass of pods that name none: of those that say they are the default, the lowest."""
+        raws = [each.raw for each in self.store.every(PRIORITY_CLASSES)]
+        found: list[Object] = [msgspec.json.decode(raw) for raw in raws if IS_DEFAULT in raw]
+        marked = [(each.get("value", 0), name_of(each)) for each in found if each.get("globalDefault")]
+        return min(marked)[1] if marked else ""
+
     def value(self, request: Request, name: str) -> tuple[int, str]:
-        version = self.store.get("priorityclasses.scheduling.k8s.io", "", name)
+        version = self.store.get(PRIORITY_CLASSES, "", name)
         if version is not None:
             found: Any = msgspec.json.decode(version.raw)
             return found.get("value", 0), found.get("preemptionPolicy", "PreemptLowerPriority")
         if name in SYSTEM_PRIORITIES:
             return SYSTEM_PRIORITIES[name], "PreemptLowerPriority"
         raise refused(request, f"no PriorityClass with name {name} was found")
+
+
+def with_priority_of(old: Object, new: Object) -> Object:
+    """A pod that is written again without its priority keeps it: whoever wrote it may not know of it."""
+    was, spec = old.get("spec") or {}, new.get("spec") or {}
+    kept = {key: was[key] for key in ("priority", "preemptionPolicy") if key in was and spec.get(key) is None}
+    return {**new, "spec": {**spec, **kept}} if kept else new
 
 
 @derived

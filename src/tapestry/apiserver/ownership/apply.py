@@ -152,7 +152,8 @@ def stated_by(request: Request, body: Any) -> Object:
         why = "Required value: is required for apply patch"
         raise refusals.invalid(refusals.PATCH_OPTIONS, "", "fieldManager", why)
     if not isinstance(body, dict):
-        raise refusals.bad_request(f"the body is not a {resource.kind}")
+        found = refusals.not_into(body, "Go value of type map[string]interface {}")
+        raise refusals.bad_request(f"error decoding YAML: {found}")
     if (body.get("apiVersion"), body.get("kind")) != (resource.api_version, resource.kind):
         group, _, version = f"/{body.get('apiVersion', '')}".rpartition("/")
         raise refusals.bad_request(f"invalid object type: {group.lstrip('/')}/{version}, Kind={body.get('kind', '')}")

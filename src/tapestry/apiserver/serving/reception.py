@@ -16,6 +16,7 @@ from tapestry.apiserver.requests import Call, Target, target_of
 from tapestry.apiserver.server import Answer, Answering, Attributes, Server, first_segment, refused, verb_of
 from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED, Tally, tally_of
+from tapestry.apiserver.serving.presentation import presented
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.times import parse_duration
@@ -97,7 +98,8 @@ def complete(answer: Answer, call: Call, trail: Trail | None) -> Answer:
     if trail is not None:
         trail.note("ResponseComplete", answer)
     known_as = {"Audit-Id": trail.id if trail is not None else audit_id(call)}
-    return Answer(answer.status, answer.body, answer.content_type, {**answer.headers, **known_as}, answer.stream)
+    body = presented(answer.body, answer.content_type, call)
+    return Answer(answer.status, body, answer.content_type, {**answer.headers, **known_as}, answer.stream)
 
 
 def allowed(call: Call, longest: float) -> float:

@@ -40,7 +40,7 @@ class Bodies:
         """The call with its body as objects are read: without nulls, and without what its type does not know."""
         kind, body = kind_of(target.row, target.subresource), decoded(call.body, call.headers.get("content-type", ""))
         if not isinstance(body, dict | None):
-            raise refusals.bad_request(f"the body is not a {kind.kind}")
+            raise refusals.no_object(kind.kind, body)
         said = {key: each for key, each in (body or {}).items() if key in IDENTITY}  # which is for the handler to judge
         named = {**(body or {}), "apiVersion": kind.api_version, "kind": kind.kind}
         found, _ = self.types.read(TYPES.get(kind.kind) or target.row.type, named, kind.kind)

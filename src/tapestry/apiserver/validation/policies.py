@@ -329,8 +329,11 @@ def metric(value: Any, path: str) -> Iterator[Fault]:
 
 
 def group_of_target(value: Any, path: str) -> Iterator[Fault]:
-    if "/" not in value.get("apiVersion", ""):
-        yield invalid(f"{path}.apiVersion", value.get("apiVersion", ""), "apiVersion must specify API group")
+    version = value.get("apiVersion", "")
+    if version.count("/") > 1:
+        yield invalid(f"{path}.apiVersion", version, f"unexpected GroupVersion string: {version}")
+    elif "/" not in version and value.get("kind") != "ReplicationController":  # nothing else without a group scales
+        yield invalid(f"{path}.apiVersion", version, "apiVersion must specify API group")
 
 
 def metrics(spec: Any, path: str) -> Iterator[Fault]:

@@ -37,6 +37,8 @@ from tapestry.kube.times import parse_time, timestamp
 SCHEDULED = "batch.kubernetes.io/cronjob-scheduled-timestamp"
 MANY = 100
 """Moments that were missed, beyond which somebody is told that something is wrong."""
+NEVER = "time difference between two schedules is less than 1 second"
+"""What Kubernetes says of a schedule by which nothing is ever due."""
 LAG = 0.1
 """Seconds until a cache is asked again whether it has seen the last write."""
 HISTORY = {"Complete": ("successfulJobsHistoryLimit", 3), "Failed": ("failedJobsHistoryLimit", 1)}
@@ -62,6 +64,10 @@ class CronJobs:
         status = {**(cron.get("status") or {}), "active": [*map(reference, active)], **succeeded(cron, jobs)}
         schedule = self.schedule(cron) if not is_deleting(cron) and not cron["spec"].get("suspend") else None
         if schedule is None:
+            await self.tell(cron, status)
+            return None
+        if schedule.after(self.now()) is None and schedule.last(earliest(cron, self.now()), self.now()) is None:
+            self.events.warning(cron, "InvalidSchedule", f"invalid schedule: {cron['spec']['schedule']} : {NEVER}")
             await self.tell(cron, status)
             return None
         due = self.due(cron, schedule)

@@ -1,0 +1,34 @@
+"""How the JSON of an answer is written: in one line that ends, or indented for people.
+
+As kube-apiserver does it: `?pretty` decides, then the Accept header, and then whether the client is a browser, curl or
+Wget.  What is not indented ends in a line break; what is indented does not.
+"""
+
+import msgspec
+
+from tapestry.apiserver.codec import JSON, accepted
+from tapestry.apiserver.requests import Call
+
+PEOPLE = ("curl", "Wget", "Mozilla/5.0")
+"""How the User-Agent of programs begins that people use."""
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+RAW = ("/openapi/", "/.well-known/", "/openid/")
+"""Documents that are served as they are."""
+
+
+def presented(body: bytes, content_type: str, call: Call) -> bytes:
+    """The body of an answer as the client is to see it; lines that end already are left alone."""
+    if not body or not content_type.startswith(JSON) or body.endswith(b"\n") or call.path.startswith(RAW):
+        return body
+    if call.path == "/version" or is_pretty(call):
+        return msgspec.json.format(body, indent=2)
+    return body + b"\n"
+
+
+def is_pretty(call: Call) -> bool:
+    if asked := call.query.get("pretty"):
+        return asked in TRUE
+    if call.headers.get("user-agent", "").startswith(PEOPLE):
+        return True
+    accept = call.headers.get("accept", "")
+    return "pretty" in accept and any(each.parameters.get("pretty") == "1" for each in accepted(accept)[:1])

@@ -1,0 +1,54 @@
+"""JSON for people and for programs: when it is indented, and how it ends."""
+
+from typing import Any
+
+import pytest
+
+from tapestry.apiserver.requests import Call
+from tapestry.apiserver.serving.presentation import presented
+
+from .conftest import ADMIN
+
+ONE_LINE = b'{"a":{"b":[]}}'
+INDENTED = b'{\n  "a": {\n    "b": []\n  }\n}'
+
+
+def shown(path: str = "/api/v1/pods", content_type: str = "application/json", **asked: Any) -> bytes:
+    headers = {name.replace("_", "-"): value for name, value in asked.items() if name != "query"}
+    return presented(ONE_LINE, content_type, Call("GET", path, asked.get("query", {}), headers, b"", ADMIN))
+
+
+@pytest.mark.parametrize("agent", ["curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64)"])
+def test_people_get_indented_json(agent: str) -> None:
+    assert shown(user_agent=agent) == INDENTED
+
+
+@pytest.mark.parametrize("agent", ["", "kubectl/v1.34.3", "mozilla/5.0", "Go-http-client/2.0"])
+def test_programs_get_one_line_that_ends(agent: str) -> None:
+    assert shown(user_agent=agent) == ONE_LINE + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "indented"), [("true", True), ("1", True), ("T", True), ("false", False), ("x", False)]
+)
+def test_the_query_decides_whoever_asks(value: str, indented: bool) -> None:
+    for agent in ("curl/8.5.0", "kubectl/v1.34.3"):
+        found = shown(user_agent=agent, query={"pretty": value})
+        assert found == (INDENTED if indented else ONE_LINE + b"\n")
+    assert shown(user_agent="curl", query={"pretty": ""}) == INDENTED
+
+
+def test_the_accept_header_may_ask_for_it() -> None:
+    assert shown(accept="application/json;pretty=1") == INDENTED
+    assert shown(accept="application/json;pretty=true") == ONE_LINE + b"\n"
+
+
+def test_the_version_is_always_indented() -> None:
+    assert shown("/version", user_agent="kubectl") == INDENTED
+
+
+def test_other_documents_stay_as_they_are() -> None:
+    assert shown("/openapi/v3", user_agent="curl") == ONE_LINE
+    assert shown("/livez", "text/plain", user_agent="curl") == ONE_LINE
+    event = Call("GET", "/api/v1/pods", {"pretty": "true"}, {}, b"", ADMIN)
+    assert presented(ONE_LINE + b"\n", "application/json", event) == ONE_LINE + b"\n"
