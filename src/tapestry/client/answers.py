@@ -110,6 +110,18 @@ def complete(fields: Fields, *, lean: bool, only_metadata: bool = False) -> Obje
     }
 
 
+def check_identity(obj: Object) -> None:
+    """Raises ValueError for what is no object: it has no name, or a name or a version that is no text."""
+    metadata = obj.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        raise ValueError("an object without a name")
+    if not isinstance(metadata.get("namespace", ""), str) or not isinstance(metadata.get("resourceVersion", ""), str):
+        raise ValueError("an object whose namespace or version is no text")
+    for field in ("labels", "annotations"):
+        if not isinstance(metadata.get(field), dict | None):
+            raise ValueError(f"an object whose {field} are no object")
+
+
 def metadata_of(raw: msgspec.Raw) -> Object:
     found: Object = METADATA.decode(raw)
     return found

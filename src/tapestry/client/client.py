@@ -12,7 +12,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
-from tapestry.client.answers import ANSWERS, ENCODER, OBJECTS, SLICE, Page, complete, decoded, gc_paused, understood
+from tapestry.client.answers import (
+    ANSWERS,
+    ENCODER,
+    OBJECTS,
+    SLICE,
+    Page,
+    check_identity,
+    complete,
+    decoded,
+    gc_paused,
+    understood,
+)
 from tapestry.client.attempts import ATTEMPTS, answered
 from tapestry.client.options import PatchType, Propagation, at_version, deletion, dry, selection
 from tapestry.client.transport import SMALL_ANSWER, Request, Transport
@@ -114,6 +125,8 @@ class Client:
                 with gc_paused(), understood(doing):
                     some = raws[begin : begin + SLICE]
                     items = [complete(raw, lean=lean, only_metadata=only_metadata) | identity for raw in some]
+                    for each in items:
+                        check_identity(each)
                 yield Page(found.metadata, items)
             if not found.metadata.continue_:
                 return

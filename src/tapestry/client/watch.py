@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tapestry.client.answers import Fields, complete, gc_paused
+from tapestry.client.answers import Fields, check_identity, complete, gc_paused
 from tapestry.client.client import PAGE, Client
 from tapestry.client.metrics import WATCH_RESTARTS
 from tapestry.client.options import selection
@@ -186,6 +186,9 @@ def news_in(lines: list[bytes], *, lean: bool, only_metadata: bool = False) -> N
                 (each.type, complete(each.object, lean=lean, only_metadata=only_metadata and each.type != "ERROR"))
                 for each in envelopes
             ]
+            for type, obj in events:
+                if type in ("ADDED", "MODIFIED", "DELETED"):
+                    check_identity(obj)
     except (ValueError, RecursionError) as error:
         raise BrokenStream(f"the stream carried what is no event: {error}") from error
     changes: list[Change] = []

@@ -21,6 +21,9 @@ from tapestry.process.logs import logger
 
 log = logger(__name__)
 
+LONGEST_ERROR = 300
+"""Characters of what is logged of an object that cannot be read."""
+
 Handler = Callable[[Object | None, Object | None], None]
 """Told of a change as (before, after); None where the object was not, or is no more."""
 
@@ -140,7 +143,13 @@ class Informer:
         if old is not None and uid_of(old) != uid_of(obj):
             self._forget(key)  # it went and a namesake came, while we were not looking
             old = None
-        new = self._transform(obj)
+        try:
+            new = self._transform(obj)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # the others must still be read
+            what = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+            log.warning("object left out", resource=self.resource.name, object=key[:LONGEST_ERROR], error=what)
+            self._forget(key)
+            return None
         self.store.put(new)
         for handler in self._handlers:
             handler(old, new)

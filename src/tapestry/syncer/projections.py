@@ -15,17 +15,19 @@ from tapestry.kube.times import timestamp
 from tapestry.syncer.policies import CHANGED_AT, changed_at
 from tapestry.syncer.translate.copies import seen
 from tapestry.syncer.translate.meta import source_key
+from tapestry.syncer.translate.nodes import readable_node
 from tapestry.syncer.translate.pod_status import reduced, shown
 from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES
 from tapestry.syncer.translate.references import references
+from tapestry.syncer.translate.strangers import is_address
 
+PROTOCOLS = ("TCP", "UDP", "SCTP")
 TWIN_STATUS = msgspec.json.Encoder(order="sorted")
 
 
-def without_images(node: Object) -> Object:
-    """A physical node as we need it: the images that its kubelet lists are the largest part of it."""
-    (node.get("status") or {}).pop("images", None)
-    return slim(node)
+def physical_node_seen(node: Object) -> Object:
+    """A physical node as we need it, which is a small part of it."""
+    return slim(readable_node(node))
 
 
 def physical_node_of(virtual_node: Object) -> list[str]:
@@ -131,18 +133,19 @@ def claim_of(pod: Object) -> Object:
 
 
 def host_ports_of(spec: Object) -> tuple[tuple[str, int, str], ...]:
-    """The host ports of a pod as (address, port, protocol)."""
+    """The host ports of a pod as (address, port, protocol); what is no port is left out."""
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-    return tuple(
-        sorted(
-            {
-                (port.get("hostIP") or "0.0.0.0", port["hostPort"], port.get("protocol") or "TCP")
-                for container in containers
-                for port in container.get("ports") or ()
-                if port.get("hostPort")
-            }
-        )
-    )
+    found = {
+        (port.get("hostIP") or "0.0.0.0", port["hostPort"], port.get("protocol") or "TCP")
+        for container in containers
+        for port in container.get("ports") or ()
+        if port.get("hostPort")
+    }
+    return tuple(sorted(each for each in found if is_port(*each)))
+
+
+def is_port(address: object, number: object, protocol: object) -> bool:
+    return is_address(address) and type(number) is int and 0 < number < 65536 and protocol in PROTOCOLS
 
 
 def claimed_node(claim: Object) -> list[str]:

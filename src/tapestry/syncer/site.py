@@ -25,13 +25,13 @@ from tapestry.syncer.projections import (
     claimed_node,
     is_placeholder,
     physical_node_of,
+    physical_node_seen,
     referred,
     seen_below,
     used_namespace,
     virtual_node_of,
     with_changed_at,
     with_reduced_status,
-    without_images,
 )
 from tapestry.syncer.translate.meta import virtual_uid
 from tapestry.syncer.virtual_nodes import Endpoint
@@ -302,7 +302,7 @@ def open_site(
             indexers={"node": virtual_node_of},
         ),
         owner_policies=owner_policies.reading_managed_fields(),
-        physical_nodes=physical(NODES, transform=without_images),
+        physical_nodes=physical(NODES, transform=physical_node_seen),
         physical_pods=physical(PODS, transform=seen_below(uid, virtual_cluster_uid), indexers={"node": claimed_node}),
         csi_nodes=physical(CSI_NODES),
         mount_namespaces=physical(NAMESPACES, fields=f"metadata.name={mount}"),

@@ -232,6 +232,24 @@ async def test_the_transform_decides_what_is_kept(world: Any, informer_of: Calla
         assert [(old["size"], new["size"]) for old, new in changes] == [(2, 3)]
 
 
+async def test_an_object_that_cannot_be_read_is_left_out_and_the_others_are_read(
+    world: Any, informer_of: Callable[..., Informer]
+) -> None:
+    def readable(obj: Object) -> Object:
+        if obj["data"]["n"] == "bad":
+            raise ValueError("not a number")
+        return obj
+
+    for name, value in (("a", "1"), ("b", "bad"), ("c", "3")):
+        await world.add(CONFIGMAPS, name, data={"n": value})
+    async with running(informer_of(transform=readable)) as changes:
+        await world.add(CONFIGMAPS, "d", data={"n": "bad"})
+        await world.client.patch(CONFIGMAPS, named("c", "default"), {"data": {"n": "bad"}})
+        await world.client.patch(CONFIGMAPS, named("b", "default"), {"data": {"n": "2"}})
+        await quiet()
+        assert brief(changes) == [("c", None), (None, "b")]
+
+
 async def test_without_a_transform_objects_are_slim(world: Any, informer_of: Callable[..., Informer]) -> None:
     last_applied = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
     await world.add(CONFIGMAPS, "c", annotations=last_applied)

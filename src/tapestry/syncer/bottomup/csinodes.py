@@ -7,6 +7,7 @@ from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference,
 from tapestry.kube.resources import CSI_NODES
 from tapestry.syncer.projections import physical_node_of
 from tapestry.syncer.site import Site
+from tapestry.syncer.translate.nodes import drivers_in
 
 
 @dataclass(frozen=True)
@@ -44,5 +45,5 @@ def csi_node(below: Object, node: Object, binding_uid: str) -> Object:
                 owner_reference({"apiVersion": "v1", "kind": "Node", **node}, controller=False, block_deletion=False)
             ],
         },
-        "spec": {"drivers": value_at(below, "spec", "drivers", default=[])},
+        "spec": {"drivers": drivers_in(value_at(below, "spec", "drivers"))},
     }

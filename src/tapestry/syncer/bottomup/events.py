@@ -15,7 +15,7 @@ from tapestry.kube.resources import EVENTS
 from tapestry.syncer.metrics import EVENTS_UNTOLD
 from tapestry.syncer.site import Site
 from tapestry.syncer.translate.meta import virtual_key, virtual_uid
-from tapestry.syncer.translate.strangers import cut
+from tapestry.syncer.translate.strangers import cut, text_of
 
 PER_SECOND = 10.0
 LONGEST_REASON = 128
@@ -48,8 +48,9 @@ class TwinEvents:
             if not self.is_allowed():
                 EVENTS_UNTOLD.labels(self.site.binding_name).inc()
                 continue
-            reason = str(event.get("reason") or "Unknown")[:LONGEST_REASON]
-            message = cut(str(event.get("message") or "")).replace(str(event["involvedObject"]["name"]), name_of(pod))
+            reason = text_of(event.get("reason"))[:LONGEST_REASON] or "Unknown"
+            # Cut once more: a short name that stands there often may be replaced by a long one.
+            message = cut(text_of(event.get("message")).replace(str(event["involvedObject"]["name"]), name_of(pod)))
             record = self.site.manager.events
             (record.warning if event.get("type") == "Warning" else record.normal)(pod, reason, message)
 
@@ -59,7 +60,7 @@ class TwinEvents:
         twin = site.physical_pods.store.get(f"{site.mount_namespace}/{name}")
         if twin is None or "twin" not in twin or value_at(event, "involvedObject", "uid") != uid_of(twin):
             return None
-        pods = (site.virtual_pods.store.get(key) for key in virtual_key(twin))
+        pods = (site.pod_here(key) for key in virtual_key(twin))
         return next((pod for pod in pods if pod is not None and uid_of(pod) == virtual_uid(twin)), None)
 
     def is_allowed(self) -> bool:

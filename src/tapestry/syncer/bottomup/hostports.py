@@ -17,6 +17,7 @@ from tapestry.syncer.projections import physical_node_of
 from tapestry.syncer.site import Site
 
 Port = tuple[str, int, str]
+MOST_PORTS = 512
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class HostPorts:
 
 
 def taken_ports(claims: Iterable[Object], is_ours: Callable[[Object], bool]) -> tuple[Port, ...]:
-    return tuple(sorted({port for claim in claims if not is_ours(claim) for port in claim.get("ports", ())}))
+    """The ports of foreign pods, of very many the first: a pod with thousands of them is costly for an API server."""
+    taken = {port for claim in claims if not is_ours(claim) for port in claim.get("ports", ())}
+    return tuple(sorted(taken)[:MOST_PORTS])
 
 
 def placeholder(node: Object, binding_uid: str, ports: tuple[Port, ...]) -> Object:

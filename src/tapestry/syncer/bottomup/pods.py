@@ -13,6 +13,9 @@ from tapestry.syncer.site import LAG, Site
 from tapestry.syncer.translate.meta import virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid, to_virtual
 
+NODE_SECONDS = 30.0
+"""Until a pod is looked at again whose node is not among ours."""
+
 
 @dataclass(frozen=True)
 class PhysicalPods:
@@ -35,6 +38,9 @@ class PhysicalPods:
             return None
         if mapped_uid(pod) not in (None, uid_of(twin)):
             return None  # the twin it had is lost
+        if self.site.pod_here(key) is None:
+            # It is on a node of another binding, whose cluster alone may tell how it is; or our node is not seen yet.
+            return Result(requeue_after=NODE_SECONDS)
         if self.patched.get(key) == version_of(pod):
             return Result(requeue_after=LAG)
         patch = to_virtual(pod, twin, msgspec.json.decode(twin["twin"]), self.site.now())

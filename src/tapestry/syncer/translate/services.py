@@ -16,7 +16,7 @@ from tapestry.kube.objects import Object, labels_of, name_of, namespace_of, valu
 from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES
 from tapestry.syncer.translate.meta import copied
 from tapestry.syncer.translate.pods import HostAlias, service_names
-from tapestry.syncer.translate.strangers import leads_somewhere
+from tapestry.syncer.translate.strangers import is_address, leads_somewhere
 
 SERVICE_NAME = "kubernetes.io/service-name"
 """The label of a slice that names its Service."""
@@ -118,7 +118,7 @@ def host_aliases(twin: Object, service: Object, namespace: str) -> list[HostAlia
     return [
         HostAlias(address, names)
         for address in twin["spec"].get("clusterIPs") or [twin["spec"].get("clusterIP")]
-        if address and address != HEADLESS and (not families or family_of(address) in families)
+        if is_address(address) and (not families or family_of(address) in families)
     ]
 
 

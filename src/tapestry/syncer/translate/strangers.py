@@ -70,6 +70,14 @@ def _moment_of(text: str) -> str:
     return "" if moment == NO_TIME else moment
 
 
+def is_address(value: object) -> bool:
+    """Whether this is an address of any kind."""
+    try:
+        return isinstance(value, str) and len(value) < 64 and bool(ip_address(value).version)
+    except ValueError:
+        return False
+
+
 def leads_somewhere(text: str) -> bool:
     """Whether an address can be that of a pod: not one that means something else to whoever calls it."""
     return bool(address_of(text))
@@ -95,20 +103,20 @@ def _address_of(text: str) -> str:
     return "" if means_another else str(ip)
 
 
-def amount_of(name: object, value: object) -> str:
-    """An amount as Kubernetes writes it; empty where it is none, or none of anything."""
+def amount_of(name: object, value: object, limit: int = 2**63) -> str:
+    """An amount below `limit` as Kubernetes writes it; empty where it is none, or none of anything."""
     if isinstance(name, str) and isinstance(value, str) and len(name) + len(value) < 400:
-        return _amount_of(name, value)
+        return _amount_of(name, value, limit)
     return ""
 
 
 @lru_cache(maxsize=4096)
-def _amount_of(name: str, text: str) -> str:
+def _amount_of(name: str, text: str, limit: int) -> str:
     try:
         amount = parse(text)
     except QuantityError:
         return ""
-    if not 0 <= amount.value() < 2**63 or label_key_complaint(name) is not None:
+    if not 0 <= amount.value() < limit or label_key_complaint(name) is not None:
         return ""
     if amount.nano % MILLI.nano:  # an API server keeps no less than a thousandth
         amount = MILLI.scaled(amount.milli_value())

@@ -208,6 +208,11 @@ def test_without_an_address_there_is_no_alias() -> None:
     assert host_aliases({"spec": {}}, a_service(), "team-a") == []
 
 
+@pytest.mark.parametrize("address", ["", "None", "here", "10.0.0.1/8", 5, None, {}])
+def test_what_is_no_address_below_is_no_alias(address: Any) -> None:
+    assert host_aliases({"spec": {"clusterIPs": [address]}}, a_service(ipFamilies=["IPv4"])) == []
+
+
 def test_of_two_addresses_those_count_behind_which_the_service_has_any() -> None:
     twin = {"spec": {"clusterIPs": ["10.96.0.7", "fd00::7"]}}
     found = {

@@ -1,0 +1,100 @@
+"""A physical cluster that lies: it can say what it likes of its own nodes and twins, and nothing of others'."""
+
+import asyncio
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.names import virtual_cluster_label
+from tapestry.controller.testing import in_virtual_time
+from tapestry.kube.objects import labels_of, named, uid_of, value_at
+from tapestry.kube.resources import EVENTS, NAMESPACES, NODES, PODS
+
+from .world import MOUNT, World, a_world
+
+
+async def forge_twin(world: World, name: str) -> None:
+    """A pod below that looks like the twin of a virtual pod, as binding `east` would have made it."""
+    pod = await world.pod(name)
+    cluster = uid_of(await world.virtual.get(NAMESPACES, "kube-system"))
+    labels = {
+        keys.MANAGED_BY: keys.TAPESTRY,
+        keys.VIRTUAL_CLUSTER: virtual_cluster_label(cluster),
+        keys.CLUSTER_BINDING_UID: uid_of(await world.virtual.get(CLUSTER_BINDINGS, "east")),
+    }
+    annotations = {
+        keys.VIRTUAL_POD_NAMESPACE: "default",
+        keys.VIRTUAL_POD_NAME: name,
+        keys.VIRTUAL_POD_UID: uid_of(pod),
+    }
+    place = (await world.twin_place(name))["metadata"]
+    containers = [{"name": "c", "image": "busybox:1"}]
+    twin = await world.physical.create(
+        PODS,
+        {
+            "metadata": {**place, "labels": labels, "annotations": annotations},
+            "spec": {"nodeName": "n1", "containers": containers},
+        },
+    )
+    status = {"phase": "Running", "podIP": "10.6.6.6"}
+    await world.physical.patch(PODS, twin, {"status": status}, subresource="status")
+    event = {
+        "metadata": {"name": "lie", "namespace": MOUNT},
+        "involvedObject": {"kind": "Pod", "name": place["name"], "namespace": MOUNT, "uid": uid_of(twin)},
+        "reason": "Lie",
+        "message": "x",
+    }
+    await world.physical.create(EVENTS, event)
+
+
+@in_virtual_time
+async def test_a_cluster_cannot_tell_of_pods_on_nodes_of_another_binding() -> None:
+    """The names of both nodes begin alike: `vnode-east-` and `vnode-east-west-`."""
+    world = await a_world("east", "east-west")
+    other = uid_of(await world.virtual.get(CLUSTER_BINDINGS, "east-west"))
+    node = {"metadata": {"name": "vnode-east-west-n1", "labels": {keys.CLUSTER_BINDING_UID: other}}}
+    await world.virtual.create(NODES, node)
+    async with world.syncer("east"):
+        await world.add_pod("theirs", node="vnode-east-west-n1")
+        await asyncio.sleep(5)
+        before = await world.pod("theirs")
+        await forge_twin(world, "theirs")
+        await asyncio.sleep(60)
+        assert await world.pod("theirs") == before
+        assert await world.events("Lie") == []
+
+
+@in_virtual_time
+async def test_a_node_with_impossible_values_is_shown_without_them() -> None:
+    world = await a_world("east")
+    async with world.syncer("east"):
+        amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
+        conditions = [{"type": "Ready", "status": "True", "message": "m" * 3_000_000}]
+        status = {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "conditions": conditions,
+            "addresses": [{"type": "InternalIP", "address": "169.254.169.254"}],
+        }
+        labels = {f"label-{number}": "x" for number in range(2000)}
+        await world.physical.create(NODES, {"metadata": {"name": "n2", "labels": labels}, "status": status})
+        await asyncio.sleep(5)
+        shown = await world.virtual.get(NODES, "vnode-east-n2")
+        assert len(labels_of(shown)) < 600
+        assert len(value_at(shown, "status", "conditions")[0]["message"]) <= 4096
+        assert "169.254.169.254" not in str(shown["status"]["addresses"])
+
+
+@in_virtual_time
+async def test_an_event_below_stays_short_above() -> None:
+    world = await a_world("east")
+    async with world.syncer("east"):
+        name = "work-" + "w" * 200
+        await world.run_pod(name)
+        twin = await world.twin(name)
+        about = {"kind": "Pod", "name": twin["metadata"]["name"], "namespace": MOUNT, "uid": uid_of(twin)}
+        event = {"metadata": {"name": "long", "namespace": MOUNT}, "involvedObject": about, "reason": "Long"}
+        await world.physical.create(EVENTS, {**event, "message": f"{twin['metadata']['name']} " * 1000})
+        await asyncio.sleep(5)
+        [found] = await world.events("Long")
+        assert len(found["message"].encode()) <= 4096
+        assert named(name)["metadata"]["name"] in found["message"]
