@@ -408,6 +408,24 @@ async def test_a_stream_that_ends_at_once_is_not_asked_for_in_a_tight_loop() -> 
     assert got.versions == ["", "7", "7", "7", "7"]
 
 
+@pytest.mark.parametrize(
+    "obj",
+    [
+        {},
+        {"metadata": None},
+        {"metadata": {}},
+        {"metadata": {"name": 5}},
+        {"metadata": {"name": "x", "labels": "x"}},
+        {"metadata": {"name": "x", "resourceVersion": {}}},
+    ],
+)
+@in_virtual_time
+async def test_what_is_no_object_breaks_the_stream_and_nothing_else(obj: Object) -> None:
+    got = await played(Take([*A_LIST, line("ADDED", obj)]), Take([added("c", 9)]))
+    assert got.shapes == ["Listing", "page a", "page b", "Synced", "+c"]
+    assert got.reasons == ["BrokenStream"]
+
+
 # -- pauses
 
 

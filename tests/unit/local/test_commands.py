@@ -194,7 +194,7 @@ def test_a_mount_never_becomes_another_program_or_argument() -> None:
 
 
 def test_our_program_has_no_home_and_no_kubeconfig_but_its_own() -> None:
-    environ = {"HOME": "/root", "KUBECONFIG": "/root/.kube/config", "PATH": "/bin", "PYTHONPATH": "/evil"}
+    environ = {"HOME": "/home/owner", "KUBECONFIG": "/home/owner/.kube/config", "PATH": "/bin", "PYTHONPATH": "/evil"}
     expected = {
         "PATH": "/bin",
         "HOME": "/nonexistent",
