@@ -126,7 +126,7 @@ async def test_a_cluster_joins_lends_and_leaves_without_a_trace(
     first = owner.join("--lease", "50%", "--window", "00:00-24:00", "--force-reclaim", "--grace", "60")
     assert marks(first) >= {"created", "granted"}
     assert "missing" not in marks(first)
-    assert marks(owner.join()) == {"unchanged", "granted"}
+    assert marks(owner.join()) == {"unchanged", "granted", "warning"}  # the cluster is on this machine
 
     process = syncer()
     virtual = f"vnode-{owner.name}-{node}"
