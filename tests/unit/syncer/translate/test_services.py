@@ -210,7 +210,7 @@ def test_without_an_address_there_is_no_alias() -> None:
 
 @pytest.mark.parametrize("address", ["", "None", "here", "10.0.0.1/8", 5, None, {}])
 def test_what_is_no_address_below_is_no_alias(address: Any) -> None:
-    assert host_aliases({"spec": {"clusterIPs": [address]}}, a_service(ipFamilies=["IPv4"])) == []
+    assert host_aliases({"spec": {"clusterIPs": [address]}}, a_service(ipFamilies=["IPv4"]), "team-a") == []
 
 
 def test_of_two_addresses_those_count_behind_which_the_service_has_any() -> None:
