@@ -28,6 +28,7 @@ def test_the_command_prints_everything_in_the_order_to_apply_it_in() -> None:
         "CustomResourceDefinition resourceleasingpolicies.cloud.tencent.com",
         "ServiceAccount tapestry-system/tapestry-manager",
         "ClusterRole tapestry-syncer",
+        "ClusterRole tapestry-sync-back",
         "ClusterRole tapestry-manager",
         "ClusterRoleBinding tapestry-manager",
         "Role tapestry-system/tapestry-manager",
@@ -75,6 +76,8 @@ def test_the_manager_has_secrets_at_home_and_where_kubeconfigs_are_and_a_syncer_
         if "secrets" in rule["resources"]
     }
     assert allowed.pop("ClusterRole tapestry-syncer") == {"get", "list", "watch"}
+    assert allowed.pop("ClusterRole tapestry-sync-back") == {"patch"}
+    assert not any("tapestry-sync-back" in str(obj.get("roleRef")) for obj in found.values())
     assert set(allowed) == {"Role home/tapestry-manager", "Role tenant/tapestry-manager"}
     kinds = {resource for rule in found["Role tenant/tapestry-manager"]["rules"] for resource in rule["resources"]}
     assert kinds == {"secrets", "roles", "rolebindings"}

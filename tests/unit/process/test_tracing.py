@@ -146,6 +146,6 @@ def test_spans_reach_a_collector_over_http() -> None:
 def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(
-        tracing.TracingUnavailable, match=r"tracing needs opentelemetry\S*; install .*'tapestry\[otel\]'"
+        tracing.TracingUnavailable, match=r"tracing needs opentelemetry\S*; install .*'kube-tapestry\[otel\]'"
     ):
         tracing.configure("http://127.0.0.1:4318")
