@@ -49,24 +49,27 @@ class Front:
             return web.Response(status=204, headers=shared | PREFLIGHT)
         began = time.monotonic()
         try:
-            found = await self._answer(request, "" if shared else origin)
+            found = await self._answer(request, is_shared=bool(shared))
         except ApiError as error:
             found = refusal(error)
         seconds = round(time.monotonic() - began, 6)
         log.info("answered", method=request.method, path=request.path, status=found.status, seconds=seconds)
         return web.Response(status=found.status, body=found.body, headers={**ALWAYS, **found.headers, **shared})
 
-    async def _answer(self, request: web.Request, stranger: str) -> Reply:
-        with nullcontext() if request.path == OPEN else self._caller(request, stranger):
+    async def _answer(self, request: web.Request, *, is_shared: bool) -> Reply:
+        with nullcontext() if request.path == OPEN else self._caller(request, is_shared=is_shared):
             content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
             path = request.path.removeprefix(ROOT) if request.path.startswith(f"{ROOT}/") else request.path
             ask = Ask(request.method, path, dict(request.query), content_type, await body_of(request))
             return await self._plain.answer(ask, self._transport)
 
-    def _caller(self, request: web.Request, stranger: str) -> AbstractContextManager[None]:
-        """Whose rights count; `stranger` is the origin of a page that nobody allowed."""
+    def _caller(self, request: web.Request, *, is_shared: bool) -> AbstractContextManager[None]:
+        """Whose rights count; `is_shared` says whether the request is of a page whose origin is allowed."""
         if self._own_identity:
-            if by_place(Credentials(peer=request.remote or "", host=request.host, origin=stranger)) is None:
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            for name in ("origin", "sec-fetch-site") if is_shared else ():
+                headers.pop(name, None)
+            if by_place(Credentials(peer=request.remote or "", headers=headers)) is None:
                 raise Unauthorized(401, "Unauthorized", "only this machine may call, under the name of localhost")
             return nullcontext()
         given = request.headers.get(hdrs.AUTHORIZATION, "")

@@ -203,6 +203,7 @@ def server_of(
         unrestricted=config.unrestricted_update,
         convert=conversions,
         judge=Pipeline(judges),
+        may=lambda user, verb, target: authorize(Attributes(user, verb, target)),
     )
     posted = {
         **Subresources(verbs, rows, accounts).handlers(),

@@ -1,6 +1,7 @@
 """Requests: what a path names, and what the query of a list or a watch chooses."""
 
 import base64
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -195,9 +196,16 @@ def field_text(obj: Object, path: str) -> str:
 
 
 def number(text: str, field: str) -> int:
-    if not text.isdecimal():
-        raise refusals.bad_request(f'{field}: Invalid value: "{text}": it is not a number')
+    """A parameter that is a 64-bit integer and not negative; raises BadRequest for any other text."""
+    if not DIGITS.fullmatch(text):
+        raise refusals.bad_request(f'{field}: Invalid value: "{text[:40]}": it is not a number')
+    if int(text) > LARGEST_NUMBER:
+        raise refusals.bad_request(f'{field}: Invalid value: "{text}": it is out of range')
     return int(text)
+
+
+DIGITS = re.compile("[0-9]{1,19}")
+LARGEST_NUMBER = 2**63 - 1
 
 
 class Continue(NamedTuple):

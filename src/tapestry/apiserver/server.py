@@ -191,7 +191,7 @@ class Server:
     def check(self, call: Call, target: Target | None) -> None:
         """Raise Forbidden if its sender may not do that, to a resource or to the path itself."""
         verb = verb_of(call, target) if target is not None else call.method.lower()
-        if target is not None and not target.name and "fieldSelector" in call.query:
+        if target is not None and not target.name and verb in SELECTING and "fieldSelector" in call.query:
             target = target._replace(name=only_name(call.query["fieldSelector"]))
         asked = Attributes(call.user, verb, target, call.path, call.query.get("fieldSelector", ""))
         if self.authorize(asked):
@@ -312,6 +312,8 @@ VIEWS = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "res
 """Subresources that are the object itself, of which a write may change a part."""
 WRITES: Mapping[str, Any] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 METHODS = frozenset({"GET", *WRITES})
+SELECTING = frozenset({"list", "watch", "deletecollection"})
+"""Verbs on a collection that act on the objects that a field selector chooses."""
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get", "HEAD": "get"}
 
 

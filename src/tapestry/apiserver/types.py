@@ -106,12 +106,17 @@ class Mismatch(Exception):
         super().__init__(f"json: cannot unmarshal {found} into Go struct field {path} of type {wanted}")
 
 
+def in_full(number: float) -> str:
+    """A number without an exponent; of a very long one, its beginning."""
+    return f"{number:.0f}" if isinstance(number, float) else str(number)[:40]
+
+
 class OutOfRange(Mismatch):
     """A number does not fit into as many bits as its field has."""
 
     def __init__(self, value: float, path: str, wanted: str) -> None:
         Exception.__init__(
-            self, f"json: cannot unmarshal number {value:.0f} into Go struct field {path} of type {wanted}"
+            self, f"json: cannot unmarshal number {in_full(value)} into Go struct field {path} of type {wanted}"
         )
 
 

@@ -31,6 +31,9 @@ TRIES = 200
 PATIENCE = 3.0
 """Seconds that a reader waits for a revision that is yet to come."""
 WATCH_SECONDS = (1800, 3600)
+"""How long a watch lasts that does not say."""
+LONGEST_WATCH = 86_400
+"""Seconds that a watch may ask for."""
 JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
 STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
 
@@ -87,6 +90,14 @@ Convert = Callable[[Row, Sequence[Object], str], Awaitable[Sequence[Object]]]
 """Objects of a row in another version."""
 
 
+May = Callable[[User, str, Target], bool]
+"""Whether a user may use a verb on a target."""
+
+
+def everybody_may(_: User, __: str, ___: Target) -> bool:
+    return True
+
+
 def as_stated(_: Request, __: Object | None, body: Any) -> Object:
     found: Object = body
     return found
@@ -120,6 +131,8 @@ class Verbs:
     """For custom resources whose definition has a webhook for that."""
     judge: Step = as_it_is
     """The part of `settle` that sees also what changes nothing: others' rules, who may want to know of every try."""
+    may: May = everybody_may
+    """Authorizes the creations that a PUT or an apply turns out to be; the server has authorized the verb itself."""
 
     # -- reading
 
@@ -222,7 +235,8 @@ class Verbs:
         except Compacted as error:
             raise refusals.expired(after, error.oldest) from None
         first = self.chosen(self.store.every(row.storage, target.namespace), selection) if with_list else None
-        seconds = number(query.get("timeoutSeconds") or "0", "timeoutSeconds") or self.random.randrange(*WATCH_SECONDS)
+        asked = min(number(query.get("timeoutSeconds") or "0", "timeoutSeconds"), LONGEST_WATCH)
+        seconds = asked or self.random.randrange(*WATCH_SECONDS)
         bookmarks = query.get("allowWatchBookmarks") in ("1", "true")
         return Watching(
             self.store,
@@ -282,7 +296,7 @@ class Verbs:
         target = request.target
         wanted = writes.placed(target, body)
         if self.store.head(*target.key) is None and target.row.resource.name in MADE_BY_PUT and not target.subresource:
-            return await self.create(replace(request, verb="create"), body)
+            return await self.create(self.creation(request), body)
         return await self.update(request, lambda _: wanted)
 
     async def patch(self, request: Request, patch: Any) -> bytes:
@@ -307,10 +321,16 @@ class Verbs:
                     request, lambda current: writes.placed(target, self.applied(request, current, body))
                 )
             try:
-                return 201, await self.create(replace(request, verb="create"), self.applied(request, None, body))
+                return 201, await self.create(self.creation(request), self.applied(request, None, body))
             except AlreadyExists:
                 continue
         raise refusals.conflict(target.row.resource, target.name, refusals.MODIFIED)
+
+    def creation(self, request: Request) -> Request:
+        """A write that creates its target, as a create request.  Raises Forbidden if its user may not create."""
+        if not self.may(request.user, "create", request.target):
+            raise refusals.forbidden(request.user.name, "create", request.target)
+        return replace(request, verb="create")
 
     async def update(self, request: Request, wanted: Callable[[Object], Object], *, free: bool = False) -> bytes:
         """Have the object as `wanted` makes it of what is there; its status, too, if it is `free` to."""

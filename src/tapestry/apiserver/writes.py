@@ -32,6 +32,8 @@ SERVER_OWNED = frozenset(
         "selfLink",
     }
 )
+LONGEST_GRACE = 2**31
+"""Seconds, some 68 years: a deletionTimestamp must be a date that clients can read."""
 FINISHED = ("Succeeded", "Failed")
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 FINALIZERS = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
@@ -180,7 +182,7 @@ def grace_seconds(row: Row, current: Object, asked: int | None) -> int:
     if value_at(current, "status", "phase") in FINISHED:
         return 0
     seconds: int = value_at(current, "spec", "terminationGracePeriodSeconds", default=30) if asked is None else asked
-    return max(0, seconds)
+    return min(max(0, seconds), LONGEST_GRACE)
 
 
 # -- parts of an object

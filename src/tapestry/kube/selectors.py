@@ -330,7 +330,7 @@ def parse_field_selector(text: str, path: str = "") -> FieldSelector:
 
 def _integer(text: str) -> int | None:
     """The 64-bit integer that `text` is, or None."""
-    if not re.fullmatch("[+-]?[0-9]+", text):
+    if len(text) > 64 or not re.fullmatch("[+-]?[0-9]+", text):
         return None
     number = int(text)
     return number if -(2**63) <= number < 2**63 else None

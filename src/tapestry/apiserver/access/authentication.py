@@ -7,6 +7,7 @@ are refused; a request without any is anonymous, and the rights of the anonymous
 import csv
 import hashlib
 import ipaddress
+import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,11 @@ ANONYMOUS = User("system:anonymous", (UNAUTHENTICATED,))
 LOCAL = User("localhost", ("system:masters", AUTHENTICATED))
 CREDENTIAL = "authentication.kubernetes.io/credential-id"
 """What tells the credentials of a user apart, for audits."""
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+LOCAL_HOST = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
+"""A Host header that names this machine."""
+PROXY_HEADERS = frozenset({"forwarded", "via", "x-forwarded", "x-real-ip", "x-client-ip", "true-client-ip"})
+OWN_SITE = ("none", "same-origin")
+"""What Sec-Fetch-Site says of a request that no other site's page has caused."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -38,9 +43,9 @@ class Credentials(msgspec.Struct, frozen=True):
     has_unknown_certificate: bool = False
     """Whether there is one that was not verified: it says nothing, but its owner is not anonymous."""
     peer: str = ""
-    host: str = ""
-    origin: str = ""
     agent: str = ""
+    headers: Mapping[str, str] = NOTHING
+    """All headers of the request, names in lower case."""
 
 
 Way = Callable[[Credentials], User | None]
@@ -85,13 +90,24 @@ def by_certificate(credentials: Credentials) -> User | None:
 
 
 def by_place(credentials: Credentials) -> User | None:
-    """Whoever is on this machine, and means it.
+    """Trust a program on this machine.
 
-    A page in a browser on this machine is no such one: it shows an Origin, or names a host that is not this one.
+    Do not trust what a browser sends for a web page (it has an Origin, a Sec-Fetch-Site of another site, or a Host
+    that is not this machine), and do not trust what a proxy passes on: its sender may be anywhere.
     """
-    if credentials.bearer or credentials.origin or not is_loopback(credentials.peer):
+    if credentials.bearer or not is_loopback(credentials.peer):
         return None
-    return LOCAL if hostname(credentials.host) in LOCAL_NAMES else None
+    headers = credentials.headers
+    if not LOCAL_HOST.fullmatch(headers.get("host", "")) or headers.get("origin"):
+        return None
+    if headers.get("sec-fetch-site", "none").lower() not in OWN_SITE or any(map(is_of_proxy, headers)):
+        return None
+    return LOCAL
+
+
+def is_of_proxy(header: str) -> bool:
+    """Whether proxies add a header of that name."""
+    return header in PROXY_HEADERS or header.startswith("x-forwarded-")
 
 
 def is_loopback(address: str) -> bool:
@@ -99,13 +115,6 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-def hostname(host: str) -> str:
-    """The host of a Host header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
 
 
 class TokenFileError(ValueError):

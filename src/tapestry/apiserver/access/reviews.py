@@ -32,7 +32,7 @@ class Reviews:
             ("tokenreviews.authentication.k8s.io", ""): self.token,
             ("selfsubjectreviews.authentication.k8s.io", ""): self.oneself,
             (f"subjectaccessreviews.{access}", ""): self.access,
-            (f"localsubjectaccessreviews.{access}", ""): self.access,
+            (f"localsubjectaccessreviews.{access}", ""): self.local_access,
             (f"selfsubjectaccessreviews.{access}", ""): self.own_access,
             (f"selfsubjectrulesreviews.{access}", ""): self.own_rules,
         }
@@ -65,6 +65,18 @@ class Reviews:
         extra = {key: tuple(value) for key, value in (spec.get("extra") or {}).items()}
         user = User(spec.get("user", ""), tuple(spec.get("groups") or ()), spec.get("uid", ""), extra)
         return created({**body, "status": self.verdict(user, spec)})
+
+    async def local_access(self, call: Call, target: Target) -> Answer:
+        """The same, for those who may ask about one namespace only."""
+        spec = posted(call, target).get("spec") or {}
+        if value_at(spec, "resourceAttributes", "namespace", default="") != target.namespace:
+            why = f'Invalid value: "{value_at(spec, "resourceAttributes", "namespace", default="")}": '
+            field = "spec.resourceAttributes.namespace"
+            raise refusals.invalid(target.row.resource, "", field, f"{why}must match metadata.namespace")
+        if spec.get("nonResourceAttributes") is not None:
+            why = "Invalid value: disallowed on this kind of request"
+            raise refusals.invalid(target.row.resource, "", "spec.nonResourceAttributes", why)
+        return await self.access(call, target)
 
     async def own_access(self, call: Call, target: Target) -> Answer:
         body = posted(call, target)

@@ -20,6 +20,7 @@ from tapestry.kube.objects import NOTHING, Object, is_deleting, name_of, uid_of,
 
 ACCOUNTS = "system:serviceaccounts"
 SHORTEST, LONGEST = 600, 2**32
+"""Seconds that a TokenRequest may ask for."""
 BINDABLE = {"Pod": "pods", "Secret": "secrets", "Node": "nodes"}
 
 
@@ -70,10 +71,9 @@ class Accounts:
         return uid_of(found) == wanted.get("uid") and not (resource == "serviceaccounts" and is_deleting(found))
 
     def token(self, account: Object, spec: Object, bound: Object | None) -> Object:
-        """The status of a TokenRequest for `account`."""
+        """The status of a TokenRequest for `account`; its expirationSeconds are within the bounds."""
         now = self.now().astimezone(UTC).replace(microsecond=0)
-        seconds = min(max(int(spec.get("expirationSeconds") or 3600), SHORTEST), LONGEST)
-        expires = now + timedelta(seconds=seconds)
+        expires = now + timedelta(seconds=spec.get("expirationSeconds") or 3600)
         namespace = account["metadata"]["namespace"]
         about: Object = {"namespace": namespace, "serviceaccount": reference(account)}
         if bound is not None:

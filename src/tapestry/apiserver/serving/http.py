@@ -150,9 +150,8 @@ def credentials_of(exchange: Exchange) -> Credentials:
         certificate=certificate or {},
         has_unknown_certificate=certificate is None,
         peer=exchange.peer,
-        host=headers.get("host", ""),
-        origin=headers.get("origin", ""),
         agent=headers.get("user-agent", ""),
+        headers=headers,
     )
 
 

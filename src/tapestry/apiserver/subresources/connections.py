@@ -3,6 +3,7 @@
 Who may have one is decided here, as it will be when they are served; the streams themselves are not, and say so.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +22,7 @@ CONNECTIONS = (
     *(("pods", each) for each in ("exec", "attach", "portforward", "proxy")),
     *((each, "proxy") for each in ("services", "nodes")),
 )
+PORT = re.compile("[0-9]{1,5}")
 SWITCHES, LISTS, NUMBERS = ("stdin", "stdout", "stderr", "tty"), ("command",), ("ports",)
 
 
@@ -63,7 +65,7 @@ def options(call: Call) -> Object:
         if name in SWITCHES:
             found[name] = values[-1] in TRUE
         elif name in NUMBERS:
-            found[name] = [int(each) for value in values for each in value.split(",") if each.isdecimal()]
+            found[name] = [int(each) for value in values for each in value.split(",") if PORT.fullmatch(each)]
         else:
             found[name] = values if name in LISTS else values[-1]
     return found

@@ -1,5 +1,6 @@
 """What kubelets know and the server passes on: the logs of containers."""
 
+import re
 import ssl
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ ADDRESSES = ("InternalIP", "ExternalIP", "Hostname", "InternalDNS", "ExternalDNS
 """Of a node: the first of these that it has is called."""
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 SWITCHES, NUMBERS = ("follow", "previous", "timestamps"), {"sinceSeconds": 1, "tailLines": 0, "limitBytes": 1}
+INTEGER = re.compile("-?[0-9]{1,19}")
 LOG_OPTIONS = Resource("", "v1", "PodLogOptions", "podlogoptions")
 LONGEST_COMPLAINT = 50_000
 PLAIN = "text/plain"
@@ -143,8 +145,8 @@ def option_faults(query: Query) -> Iterator[Fault]:
         text = query.get(name)
         if text is None:
             continue
-        if not text.lstrip("-").isdecimal():
-            raise refusals.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
+        if not INTEGER.fullmatch(text):
+            raise refusals.bad_request(f'strconv.ParseInt: parsing "{text[:40]}": invalid syntax')
         if int(text) < least:
             yield invalid(name, int(text), "must be greater than 0" if least else "must be greater than or equal to 0")
     if "sinceSeconds" in query and "sinceTime" in query:

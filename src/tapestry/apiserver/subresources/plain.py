@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tapestry.apiserver import refusals
-from tapestry.apiserver.access.service_accounts import BINDABLE, SHORTEST, Accounts
+from tapestry.apiserver.access.service_accounts import BINDABLE, LONGEST, SHORTEST, Accounts
 from tapestry.apiserver.codec import decoded
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import Rows
@@ -44,8 +44,9 @@ class Subresources:
         body = self.body(call)
         account: Object = msgspec.json.decode(await self.verbs.get(target, {}))
         spec = body.get("spec") or {}
-        if (seconds := spec.get("expirationSeconds")) is not None and seconds < SHORTEST:
-            why = f"Invalid value: {seconds}: may not specify a duration less than {SHORTEST // 60} minutes"
+        if (seconds := spec.get("expirationSeconds")) is not None and not SHORTEST <= seconds <= LONGEST:
+            bound = f"less than {SHORTEST // 60} minutes" if seconds < SHORTEST else "larger than 2^32 seconds"
+            why = f"Invalid value: {seconds}: may not specify a duration {bound}"
             raise refusals.invalid(TOKEN_REQUESTS, "", "spec.expirationSeconds", why)
         status = self.accounts.token(account, spec, self.bound(spec.get("boundObjectRef"), target))
         metadata = {"name": target.name, "namespace": target.namespace}

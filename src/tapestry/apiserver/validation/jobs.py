@@ -229,6 +229,8 @@ BOUNDS: tuple[tuple[int, int, tuple[str, ...]], ...] = (
     (1, 12, MONTHS),
     (0, 6, DAYS),
 )
+LONGEST_NUMBER = 18
+"""Digits of a number in a schedule."""
 DESCRIPTORS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
 DURATION = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))*")
 
@@ -296,6 +298,8 @@ def ordinal(text: str, words: tuple[str, ...], least: int) -> int:
         return words.index(text.lower()) + least
     if not re.fullmatch("[+-]?[0-9]+", text):
         raise BadSchedule(f'failed to parse int from {text}: strconv.Atoi: parsing "{text}": invalid syntax')
+    if len(text) > LONGEST_NUMBER:
+        raise BadSchedule(f'failed to parse int from {text}: strconv.Atoi: parsing "{text}": value out of range')
     if (number := int(text)) < 0:
         raise BadSchedule(f"negative number ({number}) not allowed: {text}")
     return number

@@ -43,13 +43,13 @@ def int_or_percent(value: Any, path: str) -> Iterator[Fault]:
 
 
 def at_most_all(value: Any, path: str) -> Iterator[Fault]:
-    if isinstance(value, str) and not names.percent(value) and int(value[:-1]) > 100:
+    if isinstance(value, str) and not names.percent(value) and float(value[:-1]) > 100:
         yield invalid(path, value, "must not be greater than 100%")
 
 
 def amount(value: Any) -> int:
     if isinstance(value, str):
-        return int(value[:-1]) if not names.percent(value) else 0
+        return int(min(float(value[:-1]), 2**31)) if not names.percent(value) else 0
     return value or 0
 
 
