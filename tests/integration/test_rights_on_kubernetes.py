@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.app import accounts_of, gate_of, reception_of, server_of, ways_of
+from tapestry.apiserver.app import accounts_of, clients_of, gate_of, reception_of, server_of, ways_of
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer
@@ -78,7 +78,7 @@ async def ours(tmp_path: Path) -> AsyncIterator[Ours]:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(store.run())
         await bootstrap.install(server)
-        yield Ours(reception_of(config, server, accounts, gate_of(config)))
+        yield Ours(reception_of(config, server, accounts, gate_of(config), clients_of(config)))
         await server.close()
         running.cancel()
     store.close()

@@ -59,8 +59,9 @@ from tapestry.apiserver.ownership.apply import Ownership
 from tapestry.apiserver.ownership.shapes import Shapes
 from tapestry.apiserver.pipeline import Only, Pipeline, TypedReading, is_built_in, is_custom, stored
 from tapestry.apiserver.rows import Rows, built_in
-from tapestry.apiserver.server import Attributes, Authorize, Page, Refusing, Server, everybody_may, no_objection
+from tapestry.apiserver.server import Attributes, Authorize, Page, Server, everybody_may, no_objection
 from tapestry.apiserver.service_addresses import Addresses, Network
+from tapestry.apiserver.serving.clients import MOST_UNKNOWN, Clients
 from tapestry.apiserver.serving.gate import READING, WRITING, Gate
 from tapestry.apiserver.serving.health import Durability, Health, ping
 from tapestry.apiserver.serving.http import Listener, serve
@@ -83,6 +84,7 @@ from tapestry.apiserver.verbs import Verbs
 from tapestry.kube.objects import NOTHING, Object
 from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES
 from tapestry.process.audit import Audit
+from tapestry.process.files import open_files
 from tapestry.process.logs import logger
 from tapestry.process.probes import parse_address
 
@@ -90,6 +92,8 @@ log = logger(__name__)
 
 COMPACTIONS = 5
 """How often history is cut, in the time that it goes back."""
+OTHER_FILES = 256
+"""Files that a server may have open beside connections."""
 NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "127.0.0.1", "::1")
 """What the server may always be called."""
 
@@ -119,15 +123,20 @@ async def running(
     async with opened_store(config, folder) as store:
         accounts = accounts_of(config, store, folder, now)
         sweep(folder, now())
-        ways, gate = ways_of(config, accounts), gate_of(config)
+        ways, gate, clients = ways_of(config, accounts), gate_of(config), clients_of(config)
         server = server_of(config, store, accounts, ways, now)
-        reception = replace(reception_of(config, server, accounts, gate), mounted=mounted)
+        reception = replace(reception_of(config, server, accounts, gate, clients), mounted=mounted)
         async with asyncio.TaskGroup() as group:
             chores = store.run(), forget(store, config.history_seconds)
             tasks = [group.create_task(chore) for chore in chores]
             await store.wait_for_latest()
             await bootstrap.install(server)
-            runners = await listen(config, reception, ways, gate, folder, group)
+            listener = Listener(
+                *(reception, Authenticator(ways, is_open=config.anonymous_auth), gate, config.request_timeout),
+                agent_refused=config.kubectl_disabled,
+                clients=clients,
+            )
+            runners = await listen(config, listener, folder, group)
             try:
                 addresses = {name: address_of(runner) for name, runner in runners.items()}
                 if "secure" in runners:
@@ -277,13 +286,22 @@ def gate_of(config: ApiServerConfig) -> Gate:
     return Gate({READING: config.max_requests_inflight, WRITING: config.max_mutating_requests_inflight})
 
 
-def reception_of(config: ApiServerConfig, server: Server, accounts: Accounts, gate: Gate) -> Reception:
+def clients_of(config: ApiServerConfig) -> Clients:
+    """The bounds on connections, as far as the process may open files."""
+    files = open_files(config.max_connections + MOST_UNKNOWN + OTHER_FILES)
+    unknown = min(MOST_UNKNOWN, files // 4)
+    return Clients(min(config.max_connections, files - unknown - OTHER_FILES), config.max_connections_per_user, unknown)
+
+
+def reception_of(
+    config: ApiServerConfig, server: Server, accounts: Accounts, gate: Gate, clients: Clients
+) -> Reception:
     """The server as its clients find it: counted, timed, watched over, and with pages about itself."""
     store, now = server.verbs.store, server.verbs.now
     storage = Durability(store, server.rows.of(NAMESPACES))
     health = Health({"ping": ping, "storage": storage, BOOTSTRAPPED: partial(has_roles, store)})
     pages: dict[str, Page] = {
-        "metrics": MetricsPage(Holdings(store, lambda: gate.under_way)),
+        "metrics": MetricsPage(Holdings(store, lambda: gate.under_way, lambda: clients.states)),
         **health.pages(),
         **OpenId(accounts).pages(),
     }
@@ -306,26 +324,18 @@ def ways_of(config: ApiServerConfig, accounts: Accounts) -> list[Way]:
 
 
 async def listen(
-    config: ApiServerConfig,
-    server: Refusing,
-    ways: list[Way],
-    gate: Gate,
-    folder: Path,
-    group: asyncio.TaskGroup,
+    config: ApiServerConfig, listener: Listener, folder: Path, group: asyncio.TaskGroup
 ) -> dict[str, Listening]:
-    def listener(more: list[Way]) -> Listener:
-        authenticator = Authenticator([*ways, *more], is_open=config.anonymous_auth)
-        return Listener(server, authenticator, gate, config.request_timeout, agent_refused=config.kubectl_disabled)
-
     found = {}
     if (secure := parse_address(config.secure_address)) is not None:
         tls = tls_of(config, folder, secure.host)
-        found["secure"] = await serve(listener([]), secure.host, secure.port, tls, group=group)
+        found["secure"] = await serve(listener, secure.host, secure.port, tls, group=group)
     local = parse_address(config.local_address) if config.authn_allow_localhost else None
     if local is not None:
         if not local.is_loopback:
             raise ValueError(f"localAddress: {local} is not on loopback, and plain HTTP is for this machine alone")
-        found["local"] = await serve(listener([by_place]), local.host, local.port, group=group)
+        trusting = replace(listener.authenticate, ways=[*listener.authenticate.ways, by_place])
+        found["local"] = await serve(replace(listener, authenticate=trusting), local.host, local.port, group=group)
     return found
 
 

@@ -1,21 +1,24 @@
 """Bodies: what a client sent, as an object; and in which form it wants the answer."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-import yaml
 
-from tapestry.apiserver import protobuf, refusals
+from tapestry.apiserver import protobuf, refusals, yaml_bodies
 
 JSON, YAML, PROTOBUF = "application/json", "application/yaml", "application/vnd.kubernetes.protobuf"
+YAML_TYPES = frozenset({YAML, "application/apply-patch+yaml"})
 LONGEST_BODY = 3 << 20
 DEEPEST = 200
 """How deep JSON may be nested: deeper than any object, shallower than any stack."""
-LARGEST = 500_000
+LARGEST = 200_000
 """Objects and lists in one body."""
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""A string in JSON; one that does not end reaches to the end, so that no part of a body is looked at twice."""
 
 
 def media_type(header: str) -> str:
@@ -28,7 +31,7 @@ def decoded(body: bytes, content_type: str) -> Any:
         return None
     match media_type(content_type) or JSON:
         case "application/yaml" | "application/apply-patch+yaml":
-            return from_yaml(body)
+            return from_yaml(body).value
         case "application/json" | "application/json-patch+json" | "application/merge-patch+json":
             return from_json(body)
         case "application/strategic-merge-patch+json" | "*/*":
@@ -40,6 +43,11 @@ def decoded(body: bytes, content_type: str) -> Any:
 
 
 def from_json(body: bytes) -> Any:
+    brackets = body.count(b"{") + body.count(b"[")
+    if brackets > LARGEST:  # perhaps within strings
+        bare = STRING.sub(b"", body)
+        if bare.count(b"{") + bare.count(b"[") > LARGEST:
+            raise refusals.bad_request(f"the body has more than {LARGEST} objects and lists")
     try:
         found = msgspec.json.decode(body)
     except RecursionError as error:
@@ -48,13 +56,13 @@ def from_json(body: bytes) -> Any:
         raise refusals.bad_request(
             f"the object provided is unrecognized: couldn't get version/kind; {error}"
         ) from error
-    if body.count(b"{") + body.count(b"[") > DEEPEST:  # with fewer it cannot be too deep
+    if brackets > DEEPEST:  # with fewer it cannot be too deep
         check_size(found)
     return found
 
 
 def check_size(value: Any) -> None:
-    """Refuse what is nested too deeply or, by references within it, larger than it looks."""
+    """Refuse what is nested too deeply or has too many objects and lists."""
     level, left = [value], LARGEST
     for _ in range(DEEPEST):
         level = [each for outer in level for each in inside(outer) if isinstance(each, dict | list)]
@@ -62,7 +70,7 @@ def check_size(value: Any) -> None:
         if not level:
             return
         if left < 0:
-            raise refusals.bad_request("the body is too large once its references are followed")
+            raise refusals.bad_request(f"the body has more than {LARGEST} objects and lists")
     raise refusals.bad_request(f"the body is nested more than {DEEPEST} deep")
 
 
@@ -70,15 +78,13 @@ def inside(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def from_yaml(body: bytes) -> Any:
+def from_yaml(body: bytes) -> yaml_bodies.Document:
     if body[:1] == b"{":
-        return from_json(body)
+        return yaml_bodies.Document(from_json(body))
     try:
-        found = yaml.load(body, Loader=PlainLoader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        return yaml_bodies.document(body)
+    except yaml_bodies.YamlError as error:
         raise refusals.bad_request(f"error decoding YAML: {error}") from error
-    check_size(found)
-    return found
 
 
 def from_protobuf(body: bytes) -> Any:
@@ -90,16 +96,6 @@ def from_protobuf(body: bytes) -> Any:
         raise refusals.bad_request(f"the object provided is unrecognized: {error}") from error
     check_size(found)
     return found
-
-
-class PlainLoader(yaml.CSafeLoader):
-    """YAML that is JSON: a date is the text it was written as."""
-
-
-PlainLoader.yaml_implicit_resolvers = {
-    first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,14 @@ class ApiServerConfig(Section, frozen=True):
     request_timeout: Annotated[float, Meta(gt=0)] = 60.0
     """Seconds that a request may take; watches are exempt."""
     max_requests_inflight: Annotated[int, Meta(ge=0)] = 400
-    """How many reads may be under way at once, watches aside; 0 is no limit."""
+    """How many reads may be under way at once, watches aside, and half as many of one user; 0 is no limit."""
     max_mutating_requests_inflight: Annotated[int, Meta(ge=0)] = 200
     """The same for writes."""
+    max_connections: Annotated[int, Meta(gt=0)] = 10_000
+    """How many connections users may have in all, one for each watch among them; fewer where the process may not open
+    as many files."""
+    max_connections_per_user: Annotated[int, Meta(gt=0)] = 2_000
+    """The same for one user; `system:masters` have no limit."""
     service_cluster_ip_range: str = "10.0.0.0/24"
     """Where the addresses of Services come from."""
     service_account_issuer: str = "https://kubernetes.default.svc.cluster.local"

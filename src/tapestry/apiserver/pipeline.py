@@ -3,18 +3,21 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
-import yaml
 
 from tapestry.apiserver import refusals
+from tapestry.apiserver.payloads import INLINE, elsewhere
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.types import Types
 from tapestry.apiserver.verbs import Request, Step
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
+MOST_REPORTED = 100
+"""Fields that a refusal or a warning lists, as in Kubernetes."""
 encode = msgspec.json.Encoder().encode
 
 
@@ -86,49 +89,38 @@ class TypedReading:
             if request.verb == "patch":
                 raise refusals.unfit_patch(error.message) from error
             raise
-        report_fields(request, reading.unknown, duplicates(request))
+        report_fields(request, reading.unknown, await duplicates(request) if may_repeat(request) else ())
         if changed is new:
             return found
         kept = {key: each for key, each in new.items() if key not in changed}
         return {key: kept.get(key, found.get(key)) for key in {**new, **found} if key in kept or key in found}
 
 
-def duplicates(request: Request) -> list[str]:
-    """Fields that the body names twice: only looked for where its text has more keys than what was read of it."""
-    if request.verb not in ("create", "update") or request.body.count(b'":') <= encode(request.sent).count(b'":'):
-        return []
-    return twice(request.body)
+def may_repeat(request: Request) -> bool:
+    """Whether the body may name a field twice: its text has more keys than what was read of it."""
+    return request.verb in ("create", "update") and request.body.count(b'":') > encode(request.sent).count(b'":')
+
+
+async def duplicates(request: Request) -> list[str]:
+    """The first fields that the body names twice."""
+    return twice(request.body) if len(request.body) <= INLINE else await elsewhere(twice, request.body)
 
 
 def report_repetitions(request: Request) -> None:
     """Refuse or warn of keys that a body in YAML has twice."""
     mode = request.query.get("fieldValidation") or "Warn"
-    if mode == "Ignore" or request.body[:1] == b"{":
+    if mode == "Ignore" or not request.repeated:
         return
-    if repeated := list(set_again(yaml.compose(request.body, Loader=yaml.CSafeLoader))):
-        why = "error strict decoding YAML: yaml: unmarshal errors:\n  " + "\n  ".join(repeated)
-        if mode == "Strict":
-            raise refusals.bad_request(why)
-        request.warnings.append(why.replace("\n", ""))
-
-
-def set_again(node: Any) -> Iterator[str]:
-    """What YAML says twice, in the words of Go's reader of it."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                yield f'line {key.start_mark.line + 1}: key "{key.value}" already set in map'
-            seen.add(key.value)
-            yield from set_again(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for each in node.value:
-            yield from set_again(each)
+    why = "error strict decoding YAML: yaml: unmarshal errors:\n  " + "\n  ".join(request.repeated)
+    if mode == "Strict":
+        raise refusals.bad_request(why)
+    request.warnings.append(why.replace("\n", ""))
 
 
 def report_fields(request: Request, unknown: Sequence[str], repeated: Sequence[str]) -> None:
     """Refuse, warn of, or ignore what was not understood, as the client asked for; warn unless told otherwise."""
-    complaints = [f'unknown field "{path}"' for path in unknown] + [f'duplicate field "{path}"' for path in repeated]
+    complaints = [f'unknown field "{path}"' for path in unknown[:MOST_REPORTED]]
+    complaints += [f'duplicate field "{path}"' for path in repeated[:MOST_REPORTED]]
     mode = request.query.get("fieldValidation") or "Warn"
     if mode == "Strict" and complaints:
         raise refusals.bad_request(f"{undecodable(request)}strict decoding error: " + ", ".join(complaints))
@@ -149,12 +141,12 @@ class Pairs(list[tuple[str, Any]]):
 
 
 def twice(body: bytes) -> list[str]:
-    """The paths that a JSON text sets more than once; none where it is no JSON."""
+    """The first paths that a JSON text sets more than once; none where it is no JSON."""
     try:
         written = json.loads(body, object_pairs_hook=Pairs)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
-    return list(dict.fromkeys(repeated_in(written, "")))
+    return list(dict.fromkeys(islice(repeated_in(written, ""), MOST_REPORTED)))
 
 
 def repeated_in(value: Any, path: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ import base64
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -36,6 +36,28 @@ class User:
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+class Incoming(Protocol):
+    """A body that is still arriving."""
+
+    async def read(self) -> bytes:
+        """All of it.  Raises TooLarge, Timeout or TooManyRequests where it is not taken."""
+        ...
+
+
+@dataclass(slots=True)
+class Record:
+    """What an audit log wants to know of a body: nothing but what the server itself has decoded."""
+
+    is_filled: bool = False
+    sent: Any = None
+    size: int = 0
+    """In bytes, as it came."""
+
+    def fill(self, sent: Any, size: int) -> None:
+        if not self.is_filled:
+            self.is_filled, self.sent, self.size = True, sent, size
+
+
 class Call(msgspec.Struct, frozen=True):
     """One request, as far as the API is concerned.  Names of headers are in lower case."""
 
@@ -53,6 +75,14 @@ class Call(msgspec.Struct, frozen=True):
     """The address that it came from."""
     notes: dict[str, str] = msgspec.field(default_factory=dict)
     """What an audit log is to say of it beside all this; whoever has a say in it may add to that."""
+    incoming: Incoming | None = None
+    """Where the body comes from, until it is received: not before the call is authorized."""
+    sent: Any = msgspec.UNSET
+    """The body as data, once it is decoded."""
+    repeated: tuple[str, ...] = ()
+    """Keys that a body in YAML has twice, in the words of Kubernetes."""
+    record: Record | None = None
+    """Where there is an audit log."""
 
 
 class Target(NamedTuple):

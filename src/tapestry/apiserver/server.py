@@ -13,10 +13,11 @@ import msgspec
 from msgspec import structs
 
 from tapestry.apiserver import options, refusals, views
-from tapestry.apiserver.codec import JSON, accepted, chosen_form, decoded, media_type
+from tapestry.apiserver.codec import JSON, accepted, chosen_form, media_type
 from tapestry.apiserver.documents import discovery
 from tapestry.apiserver.documents.documents import Document, Documents
 from tapestry.apiserver.documents.swagger_protobuf import CONTENT_TYPE, MEDIA_TYPES
+from tapestry.apiserver.payloads import is_pending, received, sent_in
 from tapestry.apiserver.pipeline import report_repetitions
 from tapestry.apiserver.requests import NAME, Call, Target, User, number, target_of, unserved
 from tapestry.apiserver.rows import Rows
@@ -76,6 +77,10 @@ class Refusing(Answering, Protocol):
     """One that also wants to know of calls that do not get so far."""
 
     def refused(self, call: Call, error: ApiError) -> Answer: ...
+
+    def is_long_running(self, call: Call) -> bool:
+        """Whether a call is a watch or follows a log: it lasts as long as its client wants."""
+        ...
 
 
 def everybody_may(_: Attributes) -> bool:
@@ -139,12 +144,14 @@ class Server:
         return await self.permitted(call, target)
 
     async def permitted(self, call: Call, target: Target) -> Answer | Watching:
-        """The answer, if its sender may have it."""
+        """The answer, if its sender may have it; a body is not received before that is known."""
         if call.method not in ("GET", "HEAD"):  # these say themselves how new it must be what they read
             await self.verbs.store.wait_for_latest()
         self.check(call, target)
         if call.method not in METHODS or not serves(target, verb_of(call, target)):
             raise refusals.not_allowed()
+        if call.method in WRITES and is_pending(call):
+            call = await received(call)
         if target.row.deprecation:
             return await self.discouraged(call, target)
         return await self.asked(call, target)
@@ -275,6 +282,8 @@ class Server:
         if call.method == "GET":
             form, include = form_of(call)
             if call.query.get("watch") in TRUE:
+                if target.subresource:
+                    raise refusals.not_allowed()
                 return await self.watched(call, target, form, include)
             return Answer(200, views.one(target.row, await self.verbs.get(target, call.query), form, include))
         request, body = self.read(call, target)
@@ -295,13 +304,15 @@ class Server:
 
     def read(self, call: Call, target: Target) -> tuple[Request, Any]:
         content_type = media_type(call.headers.get("content-type", "")) or JSON
-        body = decoded(call.body, content_type)
+        body = sent_in(call)
         agent = call.headers.get("user-agent", "")
         verb, query = WRITES[call.method], call.query
         options.check(verb, query)
         if verb == "delete" and isinstance(body, dict) and body.get("dryRun"):
             query = {**query, "dryRun": "All"}
-        request = Request(verb, target, call.user, query, content_type, call.body, body, agent, notes=call.notes)
+        request = Request(
+            verb, target, call.user, query, content_type, call.body, body, agent, call.repeated, notes=call.notes
+        )
         return request, body
 
 

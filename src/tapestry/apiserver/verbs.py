@@ -57,6 +57,8 @@ class Request:
     """The body, read."""
     agent: str = ""
     """The program that asks."""
+    repeated: tuple[str, ...] = ()
+    """Keys that a body in YAML has twice."""
     name: str = ""
     """What the object that is made is called."""
     warnings: list[str] = field(default_factory=list)

@@ -46,6 +46,8 @@ FLAGS: Flags = {
     "--request-timeout": ("requestTimeout", "How long a request may take: 90, 60m. [default: 60]"),
     "--max-requests-inflight": ("maxRequestsInflight", "Reads under way at once; 0 is any number. [default: 400]"),
     "--max-mutating-requests-inflight": ("maxMutatingRequestsInflight", "The same for writes. [default: 200]"),
+    "--max-connections": ("maxConnections", "Connections of all users, watches included. [default: 10000]"),
+    "--max-connections-per-user": ("maxConnectionsPerUser", "The same of one user, masters aside. [default: 2000]"),
     "--service-account-issuer": ("serviceAccountIssuer", "Who signs the tokens of service accounts."),
     "--service-account-signing-key-file": ("serviceAccountSigningKeyFile", "The key that they are signed with."),
     "--service-account-key-file": ("serviceAccountKeyFiles", "Keys, with commas, that they are known by beside it."),

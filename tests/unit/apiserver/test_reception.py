@@ -13,6 +13,7 @@ from tapestry.apiserver.app import gate_of, reception_of
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, Target, User
 from tapestry.apiserver.server import Answer
+from tapestry.apiserver.serving.clients import Clients
 from tapestry.apiserver.serving.health import Health, ping
 from tapestry.apiserver.serving.reception import Reception, allowed
 from tapestry.apiserver.storage.local import LocalStore
@@ -49,7 +50,7 @@ class Desk:
 @pytest.fixture
 def desk(call: Hand) -> Desk:
     config = ApiServerConfig(backend="memory")
-    return Desk(reception_of(config, call.server, call.accounts, gate_of(config)))
+    return Desk(reception_of(config, call.server, call.accounts, gate_of(config), Clients()))
 
 
 def text(answer: Answer) -> tuple[int, str]:

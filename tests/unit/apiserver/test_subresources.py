@@ -21,6 +21,7 @@ from tapestry.apiserver.access.certificates import Authority
 from tapestry.apiserver.config import Kubelets as KubeletSettings
 from tapestry.apiserver.requests import User
 from tapestry.apiserver.serving.http import Listener, serve
+from tapestry.apiserver.serving.reception import Reception
 from tapestry.apiserver.subresources.kubelets import Kubelets
 from tapestry.kube.objects import Object
 
@@ -356,7 +357,7 @@ async def test_a_log_comes_from_the_kubelet_as_it_is_written(call: Hand, kubelet
     special = {**call.server.special, ("pods", "log"): kubelets.log}
     server = replace(call.server, special=special)
     async with asyncio.TaskGroup() as group:
-        runner = await serve(Listener(server, Authenticator([by_place])), "127.0.0.1", 0, group=group)
+        runner = await serve(Listener(Reception(server, 10), Authenticator([by_place])), "127.0.0.1", 0, group=group)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
             query = {"follow": "true", "tailLines": "3", "pretty": "true"}
             async with session.get(f"{PODS}/web/log", params=query) as response:

@@ -1,7 +1,7 @@
 """Auditing: who asked for what and what came of it, one `audit.k8s.io/v1` Event for each stage of a request."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from random import getrandbits
 from typing import Any
@@ -12,7 +12,7 @@ from tapestry.apiserver.access.audit_policy import LEVELS, Policy, Rule, Stage
 from tapestry.apiserver.access.rbac import Authorizer
 from tapestry.apiserver.access.reviews import user_info
 from tapestry.apiserver.codec import decoded
-from tapestry.apiserver.requests import Call, Target, User
+from tapestry.apiserver.requests import Call, Record, Target, User
 from tapestry.apiserver.server import Answer, Attributes, Authorize
 from tapestry.apiserver.serving.metrics import AUDITED
 from tapestry.kube.errors import ApiError
@@ -61,6 +61,8 @@ class Trail:
     began: str = ""
     user: User | None = None
     """In whose name it is made, where that is somebody else and allowed."""
+    record: Record = field(default_factory=Record)
+    """What the server has decoded of the body: nothing of a request that was refused before."""
 
     def __post_init__(self) -> None:
         self.id = audit_id(self.call)
@@ -70,14 +72,14 @@ class Trail:
         if stage in self.rule.omit_stages:
             return
         event = self.event(stage, answer)
-        size = len(self.call.body) + len(answer.body) if answer is not None else 0
+        size = self.record.size + len(answer.body) if answer is not None else 0
         AUDITED.inc()
         self.auditor.file.record(event, size if LEVELS.index(self.rule.level) >= REQUEST else 0)
 
     def event(self, stage: Stage, answer: Answer | None) -> Object:
         call, target = self.call, self.asked.target
         is_over = stage != "RequestReceived"
-        sent = read(call.body, call.headers.get("content-type", "")) if is_over and target is not None else None
+        sent = self.record.sent if is_over and target is not None else None
         found: Object = {
             "kind": "Event",
             "apiVersion": "audit.k8s.io/v1",

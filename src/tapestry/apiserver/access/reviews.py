@@ -8,7 +8,8 @@ from tapestry.apiserver.access.authentication import AUTHENTICATED
 from tapestry.apiserver.access.nodes import node_of
 from tapestry.apiserver.access.rbac import Authorizer, Rule
 from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.codec import chosen_form, decoded
+from tapestry.apiserver.codec import chosen_form
+from tapestry.apiserver.payloads import sent_in
 from tapestry.apiserver.requests import Call, Target, User
 from tapestry.apiserver.rows import Row, Rows
 from tapestry.apiserver.server import Answer, Attributes, Authorize, Handler, answered
@@ -156,7 +157,7 @@ def posted(call: Call, target: Target) -> Object:
     if call.method != "POST":
         raise refusals.not_allowed()
     chosen_form(call.headers.get("accept", ""), frozenset())  # an answer is no row of a table
-    return writes.placed(target, decoded(call.body, call.headers.get("content-type", "")) or {})
+    return writes.placed(target, sent_in(call) or {})
 
 
 def created(body: Object) -> Answer:

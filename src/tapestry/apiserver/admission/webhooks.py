@@ -20,7 +20,7 @@ from tapestry.apiserver.admission.matching import Attempt, attempt_of, kind_of
 from tapestry.apiserver.admission.plain import refused
 from tapestry.apiserver.admission.reviews import VERSIONS, ReviewError, Verdict, denial, options_of, question, verdict
 from tapestry.apiserver.bootstrap import STARTING
-from tapestry.apiserver.codec import JSON, decoded
+from tapestry.apiserver.payloads import sent_in
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import Rows
 from tapestry.apiserver.server import Answer, Authorize, Handler, warned
@@ -108,9 +108,7 @@ class Webhooks:
             request, attempt = posted(call, target)
             changed = await self.admit(request, attempt)
             if changed != attempt.new:
-                call = structs.replace(
-                    call, headers={**call.headers, "content-type": JSON}, body=msgspec.json.encode(changed)
-                )
+                call = structs.replace(call, sent=changed)
             answer = await handler(call, target)
             return structs.replace(answer, headers={**answer.headers, **warned(request, 0, b"").headers})
 
@@ -262,7 +260,7 @@ def concerned(hooks: Hooks, request: Request, old: Object | None, new: Object | 
 
 def posted(call: Call, target: Target) -> tuple[Request, Attempt]:
     """What is posted to a subresource, as an attempt."""
-    sent = decoded(call.body, call.headers.get("content-type", "")) or {}
+    sent = sent_in(call) or {}
     kind = kind_of(target.row, target.subresource)
     metadata = {**(sent.get("metadata") or {}), "namespace": target.namespace}
     body = {"kind": kind.kind, "apiVersion": kind.api_version, **sent, "metadata": metadata}

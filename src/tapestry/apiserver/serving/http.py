@@ -1,7 +1,8 @@
 """The server on a socket: HTTP in front, `Server` behind.
 
-Clients are strangers: a request that is slow to come is cut off, one that is too large is refused before it is read,
-and when too many are under way the next one is asked to come again.
+Nothing of a request is trusted.  Its head is read, its sender authenticated and authorized, and only then is its body
+read and decoded.  A request that is slow to come is cut off, one that is too large is refused before it is read, and
+when too many are under way the next one is asked to come again.
 """
 
 import asyncio
@@ -11,21 +12,24 @@ import time
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 from tapestry.apiserver import refusals
-from tapestry.apiserver.access.authentication import KUBECTL, Authenticator, Credentials
+from tapestry.apiserver.access.authentication import KUBECTL, UNAUTHENTICATED, Authenticator, Credentials
 from tapestry.apiserver.access.handshakes import is_verified
 from tapestry.apiserver.access.impersonation import PREFIX
 from tapestry.apiserver.access.rbac import MASTERS
-from tapestry.apiserver.codec import JSON, LONGEST_BODY
+from tapestry.apiserver.codec import JSON
 from tapestry.apiserver.requests import Call, Query, User
-from tapestry.apiserver.server import TRUE, Answer, Refusing, Stream, refused
+from tapestry.apiserver.server import WRITES, Answer, Refusing, Stream, refused
+from tapestry.apiserver.serving.clients import Clients
 from tapestry.apiserver.serving.gate import Gate
 from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED
+from tapestry.apiserver.serving.uploads import Budget, Upload
 from tapestry.apiserver.serving.wire import Exchange, Listening
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.errors import ApiError, TooManyRequests
@@ -55,6 +59,9 @@ class Listener:
     """That a client may take to send a body, and to take an answer."""
     agent_refused: bool = False
     """Whether kubectl is."""
+    clients: Clients = field(default_factory=Clients)
+    budget: Budget = field(default_factory=Budget)
+    """Of bodies that are arriving."""
 
     async def handle(self, exchange: Exchange) -> None:
         try:
@@ -67,14 +74,10 @@ class Listener:
             user = self.authenticate(credentials_of(exchange))
             if self.agent_refused and exchange.headers.get("user-agent", "").startswith(KUBECTL):
                 raise refusals.agent_refused()
-            if query.get("watch") in TRUE or query.get("follow") in TRUE:
-                await self._answer(exchange, path, query, user)
-                return
-            kind = self.gate.enter(exchange.method, exempt=MASTERS in user.groups or path.startswith(PROBES))
-            try:
-                await self._answer(exchange, path, query, user)
-            finally:
-                self.gate.leave(kind)
+            is_master = MASTERS in user.groups
+            if exchange.connection.owner != user.name:
+                self._claim(exchange, user, exempt=is_master)
+            await self._let_in(exchange, path, query, user, exempt=is_master or path.startswith(PROBES))
         except ApiError as error:
             if isinstance(error, TooManyRequests):
                 TERMINATED.labels(exchange.method, "429", COMPONENT).inc()
@@ -88,9 +91,39 @@ class Listener:
             else:
                 send(exchange, refused(refusals.internal("the server failed; its log says where")))
 
-    async def _answer(self, exchange: Exchange, path: str, query: Query, user: User) -> None:
-        body = await self._body(exchange) if exchange.has_body else b""
-        answer = await self.server.answer(call_of(exchange, path, query, user, body))
+    def _claim(self, exchange: Exchange, user: User, *, exempt: bool) -> None:
+        """Count the connection as its user's; one of nobody in particular stays unknown."""
+        if UNAUTHENTICATED in user.groups:
+            return
+        try:
+            self.clients.claim(exchange.connection, user.name, exempt=exempt)
+        except TooManyRequests:
+            exchange.keeps = False
+            raise
+
+    async def _let_in(self, exchange: Exchange, path: str, query: Query, user: User, *, exempt: bool) -> None:
+        """Answer within the bounds of the gate.  Watches are exempt; an upload enters when it is complete."""
+        method = exchange.method
+        if exchange.is_whole or method not in WRITES:  # others have no body that anybody wants
+            call = call_of(exchange, path, query, user, exchange.body() if exchange.is_whole else b"")
+            if ("watch" in query or "follow" in query) and self.server.is_long_running(call):
+                await self._answer(exchange, call)
+                return
+            seat = self.gate.enter(method, user.name, exempt=exempt)
+            try:
+                await self._answer(exchange, call)
+            finally:
+                self.gate.leave(seat)
+            return
+        enter = partial(self.gate.enter, method, user.name, exempt=exempt)
+        upload = Upload(exchange, self.budget, user.name, self.seconds, enter)
+        try:
+            await self._answer(exchange, call_of(exchange, path, query, user, b"", upload))
+        finally:
+            upload.close(self.gate.leave)
+
+    async def _answer(self, exchange: Exchange, call: Call) -> None:
+        answer = await self.server.answer(call)
         if isinstance(answer, Watching):
             await watched(exchange, answer)
         elif answer.stream is not None:
@@ -99,23 +132,6 @@ class Listener:
             send(exchange, answer)
         else:
             await self._sent(exchange, answer)
-
-    async def _body(self, exchange: Exchange) -> bytes:
-        if int(exchange.headers.get("content-length", 0)) > LONGEST_BODY:
-            raise refusals.too_large(LONGEST_BODY)
-        if exchange.is_whole:  # it came with the head
-            return await exchange.read()
-        pieces, size = [], 0
-        try:
-            async with asyncio.timeout(self.seconds):
-                while piece := await exchange.read():
-                    pieces.append(piece)
-                    size += len(piece)
-                    if size > LONGEST_BODY:
-                        raise refusals.too_large(LONGEST_BODY)
-        except TimeoutError:
-            raise refusals.out_of_time() from None
-        return b"".join(pieces)
 
     async def _sent(self, exchange: Exchange, answer: Answer) -> None:
         """Send what does not go at once; who does not take it is cut off."""
@@ -135,21 +151,23 @@ def place_of(exchange: Exchange) -> tuple[str, Query]:
     return unquote(raw) if "%" in raw else raw, dict(reversed(pairs)) if pairs else {}
 
 
-def call_of(exchange: Exchange, path: str, query: Query, user: User, body: bytes) -> Call:
+def call_of(exchange: Exchange, path: str, query: Query, user: User, body: bytes, upload: Upload | None = None) -> Call:
     named = tuple([pair for pair in exchange.pairs if pair[0].startswith(PREFIX)])
     uri = exchange.target.decode("latin-1")
-    return Call(exchange.method, path, query, exchange.headers, body, user, named, uri, exchange.peer)
+    peer = exchange.connection.peer
+    return Call(exchange.method, path, query, exchange.headers, body, user, named, uri, peer, incoming=upload)
 
 
 def credentials_of(exchange: Exchange) -> Credentials:
     headers = exchange.headers
-    certificate = certificate_of(exchange.tls, time.time()) if exchange.tls is not None else {}
+    tls = exchange.connection.tls
+    certificate = certificate_of(tls, time.time()) if tls is not None else {}
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     return Credentials(
         bearer=bearer.strip() if scheme.lower() == "bearer" else "",
         certificate=certificate or {},
         has_unknown_certificate=certificate is None,
-        peer=exchange.peer,
+        peer=exchange.connection.peer,
         agent=headers.get("user-agent", ""),
         headers=headers,
     )
@@ -238,6 +256,6 @@ async def serve(
     idle: float = IDLE_SECONDS,
 ) -> Listening:
     """Listen, and serve in tasks of the group; the caller cleans up before that ends."""
-    found = Listening(listener.handle, group, idle)
+    found = Listening(listener.handle, group, idle, listener.clients)
     await found.start(host, port, tls)
     return found

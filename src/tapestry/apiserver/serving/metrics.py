@@ -27,6 +27,11 @@ TERMINATED = Counter(
     "Requests that were ended, or not begun, for the sake of all others.",
     ["verb", "code", "component"],
 )
+CLOSED = Counter(
+    "apiserver_connections_refused_total",
+    "Connections closed or refused because there were too many: unauthenticated ones, of one user, in total.",
+    ["reason"],
+)
 AUDITED = Counter("apiserver_audit_event_total", "Events that were written to the audit log.")
 
 
@@ -93,6 +98,8 @@ class Holdings:
     store: Store
     under_way: Callable[[], Mapping[str, int]]
     """Requests that are being answered, by kind: `readOnly`, `mutating`."""
+    connections: Callable[[], Mapping[str, int]]
+    """Connections, by whether they are `authenticated`."""
 
     def collect(self) -> Iterator[Metric]:
         objects = GaugeMetricFamily("apiserver_storage_objects", "Objects that are stored.", labels=["resource"])
@@ -105,6 +112,14 @@ class Holdings:
         for kind, number in self.under_way().items():
             requests.add_metric([kind], number)
         yield requests
+        connections = GaugeMetricFamily(
+            "apiserver_connections",
+            "Open connections, by whether a request on them was authenticated.",
+            labels=["state"],
+        )
+        for state, number in self.connections().items():
+            connections.add_metric([state], number)
+        yield connections
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,25 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from tapestry.apiserver import refusals
 from tapestry.apiserver.access.auditing import Auditor, Trail, audit_id
+from tapestry.apiserver.access.authentication import UNAUTHENTICATED
 from tapestry.apiserver.access.impersonation import impersonated
+from tapestry.apiserver.payloads import arrived
 from tapestry.apiserver.requests import Call, Target, target_of
-from tapestry.apiserver.server import Answer, Answering, Attributes, Server, first_segment, refused, verb_of
+from tapestry.apiserver.server import (
+    TRUE,
+    Answer,
+    Answering,
+    Attributes,
+    Server,
+    first_segment,
+    refused,
+    serves,
+    verb_of,
+)
 from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED, Tally, tally_of
 from tapestry.apiserver.serving.presentation import presented
@@ -43,6 +57,8 @@ class Reception:
         """What is to be sent back."""
         asked = self.asked(call)
         trail = self.auditor.begun(call, asked) if self.auditor is not None else None
+        if trail is not None:
+            call = structs.replace(call, record=trail.record)
         tally, began = tally_of(call, asked), time.perf_counter()
         try:
             answer = await self.answered(call, asked, trail)
@@ -62,6 +78,15 @@ class Reception:
         tally_of(call, asked).count(answer.status, 0.0)
         trail = self.auditor.begun(call, asked) if self.auditor is not None else None
         return complete(answer, call, trail)
+
+    def is_long_running(self, call: Call) -> bool:
+        asked = self.asked(call)
+        if call.method != "GET" or asked.target is None:
+            return False
+        subresource = asked.target.subresource
+        if subresource:
+            return subresource == "log" and call.query.get("follow") in TRUE
+        return asked.verb == "watch" and serves(asked.target, "watch")
 
     def asked(self, call: Call) -> Attributes:
         """What the call is about, as far as its path tells."""
@@ -87,7 +112,11 @@ class Reception:
         try:
             with self.deadlines.within(allowed(call, self.seconds)):
                 mounted = self.mounted.get(first_segment(call.path)) if target is None else None
-                return await (self.server.answer(call, target) if mounted is None else mounted(self, call))
+                if mounted is None:
+                    return await self.server.answer(call, target)
+                if call.incoming is not None and UNAUTHENTICATED in call.user.groups:
+                    raise refusals.unauthorized()  # who may do it depends on the body, which is not read for anybody
+                return await mounted(self, await arrived(call))
         except TimeoutError:
             TERMINATED.labels(call.method, "504", COMPONENT).inc()
             raise refusals.out_of_time() from None

@@ -19,6 +19,7 @@ from typing import cast
 
 import httptools
 
+from tapestry.apiserver.serving.clients import Clients
 from tapestry.process.logs import logger
 
 log = logger(__name__)
@@ -29,6 +30,10 @@ AHEAD = 1 << 18
 """Bytes of a body that lie here before somebody reads them; then the client waits."""
 PARTING_SECONDS = 2.0
 """For how long a client is listened to whose request was answered before all of it was there."""
+STALLED_SECONDS = 60.0
+"""How long a client may read nothing of an answer or a watch that waits for it."""
+HANDSHAKE_SECONDS = 10.0
+"""How long a TLS handshake may take."""
 SHUTDOWN_SECONDS = 1.0
 PIECE = 1 << 17
 """Bytes of a long answer that are sent at a time: all at once they would lie in memory several times."""
@@ -42,12 +47,12 @@ class Exchange:
     """A request, and the way to answer it."""
 
     __slots__ = (
-        *("_connection", "_is_chunked", "_pieces", "_waiter"),
+        *("_is_chunked", "_pieces", "_waiter", "connection"),
         *("headers", "is_begun", "is_whole", "keeps", "method", "pairs", "target", "version"),
     )
 
     def __init__(self, connection: "Connection") -> None:
-        self._connection = connection
+        self.connection = connection
         self._pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
         self._is_chunked = False
@@ -64,17 +69,9 @@ class Exchange:
         """Whether the connection is used again."""
 
     @property
-    def peer(self) -> str:
-        return self._connection.peer
-
-    @property
-    def tls(self) -> ssl.SSLObject | None:
-        return self._connection.tls
-
-    @property
     def is_backed_up(self) -> bool:
         """Whether the client has yet to take what it was answered before."""
-        return self._connection.is_full
+        return self.connection.is_full
 
     # -- what came in
 
@@ -98,20 +95,21 @@ class Exchange:
             self._waiter.set_result(None)
 
     @property
-    def has_body(self) -> bool:
-        return not self.is_whole or bool(self._pieces)
-
-    @property
     def waiting(self) -> int:
         """Bytes of the body that nobody has read."""
         return sum(map(len, self._pieces))
 
+    def body(self) -> bytes:
+        """All of the body, where the request is whole."""
+        pieces = self._pieces
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
     async def read(self) -> bytes:
         """What has come of the body since; nothing at its end."""
         if not self.is_whole and self.headers.pop("expect", "").lower() == "100-continue":
-            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # only now: it may have been refused for its head
+            self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # only now: it may have been refused for its head
         while not self._pieces and not self.is_whole:
-            self._connection.listen()
+            self.connection.listen()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         found = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -123,15 +121,15 @@ class Exchange:
     def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """A whole answer."""
         head = self._head(status, headers, b"Content-Length: %d\r\n" % len(body))
-        self._connection.write(head if self.method == "HEAD" else head + body)
+        self.connection.write(head if self.method == "HEAD" else head + body)
 
     async def send_long(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """A whole answer, as fast as the client takes it."""
-        await self._connection.write_all(self._head(status, headers, b"Content-Length: %d\r\n" % len(body)))
+        await self.connection.write_all(self._head(status, headers, b"Content-Length: %d\r\n" % len(body)))
         if self.method != "HEAD":
             view = memoryview(body)
             for at in range(0, len(body), PIECE):
-                await self._connection.write_all(view[at : at + PIECE])
+                await self.connection.write_all(view[at : at + PIECE])
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         """The head of an answer whose length nobody knows."""
@@ -139,21 +137,21 @@ class Exchange:
         if not self._is_chunked:
             self.keeps = False
         length = b"Transfer-Encoding: chunked\r\n" if self._is_chunked else b""
-        await self._connection.write_all(self._head(status, headers, length))
+        await self.connection.write_all(self._head(status, headers, length))
 
     async def go_on(self, data: bytes) -> None:
         if data:
-            await self._connection.write_all(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+            await self.connection.write_all(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     def end(self) -> None:
         """That was all of it."""
         if self._is_chunked:
-            self._connection.write(b"0\r\n\r\n")
+            self.connection.write(b"0\r\n\r\n")
 
     def abort(self) -> None:
         """Break off: what was sent of the answer is not all of it."""
         self.keeps = False
-        self._connection.abort()
+        self.connection.abort()
 
     def _head(self, status: int, headers: Mapping[str, str], length: bytes) -> bytes:
         self.is_begun = True
@@ -188,6 +186,8 @@ class Connection(asyncio.Protocol):
     """One client's."""
 
     peer = ""
+    owner = ""
+    """The user whose it is, once a request was authenticated."""
     tls: ssl.SSLObject | None = None
     _transport: asyncio.Transport
 
@@ -219,11 +219,13 @@ class Connection(asyncio.Protocol):
         self.peer = peer[0] if isinstance(peer, tuple) else ""
         self.tls = transport.get_extra_info("ssl_object")
         self._listening.connections.add(self)
+        self._listening.clients.arrived(self)
         self._rest()
         self._watch_for_idleness()
 
     def connection_lost(self, _: Exception | None) -> None:
         self._listening.connections.discard(self)
+        self._listening.clients.left(self)
         if self._alarm is not None:
             self._alarm.cancel()
         if self.task is not None:
@@ -363,7 +365,11 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("the client is gone")
         self._transport.write(data)
         if self._full is not None:
-            await self._full
+            try:
+                async with asyncio.timeout(STALLED_SECONDS):
+                    await self._full
+            except TimeoutError:
+                raise ConnectionAbortedError("the client does not read its answer") from None
 
     def listen(self) -> None:
         self._transport.resume_reading()
@@ -399,23 +405,91 @@ class Connection(asyncio.Protocol):
         self.abort()
 
 
+class Handshake(asyncio.Protocol):
+    """A connection before its TLS handshake is complete: it counts from the start, and can be closed at any time."""
+
+    peer = owner = ""
+    is_idle = True
+    _transport: asyncio.Transport
+
+    def __init__(self, listening: "Listening", context: ssl.SSLContext) -> None:
+        self._listening, self._context = listening, context
+        self._early: list[bytes] = []
+        """What came right behind the handshake."""
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._listening.is_over:
+            self.abort()
+            return
+        self._transport.pause_reading()
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if isinstance(peer, tuple) else ""
+        self._listening.handshakes.add(self)
+        self._task = self._listening.group.create_task(self._shake_hands())
+        self._listening.clients.arrived(self)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._leave()
+
+    def data_received(self, data: bytes) -> None:
+        self._early.append(data)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _leave(self) -> None:
+        self._listening.handshakes.discard(self)
+        self._listening.clients.left(self)
+
+    async def _shake_hands(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            made = await loop.start_tls(
+                self._transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            )
+        except OSError:  # no TLS, none that we speak, no end of it, or no client any more
+            made = None
+        except Exception:
+            log.exception("a TLS handshake failed")
+            made = None
+        finally:
+            self._leave()
+        if made is None or made.is_closing():
+            self._transport.abort()
+            return
+        connection = Connection(self._listening)
+        made.set_protocol(connection)
+        connection.connection_made(made)
+        if self._early:
+            connection.data_received(b"".join(self._early))
+
+
 class Listening:
     """A socket that is listened to."""
 
-    def __init__(self, serve: Serve, group: asyncio.TaskGroup, idle: float) -> None:
+    def __init__(self, serve: Serve, group: asyncio.TaskGroup, idle: float, clients: Clients) -> None:
         self.serve = serve
         """It answers whatever happens; what it raises breaks the connection."""
         self.group = group
         """Whose tasks exchanges are."""
         self.idle = idle
         """Seconds that a connection may be without a whole head of a request."""
+        self.clients = clients
+        """Counts connections, and closes some where there are too many."""
         self.connections: set[Connection] = set()
+        self.handshakes: set[Handshake] = set()
         self.is_over = False
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), host, port, ssl=tls, backlog=1024)
+
+        def made() -> asyncio.Protocol:
+            return Connection(self) if tls is None else Handshake(self, tls)
+
+        self._server = await loop.create_server(made, host, port, backlog=1024)
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -432,6 +506,8 @@ class Listening:
             loop.remove_reader(door)
         await asyncio.sleep(0)  # a server that is closed forgets whom it has just accepted: CPython's issue 109564
         self._server.close()
+        for handshake in list(self.handshakes):
+            handshake.abort()
         for each in list(self.connections):
             if each.is_idle:
                 each.close()

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-import msgspec
 from msgspec import structs
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.admission.matching import kind_of
-from tapestry.apiserver.codec import JSON, decoded
+from tapestry.apiserver.payloads import sent_in
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.server import Answer, Handler
 from tapestry.apiserver.types import Types
@@ -38,12 +37,11 @@ class Bodies:
 
     def read(self, call: Call, target: Target) -> Call:
         """The call with its body as objects are read: without nulls, and without what its type does not know."""
-        kind, body = kind_of(target.row, target.subresource), decoded(call.body, call.headers.get("content-type", ""))
+        kind, body = kind_of(target.row, target.subresource), sent_in(call)
         if not isinstance(body, dict | None):
             raise refusals.no_object(kind.kind, body)
         said = {key: each for key, each in (body or {}).items() if key in IDENTITY}  # which is for the handler to judge
         named = {**(body or {}), "apiVersion": kind.api_version, "kind": kind.kind}
         found, _ = self.types.read(TYPES.get(kind.kind) or target.row.type, named, kind.kind)
         bare = {key: each for key, each in found.items() if key not in IDENTITY}
-        headers = {**call.headers, "content-type": JSON}
-        return structs.replace(call, headers=headers, body=msgspec.json.encode({**said, **bare}))
+        return structs.replace(call, sent={**said, **bare})

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver import refusals
-from tapestry.apiserver.codec import decoded
+from tapestry.apiserver.payloads import sent_in
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.server import Answer, answered, deletion
@@ -43,7 +43,7 @@ class Evictions:
     """That of the budgets."""
 
     async def evict(self, call: Call, target: Target) -> Answer:
-        body = decoded(call.body, call.headers.get("content-type", "")) or {}
+        body = sent_in(call) or {}
         name = value_at(body, "metadata", "name", default=target.name)
         if name != target.name:
             raise refusals.bad_request("name in URL does not match name in Eviction object")

@@ -7,7 +7,7 @@ import msgspec
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.access.service_accounts import BINDABLE, LONGEST, SHORTEST, Accounts
-from tapestry.apiserver.codec import decoded
+from tapestry.apiserver.payloads import sent_in
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import Rows
 from tapestry.apiserver.server import Answer, Handler, answered
@@ -38,7 +38,7 @@ class Subresources:
         }
 
     def body(self, call: Call) -> Object:
-        return decoded(call.body, call.headers.get("content-type", "")) or {}
+        return sent_in(call) or {}
 
     async def token(self, call: Call, target: Target) -> Answer:
         body = self.body(call)

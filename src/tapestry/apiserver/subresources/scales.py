@@ -8,7 +8,8 @@ import msgspec
 from tapestry.apiserver import refusals, views
 from tapestry.apiserver.admission.matching import Attempt, kind_of
 from tapestry.apiserver.admission.webhooks import Webhooks
-from tapestry.apiserver.codec import JSON, decoded, media_type
+from tapestry.apiserver.codec import JSON, media_type
+from tapestry.apiserver.payloads import sent_in
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.server import Answer, answered, form_of, warned
@@ -39,7 +40,7 @@ class Scales:
         if call.method not in ("PUT", "PATCH"):
             raise refusals.not_allowed()
         content_type = media_type(call.headers.get("content-type", "")) or JSON
-        sent = decoded(call.body, content_type)
+        sent = sent_in(call)
         for _ in range(TRIES):
             agent = call.headers.get("user-agent", "")
             request = Request("update", target, call.user, call.query, content_type, agent=agent, notes=call.notes)
