@@ -7,6 +7,8 @@ request along.
 """
 
 import asyncio
+import os
+import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -191,8 +193,10 @@ class Connection(asyncio.Protocol):
     tls: ssl.SSLObject | None = None
     _transport: asyncio.Transport
 
-    def __init__(self, listening: "Listening") -> None:
+    def __init__(self, listening: "Listening", handshake: "Handshake | None" = None) -> None:
         self._listening = listening
+        self._handshake = handshake
+        """What it was before, over TLS."""
         self._parser = httptools.HttpRequestParser(self)
         self._reading: Exchange | None = None
         """What is coming in."""
@@ -212,6 +216,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._handshake is not None:
+            self._handshake.leave()
         if self._listening.is_over:
             self.abort()  # it was accepted in the last moment
             return
@@ -406,64 +412,68 @@ class Connection(asyncio.Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """A connection before its TLS handshake is complete: it counts from the start, and can be closed at any time."""
+    """A connection before its TLS handshake is complete: it counts from the start, and can be closed at any time.
+
+    Event loops show a connection only after its handshake.  So this one is accepted without TLS, and its socket handed
+    to the loop again, in a task.
+    """
 
     peer = owner = ""
     is_idle = True
-    _transport: asyncio.Transport
 
     def __init__(self, listening: "Listening", context: ssl.SSLContext) -> None:
         self._listening, self._context = listening, context
-        self._early: list[bytes] = []
-        """What came right behind the handshake."""
+        self._waiting: socket.socket | None = None
+        """The socket, until the event loop has it."""
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        if self._listening.is_over:
-            self.abort()
-            return
-        self._transport.pause_reading()
+        transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
+        try:
+            duplicate = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        except OSError:  # too many open files, or the client is gone
+            duplicate = None
+        transport.abort()
+        if duplicate is None:
+            return
+        if self._listening.is_over:
+            duplicate.close()
+            return
+        self._waiting = duplicate
         self._listening.handshakes.add(self)
         self._task = self._listening.group.create_task(self._shake_hands())
         self._listening.clients.arrived(self)
 
-    def connection_lost(self, _: Exception | None) -> None:
-        self._leave()
-
-    def data_received(self, data: bytes) -> None:
-        self._early.append(data)
-
     def abort(self) -> None:
-        self._transport.abort()
+        if self._task is not None:
+            self._task.cancel()
+        if self._waiting is not None:  # the task has not begun, and never will
+            self._waiting.close()
+            self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """It is over, one way or the other."""
         self._listening.handshakes.discard(self)
         self._listening.clients.left(self)
 
     async def _shake_hands(self) -> None:
-        loop = asyncio.get_running_loop()
+        client, self._waiting = self._waiting, None
+        assert client is not None
         try:
-            made = await loop.start_tls(
-                self._transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Connection(self._listening, self),
+                client,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
             )
-        except OSError:  # no TLS, none that we speak, no end of it, or no client any more
-            made = None
+        except OSError:
+            return  # no TLS, none that we speak, no end of it, or no client any more
         except Exception:
-            log.exception("a TLS handshake failed")
-            made = None
+            log.exception("a TLS handshake failed")  # and only this one: all are in one group
         finally:
-            self._leave()
-        if made is None or made.is_closing():
-            self._transport.abort()
-            return
-        connection = Connection(self._listening)
-        made.set_protocol(connection)
-        connection.connection_made(made)
-        if self._early:
-            connection.data_received(b"".join(self._early))
+            self.leave()
 
 
 class Listening:
