@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -100,16 +101,17 @@ def by_place(credentials: Credentials) -> User | None:
     headers = credentials.headers
     if not LOCAL_HOST.fullmatch(headers.get("host", "")) or headers.get("origin"):
         return None
-    if headers.get("sec-fetch-site", "none").lower() not in OWN_SITE or any(map(is_of_proxy, headers)):
+    if headers.get("sec-fetch-site", "none").lower() not in OWN_SITE or is_proxied(headers):
         return None
     return LOCAL
 
 
-def is_of_proxy(header: str) -> bool:
-    """Whether proxies add a header of that name."""
-    return header in PROXY_HEADERS or header.startswith("x-forwarded-")
+def is_proxied(headers: Mapping[str, str]) -> bool:
+    """Whether there is a header that proxies add."""
+    return not PROXY_HEADERS.isdisjoint(headers) or "\nx-forwarded-" in "\n".join(("", *headers))
 
 
+@lru_cache(maxsize=256)
 def is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback

@@ -2,7 +2,8 @@
 
 A webhook has a URL, or it is behind a Service.  A Service is called by the name `name.namespace.svc`, which its
 certificate must be for; where that is, the server looks up in its store and not in the DNS.  Connections are kept and
-used again, certificates are always checked, redirections are not followed, and an answer may only be so long.
+used again, certificates are always checked, redirections are not followed, and an answer may only be so long and is
+not decompressed.  Some addresses are never called (`egress`).
 """
 
 import asyncio
@@ -14,17 +15,22 @@ import socket
 import ssl
 from collections.abc import Iterator
 from random import Random
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from tapestry.apiserver.admission import egress
+from tapestry.apiserver.codec import JSON
 from tapestry.apiserver.storage.store import Store
 from tapestry.kube.objects import Object, value_at
 
 LONGEST_ANSWER = 16 * 1024 * 1024
 GROWTH = 4
 """How many times its question an answer may be, beyond that."""
+LONGEST_COMPLAINT = 4096
+"""Bytes of an answer that is no success: whoever asked is shown them."""
 MOST_BUNDLES = 256
 SLICES = "endpointslices.discovery.k8s.io"
 SERVICE_LABEL = "kubernetes.io/service-name"
@@ -65,6 +71,7 @@ class Callouts:
         url = f"{url_of(client)}?timeout={seconds}s"
         session, context = self._session(by_service="service" in client), self._context(client.get("caBundle") or "")
         try:
+            egress.check_host(urlsplit(url).hostname or "")
             async with (
                 asyncio.timeout(seconds),
                 session.post(url, data=body, ssl=context, allow_redirects=False) as response,
@@ -72,6 +79,8 @@ class Callouts:
                 answer = await bounded(response.content, LONGEST_ANSWER + GROWTH * len(body))
         except TimeoutError as error:
             raise CallError(f'Post "{url}": context deadline exceeded') from error
+        except egress.Unreachable as error:
+            raise CallError(f'Post "{url}": {error}') from error
         except aiohttp.ClientError as error:
             raise CallError(f'Post "{url}": {words(error)}') from error
         if not 200 <= response.status <= 206:
@@ -86,10 +95,9 @@ class Callouts:
     def _session(self, *, by_service: bool) -> aiohttp.ClientSession:
         found = self._sessions.get(by_service)
         if found is None:
+            headers = {"Content-Type": JSON, "Accept": JSON}
             resolver = self._services if by_service else None
-            connector = aiohttp.TCPConnector(limit=0, resolver=resolver, use_dns_cache=not by_service)
-            headers = {"Content-Type": "application/json", "Accept": "application/json"}
-            found = self._sessions[by_service] = aiohttp.ClientSession(connector=connector, headers=headers)
+            found = self._sessions[by_service] = egress.session(resolver, headers=headers)
         return found
 
     def _context(self, bundle: str) -> ssl.SSLContext:
@@ -198,7 +206,7 @@ def words(error: aiohttp.ClientError) -> str:
         return certificate_words(error.certificate_error, error.host)
     if isinstance(error, aiohttp.ClientConnectorError):
         cause = error.os_error
-        if isinstance(cause, Unresolved):
+        if isinstance(cause, Unresolved | egress.Unreachable):
             return str(cause)
         if isinstance(cause, socket.gaierror):
             return f"dial tcp: lookup {error.host}: no such host"
@@ -228,11 +236,11 @@ def complaint(code: int, body: bytes) -> str:
     """What a client of Kubernetes reads into an answer that is no success."""
     try:
         status = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = None
     if isinstance(status, dict) and status.get("kind") == "Status" and status.get("message"):
-        return str(status["message"])
-    text = body.decode("utf-8", "replace").strip() or "unknown"
+        return str(status["message"])[:LONGEST_COMPLAINT]
+    text = body[:LONGEST_COMPLAINT].decode("utf-8", "replace").strip() or "unknown"
     if code in COMPLAINTS:
         return COMPLAINTS[code]
     if code in (403, 406, 415):

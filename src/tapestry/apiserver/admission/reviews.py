@@ -91,7 +91,7 @@ def verdict(raw: bytes, version: str, uid: str, *, mutating: bool) -> Verdict:
     """What `raw` says to the question `uid`.  Raises ReviewError, or CallError where it is not even JSON."""
     try:
         review = REVIEW.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CallError(f"couldn't get version/kind; json parse error: {error}") from error
     response = review.response
     if response is None:

@@ -295,7 +295,7 @@ def patch_of(said: Verdict) -> list[Object]:
         raise HookFailed(f'unsupported patch type "{said.patch_type}"')
     try:
         return msgspec.json.decode(said.patch, type=list[Object])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HookFailed(f"received undecodable patch in webhook response: {error}") from error
 
 

@@ -118,7 +118,7 @@ def answer(raw: bytes, version: str, uid: str) -> list[Any]:
     """The objects that a webhook answers with."""
     try:
         review = REVIEW.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConversionError(str(error)) from error
     is_strict = version == "v1"  # of v1beta1, the identity was never checked
     if is_strict and (review.api_version, review.kind) != (f"{GROUP}/v1", KIND):

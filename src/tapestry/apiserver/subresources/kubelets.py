@@ -4,12 +4,13 @@ import re
 import ssl
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import msgspec
 
 from tapestry.apiserver import refusals
+from tapestry.apiserver.admission import egress
 from tapestry.apiserver.admission.callouts import bounded, complaint, words
 from tapestry.apiserver.config import Kubelets as Settings
 from tapestry.apiserver.customs.definitions import invalid_object
@@ -91,11 +92,14 @@ class Kubelets:
     async def _got(self, target: Target, url: str, query: Query, *, unchecked: bool) -> Relay:
         if self._session is None:
             # a log that is followed may be silent for long
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=30))
+            self._session = egress.session(timeout=aiohttp.ClientTimeout(total=None, sock_connect=30))
         try:
+            egress.check_host(urlsplit(url).hostname or "")
             response = await self._session.get(
                 url, params=query, ssl=self._context(unchecked=unchecked), allow_redirects=False
             )
+        except egress.Unreachable as error:
+            raise ServerError(500, "", f'Get "{url}": {error}') from error
         except (aiohttp.ClientError, TimeoutError) as error:
             why = words(error) if isinstance(error, aiohttp.ClientError) else "i/o timeout"
             raise ServerError(500, "", f'Get "{url}": {why}') from error

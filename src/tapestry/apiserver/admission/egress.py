@@ -1,0 +1,85 @@
+"""Egress: the addresses that the server connects to because an object says so.
+
+Webhooks, and kubelets, are where those say who write their objects.  Never there: link-local addresses, behind which
+cloud providers keep the credentials of the machine, and addresses that are none of a host.  What a name resolves to is
+checked where it is used, so that a name cannot change its mind in between.  Loopback is allowed: on one machine,
+webhooks and kubelets are there.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Mapping
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from tapestry.kube.objects import NOTHING
+
+TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+"""NAT64: the last 32 bits are an IPv4 address."""
+METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16")))
+"""Where some providers keep them that are not link-local."""
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Unreachable(OSError):
+    """The address is not one that the server connects to."""
+
+    def __init__(self, address: object) -> None:
+        super().__init__(f"address not allowed: {address}")
+
+
+def check_host(host: str) -> None:
+    """Raise Unreachable for the text of an address that is not allowed; a name is checked when it is resolved."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return
+    if not is_allowed(address):
+        raise Unreachable(address)
+
+
+def is_allowed(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in TRANSLATED:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_allowed(inner)
+    return not (address.is_link_local or address.is_multicast or address.is_unspecified or address in METADATA)
+
+
+class Checked(AbstractResolver):
+    """Another resolver, whose answers are checked."""
+
+    def __init__(self, inner: AbstractResolver) -> None:
+        self._inner = inner
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        for each in found:
+            check_host(each["host"])
+        return found
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def session(
+    resolver: AbstractResolver | None = None,
+    headers: Mapping[str, str] = NOTHING,
+    timeout: aiohttp.ClientTimeout = aiohttp.client.DEFAULT_TIMEOUT,
+) -> aiohttp.ClientSession:
+    """A session that keeps no cookies, decompresses nothing, and resolves names to addresses that are allowed."""
+    checked = Checked(resolver or aiohttp.ThreadedResolver())
+    connector = aiohttp.TCPConnector(limit=0, resolver=checked, use_dns_cache=resolver is None)
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers={"Accept-Encoding": "identity", **headers},
+        timeout=timeout,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    )

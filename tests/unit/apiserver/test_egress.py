@@ -1,0 +1,172 @@
+"""Webhooks and kubelets as a way to make the server call others, and what those may answer."""
+
+import gzip
+import ipaddress
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from tapestry.apiserver.admission import egress
+from tapestry.apiserver.admission.egress import Checked, Unreachable, check_host, is_allowed
+
+from . import hooks
+from .conftest import Hand
+
+GROUP = "/apis/admissionregistration.k8s.io/v1"
+MAPS, PODS = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/pods"
+FORBIDDEN = [
+    *("169.254.169.254", "169.254.0.1", "0.0.0.0", "224.0.0.1", "100.100.100.200", "168.63.129.16"),
+    *("fe80::1", "::", "ff02::1", "fd00:ec2::254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1"),
+]
+
+
+@pytest.mark.parametrize("address", FORBIDDEN)
+def test_addresses_of_metadata_services_are_forbidden(address: str) -> None:
+    assert not is_allowed(ipaddress.ip_address(address))
+    with pytest.raises(Unreachable):
+        check_host(f"[{address}]" if ":" in address else address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.0.0.1", "192.168.1.1", "8.8.8.8", "2001:4860::8888"])
+def test_other_addresses_are_allowed(address: str) -> None:
+    check_host(address)
+    check_host("hook.example.com")
+
+
+class Answering(AbstractResolver):
+    """Resolves every name to one address."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        return [ResolveResult(hostname=host, host=self._address, port=port, family=family, proto=0, flags=0)]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def test_a_name_is_judged_by_what_it_resolves_to() -> None:
+    assert await Checked(Answering("10.0.0.1")).resolve("a.example.com", 443)
+    with pytest.raises(Unreachable):
+        await Checked(Answering("169.254.169.254")).resolve("a.example.com", 443)
+
+
+def configuration(client: Any, **more: Any) -> Any:
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["*"]}
+    hook = {
+        "name": "one.example.com",
+        "rules": [rule],
+        "clientConfig": client,
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        **more,
+    }
+    return {"metadata": {"name": "hooks"}, "webhooks": [hook]}
+
+
+async def refusal(call: Hand, client: Any) -> str:
+    """What is said to a write that a webhook has a say in."""
+    await call.made(f"{GROUP}/validatingwebhookconfigurations", configuration(client))
+    status, found = await call("POST", MAPS, {"metadata": {"name": "m"}})
+    assert status == 500, found
+    return str(found["message"])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [*(f"[{each}]" if ":" in each else each for each in FORBIDDEN), "2852039166", "0xa9fea9fe", "169.254.43518"],
+)
+async def test_a_webhook_there_is_not_called(call: Hand, host: str) -> None:
+    found = await refusal(call, {"url": f"https://{host}/latest"})
+    assert "address not allowed" in found or "is not a canonical IPv4 address" in found
+
+
+async def test_a_service_that_leads_there_is_not_called(call: Hand) -> None:
+    service = {"metadata": {"name": "s"}, "spec": {"type": "ExternalName", "externalName": "169.254.169.254"}}
+    await call.made("/api/v1/namespaces/default/services", service)
+    client = {"service": {"name": "s", "namespace": "default", "path": "/x"}}
+    assert "address not allowed" in await refusal(call, client)
+
+
+async def test_a_kubelet_there_is_not_called(call: Hand) -> None:
+    await call.made("/api/v1/nodes", {"metadata": {"name": "n"}})
+    addresses = {"status": {"addresses": [{"type": "InternalIP", "address": "169.254.169.254"}]}}
+    assert (await call("PATCH", "/api/v1/nodes/n/status", addresses, kind="application/merge-patch+json"))[0] == 200
+    pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}}
+    await call.made(PODS, pod)
+    status, found = await call("GET", f"{PODS}/p/log")
+    assert (status, "address not allowed" in found["message"]) == (500, True)
+
+
+DEEP = b'{"response":{"status":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}}"
+
+
+def redirecting(_: Any) -> web.Response:
+    return web.Response(status=302, headers={"Location": "https://127.0.0.1:1/"})
+
+
+def zipped(_: Any) -> web.Response:
+    return web.Response(body=gzip.compress(b" " * (64 << 20)), headers={"Content-Encoding": "gzip"})
+
+
+def endless(_: Any) -> web.Response:
+    return web.Response(body=b" " * (40 << 20))
+
+
+def deep(_: Any) -> web.Response:
+    return web.Response(body=DEEP)
+
+
+def deep_complaint(_: Any) -> web.Response:
+    return web.Response(status=500, body=DEEP)
+
+
+@pytest.mark.parametrize(
+    ("say", "why"),
+    [
+        (redirecting, "status code 302"),
+        (zipped, "json parse error"),
+        (endless, "is longer than"),
+        (deep, "json parse error"),
+        (deep_complaint, "an error on the server"),
+    ],
+)
+async def test_what_a_hostile_webhook_answers_is_an_error_and_no_more(
+    call: Hand, tmp_path: Path, say: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with hooks.listening(tmp_path, say) as hook:
+        found = await refusal(call, hook.client)
+    assert why in found
+    assert len(found) < 10_000
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+    assert len(hook.asked) == 1
+
+
+async def test_no_cookies_are_kept() -> None:
+    seen: list[Any] = []
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        seen.append((dict(request.cookies), request.headers["Accept-Encoding"]))
+        answer = web.Response()
+        answer.set_cookie("a", "b")
+        return answer
+
+    runner = web.ServerRunner(web.Server(handle, access_log=None), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with egress.session() as session:
+            for _ in range(2):
+                async with session.get(f"http://localhost:{runner.addresses[0][1]}/"):
+                    pass
+    finally:
+        await runner.cleanup()
+    assert seen == [({}, "identity")] * 2
