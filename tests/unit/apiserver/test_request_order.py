@@ -216,21 +216,17 @@ async def test_bodies_that_are_arriving_have_a_budget_for_each_user(call: Hand) 
     head = request("POST", REVIEWS, b"{}", user="eve").replace(b"h: 2", b"h: 200000")[:-2]
     async with listening(Reception(call.server, 10), budget=budget) as call_up:
         first, second, other = [await call_up() for _ in range(3)]
-        for line in (first, second):
-            line.say(head + b" " * 199_000)
-        done, waiting = await asyncio.wait(
-            [asyncio.ensure_future(each.hear()) for each in (first, second)], return_when="FIRST_COMPLETED"
-        )
-        [refused] = done
-        assert refused.result()[0] == 429
-        other.say(head.replace(b"eve", b"bob") + b" " * 199_000)
-        other.say(b" " * 998 + b"{}")
-        assert (await other.hear())[0] == 201
-        (first if refused is not next(iter(done)) else second).say(b"")
-        for task in waiting:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        async with asyncio.TaskGroup() as group:
+            for line in (first, second):
+                line.say(head + b" " * 199_000)
+            answers = [group.create_task(line.hear()) for line in (first, second)]
+            done, waiting = await asyncio.wait(answers, return_when="FIRST_COMPLETED")
+            assert [each.result()[0] for each in done] == [429]
+            other.say(head.replace(b"eve", b"bob") + b" " * 199_000)
+            other.say(b" " * 998 + b"{}")
+            assert (await other.hear())[0] == 201
+            for each in waiting:
+                each.cancel()
     assert (budget.held, budget.users) == (0, {})
 
 
@@ -446,6 +442,7 @@ async def test_a_client_that_reads_nothing_of_its_watch_is_cut_off(call: Hand, m
         line.say(request("GET", f"{MAPS}?watch=1", user="root"))
         async with asyncio.timeout(PATIENCE):
             await over.wait()
+    assert over.is_set()
 
 
 # -- this machine
