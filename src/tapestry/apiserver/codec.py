@@ -13,6 +13,7 @@ from tapestry.apiserver import protobuf, refusals, yaml_bodies
 JSON, YAML, PROTOBUF = "application/json", "application/yaml", "application/vnd.kubernetes.protobuf"
 YAML_TYPES = frozenset({YAML, "application/apply-patch+yaml"})
 LONGEST_BODY = 3 << 20
+LONGEST_ACCEPT = 4096
 DEEPEST = 200
 """How deep JSON may be nested: deeper than any object, shallower than any stack."""
 LARGEST = 200_000
@@ -113,7 +114,9 @@ class Accepted:
 
 @lru_cache(maxsize=256)  # programs ask for the same over and over
 def accepted(header: str) -> Sequence[Accepted]:
-    """The forms of an Accept header, best first."""
+    """The forms of an Accept header, best first; raises NotAcceptable for one that nobody writes."""
+    if len(header) > LONGEST_ACCEPT:
+        raise refusals.not_acceptable(f"{header[:100]}...")
     found = []
     for each in header.split(",") if header else ("application/json",):
         name, *rest = (part.strip() for part in each.split(";"))

@@ -1,8 +1,9 @@
 """JSONPath, as far as column and field definitions use it: `.spec.items[0].name`, `.metadata.labels['a.b/c']`."""
 
 import re
-from functools import lru_cache
 from typing import Any
+
+from tapestry.apiserver.recurring import cached
 
 STEP = re.compile(
     r"""
@@ -20,7 +21,7 @@ class JsonPathError(ValueError):
     """The path is not one that we follow."""
 
 
-@lru_cache(maxsize=1024)
+@cached(1024)
 def parsed(path: str) -> tuple[tuple[str, str], ...]:
     """The steps of a path, as (what, argument)."""
     rest = path.strip().removeprefix("{").removesuffix("}").removeprefix("$")

@@ -6,7 +6,7 @@ What is too long to be kept is new each time, and everything is forgotten once t
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 LONGEST = 1 << 14
@@ -19,11 +19,27 @@ QUESTIONS = 64
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Text = TypeVar("Text", str, bytes)
 Of = Callable[Concatenate[Any, P], T]
 
 _met: dict[Any, tuple[Any, Any]] = {}
 _said: dict[int, tuple[Any, dict[Any, Any]]] = {}
 """What was said of each part, which is held here, too: as long as it is, no other value has its id."""
+
+
+def cached(most: int, longest: int = 256) -> Callable[[Callable[[Text], T]], Callable[[Text], T]]:
+    """A cache for a pure function of a text that callers send; long ones are not kept: they could fill the memory."""
+
+    def decorate(function: Callable[[Text], T]) -> Callable[[Text], T]:
+        known = lru_cache(maxsize=most)(function)
+
+        @wraps(function)
+        def answer(text: Text) -> T:
+            return known(text) if len(text) <= longest else function(text)
+
+        return answer
+
+    return decorate
 
 
 def met(text: bytes, place: Any, read: Callable[[], tuple[T, Any]]) -> tuple[T, Any]:

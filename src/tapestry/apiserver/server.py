@@ -123,6 +123,8 @@ class Server:
         except LogError as error:
             log.warning("cannot write", error=str(error))
             return refused(refusals.not_kept(error))
+        except RecursionError:  # of JSON in an annotation or a key: bodies are not as deep
+            return refused(refusals.bad_request("a text in the request is nested too deeply"))
         except Exception:
             log.exception("cannot answer", method=call.method, path=call.path)
             return refused(refusals.internal("the server failed; its log says where"))

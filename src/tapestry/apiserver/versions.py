@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tapestry.apiserver import refusals
 from tapestry.kube.objects import Object, annotations_of, value_at, without
 
 Shape = Callable[[Object], Object]
@@ -53,12 +54,21 @@ def autoscaler_v2(obj: Object) -> Object:
     spec, status, kept = dict(obj.get("spec") or {}), dict(obj.get("status") or {}), dict(annotations_of(obj))
     for part, fields in ((spec, SPEC), (status, STATUS)):
         for name, suffix in fields.items():
-            if (value := msgspec.json.decode(kept.pop(ANNOTATION + suffix, "null"))) is not None:
+            wanted = dict[str, Any] if name == "behavior" else list[dict[str, Any]]
+            if (value := annotated(kept, suffix, wanted)) is not None:
                 part[name] = value
     metrics = [utilization(cpu)] if (cpu := spec.pop("targetCPUUtilizationPercentage", None)) is not None else []
-    metrics += msgspec.json.decode(kept.pop(f"{ANNOTATION}metrics", "[]"))
+    metrics += annotated(kept, "metrics", list[dict[str, Any]]) or []
     status.pop("currentCPUUtilizationPercentage", None)
     return parts(obj, kept, spec | ({"metrics": metrics} if metrics else {}), status)
+
+
+def annotated(annotations: dict[str, str], suffix: str, wanted: Any) -> Any:
+    """What an annotation says, which is taken out; None where there is none.  Raises BadRequest for any other type."""
+    try:
+        return msgspec.json.decode(annotations.pop(ANNOTATION + suffix, "null"), type=wanted | None)
+    except (ValueError, RecursionError) as error:
+        raise refusals.bad_request(f"metadata.annotations[{ANNOTATION}{suffix}]: {str(error)[:200]}") from error
 
 
 def autoscaler_v1(obj: Object) -> Object:

@@ -70,7 +70,10 @@ SWITCHES: Flags = {
     "--kubectl-ephemeral-token": ("kubectlEphemeralToken", "Let kubectl use no tokens but such as expire."),
     "--anonymous-auth": ("anonymousAuth", "Serve who shows no credentials, with next to no rights. [default: true]"),
 }
-NUMBERS = ("maxRequestsInflight", "maxMutatingRequestsInflight", "auditLogMaxsize", "auditLogMaxbackup")
+NUMBERS = (
+    *("maxRequestsInflight", "maxMutatingRequestsInflight", "maxConnections", "maxConnectionsPerUser"),
+    *("auditLogMaxsize", "auditLogMaxbackup"),
+)
 FAULTS = (ValueError, OSError, LogError)
 log = logs.logger(__name__)
 VERBOSE = 4

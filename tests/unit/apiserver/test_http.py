@@ -212,6 +212,8 @@ async def test_a_connection_is_used_again_and_left_when_it_is_not(call: Hand) ->
         (request("GET", "/version", X_Long="x" * 2 * LONGEST_HEAD), 431),
         (request("GET", "/version").replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 2 * LONGEST_HEAD), 431),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 300 + b"\r\n", 400),
+        (b"GET /version?" + b"&".join([b"a=1"] * 300) + b" HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         (b"\0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc", 400),
@@ -307,6 +309,8 @@ async def test_bytes_that_are_no_text_in_a_header_are_no_obstacle(call: Hand) ->
         status, _, found = await line.hear()
         assert (status, json.loads(found)["metadata"]["managedFields"][0]["manager"]) == (201, "caf\ufffd")
         line.say(request("GET", MAPS, Accept="BYTES").replace(b"BYTES", b"\xff"))
+        assert (await line.hear())[0] == 406
+        line.say(request("GET", MAPS, Accept="," * 100_000))
         assert (await line.hear())[0] == 406
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tapestry.apiserver import recurring
-from tapestry.apiserver.recurring import derived, met, remembered
+from tapestry.apiserver.recurring import cached, derived, met, remembered
 from tapestry.apiserver.server import Answer
 from tapestry.kube.objects import Object
 
@@ -123,3 +123,15 @@ async def test_a_warning_is_given_each_time(call: Hand) -> None:
         assert isinstance(answer, Answer)
         assert 'unknown field \\"spec.sppec\\"' in answer.headers["Warning"]
         assert "spec.imagePullSecrets[1].name" in answer.headers["Warning"]
+
+
+def test_caches_do_not_keep_long_texts() -> None:
+    seen = []
+
+    @cached(4)
+    def length(text: str) -> int:
+        seen.append(len(text))
+        return len(text)
+
+    assert [length(text) for text in ("a", "a", "b" * 300, "b" * 300)] == [1, 1, 300, 300]
+    assert seen == [1, 300, 300]

@@ -53,6 +53,8 @@ def test_users_and_audit_are_set_by_kubernetes_names(settings: Any) -> None:
         "--audit-log-path=/tmp/audit.log",
         "--audit-log-maxsize=5",
         "--max-mutating-requests-inflight=7",
+        "--max-connections=70",
+        "--max-connections-per-user=8",
         "--request-timeout=2.5",
     )
     assert found.anonymous_auth is False
@@ -60,6 +62,7 @@ def test_users_and_audit_are_set_by_kubernetes_names(settings: Any) -> None:
     assert found.service_account_key_files == ["old.pub", "new.pub"]
     assert (found.audit_log_path, found.audit_log_maxsize) == ("/tmp/audit.log", 5)
     assert (found.max_mutating_requests_inflight, found.request_timeout) == (7, 2.5)
+    assert (found.max_connections, found.max_connections_per_user) == (70, 8)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,7 @@ def test_users_and_audit_are_set_by_kubernetes_names(settings: Any) -> None:
         ("--request-timeout=0", "requestTimeout"),
         ("--unrestricted-update=maybe", "--unrestricted-update"),
         ("--max-requests-inflight=-1", "maxRequestsInflight"),
+        ("--max-connections=0", "maxConnections"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_its_name(settings: Any, flag: str, fault: str) -> None:

@@ -186,7 +186,7 @@ def yielded(shape: Shape, live: Object) -> Fields:
     """The fields that are still as the annotation says that kubectl has applied them."""
     try:
         last = msgspec.json.decode(annotations_of(live).get(LAST_APPLIED, "null"))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     if not isinstance(last, dict) or last.get("apiVersion") != live.get("apiVersion"):
         return {}

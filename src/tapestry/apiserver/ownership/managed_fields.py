@@ -6,7 +6,6 @@ they stated before, no longer state, and nobody else owns, is removed.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -22,7 +21,7 @@ from tapestry.apiserver.ownership.fieldsets import (
     without_trees,
 )
 from tapestry.apiserver.ownership.shapes import Shape
-from tapestry.apiserver.recurring import is_part, once
+from tapestry.apiserver.recurring import cached, is_part, once
 from tapestry.kube.objects import Object, without
 
 Operation = Literal["Apply", "Update"]
@@ -129,7 +128,7 @@ def read(entries: Iterable[Any]) -> Managed:
     return found
 
 
-@lru_cache(maxsize=512)  # objects made by one template have the same fields
+@cached(512, 1 << 15)  # objects made by one template have the same fields
 def fields_in(text: bytes) -> Fields:
     return fieldsets.read(msgspec.json.decode(text))
 

@@ -40,6 +40,8 @@ log = logger(__name__)
 STRANGER = User("")
 """Whose credentials nobody knows."""
 PROBES = ("/healthz", "/livez", "/readyz")
+MOST_PARAMETERS = 256
+"""In a query."""
 AT_ONCE = 1 << 16
 """Bytes of an answer that the system takes without waiting for the client."""
 IDLE_SECONDS = 120.0
@@ -147,7 +149,7 @@ def place_of(exchange: Exchange) -> tuple[str, Query]:
     raw, _, query = exchange.target.decode("latin-1").partition("?")
     if not raw.startswith("/"):  # of a proxy's, the whole address
         raw = urlsplit(raw).path or raw
-    pairs = parse_qsl(query, keep_blank_values=True) if query else ()
+    pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MOST_PARAMETERS) if query else ()
     return unquote(raw) if "%" in raw else raw, dict(reversed(pairs)) if pairs else {}
 
 

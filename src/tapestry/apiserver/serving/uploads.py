@@ -14,6 +14,8 @@ from tapestry.apiserver.serving.gate import Seat
 from tapestry.apiserver.serving.wire import Exchange
 
 MOST_BYTES, MOST_PER_USER = 256 << 20, 48 << 20
+LONGEST_SECONDS = 60.0
+"""That a body may take, however long its answer may."""
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Upload:
             raise refusals.too_large(LONGEST_BODY)
         pieces = []
         try:
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(min(self.seconds, LONGEST_SECONDS)):
                 while piece := await self.exchange.read():
                     if self.size + len(piece) > LONGEST_BODY:
                         raise refusals.too_large(LONGEST_BODY)

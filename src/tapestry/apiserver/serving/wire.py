@@ -28,6 +28,7 @@ log = logger(__name__)
 
 LONGEST_HEAD = 1 << 17
 """Bytes of a head, all its headers together."""
+MOST_HEADERS = 256
 AHEAD = 1 << 18
 """Bytes of a body that lie here before somebody reads them; then the client waits."""
 PARTING_SECONDS = 2.0
@@ -287,6 +288,8 @@ class Connection(asyncio.Protocol):
         assert exchange is not None
         if exchange.method:
             return  # it comes behind the body, where nobody who lets requests through has looked at it
+        if len(exchange.pairs) >= MOST_HEADERS:
+            raise ValueError("too many headers")  # which the parser takes for its own error
         pair = header_name(name), value.decode("utf-8", "replace")
         exchange.pairs.append(pair)
         exchange.headers.setdefault(*pair)

@@ -6,7 +6,8 @@ Answers are remembered: a cluster writes the same few thousand texts over and ov
 import ipaddress
 import re
 from collections.abc import Callable
-from functools import lru_cache
+
+from tapestry.apiserver.recurring import cached
 
 LABEL_LIMIT, SUBDOMAIN_LIMIT, PORT_NAME_LIMIT = 63, 253, 15
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -35,7 +36,7 @@ def pattern(expression: str, message: str, *examples: str, limit: int = 0) -> Co
     compiled = re.compile(expression)
     mismatch = regex_error(message, expression, *examples)
 
-    @lru_cache(maxsize=4096)
+    @cached(4096)
     def complaints(text: str) -> tuple[str, ...]:
         if limit and len(text) > limit:
             long = (longer_than(limit),)
@@ -97,7 +98,7 @@ IS_SUBDOMAIN, IS_LABEL, IS_PORT_NAME = re.compile(SUBDOMAIN), re.compile(LABEL),
 HAS_LETTER = re.compile("[a-z]")
 
 
-@lru_cache(maxsize=4096)
+@cached(4096)
 def label(text: str) -> tuple[str, ...]:
     found = _label(text)
     if found and not IS_LABEL.fullmatch(text) and IS_SUBDOMAIN.fullmatch(text):
@@ -105,7 +106,7 @@ def label(text: str) -> tuple[str, ...]:
     return found
 
 
-@lru_cache(maxsize=4096)
+@cached(4096)
 def qualified(text: str) -> tuple[str, ...]:
     """A label's key: a name, perhaps with a domain before it."""
     prefix, slash, name = text.partition("/")
@@ -130,7 +131,7 @@ def annotation_key(text: str) -> tuple[str, ...]:
     return qualified(text.lower())
 
 
-@lru_cache(maxsize=4096)
+@cached(4096)
 def config_key(text: str) -> tuple[str, ...]:
     """A key of a ConfigMap or a Secret, which becomes the name of a file."""
     found = _key(text)
@@ -141,7 +142,7 @@ def config_key(text: str) -> tuple[str, ...]:
     return (*found, "must not start with '..'") if text.startswith("..") else found
 
 
-@lru_cache(maxsize=4096)
+@cached(4096)
 def variable_name(text: str) -> tuple[str, ...]:
     """A name in the environment: whatever can be printed."""
     if all(" " <= each <= "~" and each != "=" for each in text):
@@ -149,7 +150,7 @@ def variable_name(text: str) -> tuple[str, ...]:
     return ("a valid environment variable name must consist only of printable ASCII characters other than '='",)
 
 
-@lru_cache(maxsize=1024)
+@cached(1024)
 def port_name(text: str) -> tuple[str, ...]:
     found = [longer_than(PORT_NAME_LIMIT)] if len(text) > PORT_NAME_LIMIT else []
     if not IS_PORT_NAME.fullmatch(text):

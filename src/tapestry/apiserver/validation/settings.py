@@ -77,7 +77,7 @@ def secret(obj: Object, _: str = "") -> Iterator[Fault]:
 def is_object(text: str) -> bool:
     try:
         return isinstance(msgspec.json.decode(base64.b64decode(text)), dict)
-    except (msgspec.DecodeError, binascii.Error, UnicodeDecodeError):
+    except (msgspec.DecodeError, binascii.Error, UnicodeDecodeError, RecursionError):
         return False
 
 

@@ -1,0 +1,107 @@
+"""JSON within headers, annotations and other texts: what cannot be read there is refused, and never a failure."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from tapestry.apiserver.access.authentication import Credentials
+
+from .conftest import Hand
+
+DEEP = "[" * 100_000
+DEFAULT = "/api/v1/namespaces/default"
+SCALERS = "/apis/autoscaling/v1/namespaces/default/horizontalpodautoscalers"
+TEXTS = [
+    DEEP,
+    '{"a":' * 40_000,
+    "x",
+    "9" * 5000,
+    "null",
+    '"a"',
+    "1",
+    '[1, "a", {}]',
+    "\ud800".encode("utf-8", "replace").decode(),
+]
+
+
+def encoded(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_token_of_such_json_is_nobodys(call: Hand, text: str) -> None:
+    for token in (f"{encoded(text)}.e30.AAAA", f"e30.{encoded(text)}.AAAA", f"{text}.{text}.{text}"):
+        assert call.accounts(Credentials(bearer=token)) is None
+
+
+def scaler(**annotations: str) -> Any:
+    named = {f"autoscaling.alpha.kubernetes.io/{name}": text for name, text in annotations.items()}
+    target = {"kind": "Deployment", "name": "d", "apiVersion": "apps/v1"}
+    return {"metadata": {"name": "h", "annotations": named}, "spec": {"maxReplicas": 1, "scaleTargetRef": target}}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", ["metrics", "current-metrics", "conditions", "behavior"])
+async def test_annotations_of_an_older_version_are_read_or_refused(call: Hand, name: str, text: str) -> None:
+    status, found = await call("POST", SCALERS, scaler(**{name: text}))
+    assert status in (201, 400, 422), found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_what_was_applied_last_is_read_or_ignored(call: Hand, text: str) -> None:
+    last = {"kubectl.kubernetes.io/last-applied-configuration": text}
+    made = await call.made(f"{DEFAULT}/configmaps", {"metadata": {"name": "m", "annotations": last}})
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"a": "b"}}
+    fields = [
+        {**each, "manager": "kubectl-client-side-apply", "operation": "Update"}
+        for each in made["metadata"]["managedFields"]
+    ]
+    await call(
+        "PATCH", f"{DEFAULT}/configmaps/m", {"metadata": {"managedFields": fields}}, kind="application/merge-patch+json"
+    )
+    kind = "application/apply-patch+yaml"
+    status, found = await call(
+        "PATCH", f"{DEFAULT}/configmaps/m", body, kind=kind, fieldManager="kubectl", force="true"
+    )
+    assert status in (200, 400, 422), found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_registry_credentials_are_read_or_refused(call: Hand, text: str) -> None:
+    for kind, key in (
+        ("kubernetes.io/dockerconfigjson", ".dockerconfigjson"),
+        ("kubernetes.io/dockercfg", ".dockercfg"),
+    ):
+        data = {key: base64.b64encode(text.encode()).decode()}
+        status, found = await call(
+            "POST", f"{DEFAULT}/secrets", {"metadata": {"name": key.strip(".")}, "type": kind, "data": data}
+        )
+        assert status in (201, 422), found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("head", ["k", "v", "i", "f", "x"])
+async def test_managed_fields_are_read_or_refused(call: Hand, text: str, head: str) -> None:
+    owned = {
+        "manager": "m",
+        "operation": "Update",
+        "apiVersion": "v1",
+        "fieldsType": "FieldsV1",
+        "fieldsV1": {f"{head}:{text}": {}},
+    }
+    body = {"metadata": {"name": "m", "managedFields": [owned]}}
+    status, found = await call("POST", f"{DEFAULT}/configmaps", body)
+    assert status in (201, 400, 422), found
+    status, found = await call("POST", f"{DEFAULT}/configmaps", {"metadata": {"name": "n"}})
+    status, found = await call(
+        "PUT", f"{DEFAULT}/configmaps/n", {"metadata": {"name": "n", "managedFields": [owned]}, "data": {"a": "b"}}
+    )
+    assert status in (200, 400, 422), found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_a_continue_token_of_such_json_is_refused(call: Hand, text: str) -> None:
+    for token in (encoded(text), text[:5000]):
+        status, found = await call("GET", f"{DEFAULT}/configmaps", **{"continue": token})
+        assert status in (400, 410), found
