@@ -23,7 +23,7 @@ DECODER = ThreadPoolExecutor(1, "decoder")
 
 def is_pending(call: Call) -> bool:
     """Whether a call needs `received` before its handler: its body has not arrived, or is perhaps not JSON."""
-    return call.incoming is not None or call.body[:1] != b"{"
+    return call.incoming is not None or (call.body != b"" and call.body[:1] != b"{")
 
 
 async def arrived(call: Call) -> Call:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from tapestry.apiserver import refusals
 from tapestry.apiserver.codec import LONGEST_BODY
 from tapestry.apiserver.serving.gate import Seat
+from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED
 from tapestry.apiserver.serving.wire import Exchange
+from tapestry.kube.errors import TooManyRequests
 
 MOST_BYTES, MOST_PER_USER = 256 << 20, 48 << 20
 LONGEST_SECONDS = 60.0
@@ -59,6 +61,13 @@ class Upload:
     size: int = 0
 
     async def read(self) -> bytes:
+        try:
+            return await self._read()
+        except TooManyRequests:
+            TERMINATED.labels(self.exchange.method, "429", COMPONENT).inc()
+            raise
+
+    async def _read(self) -> bytes:
         if int(self.exchange.headers.get("content-length", 0)) > LONGEST_BODY:
             raise refusals.too_large(LONGEST_BODY)
         pieces = []
