@@ -303,3 +303,22 @@ async def test_a_kube_apiserver_and_ours_share_what_is_in_etcd(kube_assets: Path
                 assert merged(found, made) == found, "what they fill in beside it is theirs to know"
                 assert found["metadata"] == made["metadata"]
         await kube.close()
+
+
+async def test_apply_and_put_need_the_right_to_create_on_etcd(etcd: Etcd, tmp_path: Path) -> None:
+    rbac, group = "/apis/rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
+    rule = {"verbs": ["patch", "update"], "apiGroups": ["*"], "resources": ["*"]}
+    subject = {"kind": "User", "name": "eve", "apiGroup": group}
+    reference = {"kind": "ClusterRole", "name": "eves", "apiGroup": group}
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "new"}}
+    leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+    async with a_server(tmp_path, Servers(servers=[etcd.url], prefix="/creations")) as call:
+        await call.made(f"{rbac}/clusterroles", {"metadata": {"name": "eves"}, "rules": [rule]})
+        binding = {"metadata": {"name": "eves"}, "roleRef": reference, "subjects": [subject]}
+        await call.made(f"{rbac}/clusterrolebindings", binding)
+        eve, kind = call.being(User("eve", ("system:authenticated",))), "application/apply-patch+yaml"
+        for path, body in ((f"{CONFIGMAPS}/new", a_map("new")), (f"{leases}/new", lease)):
+            assert (await eve("PATCH", path, body, kind=kind, fieldManager="eve"))[0] == 403
+        assert (await eve("PUT", f"{leases}/new", lease))[0] == 403
+        await call.made(CONFIGMAPS, a_map("new"))
+        assert (await eve("PATCH", f"{CONFIGMAPS}/new", a_map("new", a="b"), kind=kind, fieldManager="eve"))[0] == 200

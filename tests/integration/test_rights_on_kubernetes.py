@@ -29,7 +29,8 @@ ROLES, BINDINGS = f"{RBAC}/clusterroles", f"{RBAC}/clusterrolebindings"
 HERE = f"{RBAC}/namespaces/default"
 REVIEWS = "/apis/authorization.k8s.io/v1"
 WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-MERGE = "application/merge-patch+json"
+MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
+CORE, LEASES = "/api/v1/namespaces/default", "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 VOLATILE = ("creationTimestamp", "uid", "resourceVersion", "managedFields", "generation")
 
 Headers = tuple[tuple[str, str], ...]
@@ -97,6 +98,7 @@ def as_user(name: str, *groups: str, **more: str) -> Headers:
 
 
 BOB = as_user("rights-bob", "devs", "system:authenticated")
+DAVE = as_user("rights-dave", "system:authenticated")
 NOBODY = as_user("system:anonymous")
 
 
@@ -142,7 +144,20 @@ PREPARED = [
     post(ROLES, role("binder", rule("bind", "clusterroles", GROUP, resourceNames=["cluster-admin"])), ()),
     post(BINDINGS, binding("carol", "rights-binder", {"apiGroup": GROUP, "kind": "User", "name": "rights-carol"}), ()),
     post(f"{HERE}/roles", role("local", rule("get", "nodes")), ()),
+    post(
+        ROLES,
+        role(
+            "daves",
+            rule("patch,update", "configmaps,leases,clusterroles", f",coordination.k8s.io,{GROUP}"),
+            rule("*", "secrets", resourceNames=["mine"]),
+            rule("create", "localsubjectaccessreviews", "authorization.k8s.io"),
+        ),
+        (),
+    ),
+    post(BINDINGS, binding("daves", "rights-daves", {"apiGroup": GROUP, "kind": "User", "name": "rights-dave"}), ()),
 ]
+APPLIED = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rights-new"}}
+PUT = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "rights-new"}}
 ASKED: Mapping[str, Ask] = {
     "a role with more": post(ROLES, role("r1", rule("get,list,watch,delete", "pods,nodes,pods/exec", ",apps"))),
     "a role with paths": post(ROLES, role("r2", {"verbs": ["get", "post"], "nonResourceURLs": ["/metrics", "/x/*"]})),
@@ -161,6 +176,25 @@ ASKED: Mapping[str, Ask] = {
     "a local binding to more": post(f"{HERE}/rolebindings", binding("b5", "rights-local", kind="Role")),
     "a local binding to nothing": post(f"{HERE}/rolebindings", binding("b6", "rights-ghost", kind="Role")),
     "a local binding to what is everywhere": post(f"{HERE}/rolebindings", binding("b7", "rights-bobs")),
+    "an apply that creates": Ask("PATCH", f"{CORE}/configmaps/rights-new?fieldManager=m", APPLIED, DAVE, APPLY),
+    "an apply that would create": Ask(
+        "PATCH", f"{CORE}/configmaps/rights-new?fieldManager=m&dryRun=All", APPLIED, DAVE, APPLY
+    ),
+    "an apply of a role": Ask(
+        "PATCH",
+        f"{ROLES}/rights-new?fieldManager=m",
+        {"apiVersion": f"{GROUP}/v1", "kind": "ClusterRole", **role("new")},
+        DAVE,
+        APPLY,
+    ),
+    "a put that creates": Ask("PUT", f"{LEASES}/rights-new", PUT, DAVE),
+    "a put that would create": Ask("PUT", f"{LEASES}/rights-new?dryRun=All", PUT, DAVE),
+    "a creation with a field selector": post(
+        f"{CORE}/secrets?fieldSelector=metadata.name=mine", {"metadata": {"name": "rights-evil"}}, DAVE
+    ),
+    "a deletion of a collection with a field selector": Ask(
+        "DELETE", f"{CORE}/secrets?fieldSelector=metadata.name=yours", None, DAVE
+    ),
     "a change of labels": Ask("PATCH", f"{ROLES}/rights-secrets", {"metadata": {"labels": {"a": "b"}}}, BOB, MERGE),
     "a change of finalizers": Ask("PATCH", f"{ROLES}/rights-secrets", {"metadata": {"finalizers": []}}, BOB, MERGE),
     "a change of subjects": Ask("PATCH", f"{BINDINGS}/rights-carol", {"subjects": []}, BOB, MERGE),

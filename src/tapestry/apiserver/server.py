@@ -325,8 +325,8 @@ VIEWS = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "res
 """Subresources that are the object itself, of which a write may change a part."""
 WRITES: Mapping[str, Any] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 METHODS = frozenset({"GET", *WRITES})
-SELECTING = frozenset({"list", "watch", "deletecollection"})
-"""Verbs on a collection that act on the objects that a field selector chooses."""
+SELECTING = frozenset({"list", "watch"})
+"""Verbs for which a field selector can name the one object that a right is about, as in Kubernetes."""
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get", "HEAD": "get"}
 
 
