@@ -65,9 +65,9 @@ from tapestry.apiserver.serving.clients import MOST_UNKNOWN, Clients
 from tapestry.apiserver.serving.gate import READING, WRITING, Gate
 from tapestry.apiserver.serving.health import Durability, Health, ping
 from tapestry.apiserver.serving.http import Listener, serve
+from tapestry.apiserver.serving.listening import Listening
 from tapestry.apiserver.serving.metrics import Holdings, MetricsPage
 from tapestry.apiserver.serving.reception import Mounted, Reception
-from tapestry.apiserver.serving.wire import Listening
 from tapestry.apiserver.storage.backends import opened_store
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.subresources.bodies import Bodies

@@ -16,6 +16,7 @@ from tapestry.apiserver.access.authentication import Authenticator, by_place
 from tapestry.apiserver.access.certificates import Authority, server_context
 from tapestry.apiserver.requests import Call, User
 from tapestry.apiserver.server import Answer
+from tapestry.apiserver.serving import listening as accepting
 from tapestry.apiserver.serving import wire
 from tapestry.apiserver.serving.clients import Clients, network_of
 from tapestry.apiserver.serving.gate import READING, WRITING, Gate
@@ -313,7 +314,7 @@ def test_a_handshake_has_its_time_and_what_follows_it_at_once_is_heard(
     factory: Any, authority: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls, trusting = authority
-    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(accepting, "HANDSHAKE_SECONDS", 0.3)
 
     async def scenario() -> None:
         held = Held()

@@ -28,9 +28,10 @@ from tapestry.apiserver.requests import Call, Query, User
 from tapestry.apiserver.server import WRITES, Answer, Refusing, Stream, refused
 from tapestry.apiserver.serving.clients import Clients
 from tapestry.apiserver.serving.gate import Gate
+from tapestry.apiserver.serving.listening import Listening
 from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED
 from tapestry.apiserver.serving.uploads import Budget, Upload
-from tapestry.apiserver.serving.wire import Exchange, Listening
+from tapestry.apiserver.serving.wire import Exchange
 from tapestry.apiserver.watches import Watching
 from tapestry.kube.errors import ApiError, TooManyRequests
 from tapestry.process.logs import logger
