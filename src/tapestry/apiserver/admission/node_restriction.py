@@ -28,7 +28,7 @@ from tapestry.apiserver.access.references import (
 )
 from tapestry.apiserver.access.reviews import unknown_row
 from tapestry.apiserver.admission.plain import refused
-from tapestry.apiserver.codec import decoded
+from tapestry.apiserver.payloads import sent_in
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.server import Answer, Attributes, Authorize, Handler
 from tapestry.apiserver.storage.store import Store
@@ -95,7 +95,7 @@ class NodeRestriction:
         async def guard(call: Call, target: Target) -> Answer:
             node = node_of(call.user)
             if node is not None:
-                body = decoded(call.body, call.headers.get("content-type", "")) or {}
+                body = sent_in(call) or {}
                 if why := self.posted_objection(node, call, target, body):
                     raise forbidden(target, why)
             return await handler(call, target)
