@@ -63,8 +63,11 @@ async def shown(client: Verbs, resource: Resource, namespace: str | None, labels
 
 
 async def remove(client: Verbs, resource: Resource, obj: Object) -> None:
-    """Delete an object as it was read; one that changed meanwhile is for the next look."""
-    if is_deleting(obj):
+    """Delete an object as it was read; one that changed meanwhile is for the next look.
+
+    A pod that is being deleted is deleted again where it would get more time than it may have.
+    """
+    if leaves_in_time(obj) if resource is PODS else is_deleting(obj):
         return
     try:
         await client.delete(resource, obj, grace_seconds=grace_of(obj) if resource is PODS else None)
@@ -75,3 +78,8 @@ async def remove(client: Verbs, resource: Resource, obj: Object) -> None:
 def grace_of(pod: Object) -> int:
     """Seconds that a pod gets to end."""
     return min(int(value_at(pod, "spec", "terminationGracePeriodSeconds", default=LONGEST_GRACE)), LONGEST_GRACE)
+
+
+def leaves_in_time(pod: Object) -> bool:
+    """Whether the pod is being deleted, and with no more time to end than `grace_of` gives it."""
+    return is_deleting(pod) and (pod["metadata"].get("deletionGracePeriodSeconds") or 0) <= grace_of(pod)

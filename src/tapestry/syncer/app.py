@@ -20,6 +20,7 @@ from tapestry.controller.controller import Keys, own_namespace
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import (
     Object,
+    annotations_of,
     key_of,
     name_of,
     uid_of,
@@ -55,16 +56,19 @@ from tapestry.syncer.changes import (
     spec_changed,
     status_changed,
     twin_status_changed,
+    twin_went,
 )
 from tapestry.syncer.checks import Checks
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.credentials import Credentials
+from tapestry.syncer.leases import Leases
 from tapestry.syncer.leasing import Side
 from tapestry.syncer.partition import PartitionWatch
 from tapestry.syncer.physical import Door
 from tapestry.syncer.pictures import Caches
 from tapestry.syncer.projections import claimed_node, digested, physical_node_of, source_namespace, virtual_node_of
 from tapestry.syncer.site import Site, open_site
+from tapestry.syncer.topdown.admitter import Admitter
 from tapestry.syncer.topdown.following import ours_below
 from tapestry.syncer.topdown.mirrored import Mirrored, concerns_copies, key_above, needs_of
 from tapestry.syncer.topdown.pods import VirtualPods
@@ -143,7 +147,8 @@ async def syncer(
 
 def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     """Which change is whose business."""
-    physical = PhysicalNodes(site)
+    current = wire_leases(site)
+    physical = PhysicalNodes(site, current)
     nodes = site.manager.controller("nodes", physical.reconcile, workers=NODE_WORKERS)
     leases = site.manager.controller("node-leases", NodeLeases(site).reconcile, workers=NODE_WORKERS)
     companions = wire_companions(site)
@@ -164,6 +169,7 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
 
     nodes.watch(site.physical_nodes)
     nodes.watch(site.physical_pods, claimed_node, when=is_foreign)
+    nodes.watch(site.physical_pods, lambda twin: node_left_by(site, twin), when=twin_went)
     nodes.watch(site.virtual_nodes, physical_node_of)
     nodes.watch(site.virtual_pods, lambda pod: nodes_concerned(pod), when=hold_changed)
     nodes.watch(site.virtual_pods, lambda pod: nodes_concerned(pod), when=came, after=SUMMARY_SECONDS)
@@ -174,7 +180,7 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     leases.watch(site.virtual_nodes, when=came_or_goes)
     site.physical_pods.on_change(lambda old, new: forget_shortage(site, old, new))
     bindings = wire_summaries(site, connect)
-    pods = wire_pods(site)
+    pods = wire_pods(site, current)
 
     def look_at_everything() -> None:
         look_at_every_node()
@@ -187,7 +193,16 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     site.manager.from_the_start("vigil", Vigil(site, physical, unfenced).run)
 
 
-def wire_pods(site: Site) -> Callable[[], None]:
+def wire_leases(site: Site) -> Leases:
+    """The leases as they are now, and what twins hold of them: kept up to date before anything else is told."""
+    leases = Leases(site)
+    site.physical_pods.on_change(leases.saw_below)
+    site.physical_pods.on_change(site.ledger.saw)
+    site.physical_nodes.on_change(leases.saw_node)
+    return leases
+
+
+def wire_pods(site: Site, leases: Leases) -> Callable[[], None]:
     """Pods down, their status up; returns what has all of them looked at."""
     services = wire_services(site, lambda key: down.queue.add(key))
     mirrored, copies = wire_copies(site, lambda key: down.queue.add(key))
@@ -195,7 +210,8 @@ def wire_pods(site: Site) -> Callable[[], None]:
     volumes = wire_volumes(site, mirrored, lambda key: down.queue.add(key))
     wire_checks(site, mirrored, services, volumes)
     # Services come first: nothing may happen between a look at their addresses and their own word that all are there.
-    virtual = VirtualPods(site, (services, mirrored, volumes, tokens), services.aliases)
+    admitter = Admitter(site, leases, wake=lambda key: down.queue.add(key), show=lambda key: up.queue.add(key))
+    virtual = VirtualPods(site, admitter, (services, mirrored, volumes, tokens), services.aliases)
     down = site.manager.controller("pods", virtual.reconcile, workers=POD_WORKERS)
     physical = PhysicalPods(site)
     up = site.manager.controller("pod-status", physical.reconcile, workers=POD_WORKERS)
@@ -203,6 +219,8 @@ def wire_pods(site: Site) -> Callable[[], None]:
     site.virtual_pods.on_change(virtual.saw)
     site.virtual_pods.on_change(physical.saw)
     site.physical_pods.on_change(virtual.saw_below)
+    site.physical_pods.on_change(admitter.saw_below)
+    site.virtual_nodes.on_change(admitter.saw_node)
     site.physical_pods.on_deletion(virtual.losses.saw_deletion)
     down.watch(site.virtual_pods, when=lambda old, new: more_than_shown(old, new) or is_mapped_elsewhere(site, new))
     down.watch(
@@ -419,6 +437,14 @@ def pods_over(site: Site, node: Object) -> Iterable[str]:
 def node_below(site: Site, pod: Object) -> Iterable[str]:
     """The physical node under the virtual one that a pod is bound to."""
     node = site.virtual_nodes.store.get(pod["spec"]["nodeName"])
+    return physical_node_of(node) if node is not None else ()
+
+
+def node_left_by(site: Site, twin: Object) -> Iterable[str]:
+    """The physical node of a twin whose pod is gone: nobody else tells that the node may go, too."""
+    if any(key in site.virtual_pods.store for key in virtual_key(twin)):
+        return ()
+    node = site.virtual_nodes.store.get(annotations_of(twin).get(keys.VIRTUAL_NODE_NAME, ""))
     return physical_node_of(node) if node is not None else ()
 
 

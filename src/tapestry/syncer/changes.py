@@ -82,6 +82,11 @@ def more_than_status(old: Object | None, new: Object | None) -> bool:
     return bool(is_deleting(old) != is_deleting(new) or "nodeName" not in new["spec"])
 
 
+def twin_went(old: Object | None, new: Object | None) -> bool:
+    """Whether a twin ended, or is gone."""
+    return old is not None and bool(old.get("held")) and (new is None or not new.get("held"))
+
+
 def status_changed(old: Object | None, new: Object | None) -> bool:
     """Whether the status of a virtual pod that is there is not what it was."""
     return new is not None and (old is None or bool(old["status"] != new["status"]))

@@ -369,6 +369,18 @@ def end_of(sides: list[list[Policy]], now: datetime) -> datetime | None:
     return None
 
 
+def opening_of(lease: Lease, now: datetime) -> datetime | None:
+    """When a lease whose windows are closed opens; None where that is not in sight."""
+    every = (*lease.policies, *lease.gone)
+    sides = [found for side in Side if (found := [policy for policy in every if policy.side is side])]
+    moment = next_change(sides, now)
+    for _ in range(LOOKAHEAD):
+        if moment is None or all(any(policy.is_open(moment) for policy in side) for side in sides):
+            return moment
+        moment = next_change(sides, moment)
+    return None
+
+
 def later(moment: datetime | None, now: datetime) -> datetime | None:
     """The moment, where it is still to come."""
     return moment if moment is not None and moment > now else None

@@ -101,18 +101,24 @@ def seen_below(binding_uid: str, virtual_cluster_uid: str) -> Transform:
 def twin_seen(pod: Object) -> Object:
     """A twin as we need it: who it is, what of it may change, and its status as it is shown, in bytes.
 
-    What it holds of its node is known from above.
+    Under `held` is what it requests of its node; None once it has ended.
     """
     metadata, spec = pod["metadata"], pod["spec"]
     metadata.pop("managedFields", None)
-    kept = {name: spec[name] for name in ("nodeName",) if name in spec}
+    kept = {name: spec[name] for name in ("nodeName", "terminationGracePeriodSeconds") if name in spec}
     for containers in LISTS:
         if spec.get(containers):
             kept[containers] = [
                 {name: each[name] for name in ("name", "image", "resources") if each.get(name)}
                 for each in spec[containers]
             ]
-    return {"metadata": metadata, "node": "", "spec": kept, "twin": TWIN_STATUS.encode(shown(pod.get("status")))}
+    return {
+        "metadata": metadata,
+        "node": "",
+        "spec": kept,
+        "held": None if is_over(pod) else effective_requests(pod),
+        "twin": TWIN_STATUS.encode(shown(pod.get("status"))),
+    }
 
 
 def claim_of(pod: Object) -> Object:

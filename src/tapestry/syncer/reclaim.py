@@ -1,13 +1,15 @@
 """Reclaim: which pods of a virtual node leave, how, and when to look again.
 
 Until the deadline of its terms a pod may finish; with `evict` it is asked to go, as disruption budgets allow.  At the
-deadline it goes, whatever it tolerates.  Without a deadline nobody is made to go.
+deadline it goes, whatever it tolerates.  A pod that is being deleted already is deleted again, unless it has no more
+time than that.  Without a deadline nobody is made to go.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tapestry.apis.belongings import leaves_in_time
 from tapestry.kube.objects import Object, is_deleting, key_of, value_at
 from tapestry.kube.quantity import ZERO, Amounts
 from tapestry.kube.requests import effective_requests, holds_its_node
@@ -25,13 +27,15 @@ class Reclaim:
     evict: tuple[Object, ...] = ()
     terms: Terms = FINISH
     look_again: datetime | None = None
+    is_total: bool = False
+    """Whether nothing of ours may stay on the node."""
 
 
 def reclaim_of(lease: Lease, pods: Iterable[Object], now: datetime) -> Reclaim:
     """Who leaves a node with that lease now: everybody if it is not open, and those it has no room for any more."""
-    staying = [pod for pod in pods if holds_its_node(pod) and not is_deleting(pod)]
+    staying = [pod for pod in pods if holds_its_node(pod)]
     everybody = leaving(staying, lease.terms, now) if lease.state is not State.OPEN else Reclaim()
-    if everybody.delete or lease.trimming is None:
+    if everybody.is_total or lease.trimming is None:
         return everybody
     amounts, terms = lease.trimming
     some = leaving(beyond(staying, amounts), terms, now)
@@ -45,13 +49,12 @@ def reclaim_of(lease: Lease, pods: Iterable[Object], now: datetime) -> Reclaim:
 
 def leaving(pods: list[Object], terms: Terms, now: datetime) -> Reclaim:
     """All of `pods`, on these terms."""
-    if not pods:
-        return Reclaim(terms=terms)
     if terms.deadline is not None and terms.deadline <= now:
-        return Reclaim(delete=tuple(pods), terms=terms)
-    if terms.evict:
-        return Reclaim(evict=tuple(pods), terms=terms, look_again=soonest(terms.deadline, now + EVICTION_PAUSE))
-    return Reclaim(terms=terms, look_again=terms.deadline)
+        return Reclaim(delete=tuple(pod for pod in pods if not leaves_in_time(pod)), terms=terms, is_total=True)
+    evictable = tuple(pod for pod in pods if not is_deleting(pod))
+    if terms.evict and evictable:
+        return Reclaim(evict=evictable, terms=terms, look_again=soonest(terms.deadline, now + EVICTION_PAUSE))
+    return Reclaim(terms=terms, look_again=terms.deadline if pods else None)
 
 
 def beyond(pods: list[Object], amounts: Amounts) -> list[Object]:
@@ -70,6 +73,7 @@ def beyond(pods: list[Object], amounts: Amounts) -> list[Object]:
     return out
 
 
-def precedence(pod: Object) -> tuple[int, str, str]:
-    """Who stays longest comes first."""
-    return -value_at(pod, "spec", "priority", default=0), pod["metadata"].get("creationTimestamp", ""), key_of(pod)
+def precedence(pod: Object) -> tuple[bool, int, str, str]:
+    """Who stays longest comes first; who is being deleted comes last."""
+    made = pod["metadata"].get("creationTimestamp", "")
+    return is_deleting(pod), -value_at(pod, "spec", "priority", default=0), made, key_of(pod)

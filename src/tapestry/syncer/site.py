@@ -19,6 +19,7 @@ from tapestry.kube.requests import Hold, effective_requests
 from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.leasing import Rules, Side
+from tapestry.syncer.ledger import Ledger
 from tapestry.syncer.physical import Door
 from tapestry.syncer.policies import readings, rules_of
 from tapestry.syncer.projections import (
@@ -136,6 +137,10 @@ class Site:
     """By physical node."""
     reclaimed: dict[str, Object] = field(default_factory=dict)
     """By the UIDs of twins that were taken back while the virtual cluster could not be told: how to mark their pods."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """What our twins hold of each virtual node's lease."""
+    resizes: dict[str, Object] = field(default_factory=dict)
+    """By the UIDs of pods whose resize does not go down now: the condition that says why."""
     known: Readings = field(default_factory=Readings)
     outdated: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the binding leads elsewhere: another site has to take the place of this one."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tapestry.client.client import Client
 from tapestry.kube.errors import KubeError, TransportError
+from tapestry.kube.objects import name_of
 from tapestry.process.logs import logger
 from tapestry.syncer.bottomup.nodes import PhysicalNodes
 from tapestry.syncer.site import Site
@@ -51,5 +52,7 @@ class Vigil:
     async def look(self) -> None:
         for node in self.site.virtual_nodes.store.list():
             reclaim, reason = self.nodes.due(node, self.site.now())
-            if reclaim.delete:
-                await self.nodes.take_twins(reclaim, reason, self.below)
+            try:
+                await self.nodes.take_twins(name_of(node), reclaim, reason, self.below)
+            except KubeError:  # logged there; the next look tries again
+                continue

@@ -8,29 +8,32 @@ A virtual node is withdrawn in three steps, each a pass of its own: a taint, its
 and after its last pod the node itself.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tapestry.apis import keys
-from tapestry.apis.belongings import grace_of
+from tapestry.apis.belongings import grace_of, leaves_in_time
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import second_virtual_node_name, virtual_node_name
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
-from tapestry.kube.errors import AlreadyExists, KubeError, NotFound, TooManyRequests, TransportError
-from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.errors import AlreadyExists, Conflict, KubeError, NotFound, TooManyRequests, TransportError
+from tapestry.kube.objects import Object, is_deleting, key_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.pods import is_over
 from tapestry.kube.requests import holds_its_node
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
-from tapestry.syncer.leasing import Lease, State, Terms, earliest, lease_of, shrunk, soonest
+from tapestry.syncer.leases import Leases, is_another
+from tapestry.syncer.leasing import Lease, State, Terms, earliest, soonest
 from tapestry.syncer.projections import is_placeholder, physical_node_of
 from tapestry.syncer.reclaim import Reclaim, leaving, reclaim_of
 from tapestry.syncer.site import Site
-from tapestry.syncer.virtual_nodes import last_terms, remembering, taint_named, virtual_node, withdrawn
+from tapestry.syncer.translate.pod_status import mapped_uid
+from tapestry.syncer.virtual_nodes import last_terms, taint_named, virtual_node, withdrawn
 
 log = logger(__name__)
 
@@ -40,6 +43,7 @@ class PhysicalNodes:
     """Keeps one virtual Node for each leased physical Node; keyed by the physical node's name."""
 
     site: Site
+    leases: Leases
     warned: dict[str, datetime] = field(default_factory=dict)
     """Which end of a lease each virtual node has been told of."""
     settled: set[str] = field(default_factory=set)
@@ -70,13 +74,16 @@ class PhysicalNodes:
         return await self.both(node, lease, binding, existing, now)
 
     def lease(self, node: Object, existing: Object | None, binding: Binding, now: datetime) -> Lease:
-        site = self.site
-        pods = site.pods_on(name_of(existing)) if existing else []
+        pods = self.site.pods_on(name_of(existing)) if existing else []
         used = [pod["held"] for pod in pods if holds_its_node(pod)]
-        rules = remembering(site.rules(binding), node, existing, now)
-        lease = lease_of(node, site.foreign(name_of(node), binding), used, rules, now)
-        shortage = site.shortage(name_of(node))
-        return shrunk(lease, shortage.amounts) if shortage is not None else lease
+        return self.leases.computed(node, existing, binding, now, used)
+
+    def running_on(self, existing: Object | None) -> list[Object]:
+        """The pods of a virtual node that have something below: those that wait for its lease hold nothing of it."""
+        if existing is None:
+            return []
+        pods = self.site.pods_on(name_of(existing))
+        return [pod for pod in pods if holds_its_node(pod) and (mapped_uid(pod) or self.site.ledger.has(uid_of(pod)))]
 
     async def both(
         self, node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime
@@ -86,10 +93,11 @@ class PhysicalNodes:
             return None
         name, kubelet = self.name_for(node, binding, existing), site.kubelet.endpoint
         wanted = virtual_node(node, lease, binding, name, existing, now, kubelet)
-        reclaim = reclaim_of(lease, site.pods_on(name_of(existing)) if existing else [], now)
-        async with self.even_untold(reclaim, lease.reason):
+        reclaim = reclaim_of(lease, self.running_on(existing), now)
+        async with self.even_untold(name, reclaim, lease.reason):
             shown = await self.show(wanted, node, binding, existing, site.partition.since)
             await self.take_back(reclaim, lease.reason)
+        await end_all(self.lingering(name, reclaim), site.physical)
         warning = self.warn(shown, lease, now)
         if lease.is_settled(now):
             self.settled.add(name_of(node))
@@ -135,19 +143,24 @@ class PhysicalNodes:
         site = self.site
         if is_deleting(existing):
             return None
-        pods = [pod for pod in site.pods_on(name_of(existing)) if holds_its_node(pod)]
-        reclaim = leaving([pod for pod in pods if not is_deleting(pod)], terms, now)
-        async with self.even_untold(reclaim, reason):
+        name = name_of(existing)
+        pods, running = [pod for pod in site.pods_on(name) if holds_its_node(pod)], self.running_on(existing)
+        is_empty = not running and not any(entry.held for _, entry in site.ledger.on(name))
+        # Pods that wait for a lease which is no more go with the node, once nothing runs there.
+        reclaim = leaving(pods, Terms(now, by="withdrawal"), now) if is_empty else leaving(running, terms, now)
+        async with self.even_untold(name, reclaim, reason):
             if taint_named(existing, keys.WITHDRAWING) is None:
                 existing = await site.virtual.converge(NODES, existing, withdrawn(existing, now))
                 site.manager.events.warning(
                     existing, "Withdrawn", f"{reason}: no new pods; the node goes after its last one"
                 )
-            if not pods:
+            if is_empty and not pods:
                 await self.remove(existing)
                 return None
             await self.take_back(reclaim, reason)
-        return Result(requeue_at=reclaim.look_again) if reclaim.look_again else None
+        await end_all(self.lingering(name, reclaim), site.physical)
+        again = soonest(reclaim.look_again, terms.deadline if terms.deadline and terms.deadline > now else None)
+        return Result(requeue_at=again) if again else None
 
     async def remove(self, existing: Object) -> None:
         """Delete the virtual node, after a live look for pods: the cache may lack one that was bound just now.
@@ -184,31 +197,40 @@ class PhysicalNodes:
             raise refused[0]
 
     @asynccontextmanager
-    async def even_untold(self, reclaim: Reclaim, reason: str) -> AsyncIterator[None]:
+    async def even_untold(self, node: str, reclaim: Reclaim, reason: str) -> AsyncIterator[None]:
         """Where the virtual cluster cannot be told that pods go, the owner's node is free in time all the same."""
         try:
             yield
         except TransportError:
-            await self.take_twins(reclaim, reason, self.site.physical)
+            await self.take_twins(node, reclaim, reason, self.site.physical)
             raise
 
-    async def take_twins(self, reclaim: Reclaim, reason: str, below: Client) -> None:
-        """End twins before their pods, which get their marks later."""
+    async def take_twins(self, node: str, reclaim: Reclaim, reason: str, below: Client) -> None:
+        """End twins before their pods, which get their marks later; `node` is the virtual one."""
         mark = disruption(reason, reclaim.terms, self.site.now())
+        ending = []
         for pod in reclaim.delete:
             twin = self.site.own_twin_of(pod)
-            if twin is None or is_deleting(twin):
+            if twin is not None and not leaves_in_time(twin):
+                self.site.reclaimed[uid_of(twin)] = mark
+                ending.append((twin, grace_of(pod)))
+        await end_all([*ending, *self.lingering(node, reclaim)], below)
+
+    def lingering(self, node: str, reclaim: Reclaim) -> list[tuple[Object, int]]:
+        """The twins on a virtual node where nothing may stay whose pods do not tell them to go, and their grace."""
+        found = []
+        for key, entry in self.site.ledger.on(node) if reclaim.is_total else ():
+            twin, pod = self.site.physical_pods.store.get(key), self.site.virtual_pods.store.get(entry.pod)
+            if twin is None or entry.held is None or leaves_in_time(twin):
                 continue
-            self.site.reclaimed[uid_of(twin)] = mark
-            try:
-                await below.delete(PODS, twin, grace_seconds=grace_of(pod))
-            except KubeError as error:
-                log.warning("cannot take back", pod=key_of(pod), error=str(error))
+            if pod is None or uid_of(pod) != entry.uid or not tells_its_twin(pod):
+                found.append((twin, grace_of(twin)))
+        return found
 
     def due(self, existing: Object, now: datetime) -> tuple[Reclaim, str]:
         """Who has to leave a virtual node by now and why, as far as caches know."""
         site = self.site
-        pods = [pod for pod in site.pods_on(name_of(existing)) if holds_its_node(pod) and not is_deleting(pod)]
+        pods = self.running_on(existing)
         if site.is_unbinding:
             return leaving(pods, self.unbinding_terms(now), now), "Unbound"
         binding = site.binding()
@@ -233,11 +255,25 @@ class PhysicalNodes:
         return None
 
 
-def is_another(node: Object, existing: Object | None) -> bool:
-    """Whether the physical node is not the one that the virtual node was made for: it was removed and came back."""
-    if existing is None:
-        return False
-    return annotations_of(existing).get(keys.PHYSICAL_NODE_UID, uid_of(node)) != uid_of(node)
+async def end_all(twins: Iterable[tuple[Object, int]], below: Client) -> None:
+    """Delete twins, each with its grace; one whose deletion is refused does not keep the others."""
+    refused: list[KubeError] = []
+    for twin, grace in twins:
+        try:
+            await below.delete(PODS, twin, grace_seconds=grace)
+        except (NotFound, Conflict):  # its change wakes us
+            continue
+        except KubeError as error:
+            log.warning("cannot take back", twin=key_of(twin), error=str(error))
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+def tells_its_twin(pod: Object) -> bool:
+    """Whether the deletion of a pod, with its grace, reaches its twin: a pod that has ended says nothing any more, and
+    one that was deleted by force leaves its twin the time that it asks for."""
+    return not is_over(pod) and not (is_deleting(pod) and not pod["metadata"].get("deletionGracePeriodSeconds"))
 
 
 def renamed(wanted: Object, name: str) -> Object:

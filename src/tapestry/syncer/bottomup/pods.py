@@ -43,7 +43,9 @@ class PhysicalPods:
             return Result(requeue_after=NODE_SECONDS)
         if self.patched.get(key) == version_of(pod):
             return Result(requeue_after=LAG)
-        patch = to_virtual(pod, twin, msgspec.json.decode(twin["twin"]), self.site.now())
+        patch = to_virtual(
+            pod, twin, msgspec.json.decode(twin["twin"]), self.site.now(), self.site.resizes.get(uid_of(pod))
+        )
         if patch is None:
             return None
         try:

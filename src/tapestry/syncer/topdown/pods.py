@@ -1,6 +1,7 @@
 """Virtual pods get twins, and follow them to their end.
 
-    only virtual     Not mapped yet: a twin is made, unless the pod may not or need not run below.
+    only virtual     Not mapped yet: a twin is made, unless the pod may not or need not run below, or its node's lease
+                     does not admit it.
                      Mapped: its twin is lost, as a live read confirms, and the pod has ended with it.
                      Deleting: there is nothing below to wait for, as the API server reported or a live read confirms.
     both             The twin follows what may change of the pod, and its deletion.
@@ -20,14 +21,16 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound
-from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
 from tapestry.kube.pods import ENDED, is_over
 from tapestry.kube.resources import PODS
 from tapestry.kube.taints import CORDON
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
+from tapestry.syncer.admission import Reject, Wait
 from tapestry.syncer.projections import physical_node_of
 from tapestry.syncer.site import LAG, Site
+from tapestry.syncer.topdown.admitter import Admitter, with_resources_of
 from tapestry.syncer.topdown.companions import Companion, NotYet
 from tapestry.syncer.topdown.losses import Losses
 from tapestry.syncer.topdown.orphans import Orphans
@@ -53,6 +56,7 @@ class VirtualPods:
     """Keeps one twin for each pod that is bound to a virtual node; keyed by the virtual pod."""
 
     site: Site
+    admitter: Admitter
     companions: Sequence[Companion] = ()
     aliases: Callable[[str], Sequence[HostAlias]] = lambda _: ()
     """The names that pods of a namespace know, beside those of DNS."""
@@ -76,6 +80,8 @@ class VirtualPods:
         assert pod is not None
         if new is None or is_over(pod):
             self.losses.forget(pod)
+            self.verdicts.saw(pod)
+            self.admitter.saw(pod)
         if new is None and (twin := self.site.own_twin_of(pod)) is not None:
             self.orphans.bereaved(uid_of(twin))
 
@@ -114,10 +120,22 @@ class VirtualPods:
         if complaints := complaints_about(pod, binding):
             await self.verdicts.refuse(pod, complaints)
             return None
-        await self.verdicts.accept(pod)
         if not await self.is_still_waiting(pod):
             return Result(requeue_after=LAG)
+        if (refusal := self.admitter.admit(pod, self.twin_key(pod), node)) is not None:
+            return await self.turn_away(pod, refusal)
         return await self.create(pod, binding, node)
+
+    def twin_key(self, pod: Object) -> str:
+        return key_of(self.site.below(key_of(pod)))
+
+    async def turn_away(self, pod: Object, refusal: Wait | Reject) -> Result | None:
+        """The lease of its node does not admit the pod."""
+        if isinstance(refusal, Reject):
+            await self.verdicts.end(pod, refusal.reason, refusal.message, is_disrupted=refusal.is_disrupted)
+            return None
+        await self.verdicts.put_off(pod, refusal.reason, refusal.message)
+        return Result(requeue_at=refusal.until) if refusal.until is not None else None
 
     def physical_node(self, pod: Object) -> str | None:
         node = self.site.virtual_nodes.store.get(pod["spec"]["nodeName"])
@@ -126,7 +144,7 @@ class VirtualPods:
     async def is_still_waiting(self, pod: Object) -> bool:
         """Whether the pod has neither run nor gone: a cache that lags must not run it twice."""
         age = self.site.now() - parse_time(pod["metadata"]["creationTimestamp"])
-        if abs(age) < FRESH:
+        if abs(age) < FRESH and uid_of(pod) not in self.verdicts.ending:
             return True
         live = await self.site.live_pod(key_of(pod))
         if live is None or uid_of(live) != uid_of(pod):
@@ -134,23 +152,35 @@ class VirtualPods:
         return not (is_deleting(live) or is_over(live) or mapped_uid(live))
 
     async def create(self, pod: Object, binding: Binding, node: str) -> Result | None:
-        taints = self.taints_of(node)
+        """Make the twin that was admitted; what was reserved for it is kept as long as there may be one."""
+        key, ledger, taints = self.twin_key(pod), self.site.ledger, self.taints_of(node)
         wanted = pods.new_twin(pod, binding, node, self.aliases(namespace_of(pod) or ""), taints)
         try:
-            self.check_cordon(node)
+            await self.verdicts.accept(pod)
             if binding.spec.direct_scheduling:
                 check_taints(node, taints, wanted["spec"]["tolerations"])
             for companion in self.companions:
                 await companion.precede(pod, binding)
-            await self.site.physical.create(PODS, wanted)
+            if self.admitter.closure(node) is not None:  # meanwhile
+                ledger.release(key)
+                return Result(requeue_after=0)
         except NotYet as wait:
+            ledger.release(key)
             await self.verdicts.wait(pod, wait.reason, str(wait))
             seconds = TAKEN if wait.reason == "NameTaken" else wait.seconds
             return Result(requeue_after=seconds) if seconds is not None else None
+        except BaseException:
+            ledger.release(key)
+            raise
+        try:
+            await self.site.physical.create(PODS, wanted)
         except AlreadyExists:
+            ledger.written(key, self.site.now())
             return await self.adopt(pod, binding)
         except ApiError as error:
+            ledger.release(key)
             return await self.patience.refused(pod, node, error)
+        ledger.written(key, self.site.now())
         self.site.trouble.priority_class = None
         if uncopied := uncopied_keys(pod, binding):
             self.site.manager.events.normal(pod, "MetadataNotCopied", uncopied_message(uncopied))
@@ -161,12 +191,6 @@ class VirtualPods:
         found: list[Object] = value_at(self.site.physical_nodes.store.get(node), "spec", "taints", default=[])
         return found
 
-    def check_cordon(self, name: str) -> None:
-        """Nothing new goes to a node that its owner cordoned, whatever a pod tolerates and whoever would place it."""
-        node = self.site.physical_nodes.store.get(name)
-        if value_at(node, "spec", "unschedulable"):
-            raise NotYet("Cordoned", f"the owner has cordoned the node {name}; the pod runs there once that is undone")
-
     async def adopt(self, pod: Object, binding: Binding) -> Result | None:
         """The name is taken: by this pod's twin that the cache has yet to see, by a namesake's, or by a stranger."""
         held = await self.site.live_twin(key_of(pod))
@@ -175,6 +199,7 @@ class VirtualPods:
         if binding.owns(held):
             await self.remove_stale(pod, held)
             return Result(requeue_after=LAG)
+        self.site.ledger.release(key_of(held))
         message = f"{namespace_of(held)}/{name_of(held)} below is not ours; delete it there and the pod can run"
         await self.verdicts.wait(pod, "NameTaken", message)
         return Result(requeue_after=TAKEN)
@@ -213,20 +238,27 @@ class VirtualPods:
         """Have the twin show what changed of the pod."""
         wanted = pods.twin(pod, binding, node)  # host aliases do not change
         added = pods.ephemeral_patch(twin, pod, binding)
+        if not is_as_applied(twin, wanted) and pods.resize_patch(twin, wanted) is not None:
+            if self.admitter.resize(pod, twin, node) is not None:
+                wanted = pods.twin(with_resources_of(twin, pod), binding, node)
+        else:
+            self.admitter.resized(pod)
         if is_as_applied(twin, wanted) and added is None:
             await self.verdicts.accept(pod)
             return
-        if complaints := complaints_about(pod, binding):
-            await self.verdicts.object_to(pod, complaints)
-            return
-        await self.verdicts.accept(pod)
         try:
+            if complaints := complaints_about(pod, binding):
+                await self.verdicts.object_to(pod, complaints)
+                return
+            await self.verdicts.accept(pod)
             await self.change_all(twin, wanted, added)
         except NotFound:  # its going wakes us
             return
         except (Forbidden, Invalid, BadRequest) as error:
             self.site.manager.events.warning(pod, "RefusedBelow", error.message)
             raise
+        finally:
+            self.site.ledger.written(key_of(twin), self.site.now())
 
     async def change_all(self, twin: Object, wanted: Object, added: Object | None) -> None:
         """The note of what we set is written last: where one of the writes fails, all of them come again."""

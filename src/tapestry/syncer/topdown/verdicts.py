@@ -1,7 +1,7 @@
 """What the syncer itself says of pods: that one waits, and for what; that it is not accepted; that it has failed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from tapestry.apis import keys
@@ -9,7 +9,7 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.client.options import PatchType
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, controller_of
+from tapestry.kube.objects import Object, controller_of, uid_of
 from tapestry.kube.resources import PODS
 from tapestry.kube.times import parse_time
 from tapestry.syncer.site import Site
@@ -25,6 +25,13 @@ class Verdicts:
     """Says things of virtual pods, once each; every pod is given as its cache has it."""
 
     site: Site
+    ending: set[str] = field(default_factory=set)
+    """UIDs of pods that were made to fail, as far as the cache has yet to show it: such a pod is read live before it
+    gets a twin."""
+
+    def saw(self, pod: Object) -> None:
+        """The cache shows that the pod has ended, or it is gone."""
+        self.ending.discard(uid_of(pod))
 
     async def wait(self, pod: Object, reason: str, message: str) -> None:
         """The pod has no twin yet."""
@@ -50,9 +57,15 @@ class Verdicts:
             gone = {"type": keys.ACCEPTED, "$patch": "delete"}
             await self.patch(pod, {"status": {"conditions": [gone]}})
 
-    async def end(self, pod: Object, reason: str, message: str) -> None:
+    async def put_off(self, pod: Object, reason: str, message: str) -> None:
+        """The pod may run, but not now: it says why it waits."""
+        if await self.deny(pod, keys.ACCEPTED, reason, message):
+            self.site.manager.events.warning(pod, reason, message)
+
+    async def end(self, pod: Object, reason: str, message: str, *, is_disrupted: bool = False) -> None:
         """The pod has failed, for good."""
-        await self.patch(pod, pod_status.ended(reason, message))
+        self.ending.add(uid_of(pod))
+        await self.patch(pod, pod_status.ended(reason, message, self.site.now() if is_disrupted else None))
         self.site.manager.events.warning(pod, reason, message)
 
     async def deny(self, pod: Object, type: str, reason: str, message: str) -> bool:

@@ -178,8 +178,15 @@ def reduced(status: object) -> Object:
         "phase": visible["phase"],
         "conditions": [set_fields(each) for each in conditions if str(each.get("type")) not in FROM_BELOW],
         "types": [each["type"] for each in visible["conditions"] if each["type"] in FROM_BELOW],
+        "scheduled": is_scheduled(status),
         "shown": digest_of(visible),
     }
+
+
+def is_scheduled(status: object) -> bool:
+    """Whether a scheduler bound the pod: one that was created with its node has no such condition before its twin."""
+    conditions = map(as_object, as_list(as_object(status).get("conditions")))
+    return any(each.get("type") == SCHEDULED and each.get("status") == "True" for each in conditions)
 
 
 def set_fields(condition: Mapping[str, Any]) -> Object:
@@ -193,16 +200,19 @@ def mapped_uid(pod: Object) -> str | None:
     return condition.get("message") if condition is not None and condition.get("status") == "True" else None
 
 
-def to_virtual(pod: Object, twin: Object, status: Object, now: datetime) -> Object | None:
+def to_virtual(pod: Object, twin: Object, status: Object, now: datetime, resize: Object | None = None) -> Object | None:
     """The strategic merge patch, for the virtual pod's status, that shows its twin's; None where nothing changes.
 
-    `pod` has its status `reduced`; `status` is the twin's, as `shown`.
+    `pod` has its status `reduced`; `status` is the twin's, as `shown`.  `resize` is the condition of a resize that the
+    twin has not been told of.
     """
     if is_over(pod):
         return None
     conditions = with_gates(pod, [gated_below(each) for each in status["conditions"]])
     if find(conditions, DISRUPTED) is None and (marked := find(pod["status"]["conditions"], DISRUPTED)):
         conditions = shown_conditions([*conditions, marked])
+    if resize is not None:
+        conditions = shown_conditions([resize, *conditions])
     wanted = {**status, "phase": onward(pod["status"]["phase"], status["phase"]), "conditions": conditions}
     wanted = of_known_containers(pod["spec"], wanted)
     is_new = mapped_uid(pod) != uid_of(twin)
@@ -308,9 +318,14 @@ def told(type: str, reason: str, message: str, now: datetime) -> Object:
     return {"status": {"conditions": [said]}}
 
 
-def ended(reason: str, message: str) -> Object:
-    """The patch that makes a pod Failed, for good."""
-    return {"status": {"phase": "Failed", "reason": reason, "message": cut(message)}}
+def ended(reason: str, message: str, disrupted_at: datetime | None = None) -> Object:
+    """The patch that makes a pod Failed, for good; with a time, also that its node was lost to it then."""
+    status: Object = {"phase": "Failed", "reason": reason, "message": cut(message)}
+    if disrupted_at is not None:
+        moment = timestamp(disrupted_at)
+        condition = {"type": DISRUPTED, "status": "True", "reason": reason, "message": cut(message)}
+        status["conditions"] = [{**condition, "lastTransitionTime": moment}]
+    return {"status": status}
 
 
 DISRUPTIONS: dict[str, str] = {

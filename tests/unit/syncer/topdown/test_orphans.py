@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tapestry.apis import keys
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.objects import is_deleting, named
-from tapestry.kube.resources import PODS
+from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.topdown.orphans import SECOND_SIGHTING, SWEEP, SWEEP_LASTS, Orphans
 
 from ..world import World, a_world
@@ -73,6 +73,9 @@ async def test_rule_2_a_twin_without_a_pod_goes_when_it_was_seen_so_twice() -> N
 @in_virtual_time
 async def test_rule_2_only_so_many_orphans_go_at_once() -> None:
     world = await a_world()
+    amounts = {"cpu": "4", "memory": "8Gi", "pods": "500"}
+    status = {"status": {"capacity": amounts, "allocatable": amounts}}
+    await world.physical.patch(NODES, named("n1"), status, subresource="status")
     names = [f"p{number}" for number in range(SWEEP + 20)]
     async with world.syncer():
         for name in names:

@@ -244,7 +244,7 @@ async def test_nothing_new_goes_to_a_node_that_its_owner_cordoned_whatever_a_pod
         await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": True}})
         await asyncio.sleep(5)
         await world.add_pod("after", tolerations=[{"operator": "Exists"}])
-        await world.wait_for_pod(said(keys.MAPPED, "False", "Cordoned"), "after")
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "Cordoned"), "after")
         assert [value_at(twin, "metadata", "annotations", keys.VIRTUAL_POD_NAME) for twin in await world.twins()] == [
             "before"
         ]

@@ -1,0 +1,164 @@
+"""Admission: whether a pod that is bound to a virtual node may run below now, as a kubelet would decide.
+
+Taints and allocatable amounts only inform schedulers.  What is decided here holds for every pod, whatever it tolerates
+and whoever bound it: a pod gets a twin only while the lease is open and has enough left for it.
+
+    closed       A pod that a controller made, that a scheduler bound and that does not tolerate the taint came just
+                 too late: it has failed, and its controller makes another one.  Any other pod waits.
+    no capacity  A pod that the lease has no room for has failed, with the reason that a kubelet gives.  It waits where
+                 only twins are in the way that schedulers do not count: pods deleted by force, amounts added below.
+
+Everything here follows from its arguments.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from tapestry.apis import keys
+from tapestry.kube.objects import Object, controller_of, value_at
+from tapestry.kube.quantity import ZERO, Amounts
+from tapestry.kube.taints import is_tolerated
+from tapestry.kube.times import timestamp
+from tapestry.syncer.leasing import Lease, State, opening_of
+
+RECLAIMED = "Reclaimed"
+WITHDRAWN = "Withdrawn"
+CORDONED = "Cordoned"
+CAPACITY_PENDING = "CapacityPending"
+DEFERRED, INFEASIBLE = "Deferred", "Infeasible"
+FIRST = ("pods", "cpu", "memory", "ephemeral-storage")
+"""The order in which a kubelet names what there is too little of; other resources come later, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closure:
+    """Why a node takes no new pods."""
+
+    reason: str
+    message: str
+    taint: str
+    """The key of the taint that tells schedulers."""
+    opens: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The pod stays Pending."""
+
+    reason: str
+    message: str
+    until: datetime | None = None
+    """When to look again; None where a change brings the pod back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The pod has failed."""
+
+    reason: str
+    message: str
+    is_disrupted: bool = False
+    """Whether its controller is to know that this was not the pod's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A resize that is not done now; the reason is one that Kubernetes gives."""
+
+    reason: str
+    message: str
+    until: datetime | None = None
+
+
+def closure_of(node: Object | None, lease: Lease | None, now: datetime) -> Closure | None:
+    """Why the physical `node` with this lease takes no new pods; None where it does.
+
+    Without a node or a lease nothing is lent.
+    """
+    if node is None or lease is None or lease.state is State.WITHDRAWN:
+        why = lease.reason if lease is not None and node is not None else "PhysicalNodeGone"
+        return Closure(WITHDRAWN, f"the node is withdrawn ({why}): it takes no new pods", keys.WITHDRAWING)
+    if lease.state is State.CLOSED:
+        return closed_lease(lease, now)
+    if value_at(node, "spec", "unschedulable"):
+        message = "the owner has cordoned the physical node; the pod runs there once that is undone"
+        return Closure(CORDONED, message, keys.PHYSICAL_NODE_UNSCHEDULABLE)
+    return None
+
+
+def closed_lease(lease: Lease, now: datetime) -> Closure:
+    if lease.reason == RECLAIMED:
+        message = f"the owner has reclaimed the node; it takes pods again once {keys.RECLAIM}={keys.NOW} is removed"
+        return Closure(RECLAIMED, message, keys.OUT_OF_TIME_WINDOWS)
+    opens = opening_of(lease, now)
+    when = f"it opens at {timestamp(opens)}" if opens is not None else "no time at which it opens is in sight"
+    return Closure(lease.reason, f"the lease of the node is closed; {when}", keys.OUT_OF_TIME_WINDOWS, opens)
+
+
+def closed_decision(pod: Object, closure: Closure) -> Wait | Reject:
+    """What becomes of a pod on a node that takes no new pods."""
+    if controller_of(pod) is not None and pod["status"]["scheduled"] and not tolerates(pod, closure.taint):
+        return Reject(closure.reason, closure.message, is_disrupted=True)
+    return Wait(closure.reason, closure.message, closure.opens)
+
+
+def tolerates(pod: Object, taint: str) -> bool:
+    return is_tolerated({"key": taint, "effect": keys.NO_SCHEDULE}, pod["spec"].get("tolerations") or ())
+
+
+def capacity_decision(requests: Amounts, leased: Amounts, held: Amounts, above: Amounts) -> Wait | Reject | None:
+    """What becomes of a pod for which too little is left of the lease; None where it fits.
+
+    Twins hold `held` of the lease; `above` is what of that schedulers know.
+    """
+    lacking = first_lacking(requests, leased, held)
+    if lacking is None:
+        return None
+    known = first_lacking(requests, leased, above)
+    if known is None:
+        message = f"{shortage_text(lacking, requests, leased, held)}; the pod runs once other pods have ended below"
+        return Wait(CAPACITY_PENDING, message)
+    return Reject(f"OutOf{known}", shortage_text(known, requests, leased, above))
+
+
+def resize_decision(
+    wanted: Amounts, own: Amounts, leased: Amounts, held: Amounts, closure: Closure | None
+) -> Pending | None:
+    """Why a pod that holds `own` is not resized to `wanted` now; None where it is.
+
+    What does not grow needs no room.  `held` is what all twins of the node hold, this one included.
+    """
+    growing = Amounts({each: amount for each, amount in wanted.items() if amount > own[each]})
+    if not growing:
+        return None
+    if closure is not None:
+        return Pending(DEFERRED, closure.message, closure.opens)
+    if (never := first_lacking(growing, leased, Amounts())) is not None:
+        return Pending(INFEASIBLE, shortage_text(never, wanted, leased, Amounts()))
+    others = held - own
+    if (lacking := first_lacking(growing, leased, others)) is not None:
+        return Pending(DEFERRED, shortage_text(lacking, wanted, leased, others))
+    return None
+
+
+def first_lacking(requests: Amounts, leased: Amounts, held: Amounts) -> str | None:
+    """The first resource of which less is left than is requested."""
+    lacking = [each for each, amount in requests.items() if amount > ZERO and held[each] + amount > leased[each]]
+    return min(lacking, key=naming_order) if lacking else None
+
+
+def naming_order(resource: str) -> tuple[int, str]:
+    return (FIRST.index(resource) if resource in FIRST else len(FIRST)), resource
+
+
+def shortage_text(resource: str, requests: Amounts, leased: Amounts, held: Amounts) -> str:
+    return (
+        f"the lease of the node has too little {resource}: "
+        f"requested {requests[resource]}, in use {held[resource]}, leased {leased[resource]}"
+    )
+
+
+def counted_above(pods: Iterable[Object]) -> Amounts:
+    """What schedulers count for these pods."""
+    return sum((pod["held"] for pod in pods), Amounts())

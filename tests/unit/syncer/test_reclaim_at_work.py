@@ -1,0 +1,162 @@
+"""Reclaim by a whole syncer: nothing of a tenant's outlasts the deadline by more than 30 seconds."""
+
+import asyncio
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.controller.testing import in_virtual_time
+from tapestry.kube.objects import Object, is_deleting, name_of, named
+from tapestry.kube.resources import NODES, PODS
+from tapestry.syncer.bottomup.nodes import PhysicalNodes
+from tapestry.syncer.leases import Leases
+from tapestry.syncer.vigil import Vigil
+
+from .world import MOUNT, World, a_world
+
+A_WEEK = 604800
+GRACE = 30
+
+
+def grace(obj: Object) -> int:
+    found: int = obj["metadata"].get("deletionGracePeriodSeconds", -1)
+    return found
+
+
+async def pull_switch(world: World) -> None:
+    await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+
+
+async def run_lasting_pod(world: World, **options: object) -> None:
+    await world.run_pod(terminationGracePeriodSeconds=A_WEEK, **options)
+
+
+async def wait_for_end_of_twin(world: World, timeout: float = 2) -> None:
+    await world.wait_for_twin(lambda twin: 0 <= grace(twin) <= GRACE, timeout=timeout)
+
+
+@in_virtual_time
+async def test_kill_switch_shortens_the_grace_of_a_pod_that_its_tenant_deleted() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await run_lasting_pod(world)
+        await world.delete_pod()
+        await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
+        await pull_switch(world)
+        await wait_for_end_of_twin(world)
+        assert grace(await world.pod()) == GRACE
+        assert await world.condition("DisruptionTarget") == ("True", "Reclaimed")
+        deletes = len(world.up.writes("DELETE", "/pods/work")), len(world.down.writes("DELETE", "/pods/"))
+        await asyncio.sleep(600)
+        assert (len(world.up.writes("DELETE", "/pods/work")), len(world.down.writes("DELETE", "/pods/"))) == deletes
+
+
+@pytest.mark.parametrize("finalizers", [[], ["example.com/keep"]], ids=["gone", "kept by a finalizer"])
+@in_virtual_time
+async def test_kill_switch_ends_the_twin_of_a_pod_that_was_deleted_by_force(finalizers: list[str]) -> None:
+    world = await a_world()
+    async with world.syncer():
+        await run_lasting_pod(world, metadata={"finalizers": finalizers})
+        await world.delete_pod(grace=0)
+        await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
+        await pull_switch(world)
+        await wait_for_end_of_twin(world)
+
+
+@in_virtual_time
+async def test_kill_switch_shortens_the_grace_of_a_twin_that_was_deleted_below() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await run_lasting_pod(world)
+        await world.physical.delete(PODS, await world.twin())
+        await asyncio.sleep(5)
+        assert grace(await world.twin()) == A_WEEK
+        await pull_switch(world)
+        await wait_for_end_of_twin(world)
+
+
+@in_virtual_time
+async def test_deadline_of_a_window_shortens_the_grace_of_deleted_pods_and_not_before() -> None:
+    terms = {"forceReclaim": True, "gracefulReclaimPeriodSeconds": 60}
+    world = await a_world(policy={"timeWindows": [{"start": "00:00", "end": "00:10"}], **terms})
+    async with world.syncer():
+        await run_lasting_pod(world)
+        await world.delete_pod()
+        await asyncio.sleep(650)
+        assert grace(await world.twin()) == A_WEEK
+        await wait_for_end_of_twin(world, timeout=12)
+
+
+@in_virtual_time
+async def test_deleted_pod_keeps_its_grace_where_nothing_is_forced() -> None:
+    world = await a_world(policy={"timeWindows": [{"start": "00:00", "end": "00:10"}]})
+    async with world.syncer():
+        await run_lasting_pod(world)
+        await world.delete_pod()
+        await asyncio.sleep(3600)
+        assert grace(await world.twin()) == A_WEEK
+
+
+@in_virtual_time
+async def test_deleted_pods_leave_in_time_when_the_virtual_api_is_unreachable() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await run_lasting_pod(world)
+        await world.delete_pod()
+        await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
+        world.up.cut()
+        await pull_switch(world)
+        await wait_for_end_of_twin(world, timeout=30)
+
+
+@pytest.mark.parametrize("grace_above", [None, 0], ids=["with grace", "by force"])
+@in_virtual_time
+async def test_process_that_lost_its_lease_shortens_the_grace_of_deleted_twins(grace_above: int | None) -> None:
+    world = await a_world()
+    async with world.syncer() as site:
+        await run_lasting_pod(world)
+        await world.delete_pod(grace=grace_above)
+        await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
+        world.up.cut()
+        unfenced = Client(site.reads, identity=site.manager.identity)
+        watch = Vigil(site, PhysicalNodes(site, Leases(site)), unfenced)
+        await pull_switch(world)
+        await asyncio.sleep(0.01)
+        await watch.look()
+        assert grace(await world.twin()) == GRACE
+
+
+@in_virtual_time
+async def test_withdrawal_with_force_shortens_the_grace_of_deleted_pods() -> None:
+    world = await a_world(policy={"forceReclaim": True, "gracefulReclaimPeriodSeconds": 5})
+    async with world.syncer():
+        await run_lasting_pod(world)
+        await world.delete_pod(grace=0)
+        await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
+        await world.virtual.delete(POLICIES, named("east-all"))
+        await wait_for_end_of_twin(world, timeout=10)
+
+
+@in_virtual_time
+async def test_unbinding_shortens_the_grace_of_twins_that_are_being_deleted() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await run_lasting_pod(world)
+        place = await world.twin_place()
+        await world.delete_pod(grace=0)
+        await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
+        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await wait_for(
+            world.physical,
+            PODS,
+            name_of(place),
+            MOUNT,
+            until=lambda twin: bool(twin and is_deleting(twin) and grace(twin) == GRACE),
+            timeout=10,
+        )
+        await world.physical.delete(PODS, place, grace_seconds=0)
+        await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
