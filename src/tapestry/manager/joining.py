@@ -25,6 +25,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, AllowedVolumes, SecretReference
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.policies import POLICIES, POLICY
+from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
 from tapestry.apis.rights import Place, Right, placed, rules, single, syncer_below
 from tapestry.client.access import Access
 from tapestry.client.addresses import AddressRule
@@ -63,10 +64,6 @@ from tapestry.manager.installation import NAME as MANAGER_NAME
 from tapestry.manager.installation import host_ports_namespace
 from tapestry.manager.offers import FIRST, Offer, check, policy_spec
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step
-
-PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
-PRIORITY = -10_000
-"""Below everything of the owner's: whose pods need room, gets it."""
 
 TOKEN_SECONDS = int(timedelta(days=30).total_seconds())
 RENEWED_AT = 0.8
@@ -224,15 +221,6 @@ async def have_mount_namespace(plan: Plan, physical: Cluster) -> None:
     if await physical.settled(NAMESPACES, wanted) is None:
         labels |= {keys.MANAGED_BY: keys.TAPESTRY}
     await physical.have(NAMESPACES, {"metadata": {**wanted["metadata"], "labels": labels}})
-
-
-def priority_class() -> Object:
-    return {
-        "metadata": {"name": keys.PRIORITY_CLASS, "labels": {keys.MANAGED_BY: keys.TAPESTRY}},
-        "value": PRIORITY,
-        "preemptionPolicy": "Never",
-        "description": "Pods on leased capacity: they give way to everybody else's.",
-    }
 
 
 async def have_policy(plan: Plan, uid: str, physical: Cluster) -> None:

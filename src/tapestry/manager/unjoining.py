@@ -14,6 +14,7 @@ from tapestry.apis import keys
 from tapestry.apis.belongings import LONGEST_GRACE
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
+from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.client.waiting import wait_for
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import Conflict, NotFound, TransportError
@@ -35,7 +36,7 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager.cleanup import left_behind, nodes_are_gone
-from tapestry.manager.joining import PRIORITY_CLASSES, account_name, manager_namespace, marks, policy_name
+from tapestry.manager.joining import account_name, manager_namespace, marks, policy_name
 from tapestry.manager.leftovers import Leftover, leftovers_in, remember, swept
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step, is_marked
 

@@ -15,6 +15,7 @@ from tapestry.apis import keys
 from tapestry.apis.belongings import remove_all, selector
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding
 from tapestry.apis.names import virtual_cluster_label
+from tapestry.apis.priorities import missing_message
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.errors import KubeconfigError
@@ -272,7 +273,7 @@ def permission(site: Site, obj: Object) -> Object | None:
     generation = obj["metadata"].get("generation", 0)
     if site.trouble.priority_class is not None:
         name = value_at(obj, "spec", "podPriorityClassName") or keys.PRIORITY_CLASS
-        message = f"no PriorityClass {name} below: nothing is mapped; `tapestry join` creates it"
+        message = missing_message(name)
         return condition("Permitted", False, keys.PRIORITY_CLASS_MISSING, message, observed_generation=generation)
     if said.get("reason") != keys.PRIORITY_CLASS_MISSING:
         return None

@@ -12,7 +12,6 @@ from tapestry.apis.names import physical_name, virtual_cluster_label, virtual_no
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager
-from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, named, namespace_of, uid_of, value_at
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.requests import Hold, effective_requests
@@ -62,6 +61,8 @@ class Trouble:
 
     priority_class: str | None = None
     """The message that says that ours is missing."""
+    retry_at: datetime | None = None
+    """Until when no pod is tried because of that."""
 
 
 @dataclass(slots=True)
@@ -212,10 +213,6 @@ class Site:
         if uid_of(pod) not in known.pods:
             total, pods = known.amounts + effective_requests(pod), known.pods | {uid_of(pod)}
             self.shortages[node] = Shortage(total, self.now() + SHORTAGE_LASTS, pods)
-
-    def note_trouble(self, error: ApiError) -> None:
-        if "no PriorityClass with name" in error.message:
-            self.trouble.priority_class = error.message
 
     def below(self, key: str) -> Object:
         """What the twin of the virtual pod under `key` is called."""

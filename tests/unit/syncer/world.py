@@ -23,6 +23,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.names import physical_name, virtual_cluster_label
 from tapestry.apis.policies import POLICIES
+from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.client.answers import ENCODER
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
@@ -41,7 +42,11 @@ from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.site import Site
 
-SERVED = [each for each in vars(resources).values() if isinstance(each, Resource)] + [CLUSTER_BINDINGS, POLICIES]
+SERVED = [each for each in vars(resources).values() if isinstance(each, Resource)] + [
+    CLUSTER_BINDINGS,
+    POLICIES,
+    PRIORITY_CLASSES,
+]
 A_DAY = 24 * 3600.0
 NODE = "vnode-east-n1"
 MOUNT = "leased"

@@ -1,9 +1,11 @@
 """How long a pod waits to be taken below, by the API server there and by the scheduler, before it has failed.
 
-What says nothing about the pod costs it no patience.  Where it fails for want of room, less is lent for a while.
+What says nothing about the pod costs it no patience.  Where it fails for want of room, less is lent for a while.  A
+quota below fails no pod: the pod waits, is tried ever less often, and again when a twin has ended.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import msgspec
@@ -11,7 +13,7 @@ import msgspec
 from tapestry.apis import keys
 from tapestry.controller import Result
 from tapestry.kube.conditions import find
-from tapestry.kube.errors import ApiError, Conflict, NotFound, ServerError, TooManyRequests, Unauthorized
+from tapestry.kube.errors import ApiError, Conflict, Forbidden, NotFound, ServerError, TooManyRequests, Unauthorized
 from tapestry.kube.objects import Object, key_of, value_at, version_of
 from tapestry.kube.times import parse_time
 from tapestry.syncer.site import LAG, Site
@@ -22,12 +24,14 @@ LATER = (Unauthorized, Conflict, TooManyRequests, ServerError)
 """Answers of an API server that say nothing about the pod."""
 ABOUT_US = (
     "cannot create resource",
-    "no PriorityClass with name",
     "because it is being terminated",
     "failed calling webhook",
 )
-"""Signs that it is our rights, our priority class, our namespace or a webhook that fails, and not the pod."""
-NO_ROOM = ("Insufficient", "exceeded quota", "Too many pods")
+"""Signs that it is our rights, our namespace or a webhook that fails, and not the pod."""
+NO_ROOM = ("Insufficient", "Too many pods")
+QUOTA_EXCEEDED = "QuotaExceeded"
+LONGEST_PAUSE = timedelta(minutes=5)
+"""Between two tries of a pod that a quota refuses."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,16 @@ class Patience:
 
     site: Site
     verdicts: Verdicts
+    wake: Callable[[str], None]
+    """Has a virtual pod looked at."""
+    over_quota: dict[str, None] = field(default_factory=dict)
+    """The keys of the pods that a quota refused; who waits longest comes first."""
 
     async def refused(self, pod: Object, node: str, error: ApiError) -> Result | None:
         """The physical API server does not want the twin."""
+        if is_over_quota(error):
+            return await self.wait_for_quota(pod, error)
         if is_about_us(error):
-            self.site.note_trouble(error)
             await self.verdicts.wait(pod, "NotPermitted", error.message)
             raise error
         if isinstance(error, LATER):
@@ -53,6 +62,32 @@ class Patience:
         await self.verdicts.wait(pod, "RefusedBelow", error.message)
         waited = now - since
         return Result(requeue_after=min(max(waited, timedelta(seconds=1)), patience - waited).total_seconds())
+
+    async def wait_for_quota(self, pod: Object, error: ApiError) -> Result:
+        """A quota below leaves no room for the pod now."""
+        now = self.site.now()
+        since = told_since(pod, keys.ACCEPTED, QUOTA_EXCEEDED)
+        if await self.verdicts.deny(pod, keys.ACCEPTED, QUOTA_EXCEEDED, error.message) and since is None:
+            self.site.manager.events.warning(pod, QUOTA_EXCEEDED, error.message)
+        self.over_quota.setdefault(key_of(pod))
+        pause = min(max(now - (since or now), timedelta(seconds=1)), LONGEST_PAUSE)
+        return Result(requeue_after=pause.total_seconds())
+
+    def taken(self, pod: Object) -> None:
+        """The pod has a twin now.  Where it had to wait for a quota, the next one is tried, too."""
+        if key_of(pod) in self.over_quota:
+            self.forget(pod)
+            self.wake_next()
+
+    def forget(self, pod: Object) -> None:
+        """The pod has ended, is gone, or waits for no quota."""
+        self.over_quota.pop(key_of(pod), None)
+
+    def wake_next(self) -> None:
+        """Have the pod tried that has waited longest for a quota."""
+        for key in self.over_quota:
+            self.wake(key)
+            return
 
     async def wait_for_place(self, pod: Object, twin: Object, node: str) -> Result | None:
         """The physical scheduler may find no place for the twin where it has to run."""
@@ -92,3 +127,7 @@ def unplaced(twin: Object) -> Object | None:
 
 def is_about_us(error: ApiError) -> bool:
     return isinstance(error, NotFound) or any(sign in error.message for sign in ABOUT_US)
+
+
+def is_over_quota(error: ApiError) -> bool:
+    return isinstance(error, Forbidden) and "exceeded quota" in error.message

@@ -17,25 +17,28 @@ from functools import cached_property
 
 import msgspec
 
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound
-from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of
+from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import ENDED, is_over
 from tapestry.kube.resources import PODS
 from tapestry.kube.taints import CORDON
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.admission import Reject, Wait
+from tapestry.syncer.changes import twin_went
 from tapestry.syncer.projections import physical_node_of
 from tapestry.syncer.site import LAG, Site
 from tapestry.syncer.topdown.admitter import Admitter, with_resources_of
 from tapestry.syncer.topdown.companions import Companion, NotYet
 from tapestry.syncer.topdown.losses import Losses
 from tapestry.syncer.topdown.orphans import Orphans
-from tapestry.syncer.topdown.patience import Patience
-from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about
+from tapestry.syncer.topdown.patience import QUOTA_EXCEEDED, Patience, is_over_quota
+from tapestry.syncer.topdown.priority import PriorityClassGuard, is_missing
+from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about, told_since
 from tapestry.syncer.translate import pod_status, pods
 from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
 from tapestry.syncer.translate.meta import is_as_applied, virtual_uid
@@ -72,7 +75,11 @@ class VirtualPods:
 
     @cached_property
     def patience(self) -> Patience:
-        return Patience(self.site, self.verdicts)
+        return Patience(self.site, self.verdicts, self.admitter.wake)
+
+    @cached_property
+    def priority(self) -> PriorityClassGuard:
+        return PriorityClassGuard(self.site, self.verdicts, self.admitter.wake)
 
     def saw(self, old: Object | None, new: Object | None) -> None:
         """A handler of the virtual pods' changes: to see a pod go is a first sighting of its twin as an orphan."""
@@ -82,11 +89,15 @@ class VirtualPods:
             self.losses.forget(pod)
             self.verdicts.saw(pod)
             self.admitter.saw(pod)
+            self.patience.forget(pod)
+            self.priority.waiting.discard(key_of(pod))
         if new is None and (twin := self.site.own_twin_of(pod)) is not None:
             self.orphans.bereaved(uid_of(twin))
 
     def saw_below(self, old: Object | None, new: Object | None) -> None:
         """A handler of the physical pods' changes: what is gone is no orphan any more, but may be missed."""
+        if twin_went(old, new):
+            self.patience.wake_next()
         if old is not None and new is None and "twin" in old:
             self.orphans.forget(uid_of(old))
             self.losses.saw_going(old)
@@ -122,6 +133,8 @@ class VirtualPods:
             return None
         if not await self.is_still_waiting(pod):
             return Result(requeue_after=LAG)
+        if (wait := await self.priority.hold_back(pod, binding)) is not None:
+            return wait
         if (refusal := self.admitter.admit(pod, self.twin_key(pod), node)) is not None:
             return await self.turn_away(pod, refusal)
         return await self.create(pod, binding, node)
@@ -156,7 +169,8 @@ class VirtualPods:
         key, ledger, taints = self.twin_key(pod), self.site.ledger, self.taints_of(node)
         wanted = pods.new_twin(pod, binding, node, self.aliases(namespace_of(pod) or ""), taints)
         try:
-            await self.verdicts.accept(pod)
+            if told_since(pod, keys.ACCEPTED, QUOTA_EXCEEDED) is None:  # else the twin tells
+                await self.verdicts.accept(pod)
             if binding.spec.direct_scheduling:
                 check_taints(node, taints, wanted["spec"]["tolerations"])
             for companion in self.companions:
@@ -169,8 +183,10 @@ class VirtualPods:
             await self.verdicts.wait(pod, wait.reason, str(wait))
             seconds = TAKEN if wait.reason == "NameTaken" else wait.seconds
             return Result(requeue_after=seconds) if seconds is not None else None
-        except BaseException:
+        except BaseException as error:
             ledger.release(key)
+            if isinstance(error, ApiError) and is_over_quota(error):
+                return await self.patience.wait_for_quota(pod, error)
             raise
         try:
             await self.site.physical.create(PODS, wanted)
@@ -179,9 +195,12 @@ class VirtualPods:
             return await self.adopt(pod, binding)
         except ApiError as error:
             ledger.release(key)
+            if is_missing(error):
+                return await self.priority.refused(pod, binding)
             return await self.patience.refused(pod, node, error)
         ledger.written(key, self.site.now())
-        self.site.trouble.priority_class = None
+        self.patience.taken(pod)
+        self.priority.found()
         if uncopied := uncopied_keys(pod, binding):
             self.site.manager.events.normal(pod, "MetadataNotCopied", uncopied_message(uncopied))
         return None  # it comes by the watch

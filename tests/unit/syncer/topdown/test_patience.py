@@ -8,13 +8,16 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
+from tapestry.apis.priorities import PRIORITY_CLASSES
+from tapestry.client.transport import Request
+from tapestry.client.waiting import wait_for
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import ApiError, Invalid, NotFound, ServerError, Unavailable
 from tapestry.kube.objects import named, value_at
 from tapestry.kube.resources import PODS
 
-from ..world import MAPPED, NO_ROOM, World, a_world, forbidden, nothing, phase, refusing, said
+from ..world import MAPPED, NO_ROOM, NODE, World, a_world, forbidden, nothing, phase, refusing, said
 
 FIVE_MINUTES = 300.0
 TEN_MINUTES = 600.0
@@ -174,7 +177,7 @@ async def test_one_pod_shrinks_a_lease_once_however_often_its_end_has_to_be_said
 @in_virtual_time
 async def test_a_pod_that_is_refused_below_fails_after_five_minutes_of_trying_ever_less() -> None:
     world = await a_world()
-    world.down.refusal = refusing_pods(OVER_QUOTA)
+    world.down.refusal = refusing_pods(Invalid(422, "Invalid", "spec.x: must be y"))
     async with world.syncer():
         await world.add_pod(requests=ONE_CPU)
         await world.wait_for_pod(said(keys.MAPPED, "False", "RefusedBelow"))
@@ -182,10 +185,52 @@ async def test_a_pod_that_is_refused_below_fails_after_five_minutes_of_trying_ev
         assert (await world.ended())[0] == "Pending"
         await asyncio.sleep(4)
         assert await world.ended() == ("Failed", "RefusedBelow")
-        assert "exceeded quota" in (await world.pod())["status"]["message"]
         assert 5 <= len(world.down.writes("POST", "/pods")) <= 12
+
+
+# -- a quota below
+
+
+@in_virtual_time
+async def test_pod_waits_for_a_quota_for_as_long_as_it_takes() -> None:
+    world = await a_world()
+    world.down.refusal = refusing_pods(OVER_QUOTA)
+    async with world.syncer() as site:
+        await world.add_pod(requests=ONE_CPU)
+        pod = await world.wait_for_pod(said(keys.ACCEPTED, "False", "QuotaExceeded"))
+        assert "exceeded quota: all" in find(pod["status"]["conditions"], keys.ACCEPTED)["message"]
+        await asyncio.sleep(12 * FIVE_MINUTES)
+        assert await world.ended() == ("Pending", None)
+        assert 5 <= len(world.down.writes("POST", "/pods")) <= 24
+        assert len(world.up.writes("/pods/work/status")) == 1
+        assert len(await world.events("QuotaExceeded")) == 1
+        assert await world.lent("cpu") == "4"
+        assert dict(site.ledger.held(NODE)) == {}
+        world.down.refusal = nothing
+        await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES + 1)
+        await asyncio.sleep(5)
+        assert await world.condition(keys.ACCEPTED) is None
+
+
+@in_virtual_time
+async def test_pods_that_wait_for_a_quota_are_tried_one_after_the_other_when_a_twin_ends() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.run_pod("first")
+        world.down.refusal = refusing_pods(OVER_QUOTA)
+        names = [f"p{number}" for number in range(20)]
+        for name in names:
+            await world.add_pod(name)
+            await world.wait_for_pod(said(keys.ACCEPTED, "False", "QuotaExceeded"), name)
+        await asyncio.sleep(12 * FIVE_MINUTES + 1)
+        before = len(world.down.writes("POST", "/pods"))
+        await world.end("Succeeded", "first")
         await asyncio.sleep(1)
-        assert await world.lent("cpu") == "3"
+        assert len(world.down.writes("POST", "/pods")) - before <= 2
+        world.down.refusal = nothing
+        await world.stop("first")
+        await asyncio.sleep(FIVE_MINUTES)
+        assert len(await world.twins()) == 20
 
 
 @in_virtual_time
@@ -251,19 +296,66 @@ async def permission(world: World) -> tuple[str, str] | None:
     return (found["status"], found["reason"]) if found else None
 
 
+def no_class_and(may_create: bool) -> Any:
+    """No pod is taken, and PriorityClasses only where we may create them."""
+
+    def refusal(request: Request) -> ApiError | None:
+        if request.method == "POST" and request.path.endswith("/priorityclasses") and not may_create:
+            return forbidden('priorityclasses is forbidden: User "syncer" cannot create resource')
+        return NO_CLASS if request.method == "POST" and request.path.endswith("/pods") else None
+
+    return refusal
+
+
 @in_virtual_time
-async def test_without_the_priority_class_nothing_is_mapped_and_the_binding_says_so_until_it_is_there() -> None:
+async def test_missing_priority_class_is_said_once_and_tried_once_a_minute(caplog: Any) -> None:
     world = await a_world()
-    world.down.refusal = refusing_pods(NO_CLASS)
+    world.down.refusal = no_class_and(may_create=False)
     async with world.syncer():
-        await world.add_pod("a")
-        await world.add_pod("b")
+        names = [f"p{number}" for number in range(50)]
+        for name in names:
+            await world.add_pod(name)
         await asyncio.sleep(5)
         assert await permission(world) == ("False", "PriorityClassMissing")
         await asyncio.sleep(10 * FIVE_MINUTES)
-        assert [await world.ended(name) for name in ("a", "b")] == [("Pending", None)] * 2
+        assert {await world.ended(name) for name in names} == {("Pending", None)}
+        assert await world.condition(keys.MAPPED, "p0") == ("False", "NotPermitted")
         assert await world.twins() == []
+        [event] = await world.events("PriorityClassMissing")
+        assert event["involvedObject"]["kind"] == "ClusterBinding"
+        assert "tapestry join" in event.get("message", "")
+        assert len(world.down.writes("POST", "/pods")) <= 50 + 55
+        assert len([record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]) <= 2
         world.down.refusal = nothing
-        await asyncio.sleep(FIVE_MINUTES + 5)
-        assert len(await world.twins()) == 2
+        await asyncio.sleep(65)
+        assert len(await world.twins()) == 50
+        await asyncio.sleep(5)
         assert await permission(world) == ("True", "Permitted")
+
+
+@in_virtual_time
+async def test_syncer_creates_the_priority_class_where_it_may() -> None:
+    world = await a_world()
+
+    async with world.syncer():
+        world.down.refusal = no_class_and(may_create=True)
+        await world.add_pod()
+        made = await wait_for(world.physical, PRIORITY_CLASSES, keys.PRIORITY_CLASS, until=bool, timeout=5)
+        assert made is not None
+        assert (made["value"], made["preemptionPolicy"]) == (-10000, "Never")
+        world.down.refusal = nothing
+        await world.wait_for_pod(MAPPED, timeout=5)
+        assert await world.events("PriorityClassMissing") == []
+        assert await permission(world) is None
+
+
+@in_virtual_time
+async def test_syncer_creates_no_priority_class_that_the_binding_names() -> None:
+    world = await a_world(podPriorityClassName="scavengers")
+    world.down.refusal = no_class_and(may_create=True)
+    async with world.syncer():
+        await world.add_pod()
+        await asyncio.sleep(5)
+        assert await world.physical.list(PRIORITY_CLASSES) == []
+        [event] = await world.events("PriorityClassMissing")
+        assert "spec.podPriorityClassName" in event.get("message", "")
