@@ -50,6 +50,13 @@ class ResourceLimit(Fields):
     percent: Annotated[int, Meta(ge=0, le=100, description="Of what is idle.")] | None = None
 
 
+class TotalLimit(Fields):
+    """The most that is lent of one resource, of all nodes of a binding together."""
+
+    resource: Annotated[Key, Meta(description="Such as cpu, memory, pods, nvidia.com/gpu.")]
+    quantity: Annotated[Amount, Meta(description="At most so much, of all nodes together.")]
+
+
 class ResourceLeasingPolicySpec(Fields):
     """What is lent of which nodes, when, and on which terms it is taken back."""
 
@@ -61,6 +68,14 @@ class ResourceLeasingPolicySpec(Fields):
         tuple[ResourceLimit, ...],
         as_map("resource"),
         Meta(max_length=64, description="A resource that is not named is lent whole."),
+    ] = ()
+    total_limits: Annotated[
+        tuple[TotalLimit, ...],
+        as_map("resource"),
+        Meta(
+            max_length=64,
+            description="The most of all nodes of a binding together, divided in proportion to their leases.",
+        ),
     ] = ()
     force_reclaim: Annotated[bool, Meta(description="At the deadline, take back what pods still hold.")] = False
     graceful_reclaim_period_seconds: Annotated[

@@ -147,7 +147,7 @@ async def syncer(
 
 def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     """Which change is whose business."""
-    current = wire_leases(site)
+    current = wire_leases(site, lambda names: add_all(nodes, names))
     physical = PhysicalNodes(site, current)
     nodes = site.manager.controller("nodes", physical.reconcile, workers=NODE_WORKERS)
     leases = site.manager.controller("node-leases", NodeLeases(site).reconcile, workers=NODE_WORKERS)
@@ -193,9 +193,19 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
     site.manager.from_the_start("vigil", Vigil(site, physical, unfenced).run)
 
 
-def wire_leases(site: Site) -> Leases:
+def add_all(controller: Controller, names: Iterable[str]) -> None:
+    for name in names:
+        controller.queue.add(name)
+
+
+def wire_leases(site: Site, on_division: Callable[[Iterable[str]], None]) -> Leases:
     """The leases as they are now, and what twins hold of them: kept up to date before anything else is told."""
-    leases = Leases(site)
+
+    async def divide(_: str) -> None:
+        leases.divide_again(site.now())
+
+    totals = site.manager.controller("totals", divide, workers=1)
+    leases = Leases(site, on_division, lambda _: totals.queue.add_after(site.binding_name, SUMMARY_SECONDS))
     site.physical_pods.on_change(leases.saw_below)
     site.physical_pods.on_change(site.ledger.saw)
     site.physical_nodes.on_change(leases.saw_node)

@@ -37,6 +37,8 @@ def policy_of(obj: Object, side: Side, default_zone: str) -> Policy:
     for index, limit in enumerate(spec.resource_limits):
         if limit.quantity is not None:
             parse(limit.quantity, f"spec.resourceLimits[{index}].quantity")
+    for index, total in enumerate(spec.total_limits):
+        parse(total.quantity, f"spec.totalLimits[{index}].quantity")
     return Policy(
         name=name_of(obj),
         side=side,

@@ -32,6 +32,7 @@ from tapestry.syncer.leasing import Lease, State, Terms, earliest, soonest
 from tapestry.syncer.projections import is_placeholder, physical_node_of
 from tapestry.syncer.reclaim import Reclaim, leaving, reclaim_of
 from tapestry.syncer.site import Site
+from tapestry.syncer.totals import limited
 from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.virtual_nodes import last_terms, taint_named, virtual_node, withdrawn
 
@@ -76,7 +77,9 @@ class PhysicalNodes:
     def lease(self, node: Object, existing: Object | None, binding: Binding, now: datetime) -> Lease:
         pods = self.site.pods_on(name_of(existing)) if existing else []
         used = [pod["held"] for pod in pods if holds_its_node(pod)]
-        return self.leases.computed(node, existing, binding, now, used)
+        lease = self.leases.computed(node, existing, binding, now, used)
+        share = self.leases.share(name_of(node), now)
+        return limited(lease, share) if share is not None else lease
 
     def running_on(self, existing: Object | None) -> list[Object]:
         """The pods of a virtual node that have something below: those that wait for its lease hold nothing of it."""
