@@ -205,14 +205,49 @@ async def there_is_no_place_below(world: Clusters) -> None:
     await asyncio.sleep(SHORTAGE_LASTS.total_seconds())  # until then a process that saw it lends less
 
 
+async def a_closed_lease_opens(world: Clusters) -> None:
+    mark = {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}}
+    await world.physical.patch(NODES, named("n1"), mark)
+    await asyncio.sleep(5)
+    await world.add_pod(requests={"cpu": "3"}, tolerations=[{"operator": "Exists"}])
+    await world.wait_for_pod(said(keys.ACCEPTED, "False", "Reclaimed"), timeout=LONG)
+    await asyncio.sleep(60)
+    assert await world.twins() == []
+    await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: None}}})
+    await world.wait_for_pod(MAPPED, timeout=LONG)
+
+
+async def a_lease_is_full(world: Clusters) -> None:
+    await runs(world, requests={"cpu": "3"})
+    await world.add_pod("over", requests={"cpu": "2"})
+    await world.wait_for_pod(phase("Failed"), "over", timeout=LONG)
+    assert await world.ended("over") == ("Failed", "OutOfcpu")
+    where = named("work", "default")
+    spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}
+    await world.virtual.patch(PODS, where, {"spec": spec}, type=PatchType.STRATEGIC, subresource="resize")
+    await world.wait_for_pod(said("PodResizePending", "True", "Infeasible"), timeout=LONG)
+    assert (await world.twin())["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "3"}
+
+
+async def a_deleted_pod_is_reclaimed(world: Clusters) -> None:
+    await runs(world, terminationGracePeriodSeconds=604800)
+    await world.delete_pod()
+    await world.wait_for_twin(is_deleting, timeout=LONG)
+    await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+    await world.wait_for_twin(lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= 30, timeout=LONG)
+    await world.stop()
+    await world.wait_until_pod_is_gone(timeout=LONG)
+
+
 async def a_quota_is_full_for_a_while(world: Clusters) -> None:
     await runs(world)
 
 
 async def a_quota_is_full_for_good(world: Clusters) -> None:
     await world.add_pod()
-    await world.wait_for_pod(phase("Failed"), timeout=LONG)
-    await asyncio.sleep(SHORTAGE_LASTS.total_seconds())
+    await world.wait_for_pod(said(keys.ACCEPTED, "False", "QuotaExceeded"), timeout=LONG)
+    await asyncio.sleep(600)
+    assert await world.ended() == ("Pending", None)
 
 
 async def a_stranger_has_the_name(world: Clusters) -> None:
@@ -272,8 +307,11 @@ STORIES: dict[Story, Callable[[int, Request], ApiError | None] | None] = {
     a_twin_is_lost: None,
     a_namesake_comes_at_once: None,
     there_is_no_place_below: None,
+    a_closed_lease_opens: None,
+    a_lease_is_full: None,
+    a_deleted_pod_is_reclaimed: None,
     a_quota_is_full_for_a_while: full_for(10),
-    a_quota_is_full_for_good: full_for(LONG),
+    a_quota_is_full_for_good: full_for(2 * A_DAY),
     a_stranger_has_the_name: None,
     a_refused_pod_is_accepted_later: None,
     the_binding_ends: None,

@@ -1,0 +1,404 @@
+"""Admission: each rule as an example, and that leases hold whatever happens in whatever order."""
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tapestry.apis import keys
+from tapestry.controller import Informer
+from tapestry.controller.testing import running_clock
+from tapestry.controller.testing.clock import START, run
+from tapestry.kube.errors import ApiError
+from tapestry.kube.objects import Object, annotations_of, key_of, named, value_at
+from tapestry.kube.quantity import Amounts, Quantity, parse
+from tapestry.kube.requests import effective_requests
+from tapestry.kube.resources import NODES, PODS
+from tapestry.syncer.admission import (
+    Reject,
+    Wait,
+    capacity_decision,
+    closed_decision,
+    closure_of,
+    resize_decision,
+)
+from tapestry.syncer.leasing import Lease, State, Terms
+from tapestry.syncer.ledger import Ledger
+
+from .test_leasing import a_node, a_policy, at
+from .test_leasing import lease as lease_at
+from .world import MOUNT, NODE, World, a_world
+
+NOW = at("12:00")
+OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": True}
+
+
+def amounts(**texts: str) -> Amounts:
+    return Amounts.parse(texts)
+
+
+def a_pod(owner: bool = False, scheduled: bool = False, tolerations: list[Object] | None = None) -> Object:
+    references = {"ownerReferences": [OWNER]} if owner else {}
+    return {
+        "metadata": {"name": "p", "namespace": "default", "uid": "u", **references},
+        "spec": {"nodeName": NODE, "tolerations": tolerations or []},
+        "status": {"scheduled": scheduled, "conditions": []},
+    }
+
+
+# -- closed
+
+
+@pytest.mark.parametrize(
+    ("reason", "node", "lease"),
+    [
+        ("Withdrawn", None, None),
+        ("Withdrawn", a_node(), Lease(State.WITHDRAWN, "NoPolicy")),
+        ("Reclaimed", a_node(), Lease(State.CLOSED, "Reclaimed", terms=Terms(NOW))),
+        ("OutOfTimeWindows", a_node(), Lease(State.CLOSED, "OutOfTimeWindows")),
+        ("Cordoned", {**a_node(), "spec": {"unschedulable": True}}, Lease(State.OPEN, "Leased")),
+        (None, a_node(), Lease(State.OPEN, "Leased")),
+    ],
+)
+def test_node_takes_no_pods_for_a_reason(reason: str | None, node: Object | None, lease: Lease | None) -> None:
+    found = closure_of(node, lease, NOW)
+    assert (found and found.reason) == reason
+
+
+def test_closed_lease_tells_when_it_opens() -> None:
+    lease = lease_at(a_policy("night", "22:00-06:00"), a_policy("noon", "13:00-14:00"), now=NOW)
+    found = closure_of(a_node(), lease, NOW)
+    assert found is not None
+    assert found.opens == at("13:00")
+    assert "2026-03-02T13:00:00Z" in found.message
+
+
+@pytest.mark.parametrize(
+    ("pod", "outcome"),
+    [
+        (a_pod(owner=True, scheduled=True), Reject),
+        (a_pod(owner=True, scheduled=False), Wait),  # its template names the node: another one would be no better
+        (a_pod(owner=False, scheduled=True), Wait),  # nobody would make another one
+        (a_pod(True, True, [{"operator": "Exists"}]), Wait),
+        (a_pod(True, True, [{"key": keys.OUT_OF_TIME_WINDOWS, "operator": "Exists"}]), Wait),
+        (a_pod(True, True, [{"key": "other", "operator": "Exists"}]), Reject),
+    ],
+)
+def test_only_a_scheduled_pod_of_a_controller_that_tolerates_nothing_fails(pod: Object, outcome: type) -> None:
+    closure = closure_of(a_node(), Lease(State.CLOSED, "OutOfTimeWindows"), NOW)
+    assert closure is not None
+    assert isinstance(closed_decision(pod, closure), outcome)
+
+
+# -- capacity
+
+
+@pytest.mark.parametrize(
+    ("requests", "held", "above", "reason"),
+    [
+        ({"cpu": "2"}, {"cpu": "2"}, {"cpu": "2"}, None),
+        ({"cpu": "2001m"}, {"cpu": "2"}, {"cpu": "2"}, "OutOfcpu"),
+        ({"cpu": "3", "memory": "9Gi", "pods": "1"}, {"cpu": "2"}, {"cpu": "2"}, "OutOfcpu"),
+        ({"cpu": "3", "pods": "1"}, {"cpu": "2", "pods": "10"}, {"cpu": "2", "pods": "10"}, "OutOfpods"),
+        ({"z.io/gpu": "1", "a.io/gpu": "1"}, {}, {}, "OutOfa.io/gpu"),
+        ({"z.io/gpu": "0"}, {}, {}, None),
+        ({"cpu": "2"}, {"cpu": "3"}, {"cpu": "2"}, "CapacityPending"),
+    ],
+)
+def test_pod_fits_or_names_what_is_lacking(
+    requests: dict[str, str], held: dict[str, str], above: dict[str, str], reason: str | None
+) -> None:
+    leased = amounts(cpu="4", memory="8Gi", pods="10")
+    found = capacity_decision(Amounts.parse(requests), leased, Amounts.parse(held), Amounts.parse(above))
+    assert (found and found.reason) == reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "own", "held", "reason"),
+    [
+        ("2", "1", "3", None),
+        ("3", "1", "3", "Deferred"),
+        ("5", "1", "1", "Infeasible"),
+        ("1", "2", "9", None),
+    ],
+)
+def test_resize_is_done_or_pending(wanted: str, own: str, held: str, reason: str | None) -> None:
+    found = resize_decision(amounts(cpu=wanted), amounts(cpu=own), amounts(cpu="4"), amounts(cpu=held), None)
+    assert (found and found.reason) == reason
+
+
+# -- the ledger behind a cache that lags
+
+
+def cpu(amount: int) -> Amounts:
+    return Amounts(cpu=Quantity(amount * 10**9), pods=parse(1))
+
+
+def a_twin(name: str, amount: int | None) -> Object:
+    annotations = {
+        keys.VIRTUAL_NODE_NAME: NODE,
+        keys.VIRTUAL_POD_UID: f"uid-{name}",
+        keys.VIRTUAL_POD_NAMESPACE: "default",
+        keys.VIRTUAL_POD_NAME: name,
+    }
+    metadata = {"name": name, "namespace": MOUNT, "annotations": annotations}
+    return {"metadata": metadata, "held": cpu(amount) if amount is not None else None, "twin": b"{}"}
+
+
+def virtual(name: str) -> Object:
+    return {"metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"}, "spec": {"nodeName": NODE}}
+
+
+NAMES = st.sampled_from([f"p{number}" for number in range(8)])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Pods are created, resized and end below; the cache sees it later, in order.  Answers may be lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.now = NOW
+        self.leased = cpu(8)
+        self.below: dict[str, int] = {}
+        self.under_way: dict[str, int] = {}
+        self.events: list[tuple[str, int | None]] = []
+        self.cache: dict[str, Object] = {}
+        self.used: set[str] = set()
+
+    def committed(self) -> int:
+        """What runs below, and what may still come to run there."""
+        names = {*self.below, *self.under_way}
+        return sum(max(self.below.get(name, 0), self.under_way.get(name, 0)) for name in names)
+
+    @rule(name=NAMES, amount=st.integers(1, 4))
+    def arrive(self, name: str, amount: int) -> None:
+        if name in self.used or name in self.under_way:
+            return
+        key = f"{MOUNT}/{name}"
+        held = self.ledger.held(NODE) - self.ledger.held_by(key)
+        if capacity_decision(cpu(amount), self.leased, held, held) is None:
+            self.ledger.reserve(key, virtual(name), cpu(amount))
+            self.under_way[name] = amount
+            assert self.committed() <= value(self.leased)
+
+    @rule(name=NAMES, answered=st.booleans())
+    def created(self, name: str, answered: bool) -> None:
+        if name in self.under_way and name not in self.used:
+            self.used.add(name)
+            self.below[name] = self.under_way.pop(name)
+            self.events.append((name, self.below[name]))
+            if answered:
+                self.ledger.written(f"{MOUNT}/{name}", self.now)
+
+    @rule(name=NAMES)
+    def refused(self, name: str) -> None:
+        if name in self.under_way and name not in self.used:
+            del self.under_way[name]
+            self.ledger.release(f"{MOUNT}/{name}")
+
+    @rule(name=NAMES, amount=st.integers(1, 8))
+    def resize(self, name: str, amount: int) -> None:
+        key = f"{MOUNT}/{name}"
+        if self.cache.get(name, {}).get("held") is None or name not in self.below or name in self.under_way:
+            return
+        own = self.ledger.held_by(key)
+        if resize_decision(cpu(amount), own, self.leased, self.ledger.held(NODE), None) is None:
+            grows = amount > self.below[name]
+            self.ledger.reserve(key, virtual(name), cpu(amount))
+            self.below[name] = amount
+            self.events.append((name, amount))
+            self.ledger.written(key, self.now)
+            assert not grows or self.committed() <= value(self.leased)
+
+    @precondition(lambda self: self.below)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.below)))
+        del self.below[name]
+        self.events.append((name, None))
+
+    @precondition(lambda self: self.events)
+    @rule()
+    def see(self) -> None:
+        name, amount = self.events.pop(0)
+        old = self.cache.pop(name, None)
+        new = a_twin(name, amount) if amount is not None else None
+        if new is not None:
+            self.cache[name] = new
+        if old is not None or new is not None:
+            self.ledger.saw(old, new)
+
+    @rule(amount=st.integers(0, 12))
+    def lend(self, amount: int) -> None:
+        self.leased = cpu(amount)
+        self.leased["pods"] = parse(100)
+
+    @invariant()
+    def ledger_counts_no_less_than_there_is(self) -> None:
+        assert value(self.ledger.held(NODE)) >= self.committed()
+
+    @invariant()
+    def ledger_is_exact_once_the_cache_has_seen_everything(self) -> None:
+        if not self.events and not self.under_way:
+            self.ledger.release_expired(NODE, self.now + timedelta(hours=1))
+            held = self.ledger.held(NODE)
+            assert value(held) == sum(self.below.values())
+            assert held["pods"].nano == len(self.below) * 10**9
+
+
+def value(found: Amounts) -> int:
+    return found["cpu"].nano // 10**9
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+test_ledger_never_counts_less_than_runs_below = LedgerMachine.TestCase
+
+
+# -- a whole syncer
+
+
+@dataclass
+class Observer:
+    """Sees every twin as the physical server has it, and holds it against the lease."""
+
+    world: World
+    is_killed: bool = False
+    leased: str = "4"
+    twins: dict[str, Object] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def saw(self, old: Object | None, new: Object | None) -> None:
+        twin = new or old
+        assert twin is not None
+        if keys.VIRTUAL_POD_UID not in annotations_of(twin):
+            return
+        before = self.held()
+        if new is None:
+            self.twins.pop(key_of(twin), None)
+            return
+        self.twins[key_of(twin)] = new
+        now, after = running_clock().now(), self.held()
+        if old is None and (self.is_killed or not is_open(now)):
+            self.faults.append(f"{key_of(twin)} started at {now}: the lease is closed")
+        if after["cpu"] > before["cpu"] and after["cpu"] > parse(self.leased):
+            self.faults.append(f"{key_of(twin)}: {after['cpu']} of {self.leased} at {now}")
+
+    def held(self) -> Amounts:
+        live = (
+            twin for twin in self.twins.values() if value_at(twin, "status", "phase") not in ("Succeeded", "Failed")
+        )
+        return sum(map(effective_requests, live), Amounts())
+
+
+WINDOWS = [{"start": f"00:{minute:02}", "end": f"00:{minute + 10:02}"} for minute in (5, 25, 45)]
+POLICY = {"timeWindows": WINDOWS, "forceReclaim": True, "gracefulReclaimPeriodSeconds": 60}
+
+
+def is_open(now: datetime) -> bool:
+    minutes = (now - START).total_seconds() / 60
+    return any(start <= minutes < start + 10 for start in (5, 25, 45))
+
+
+POD_NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("arrive"), POD_NAMES, st.sampled_from(["1", "2", "3", "5"]), st.integers(0, 2)),
+        st.tuples(st.just("pass"), st.sampled_from([0.0, 1.0, 60.0, 240.0, 299.999, 600.0])),
+        st.tuples(st.just("resize"), POD_NAMES, st.sampled_from(["1", "2", "3", "4"])),
+        st.tuples(st.just("delete"), POD_NAMES, st.sampled_from([None, 0])),
+        st.tuples(st.just("finish"), POD_NAMES),
+        st.tuples(st.just("vanish"), POD_NAMES),
+        st.tuples(st.just("kill"), st.booleans()),
+        st.tuples(st.just("foreign"), st.booleans()),
+    ),
+    min_size=4,
+    max_size=25,
+)
+
+
+async def play(steps: list[tuple[Any, ...]]) -> None:
+    world = await a_world(policy=POLICY)
+    observer = Observer(world)
+    informer = Informer(world.physical, PODS, namespace=MOUNT)
+    informer.on_change(observer.saw)
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(informer.run())
+        async with world.syncer():
+            await asyncio.sleep(295)
+            for step in steps:
+                try:
+                    await take(world, observer, *step)
+                except ApiError:
+                    continue  # there is no such pod, or one already, or it cannot be resized
+            await asyncio.sleep(120)
+        following.cancel()
+    assert not observer.faults
+
+
+async def take(world: World, observer: Observer, what: str, *args: Any) -> None:
+    if what == "arrive":
+        name, amount, kind = args
+        tolerations = [{"operator": "Exists"}] if kind else []
+        metadata = {"ownerReferences": [OWNER]} if kind == 2 else None
+        await world.add_pod(
+            name,
+            requests={"cpu": amount},
+            tolerations=tolerations,
+            metadata=metadata,
+            terminationGracePeriodSeconds=600,
+        )
+    elif what == "pass":
+        await asyncio.sleep(args[0])
+    elif what == "resize":
+        patch = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": args[1]}}}]}}
+        await world.change_pod(patch, args[0], subresource="resize")
+    elif what == "delete":
+        await world.delete_pod(args[0], grace=args[1])
+    elif what == "finish":
+        await world.end("Succeeded", args[0])
+    elif what == "vanish":
+        await world.stop(args[0])
+    elif what == "kill":
+        mark = {"metadata": {"annotations": {keys.RECLAIM: keys.NOW if args[0] else None}}}
+        if not args[0]:
+            observer.is_killed = False
+        await world.physical.patch(NODES, named("n1"), mark)
+        await asyncio.sleep(0.001)
+        observer.is_killed = args[0]
+    elif args[0]:
+        await world.add_foreign_pod("shop", "n1", requests={"cpu": "2"})
+        await asyncio.sleep(0.001)
+        observer.leased = "2"
+    else:
+        observer.leased = "4"
+        await world.physical.delete(PODS, named("shop", "default"), grace_seconds=0)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example([("pass", 60.0), ("arrive", "a", "1", 0), ("arrive", "b", "3", 0), ("pass", 1.0), ("resize", "a", "3")])
+@example([("pass", 60.0), *(("arrive", name, "2", 1) for name in "abcde")])
+@example([("pass", 60.0), ("arrive", "a", "3", 0), ("pass", 1.0), ("delete", "a", 0), ("arrive", "b", "2", 0)])
+@given(STEPS)
+def test_twins_never_exceed_the_lease_and_none_starts_while_it_is_closed(steps: list[tuple[Any, ...]]) -> None:
+    run(play(steps))
+
+
+def test_the_observer_sees_what_is_beyond_a_lease() -> None:
+    observer = Observer(world=None)  # type: ignore[arg-type]
+
+    async def scene() -> None:
+        running_clock()
+        for name in "abcde":
+            containers = [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]
+            twin = {**a_twin(name, 1), "spec": {"containers": containers}, "status": {}}
+            observer.saw(None, twin)
+
+    run(scene())
+    assert len([fault for fault in observer.faults if "of 4" in fault]) == 1
+    assert len([fault for fault in observer.faults if "closed" in fault]) == 5
