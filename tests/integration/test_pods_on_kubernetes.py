@@ -300,22 +300,28 @@ async def test_a_pod_whose_twin_was_evicted_below_says_so(site: Lending) -> None
         assert find(pod["status"]["conditions"], "DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
 
 
-async def test_a_pod_that_a_quota_below_refuses_fails_in_the_end_and_the_lease_shrinks(site: Lending) -> None:
+async def test_pod_that_a_quota_below_refuses_waits_until_there_is_room(site: Lending) -> None:
     node = await a_node(site)
-    none = {"pods": "0"}
-    quota = an_object("ResourceQuota", {"name": "none", "namespace": site.mount}, spec={"hard": none})
+    quota = an_object("ResourceQuota", {"name": "few", "namespace": site.mount}, spec={"hard": {"pods": "0"}})
     made = await site.physical.create(QUOTAS, quota)
-    status = {"status": {"hard": none, "used": {"pods": "0"}}}  # as a controller manager would say
-    await site.physical.patch(QUOTAS, made, status, subresource="status")
-    with site.syncer(refusal_seconds="3"):
+    await allow_pods(site, made, "0")
+    with site.syncer(refusal_seconds="1"):
         await site.wait_for_virtual_node(node, lends(cpu="4"))
         await site.bind_pod("work", node, requests={"cpu": "1"})
-        await site.wait_for_pod("work", told(keys.MAPPED, "RefusedBelow"))
-        pod = await site.wait_for_pod("work", phase("Failed"))
-        assert pod["status"]["reason"] == "RefusedBelow"
-        assert "exceeded quota" in pod["status"]["message"]
-        await site.wait_for_virtual_node(node, lends(cpu="3"))
+        pod = await site.wait_for_pod("work", told(keys.ACCEPTED, "QuotaExceeded"))
+        assert "exceeded quota: few" in find(pod["status"]["conditions"], keys.ACCEPTED)["message"]
         assert await twins(site) == []
+        await allow_pods(site, made, "9")
+        pod = await site.wait_for_pod("work", mapped)
+        assert pod["status"]["phase"] == "Pending"
+        await site.wait_for_pod("work", lambda pod: find(pod["status"]["conditions"], keys.ACCEPTED) is None)
+
+
+async def allow_pods(site: Lending, quota: Object, number: str) -> None:
+    """What an owner writes into a quota, and a controller manager into its status."""
+    where, hard = named(name_of(quota), site.mount), {"pods": number}
+    await site.physical.patch(QUOTAS, where, {"spec": {"hard": hard}})
+    await site.physical.patch(QUOTAS, where, {"status": {"hard": hard, "used": {"pods": "0"}}}, subresource="status")
 
 
 async def test_a_pod_without_a_place_below_fails_in_the_end_and_leaves_no_twin(site: Lending) -> None:

@@ -63,6 +63,8 @@ class Trouble:
     """The message that says that ours is missing."""
     retry_at: datetime | None = None
     """Until when no pod is tried because of that."""
+    pause: timedelta = timedelta()
+    """How long the last wait was."""
 
 
 @dataclass(slots=True)

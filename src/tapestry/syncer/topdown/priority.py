@@ -1,7 +1,7 @@
 """The PriorityClass below, without which no twin can be created.
 
-The syncer creates ours where its rights allow.  Where they do not, it says so once, and one pod a minute finds out
-whether the class is there: the others wait without being tried.
+The syncer creates ours where its rights allow.  Where they do not, it says so once, and from time to time one pod finds
+out whether the class is there: the others wait without being tried.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from tapestry.syncer.topdown.verdicts import Verdicts
 
 log = logger(__name__)
 
-PAUSE = timedelta(minutes=1)
-"""Between two tries while the class is missing."""
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=1)
+"""Between two tries while the class is missing; each is twice as long as the one before."""
 NOT_PERMITTED = "NotPermitted"
 
 
@@ -44,7 +44,7 @@ class PriorityClassGuard:
         if trouble.retry_at is None:
             return None
         if trouble.retry_at <= now:
-            trouble.retry_at = now + PAUSE
+            trouble.retry_at = now + LONGEST_PAUSE  # unless there is an answer before
             self.trying.add(key_of(pod))
             return None
         return await self.wait(pod, binding, trouble.retry_at)
@@ -54,7 +54,8 @@ class PriorityClassGuard:
         trouble, now = self.site.trouble, self.site.now()
         if trouble.retry_at is None or key_of(pod) in self.trying:
             self.trying.discard(key_of(pod))
-            trouble.retry_at = now + PAUSE
+            trouble.pause = min(2 * trouble.pause, LONGEST_PAUSE) if trouble.pause else FIRST_PAUSE
+            trouble.retry_at = now + trouble.pause
             if await self.create(binding):
                 trouble.retry_at = now + timedelta(seconds=LAG)  # until the API server there knows it
             else:
@@ -93,6 +94,7 @@ class PriorityClassGuard:
         trouble = self.site.trouble
         if trouble.retry_at is not None:
             trouble.priority_class = trouble.retry_at = None
+            trouble.pause = timedelta()
             for key in sorted(self.waiting):
                 self.wake(key)
             self.waiting.clear()

@@ -308,7 +308,7 @@ def no_class_and(may_create: bool) -> Any:
 
 
 @in_virtual_time
-async def test_missing_priority_class_is_said_once_and_tried_once_a_minute(caplog: Any) -> None:
+async def test_missing_priority_class_is_said_once_and_tried_ever_less(caplog: Any) -> None:
     world = await a_world()
     world.down.refusal = no_class_and(may_create=False)
     async with world.syncer():
@@ -324,7 +324,7 @@ async def test_missing_priority_class_is_said_once_and_tried_once_a_minute(caplo
         [event] = await world.events("PriorityClassMissing")
         assert event["involvedObject"]["kind"] == "ClusterBinding"
         assert "tapestry join" in event.get("message", "")
-        assert len(world.down.writes("POST", "/pods")) <= 50 + 55
+        assert len(world.down.writes("POST", "/pods")) <= 50 + 60
         assert len([record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]) <= 2
         world.down.refusal = nothing
         await asyncio.sleep(65)
