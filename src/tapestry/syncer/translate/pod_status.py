@@ -223,7 +223,9 @@ def to_virtual(pod: Object, twin: Object, status: Object, now: datetime, resize:
     for field in ("hostIPs", "podIPs"):
         found[field] = [{"$patch": "replace"}, *wanted[field]] if field in wanted else None
     changes = condition_changes(pod, conditions, now)
-    found["conditions"] = [*changes, mapped(uid_of(twin), now), *scheduled_above(changes)] if is_new else changes
+    found["conditions"] = changes
+    if is_new:
+        found["conditions"] = [*changes, mapped(uid_of(twin), now), *scheduled_above(changes), *accepted_now(pod)]
     return {"metadata": {"annotations": mapping(twin, now)}, "status": found}
 
 
@@ -284,6 +286,12 @@ def condition_changes(pod: Object, wanted: list[Object], now: datetime) -> list[
 def scheduled_above(changes: list[Object]) -> list[Object]:
     """That the pod has a node, if nothing else is said of it: no scheduler does so where it came with one."""
     return [] if find(changes, SCHEDULED) else [{"type": SCHEDULED, "status": "True"}]
+
+
+def accepted_now(pod: Object) -> list[Object]:
+    """What takes back that the pod had to wait: it has a twin now."""
+    is_said = find(pod["status"]["conditions"], keys.ACCEPTED) is not None
+    return [{"type": keys.ACCEPTED, "$patch": "delete"}] if is_said else []
 
 
 def mapped(uid: str, now: datetime) -> Object:
