@@ -312,6 +312,7 @@ def test_what_an_offer_does_not_name_stays_as_the_owner_has_it() -> None:
             "cluster": "east",
             "timeWindows": [{"start": "22:00", "end": "06:00", "days": ["Mon"]}],
             "resourceLimits": [],
+            "totalLimits": [],
             "forceReclaim": True,
             "gracefulReclaimPeriodSeconds": 60,
             "evictDuringGrace": False,
