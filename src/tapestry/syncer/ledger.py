@@ -121,7 +121,7 @@ class Ledger:
         held, reserved = twin["held"], entry.reserved
         if reserved is not None and (is_first or (held is not None and held.larger(reserved) == held)):
             reserved = None
-        if held is not entry.held or reserved is not entry.reserved:
+        if reserved is not entry.reserved or held != entry.held:
             self._change(entry, held, reserved)
 
     def _forget(self, twin: Object) -> None:
