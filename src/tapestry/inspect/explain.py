@@ -18,6 +18,7 @@ from tapestry.kube.quantity import Amounts
 from tapestry.kube.requests import effective_requests, hold_of, holds_its_node
 from tapestry.syncer.leasing import Grant, Lease, Policy, Rules, Side, State, counting, deciding, is_reclaimed, lease_of
 from tapestry.syncer.policies import Reading, reading_of, readings, rules_of
+from tapestry.syncer.totals import BY_TOTAL, limited, totals_of
 from tapestry.syncer.virtual_nodes import remembering
 
 NO_WARNING = timedelta(0)
@@ -156,7 +157,7 @@ def explained_node(asked: Asked, below: Below, now: datetime) -> NodeAnswer:
     rules = rules_of(binding, operator, owner, below.mount, NO_WARNING)
     rules = remembering(rules, node, asked.virtual_node, now)
     foreign = [hold_of(pod) for pod in below.pods if holds_its_node(pod) and not binding.owns(pod)]
-    lease = lease_of(node, foreign, used, rules, now)
+    lease = with_share(lease_of(node, foreign, used, rules, now), rules, asked.virtual_node, now)
     terms = lease_of(node, foreign, used, rules, lease.ends).terms if lease.ends else lease.terms
     held = sum((hold.amounts for hold in foreign), Amounts())
     return asked.answer(
@@ -232,6 +233,8 @@ def rule(resource: str, grant: Grant, policies: dict[str, Policy]) -> str:
     limit = policy.limit_of(resource) if policy else None
     if limit is not None:
         return limit_text(limit)
+    if grant.by == BY_TOTAL:
+        return "its share of the total for all nodes"
     return "no policy that decides names it: all that is idle" if grant.by == "idle" else ""
 
 
@@ -251,6 +254,12 @@ def policy_answer(reading: Reading, node: Object | None, rules: Rules | None, zo
         next_change=policy.schedule.next_change(now),
         complaint=reading.complaint,
     )
+
+
+def with_share(lease: Lease, rules: Rules, virtual_node: Object | None, now: datetime) -> Lease:
+    """The lease with the share of each total that the virtual node shows: only its syncer knows all nodes."""
+    shown = Amounts.parse(value_at(virtual_node, "status", "allocatable"))
+    return limited(lease, Amounts({each: shown[each] for each in totals_of(rules, now) if each in shown}))
 
 
 def behind(virtual_node: Object | None, lease: Lease) -> tuple[str, ...]:

@@ -193,6 +193,15 @@ def test_a_virtual_node_that_shows_other_amounts_is_behind() -> None:
     assert explained_node(asked(virtual_node=shown), owner, MONDAY_NOON).behind == ()
 
 
+def test_share_of_a_total_is_what_the_virtual_node_shows() -> None:
+    owner = below([a_policy("few", totalLimits=[{"resource": "cpu", "quantity": "10"}])])
+    shown = a_virtual_node(status={"allocatable": {"cpu": "1500m", "pods": "11"}})
+    answer = explained_node(asked(virtual_node=shown), owner, MONDAY_NOON)
+    cpu, _ = answer.resources
+    assert (cpu.leased, cpu.decided_by, cpu.rule) == ("1500m", "total", "its share of the total for all nodes")
+    assert answer.behind == ()
+
+
 @given(allocatable=st.integers(0, 64), foreign=st.integers(0, 80), percent=st.integers(0, 100))
 def test_the_columns_of_a_row_always_add_up(allocatable: int, foreign: int, percent: int) -> None:
     policy = a_policy("some", resourceLimits=[{"resource": "cpu", "percent": percent}])
