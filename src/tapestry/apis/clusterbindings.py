@@ -24,6 +24,7 @@ MetadataKey = Annotated[
     ),
 ]
 DnsLabel = Annotated[str, Meta(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+HandlePattern = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class SecretReference(Fields):
@@ -61,6 +62,17 @@ class AllowedVolumes(Fields):
 
     drivers: Annotated[tuple[Name, ...], AS_SET, Meta(description="CSI drivers.")] = ()
     storage_classes: Annotated[tuple[Name, ...], AS_SET, Meta(description="None is any.")] = ()
+    volume_handles: Annotated[
+        tuple[HandlePattern, ...],
+        AS_SET,
+        Meta(
+            max_length=64,
+            description=(
+                "Volume handles that may cross, in which * matches any text. "
+                "Volumes that were provisioned for the claim that is mounted need none."
+            ),
+        ),
+    ] = ()
 
 
 class SyncBack(Fields):

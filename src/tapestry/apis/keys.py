@@ -32,6 +32,8 @@ HOST_PORTS: Final = PREFIX + "host-ports"
 OWNER_POLICY: Final = PREFIX + "owner-policy"
 """On the mount namespace: `required` lends nothing without a policy of the owner.  `tapestry join` sets it."""
 REQUIRED: Final = "required"
+POD_SECURITY_ENFORCE: Final = "pod-security.kubernetes.io/enforce"
+"""Kubernetes' own label: the Pod Security level that the owner enforces in the mount namespace."""
 
 # Annotations.
 PHYSICAL_NODE_UID: Final = PREFIX + "physical-node-uid"
@@ -62,6 +64,8 @@ NOW: Final = "now"
 SYNC_BACK: Final = PREFIX + "sync-back"
 """On a virtual ConfigMap or Secret: `true` lets changes to its copy in the physical cluster change it, where the
 binding's `syncBack` lists its namespace."""
+SAFEGUARDS: Final = PREFIX + "safeguards"
+"""On the mount namespace: which safeguards of the owner `tapestry join` has set up, separated by commas."""
 RUNNING_DAEMONSET: Final = PREFIX + "running-daemonset"
 """On pods of DaemonSets: `true` has them run on virtual nodes, whatever the binding's default."""
 
@@ -123,7 +127,14 @@ SIMULATED_NODE: Final = SIMULATED_PREFIX + "node"
 
 PRIORITY_CLASS: Final = "tapestry-leased"
 PRIORITY_CLASS_MISSING: Final = "PriorityClassMissing"
-"""The reason for which a binding is not Permitted that its syncer gives and takes back, and not the manager."""
+POD_SECURITY_STRICTER: Final = "PodSecurityStricterBelow"
+"""The owner enforces a stricter Pod Security level than the binding asks for; the stricter one applies."""
+SYNCER_REASONS: Final = frozenset({PRIORITY_CLASS_MISSING, POD_SECURITY_STRICTER})
+"""Reasons of the condition Permitted that the syncer sets and clears.  The manager leaves them as they are."""
+MOUNT_NAMESPACE_TAKEN: Final = "MountNamespaceTaken"
+"""The mount namespace carries the mark of another virtual cluster."""
+MOUNT_NAMESPACE_UNMARKED: Final = "MountNamespaceUnmarked"
+"""The mount namespace carries no mark; `tapestry join` sets it."""
 SYSTEM_NAMESPACE: Final = "tapestry-system"
 HOST_PORTS_NAMESPACE: Final = "tapestry-host-ports"
 """Of the pods that stand for host ports: apart from kubeconfigs, for every syncer may create pods there."""

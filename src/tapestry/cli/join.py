@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.mounts import LEVELS
 from tapestry.cli.clusters import FILE, finished, opened, physical_access, virtual_access, with_virtual_cluster
 from tapestry.cli.manual import manual
 from tapestry.cli.names import names_of
@@ -14,6 +15,7 @@ from tapestry.client.connection import HttpTransport
 from tapestry.manager.joining import Plan
 from tapestry.manager.joining import join as join_clusters
 from tapestry.manager.offers import Offer, percent, windows
+from tapestry.manager.safeguards import Safeguards
 from tapestry.manager.steps import Cluster, Step
 from tapestry.manager.unjoining import unjoin as part_clusters
 
@@ -28,7 +30,11 @@ from tapestry.manager.unjoining import unjoin as part_clusters
 @click.option("--cluster-kubeconfig", type=FILE, required=True, help="The physical cluster, as its administrator.")
 @click.option("--cluster-context", help="A context of that kubeconfig.")
 @click.option("--cluster-id", help="The first part of the names of its virtual nodes. [default: NAME]")
-@click.option("--mount-namespace", default="tapestry-leased", show_default=True, help="Where our pods run there.")
+@click.option(
+    "--mount-namespace",
+    default="",
+    help="Namespace there that pods run in. [default: tapestry-leased, or another name if that is taken]",
+)
 @click.option("--lease", help="How much of what is idle is lent, of each resource. [default: 50%]")
 @click.option(
     "--window", multiple=True, help='When, as "22:00-06:00 Mon,Tue"; several times; or always. [default: always]'
@@ -44,6 +50,28 @@ from tapestry.manager.unjoining import unjoin as part_clusters
     "--namespace", "-n", help="Namespace of the Secret with the kubeconfig. [default: the namespace of the manager]"
 )
 @click.option("--taint", is_flag=True, help="Bar pods that do not tolerate tapestry.io/vnode.")
+@click.option(
+    "--pod-security",
+    type=click.Choice(LEVELS),
+    help="Pod Security level that the mount namespace enforces. A level that is set is never loosened. "
+    "[default: baseline]",
+)
+@click.option("--max-cpu", help='CPU that all pods together may request, as in 16; "none" removes the total.')
+@click.option("--max-memory", help='Memory that all pods together may request, as in 64Gi; "none" removes the total.')
+@click.option("--max-pods", help='Number of pods at a time; "none" removes the total.')
+@click.option(
+    "--network-policy",
+    type=click.Choice(["isolate", "none"]),
+    help="Whether pods are isolated by a NetworkPolicy. [default: isolate]",
+)
+@click.option(
+    "--ingress-from", multiple=True, help="Namespace whose pods may connect to ours; can be given several times."
+)
+@click.option(
+    "--trust-volumes",
+    is_flag=True,
+    help="Let volumes cross although the cluster has no admission policies to limit them.",
+)
 @with_virtual_cluster
 def join(name: str, cluster_kubeconfig: Path, cluster_context: str | None, **options: Any) -> None:
     """Join a physical cluster under NAME: what is idle there becomes virtual nodes.
@@ -60,6 +88,7 @@ async def join_both(name: str, file: Path, context: str | None, options: dict[st
         options["mount_namespace"],
         options["taint"],
         offer_in(options),
+        safeguards_in(options),
         namespace=options["namespace"] or "",
     )
     access = physical_access(file, context)
@@ -80,6 +109,20 @@ def offer_in(options: dict[str, Any]) -> Offer:
         options["time_zone"],
         options["force_reclaim"],
         options["grace"],
+    )
+
+
+def safeguards_in(options: dict[str, Any]) -> Safeguards:
+    """What the options say; what was set up before stands in all that they do not."""
+    policy = options["network_policy"]
+    return Safeguards(
+        options["pod_security"],
+        options["max_cpu"],
+        options["max_memory"],
+        options["max_pods"],
+        None if policy is None else policy == "isolate",
+        options["ingress_from"] or None,
+        options["trust_volumes"],
     )
 
 

@@ -1,7 +1,7 @@
 """Joining: what makes a physical cluster one that lends, and the binding of it.
 
-    below   the mount namespace, the priority class, the kind of policies and the owner's first one, and an account for
-            the syncer with the rights of `syncer_below` and no others
+    below   the mount namespace with its safeguards, the priority class, the kind of policies and the owner's first
+            one, and an account for the syncer with the rights of `syncer_below` and no others
     above   a Secret with a kubeconfig of that account, and the ClusterBinding
 
 Whoever joins is an administrator of both clusters; what is made here needs neither afterwards.  Every step looks first
@@ -23,12 +23,14 @@ import yaml
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, AllowedVolumes, SecretReference
+from tapestry.apis.mounts import enforced_level
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
 from tapestry.apis.rights import Place, Right, placed, rules, single, syncer_below
 from tapestry.client.access import Access
 from tapestry.client.addresses import AddressRule
+from tapestry.client.discovery import serves
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
 from tapestry.client.waiting import wait_for
@@ -47,6 +49,8 @@ from tapestry.kube.objects import (
     value_at,
 )
 from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CRDS,
@@ -58,12 +62,16 @@ from tapestry.kube.resources import (
     SERVICE_ACCOUNTS,
     Resource,
 )
+from tapestry.manager import safeguards
 from tapestry.manager.connectivity import KEY, Connect, access_in, claims_of, examined, expiry_in
 from tapestry.manager.faults import Fault
 from tapestry.manager.installation import NAME as MANAGER_NAME
 from tapestry.manager.installation import host_ports_namespace
+from tapestry.manager.mount_namespaces import chosen_mount, have_mount_namespace, note_safeguards
 from tapestry.manager.offers import FIRST, Offer, check, policy_spec
-from tapestry.manager.steps import Cluster, JoinError, Mark, Step
+from tapestry.manager.safeguards import Safeguards, have_network_policy, have_quota
+from tapestry.manager.steps import Cluster, JoinError, Mark, Step, listed
+from tapestry.manager.volume_policies import Account, volume_policies
 
 TOKEN_SECONDS = int(timedelta(days=30).total_seconds())
 RENEWED_AT = 0.8
@@ -79,11 +87,14 @@ class Plan:
 
     name: str
     cluster_id: str
-    mount_namespace: str = "tapestry-leased"
+    mount_namespace: str = ""
+    """Where our pods run; join chooses one where it is empty."""
     taint: bool = False
     """Whether virtual nodes bar pods that do not tolerate them."""
     offer: Offer = field(default_factory=Offer)
     """What the owner lends; what it says nothing about stays as it is."""
+    safeguards: Safeguards = field(default_factory=Safeguards)
+    """What limits us there."""
     volumes: AllowedVolumes = field(default_factory=AllowedVolumes)
     """Which volumes may cross, as the binding says if there is one: more rights go with them."""
     metadata: tuple[str, ...] = ()
@@ -97,21 +108,28 @@ async def join(
 ) -> None:
     """Join the cluster that `access` opens.  Raises JoinError, before anything is written where that is possible."""
     check(plan.offer)
+    safeguards.check(plan.safeguards)
     uid = await virtual.identity()
+    binding = await virtual.find(CLUSTER_BINDINGS, named(plan.name))
+    mount = await chosen_mount(plan.mount_namespace, binding, uid, physical)
+    plan = replace(plan, mount_namespace=mount, volumes=allowed_volumes(plan, binding))
     await check_fit(plan, uid, virtual, physical)
     plan = replace(
         plan,
-        volumes=await allowed_volumes(plan, virtual),
-        metadata=await allowed_metadata(plan, virtual, physical),
+        metadata=await allowed_metadata(plan, binding, physical),
         namespace=plan.namespace or await manager_namespace(virtual),
     )
+    await check_volumes(plan, physical)
     kubeconfig(access, "any")
     if AddressRule().problem(urlsplit(access.server).hostname or ""):
         note = "loopback; syncers reach it only on that machine, and the manager refuses it without --allow-loopback"
         physical.tell(Step(Mark.WARNING, physical.word, access.server, note))
-    account = await prepare(plan, uid, physical)
+    namespace, account = await prepare(plan, uid, physical)
     secret = await hand_over(plan, uid, virtual, physical, account, access, now)
-    await virtual.have(CLUSTER_BINDINGS, wanted_binding(plan))
+    wanted = wanted_binding(plan)
+    if binding is None and enforced_level(namespace) == "restricted":
+        wanted["spec"]["podSecurity"] = "restricted"  # the default would be looser than what the owner enforces
+    await virtual.have(CLUSTER_BINDINGS, wanted)
     await check_rights(plan, secret, account, physical, connect)
 
 
@@ -141,19 +159,28 @@ async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -
             raise JoinError(complaint)
 
 
-async def allowed_volumes(plan: Plan, virtual: Cluster) -> AllowedVolumes:
+def allowed_volumes(plan: Plan, binding: Object | None) -> AllowedVolumes:
     """What the binding says of volumes; nothing, where it has yet to be made."""
-    binding = await virtual.find(CLUSTER_BINDINGS, named(plan.name))
     return decode(CLUSTER_BINDING, binding).allowed_volumes if binding is not None else plan.volumes
 
 
-async def allowed_metadata(plan: Plan, virtual: Cluster, physical: Cluster) -> tuple[str, ...]:
+async def allowed_metadata(plan: Plan, binding: Object | None, physical: Cluster) -> tuple[str, ...]:
     """What the binding lists, and where nodes are simulated also the keys that their kubelets read."""
     if not await physical.client.list(NODES, labels=keys.SIMULATED_NODE):
         return plan.metadata
-    binding = await virtual.find(CLUSTER_BINDINGS, named(plan.name))
     listed = decode(CLUSTER_BINDING, binding).allowed_metadata if binding is not None else ()
     return tuple(dict.fromkeys((*listed, *plan.metadata, f"{keys.SIMULATED_PREFIX}*")))
+
+
+async def check_volumes(plan: Plan, physical: Cluster) -> None:
+    """Raises JoinError where volumes are to cross and nothing could limit them to ours."""
+    if not plan.volumes.drivers or plan.safeguards.trust_volumes or await serves(physical.client, ADMISSION_POLICIES):
+        return
+    raise JoinError(
+        f"ClusterBinding {plan.name} allows volumes, and the physical cluster has no ValidatingAdmissionPolicy "
+        "(Kubernetes 1.30 and later) that would limit the syncer to its own; upgrade it, remove allowedVolumes, "
+        "or trust the syncer with every PersistentVolume there by --trust-volumes"
+    )
 
 
 def complaint_about(binding: Object, plan: Plan, identity: str, joined: set[str]) -> str:
@@ -170,7 +197,8 @@ def complaint_about(binding: Object, plan: Plan, identity: str, joined: set[str]
         return (
             f"ClusterBinding {name} has clusterID {spec['clusterID']}, for good; give --cluster-id {spec['clusterID']}"
         )
-    if (mount := spec.get("mountNamespace", plan.mount_namespace)) != plan.mount_namespace:
+    mount = spec.get("mountNamespace", plan.mount_namespace)
+    if mount != plan.mount_namespace:
         return f"ClusterBinding {name} has mountNamespace {mount}, for good; give --mount-namespace {mount}"
     if pinned not in (None, identity):
         return f"ClusterBinding {name} is of another cluster, {pinned}; choose another name, or unjoin it first"
@@ -189,6 +217,11 @@ def marks(uid: str, binding: str) -> dict[str, str]:
     }
 
 
+def selector(labels: dict[str, str]) -> str:
+    """What selects the objects with all of these labels."""
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
 def account_name(uid: str, binding: str) -> str:
     """The account and the roles below: bindings of one name, of two virtual clusters, do not meet."""
     return hashed_name(f"tapestry-syncer-{binding}", uid, binding)
@@ -198,29 +231,44 @@ def policy_name(uid: str, binding: str) -> str:
     return hashed_name(binding, uid, binding)
 
 
-async def prepare(plan: Plan, uid: str, physical: Cluster) -> Object:
-    """Have everything below; returns the syncer's account."""
-    await have_mount_namespace(plan, physical)
+async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Object]:
+    """Have everything below; returns the mount namespace and the syncer's account."""
+    asked, mount = plan.safeguards, plan.mount_namespace
+    namespace = await have_mount_namespace(mount, uid, asked, physical)
     await physical.have(PRIORITY_CLASSES, priority_class(), shared=True)
     definition = crd(POLICY)
     labelled = {**definition["metadata"], "labels": {keys.MANAGED_BY: keys.TAPESTRY}}
     await physical.have(CRDS, {**definition, "metadata": labelled}, shared=True)
     await have_policy(plan, uid, physical)
+    name, labels = policy_name(uid, plan.name), marks(uid, plan.name)
+    has_quota = await have_quota(name, mount, labels, asked, physical)
+    is_isolated = await have_network_policy(name, mount, labels, asked, namespace, physical)
     name, account = account_name(uid, plan.name), None
-    for resource, wanted in account_objects(name, plan, marks(uid, plan.name)):
+    limiting = await have_volume_policies(plan, uid, name, physical)  # before the rights that they limit
+    for resource, wanted in account_objects(name, plan, labels):
         made = await physical.have(resource, wanted)
         account = account or made
     assert account is not None
-    return account
+    for resource in (ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES) if not limiting else ():
+        for obj in await listed(physical, resource, selector(labels)):
+            await physical.remove(resource, obj)
+    set_up = [
+        safeguards.NETWORK_POLICY if is_isolated else safeguards.NO_NETWORK_POLICY,
+        *([safeguards.QUOTA] if has_quota else []),
+        *([safeguards.VOLUME_POLICIES] if limiting else []),
+    ]
+    await note_safeguards(namespace, set_up, physical)
+    return namespace, account
 
 
-async def have_mount_namespace(plan: Plan, physical: Cluster) -> None:
-    """A namespace that was there before keeps its own labels beside ours, so nobody deletes it for us later."""
-    wanted = named(plan.mount_namespace)
-    labels = {keys.OWNER_POLICY: keys.REQUIRED}
-    if await physical.settled(NAMESPACES, wanted) is None:
-        labels |= {keys.MANAGED_BY: keys.TAPESTRY}
-    await physical.have(NAMESPACES, {"metadata": {**wanted["metadata"], "labels": labels}})
+async def have_volume_policies(plan: Plan, uid: str, account: str, physical: Cluster) -> bool:
+    """Have the admission policies that limit the account to volumes of ours; returns whether there are any."""
+    if not plan.volumes.drivers or not await serves(physical.client, ADMISSION_POLICIES):
+        return False
+    limited = Account(account, plan.mount_namespace, virtual_cluster_label(uid))
+    for resource, wanted in volume_policies(limited, plan.volumes, marks(uid, plan.name)):
+        await physical.have(resource, wanted)
+    return True
 
 
 async def have_policy(plan: Plan, uid: str, physical: Cluster) -> None:

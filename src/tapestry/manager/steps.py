@@ -71,17 +71,19 @@ class Cluster:
         except TimeoutError:
             raise JoinError(f"{what} is still being deleted in the {self.word} cluster; see what holds it") from None
 
-    async def have(self, resource: Resource, wanted: Object, *, shared: bool = False, note: str = "") -> Object:
+    async def have(
+        self, resource: Resource, wanted: Object, *, shared: bool = False, adopt: bool = False, note: str = ""
+    ) -> Object:
         """Have the object as wanted, and tell.  One that lacks our marks is left as it is where it is shared.
 
-        Where it is not, JoinError says that the name is taken.
+        With `adopt` it gets them.  Without either, JoinError says that the name is taken.
         """
         what = f"{resource.kind} {key_of(wanted)}"
         try:
             current = await self.settled(resource, wanted)
             if current is None:
                 made, mark = await self.client.create(resource, of_resource(resource, wanted)), Mark.CREATED
-            elif is_marked(current, wanted):
+            elif adopt or is_marked(current, wanted):
                 made = await self.client.converge(resource, current, wanted)
                 mark = Mark.UNCHANGED if made is current else Mark.UPDATED
             elif shared:
@@ -108,6 +110,14 @@ class Cluster:
                 f"{error.message}; use a kubeconfig of an administrator of the {self.word} cluster"
             ) from error
         self.tell(Step(Mark.DELETED, self.word, f"{resource.kind} {key_of(obj)}"))
+
+
+async def listed(cluster: Cluster, resource: Resource, labels: str) -> list[Object]:
+    """The objects with these labels, in all namespaces; none where the server does not have the kind."""
+    try:
+        return await cluster.client.list(resource, labels=labels)
+    except NotFound:
+        return []
 
 
 def is_staying_or_gone(obj: Object | None) -> bool:

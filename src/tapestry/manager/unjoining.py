@@ -13,21 +13,27 @@ from contextlib import suppress
 from tapestry.apis import keys
 from tapestry.apis.belongings import LONGEST_GRACE
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.mounts import mark_of
+from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.policies import POLICIES
 from tapestry.apis.priorities import PRIORITY_CLASSES
 from tapestry.client.waiting import wait_for
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import Conflict, NotFound, TransportError
-from tapestry.kube.objects import Object, key_of, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, key_of, labels_of, name_of, named, uid_of, value_at
 from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CONFIGMAPS,
     CRDS,
     NAMESPACES,
+    NETWORK_POLICIES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PODS,
+    RESOURCE_QUOTAS,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
@@ -36,11 +42,17 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager.cleanup import left_behind, nodes_are_gone
-from tapestry.manager.joining import account_name, manager_namespace, marks, policy_name
+from tapestry.manager.joining import account_name, manager_namespace, marks, policy_name, selector
 from tapestry.manager.leftovers import Leftover, leftovers_in, remember, swept
-from tapestry.manager.steps import Cluster, JoinError, Mark, Step, is_marked
+from tapestry.manager.mount_namespaces import release
+from tapestry.manager.steps import Cluster, JoinError, Mark, Step, is_marked, listed
+from tapestry.manager.volume_policies import policy_names
 
-OF_ONE_BINDING = (CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, POLICIES)
+OF_ONE_BINDING = (
+    *(CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, POLICIES),
+    *(RESOURCE_QUOTAS, NETWORK_POLICIES, ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES),
+)
+"""What join creates for one binding; the rights go before what limits them."""
 CONTENTS = (PODS, SERVICES, SECRETS, CONFIGMAPS, PERSISTENT_VOLUME_CLAIMS)
 """What keeps a namespace from being empty."""
 ROOT_CERTIFICATES = "kube-root-ca.crt"
@@ -198,30 +210,35 @@ async def clear(physical: Cluster, leftovers: list[Leftover]) -> list[Leftover]:
 
 async def sweep(physical: Cluster, uid: str, name: str, mount: str | None) -> None:
     """Remove what join made below: first the rights, last what is shared, if nobody else needs it."""
-    labels = ",".join(f"{key}={value}" for key, value in marks(uid, name).items())
     for resource in OF_ONE_BINDING:
-        for obj in await listed(physical, resource, labels):
+        for obj in await listed(physical, resource, selector(marks(uid, name))):
             mount = mount or obj["metadata"].get("namespace")
             await physical.remove(resource, obj)
-    if await listed(physical, SERVICE_ACCOUNTS, OURS):
-        return  # others have joined
-    for resource in (PRIORITY_CLASSES, CRDS, NAMESPACES):
+    others = await listed(physical, SERVICE_ACCOUNTS, OURS)
+    for resource in (PRIORITY_CLASSES, CRDS) if not others else ():
         for obj in await listed(physical, resource, OURS):
-            if resource is NAMESPACES and name_of(obj) != mount:
-                continue
-            if held := await holders(physical, resource, obj):
-                what = f"{resource.kind} {name_of(obj)}"
-                physical.tell(Step(Mark.LEFT, physical.word, what, f"it holds {', '.join(held[:5])}"))
-            else:
-                await physical.remove(resource, obj)
+            await remove_unless_held(physical, resource, obj)
+    for obj in await mount_namespaces(physical, uid, mount):
+        if labels_of(obj).get(keys.MANAGED_BY) == keys.TAPESTRY:
+            await remove_unless_held(physical, NAMESPACES, obj)
+        else:
+            await release(obj, physical)
 
 
-async def listed(cluster: Cluster, resource: Resource, labels: str) -> list[Object]:
-    """The objects with these labels; none where nobody knows the kind."""
-    try:
-        return await cluster.client.list(resource, labels=labels)
-    except NotFound:
-        return []
+async def mount_namespaces(physical: Cluster, uid: str, mount: str | None) -> list[Object]:
+    """The namespaces with our mark, and that of the binding if it has none."""
+    mark = virtual_cluster_label(uid)
+    found = await physical.client.list(NAMESPACES, labels=f"{keys.VIRTUAL_CLUSTER}={mark}")
+    unmarked = await physical.client.find(NAMESPACES, mount) if mount else None
+    return [*found, *([unmarked] if unmarked is not None and not mark_of(unmarked) else [])]
+
+
+async def remove_unless_held(physical: Cluster, resource: Resource, obj: Object) -> None:
+    if held := await holders(physical, resource, obj):
+        what = f"{resource.kind} {name_of(obj)}"
+        physical.tell(Step(Mark.LEFT, physical.word, what, f"it holds {', '.join(held[:5])}"))
+    else:
+        await physical.remove(resource, obj)
 
 
 async def holders(physical: Cluster, resource: Resource, obj: Object) -> list[str]:
@@ -230,12 +247,10 @@ async def holders(physical: Cluster, resource: Resource, obj: Object) -> list[st
         return [f"{POLICIES.kind} {name_of(each)}" for each in await listed(physical, POLICIES, "")]
     if resource is not NAMESPACES:
         return []
-    return [
-        f"{kind.kind} {name_of(each)}"
-        for kind in CONTENTS
-        for each in await physical.client.list(kind, name_of(obj))
-        if name_of(each) != ROOT_CERTIFICATES
-    ]
+    contents = [(kind, each) for kind in CONTENTS for each in await physical.client.list(kind, name_of(obj))]
+    accounts = await physical.client.list(SERVICE_ACCOUNTS, name_of(obj), labels=OURS)
+    contents += [(SERVICE_ACCOUNTS, each) for each in accounts]
+    return [f"{kind.kind} {name_of(each)}" for kind, each in contents if name_of(each) != ROOT_CERTIFICATES]
 
 
 def tell_left(virtual: Cluster, uid: str, name: str, binding: Object | None, why: str) -> None:
@@ -248,4 +263,8 @@ def made_below(uid: str, name: str, mount: str | None) -> Iterator[str]:
     account = account_name(uid, name)
     for resource in OF_ONE_BINDING:
         place = f"{mount or 'the mount namespace'}/" if resource.namespaced else ""
-        yield f"{resource.kind} {place}{policy_name(uid, name) if resource is POLICIES else account}"
+        if resource in (POLICIES, RESOURCE_QUOTAS, NETWORK_POLICIES):
+            names = [policy_name(uid, name)]
+        else:
+            names = list(policy_names(account)) if resource.group == ADMISSION_POLICIES.group else [account]
+        yield from (f"{resource.kind} {place}{each}" for each in names)

@@ -24,15 +24,19 @@ from tapestry.controller.testing import InProcessApi, everything_allowed, run, r
 from tapestry.kube.errors import NotFound, TransportError
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, named, with_value
 from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CONFIGMAPS,
     CRDS,
     DEPLOYMENTS,
     NAMESPACES,
+    NETWORK_POLICIES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PODS,
+    RESOURCE_QUOTAS,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
@@ -52,10 +56,15 @@ from tapestry.manager.validation import checked_spec
 VIRTUAL = (CLUSTER_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS, NAMESPACES, NODES, PODS, SECRETS)
 PHYSICAL = (
     *(NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIGMAPS, PERSISTENT_VOLUME_CLAIMS),
-    *(POLICIES, CRDS, PRIORITY_CLASSES),
+    *(POLICIES, CRDS, PRIORITY_CLASSES, RESOURCE_QUOTAS, NETWORK_POLICIES),
+    *(ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS),
     *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
 )
-MADE_BELOW = (NAMESPACES, PRIORITY_CLASSES, CRDS, POLICIES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES)
+MADE_BELOW = (
+    *(NAMESPACES, PRIORITY_CLASSES, CRDS, POLICIES, RESOURCE_QUOTAS, NETWORK_POLICIES),
+    *(ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS),
+    *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
+)
 ACCESS = Access("https://east.example:6443", Credentials(Fixed(bearer("administrator"))))
 MOUNT = "tapestry-leased"
 
@@ -144,8 +153,8 @@ def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
         first = await world.join()
         made = by_mark(first, Mark.CREATED)
         assert made == [
-            *("Namespace", "PriorityClass", "CustomResourceDefinition", "ResourceLeasingPolicy", "ServiceAccount"),
-            *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+            *("Namespace", "PriorityClass", "CustomResourceDefinition", "ResourceLeasingPolicy", "NetworkPolicy"),
+            *("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
             *("Namespace", "Namespace", "Secret", "ClusterBinding"),
         ]
         mount = await world.physical.client.get(NAMESPACES, MOUNT)
@@ -558,7 +567,7 @@ def test_leaving_removes_what_joining_made_and_nothing_else() -> None:
         assert await world.below() == before
         assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
         assert await world.virtual.client.list(SECRETS) == []
-        assert len(by_mark(steps, Mark.DELETED)) == 11
+        assert len(by_mark(steps, Mark.DELETED)) == 12
 
     in_a_world(scenario)
 

@@ -1,0 +1,155 @@
+"""Admission policies that limit what the syncer's account can do with volumes in the physical cluster.
+
+PersistentVolumes belong to no namespace, so roles alone would let the account delete the owner's, or create one that
+leads to a node's disk.  The policies apply to that account only.  Each has two bindings: one checks the request alone,
+the other compares it with every volume that is not ours.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import AllowedVolumes
+from tapestry.kube.names import HASH_LENGTH
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    Resource,
+)
+
+SECRET_REFERENCES = (
+    *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
+    *("controllerExpandSecretRef", "nodeExpandSecretRef"),
+)
+DELETES, CREATES = 'request.operation == "DELETE"', 'request.operation == "CREATE"'
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The account that the policies are about, and what is its own."""
+
+    name: str
+    mount: str
+    virtual_cluster: str
+
+
+def volume_policies(account: Account, allowed: AllowedVolumes, labels: dict[str, str]) -> list[tuple[Resource, Object]]:
+    """The policies and their bindings, in the order in which they are created."""
+    rules = {
+        PERSISTENT_VOLUMES: volume_rules(account, allowed),
+        PERSISTENT_VOLUME_CLAIMS: claim_rules(account),
+    }
+    return [each for resource, found in rules.items() for each in policy(account, resource, list(found), labels)]
+
+
+def policy_names(account: str) -> tuple[str, str]:
+    """The names of the policies of an account."""
+    return f"{account}-volumes", f"{account}-claims"
+
+
+def policy(
+    account: Account, resource: Resource, rules: list[Object], labels: dict[str, str]
+) -> Iterator[tuple[Resource, Object]]:
+    name = policy_names(account.name)[resource is PERSISTENT_VOLUME_CLAIMS]
+    user = f"system:serviceaccount:{account.mount}:{account.name}"
+    scope = "Namespaced" if resource.namespaced else "Cluster"
+    matched = {
+        "apiGroups": [resource.group],
+        "apiVersions": [resource.version],
+        "operations": ["CREATE", "UPDATE", "DELETE"],
+        "resources": [resource.plural],
+        "scope": scope,
+    }
+    spec = {
+        "failurePolicy": "Fail",
+        "paramKind": {"apiVersion": PERSISTENT_VOLUMES.api_version, "kind": PERSISTENT_VOLUMES.kind},
+        "matchConstraints": {"resourceRules": [matched]},
+        "matchConditions": [{"name": "syncer", "expression": f"request.userInfo.username == {text(user)}"}],
+        "validations": rules,
+    }
+    yield ADMISSION_POLICIES, {"metadata": {"name": name, "labels": labels}, "spec": spec}
+    foreign = {"key": keys.VIRTUAL_CLUSTER, "operator": "NotIn", "values": [account.virtual_cluster]}
+    compared = {"selector": {"matchExpressions": [foreign]}, "parameterNotFoundAction": "Allow"}
+    for suffix, reference in (("", None), ("-foreign", compared)):
+        bound = {"policyName": name, "validationActions": ["Deny"], **({"paramRef": reference} if reference else {})}
+        yield ADMISSION_POLICY_BINDINGS, {"metadata": {"name": f"{name}{suffix}", "labels": labels}, "spec": bound}
+
+
+def volume_rules(account: Account, allowed: AllowedVolumes) -> Iterator[Object]:
+    yield from ownership_rules(account, "volume")
+    drivers = ", ".join(map(text, allowed.drivers))
+    yield rule(
+        f"has(object.spec.csi) && object.spec.csi.driver in [{drivers}]",
+        f"spec.csi.driver: only volumes of the CSI drivers {', '.join(allowed.drivers)} are allowed",
+    )
+    yield rule(
+        f"has(object.spec.claimRef) && object.spec.claimRef.namespace == {text(account.mount)}",
+        f"spec.claimRef: the volume has to be reserved for a claim in namespace {account.mount}",
+    )
+    references = [
+        f"(!has(object.spec.csi.{field}) || object.spec.csi.{field}.namespace == {text(account.mount)})"
+        for field in SECRET_REFERENCES
+    ]
+    yield rule(
+        f"has(object.spec.csi) && {' && '.join(references)}",
+        f"spec.csi: Secrets have to be in namespace {account.mount}",
+    )
+    own = "object.spec.csi.volumeHandle"
+    other = f"!has(params.spec.csi) || params.spec.csi.volumeHandle != {own}"
+    named = [f"{own}.matches({text(expression(pattern))})" for pattern in allowed.volume_handles]
+    yield rule(
+        " || ".join(["params == null", "!has(object.spec.csi)", *named, other]),
+        "spec.csi.volumeHandle: a volume that does not belong to this virtual cluster has that handle",
+    )
+
+
+def claim_rules(account: Account) -> Iterator[Object]:
+    yield from ownership_rules(account, "claim")
+    yield rule(
+        f"has(object.spec.volumeName) && object.spec.volumeName.matches({text(f'-[a-z2-7]{{{HASH_LENGTH}}}$')})",
+        "spec.volumeName: the claim has to name a volume of this virtual cluster",
+    )
+    yield rule(
+        "params == null || !has(object.spec.volumeName) || object.spec.volumeName != params.metadata.name",
+        "spec.volumeName: that volume does not belong to this virtual cluster",
+    )
+
+
+def ownership_rules(account: Account, what: str) -> Iterator[Object]:
+    """What is there has to be ours before a change, and what is to be there afterwards."""
+    yield {
+        "expression": f"{CREATES} || {is_ours('oldObject', account)}",
+        "message": f"only a {what} of this virtual cluster can be changed or deleted",
+    }
+    labels = f"metadata.labels: the {what} has to carry the labels of this virtual cluster"
+    yield rule(is_ours("object", account), labels)
+
+
+def is_ours(variable: str, account: Account) -> str:
+    labels = f"{variable}.metadata.labels"
+    cluster, binding = text(keys.VIRTUAL_CLUSTER), text(keys.CLUSTER_BINDING_UID)
+    return (
+        f"has({labels}) && {cluster} in {labels} && {labels}[{cluster}] == {text(account.virtual_cluster)}"
+        f" && {binding} in {labels}"
+    )
+
+
+def rule(expression: str, message: str) -> Object:
+    """A validation of what is created or changed."""
+    return {"expression": f"{DELETES} || {expression}", "message": message}
+
+
+def text(value: str) -> str:
+    """A string literal of CEL."""
+    return msgspec.json.encode(value).decode()
+
+
+def expression(pattern: str) -> str:
+    """A pattern of volume handles as a regular expression."""
+    return "(?s)^" + ".*".join(map(re.escape, pattern.split("*"))) + "$"

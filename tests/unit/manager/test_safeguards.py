@@ -1,0 +1,442 @@
+"""What joining sets up for the owner: a namespace for one virtual cluster, a Pod Security level, quota and policies."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.mounts import is_taken, safeguards_of, stricter
+from tapestry.apis.names import virtual_cluster_label
+from tapestry.client.client import Client
+from tapestry.client.transport import Request, Response, Stream, Transport
+from tapestry.controller.testing import InProcessApi, run, running_clock, specimen
+from tapestry.kube.objects import Object, labels_of, name_of, named, with_value
+from tapestry.kube.resources import (
+    ADMISSION_POLICIES,
+    ADMISSION_POLICY_BINDINGS,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    RESOURCE_QUOTAS,
+    SERVICE_ACCOUNTS,
+)
+from tapestry.manager.joining import Plan, join, policy_name
+from tapestry.manager.safeguards import Safeguards, network_rules
+from tapestry.manager.steps import Cluster, Mark
+from tapestry.manager.unjoining import unjoin
+
+from .test_joining import ACCESS, MOUNT, PHYSICAL, VIRTUAL, World, a_world, by_mark, check_refused, in_a_world
+
+ENFORCE = keys.POD_SECURITY_ENFORCE
+DISKS = {"spec": {"allowedVolumes": {"drivers": ["disk.example"]}}}
+
+
+async def mount_of(world: World, name: str = MOUNT) -> Object:
+    return await world.physical.client.get(NAMESPACES, name)
+
+
+async def mark_of(world: World) -> str:
+    return virtual_cluster_label(await world.uid())
+
+
+async def two_worlds() -> tuple[World, World]:
+    """Two virtual clusters and one physical cluster."""
+    now = running_clock().now
+    physical = InProcessApi(PHYSICAL, now=now)
+    one = await a_world(InProcessApi(VIRTUAL, now=now), physical)
+    other = World(InProcessApi(VIRTUAL, now=now), physical)
+    await other.virtual.client.create(NAMESPACES, named("kube-system"))
+    return one, other
+
+
+async def bound_to(world: World) -> str:
+    binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+    return str(binding["spec"]["mountNamespace"])
+
+
+# -- one mount namespace for each virtual cluster
+
+
+def test_join_marks_the_namespace_with_the_virtual_cluster() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        assert labels_of(await mount_of(world))[keys.VIRTUAL_CLUSTER] == await mark_of(world)
+
+    in_a_world(scenario)
+
+
+def test_a_second_virtual_cluster_gets_a_namespace_of_its_own() -> None:
+    async def main() -> None:
+        one, other = await two_worlds()
+        await one.join()
+        steps = await other.join()
+        chosen = f"{MOUNT}-{(await mark_of(other))[:12]}"
+        assert (await bound_to(one), await bound_to(other)) == (MOUNT, chosen)
+        (told,) = (step for step in steps if step.mark is Mark.LEFT)
+        assert (told.what, chosen in told.note) == (f"Namespace {MOUNT}", True)
+        assert labels_of(await mount_of(one))[keys.VIRTUAL_CLUSTER] == await mark_of(one)
+        again = await other.join()  # without naming it
+        assert by_mark(again, Mark.CREATED) == []
+        await one.unjoin()
+        assert f"Namespace {chosen}" in await other.below()
+        assert f"Namespace {MOUNT}" not in await other.below()
+        await other.unjoin()
+        assert await other.below() == []
+
+    run(main())
+
+
+def test_a_namespace_that_another_virtual_cluster_marked_is_refused() -> None:
+    async def main() -> None:
+        one, other = await two_worlds()
+        await one.join()
+        await check_refused(other, "belongs to another virtual cluster", mount_namespace=MOUNT)
+
+    run(main())
+
+
+@pytest.mark.parametrize("resource", [PODS, SERVICE_ACCOUNTS])
+def test_an_unmarked_namespace_with_objects_of_another_virtual_cluster_is_not_free(resource: Any) -> None:
+    async def scenario(world: World) -> None:
+        client = world.physical.client
+        await client.create(NAMESPACES, named(MOUNT))
+        theirs = with_value(specimen(resource, "x", MOUNT), ("metadata", "labels"), {keys.VIRTUAL_CLUSTER: "other"})
+        await client.create(resource, theirs)
+        await check_refused(world, "holds objects of another virtual cluster", mount_namespace=MOUNT)
+        await world.join()
+        assert await bound_to(world) == f"{MOUNT}-{(await mark_of(world))[:12]}"
+        assert keys.VIRTUAL_CLUSTER not in labels_of(await mount_of(world))
+
+    in_a_world(scenario)
+
+
+def test_a_namespace_that_two_virtual_clusters_shared_before_stays_unmarked() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        await world.physical.client.patch(
+            NAMESPACES, named(MOUNT), {"metadata": {"labels": {keys.VIRTUAL_CLUSTER: None}}}
+        )
+        theirs = with_value(specimen(PODS, "x", MOUNT), ("metadata", "labels"), {keys.VIRTUAL_CLUSTER: "other"})
+        await world.physical.client.create(PODS, theirs)
+        steps = await world.join()
+        assert keys.VIRTUAL_CLUSTER not in labels_of(await mount_of(world))
+        assert any("not marked" in step.note for step in steps)
+        await world.physical.client.delete(PODS, named("x", MOUNT), grace_seconds=0)
+        await world.join()
+        assert labels_of(await mount_of(world))[keys.VIRTUAL_CLUSTER] == await mark_of(world)
+
+    in_a_world(scenario)
+
+
+def test_unjoin_takes_the_mark_off_a_namespace_of_the_owner_and_nothing_else() -> None:
+    async def scenario(world: World) -> None:
+        labels = {"team": "owner", ENFORCE: "restricted"}
+        await world.physical.client.create(NAMESPACES, {"metadata": {"name": MOUNT, "labels": labels}})
+        await world.join()
+        await world.unjoin()
+        left = labels_of(await mount_of(world))
+        assert left.items() >= labels.items()
+        assert keys.VIRTUAL_CLUSTER not in left
+        assert safeguards_of(await mount_of(world)) == frozenset()
+
+    in_a_world(scenario)
+
+
+def test_an_unmarked_namespace_is_not_taken() -> None:
+    marked = {"metadata": {"labels": {keys.VIRTUAL_CLUSTER: "one"}}}
+    assert is_taken(marked, "other")
+    assert not is_taken(marked, "one")
+    assert not is_taken({"metadata": {}}, "one")
+    assert not is_taken(None, "one")
+
+
+# -- Pod Security
+
+
+def test_join_enforces_baseline_unless_the_owner_says_otherwise() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        assert labels_of(await mount_of(world))[ENFORCE] == "baseline"
+
+    in_a_world(scenario)
+
+
+@pytest.mark.parametrize(
+    ("has", "asked", "gets"),
+    [
+        ("privileged", None, "privileged"),
+        ("restricted", None, "restricted"),
+        ("restricted", "baseline", "restricted"),
+        ("baseline", "privileged", "baseline"),
+        ("baseline", "restricted", "restricted"),
+        (None, "privileged", "privileged"),
+        (None, "restricted", "restricted"),
+    ],
+)
+def test_a_level_that_is_set_is_never_loosened(has: str | None, asked: str | None, gets: str) -> None:
+    async def scenario(world: World) -> None:
+        labels = {ENFORCE: has} if has else {}
+        await world.physical.client.create(NAMESPACES, {"metadata": {"name": MOUNT, "labels": labels}})
+        steps = await world.join(safeguards=Safeguards(pod_security=asked))
+        assert labels_of(await mount_of(world))[ENFORCE] == gets
+        note = next(step.note for step in steps if step.what == f"Namespace {MOUNT}")
+        assert ("to loosen it" in note) == (asked not in (None, gets))
+
+    in_a_world(scenario)
+
+
+def test_a_new_binding_is_no_looser_than_the_owner() -> None:
+    async def scenario(world: World) -> None:
+        await world.join(safeguards=Safeguards(pod_security="restricted"))
+        binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+        assert binding["spec"]["podSecurity"] == "restricted"
+        await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), {"spec": {"podSecurity": "baseline"}})
+        await world.join()
+        binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
+        assert binding["spec"]["podSecurity"] == "baseline"  # the operator's to say: a condition tells of it
+
+    in_a_world(scenario)
+
+
+def test_the_stricter_of_two_levels() -> None:
+    assert stricter("privileged", "baseline") == "baseline"
+    assert stricter("restricted", "baseline") == "restricted"
+    assert stricter("privileged", None) == "privileged"
+
+
+# -- quota and network
+
+
+async def hard(world: World) -> Object | None:
+    found = await world.physical.client.find(RESOURCE_QUOTAS, policy_name(await world.uid(), "east"), MOUNT)
+    return found["spec"]["hard"] if found is not None else None
+
+
+def test_totals_become_a_quota_that_later_runs_change_or_leave() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        assert await hard(world) is None
+        await world.join(safeguards=Safeguards(max_cpu="2000m", max_memory="4Gi", max_pods="10"))
+        assert await hard(world) == {"requests.cpu": "2", "requests.memory": "4Gi", "pods": "10"}
+        assert "ResourceQuota" in by_mark(await world.join(), Mark.UNCHANGED)
+        await world.join(safeguards=Safeguards(max_cpu="3", max_pods="none"))
+        assert await hard(world) == {"requests.cpu": "3", "requests.memory": "4Gi"}
+        await world.join(safeguards=Safeguards(max_cpu="none", max_memory="none"))
+        assert await hard(world) is None
+
+    in_a_world(scenario)
+
+
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [
+        (Safeguards(max_cpu="many"), "--max-cpu"),
+        (Safeguards(max_memory="-1Gi"), "--max-memory"),
+        (Safeguards(max_pods="1500m"), "--max-pods"),
+        (Safeguards(pod_security="lax"), "--pod-security"),
+    ],
+)
+def test_what_no_cluster_can_set_up_is_refused_by_its_option(asked: Safeguards, option: str) -> None:
+    in_a_world(lambda world: check_refused(world, option, safeguards=asked))
+
+
+async def network_policy(world: World) -> Object | None:
+    found = await world.physical.client.find(NETWORK_POLICIES, policy_name(await world.uid(), "east"), MOUNT)
+    return found["spec"] if found is not None else None
+
+
+def test_pods_are_isolated_from_other_namespaces_and_the_metadata_service() -> None:
+    async def scenario(world: World) -> None:
+        await world.join(safeguards=Safeguards(ingress_from=("monitoring",)))
+        spec = await network_policy(world)
+        assert spec is not None
+        assert spec["podSelector"] == {}
+        own, named_ones = spec["ingress"][0]["from"]
+        assert own == {"podSelector": {}}
+        assert named_ones["namespaceSelector"]["matchExpressions"][0]["values"] == ["monitoring"]
+        blocks = [each["ipBlock"] for each in spec["egress"][0]["to"] if "ipBlock" in each]
+        assert {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]} in blocks
+
+    in_a_world(scenario)
+
+
+def test_a_network_policy_stays_as_it_is_until_something_else_is_asked_for() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        name = policy_name(await world.uid(), "east")
+        opened = {"spec": {"ingress": [{}]}}
+        await world.physical.client.patch(NETWORK_POLICIES, named(name, MOUNT), opened)
+        assert "NetworkPolicy" in by_mark(await world.join(), Mark.UNCHANGED)
+        await world.join(safeguards=Safeguards(ingress_from=("a",)))
+        assert await network_policy(world) == network_rules(("a",))
+
+    in_a_world(scenario)
+
+
+def test_a_network_policy_that_was_declined_does_not_come_back_by_itself() -> None:
+    async def scenario(world: World) -> None:
+        await world.join()
+        await world.join(safeguards=Safeguards(network_policy=False))
+        assert await network_policy(world) is None
+        await world.join()
+        assert await network_policy(world) is None
+        await world.join(safeguards=Safeguards(network_policy=True))
+        assert await network_policy(world) is not None
+
+    in_a_world(scenario)
+
+
+# -- volumes
+
+
+def test_policies_on_volumes_come_before_the_rights_and_go_after_them() -> None:
+    async def scenario(world: World) -> None:
+        client = world.physical.client
+        await world.join()
+        assert await client.list(ADMISSION_POLICIES) == []
+        await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), DISKS)
+        steps = [step.what.split()[0] for step in await world.join() if step.mark in (Mark.CREATED, Mark.UPDATED)]
+        assert steps.index("ValidatingAdmissionPolicyBinding") < steps.index("ClusterRole")
+        assert len(await client.list(ADMISSION_POLICIES)) == 2
+        assert len(await client.list(ADMISSION_POLICY_BINDINGS)) == 4
+        assert by_mark(await world.join(), Mark.CREATED) == []
+        none = {"spec": {"allowedVolumes": None}}
+        await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), none)
+        steps = [step.what.split()[0] for step in await world.join() if step.mark in (Mark.DELETED, Mark.UPDATED)]
+        assert steps.index("ClusterRole") < steps.index("ValidatingAdmissionPolicyBinding")
+        assert await client.list(ADMISSION_POLICIES) == []
+
+    in_a_world(scenario)
+
+
+def test_without_admission_policies_volumes_are_refused_unless_trusted() -> None:
+    async def main() -> None:
+        now = running_clock().now
+        kinds = [each for each in PHYSICAL if each.group != ADMISSION_POLICIES.group]
+        world = await a_world(InProcessApi(VIRTUAL, now=now), InProcessApi(kinds, now=now))
+        await world.join()
+        await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), DISKS)
+        await check_refused(world, "by --trust-volumes")
+        await world.join(safeguards=Safeguards(trust_volumes=True))
+        assert "Namespace" in by_mark(await world.unjoin(), Mark.DELETED)
+
+    run(main())
+
+
+# -- a run that is interrupted
+
+
+class Killed(Exception):
+    """The process that was joining is gone."""
+
+
+@dataclass
+class Mortal:
+    """A transport of a process that dies right after some writes."""
+
+    transport: Transport
+    writes: list[int]
+
+    async def send(self, request: Request) -> Response:
+        if request.method == "GET":
+            return await self.transport.send(request)
+        if self.writes[0] == 0:
+            raise Killed
+        self.writes[0] -= 1
+        return await self.transport.send(request)
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[Stream]:
+        async with self.transport.stream(request) as stream:
+            yield stream
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    async def close(self) -> None:
+        await self.transport.close()
+
+
+ALL = Safeguards(pod_security="restricted", max_cpu="4", max_pods="10", ingress_from=("a",))
+
+
+def mortal(world: World, writes: list[int]) -> tuple[Cluster, Cluster]:
+    apis = {"virtual": world.virtual_api, "physical": world.physical_api}
+    above, below = (Cluster(word, Client(Mortal(api.connect(), writes)), print) for word, api in apis.items())
+    return above, below
+
+
+async def joined_until(world: World, writes: int) -> bool:
+    """Join with a process that dies after so many writes; returns whether it came to the end."""
+    plan = Plan("east", "east", safeguards=ALL)
+    connect = lambda _: world.physical_api.connect()  # noqa: E731
+    try:
+        await join(plan, *mortal(world, [writes]), ACCESS, connect=connect, now=running_clock().now())
+    except Killed:
+        return False
+    return True
+
+
+def without_versions(objects: list[Object]) -> list[Object]:
+    """Objects without what differs from run to run: identities, versions, tokens."""
+    kept = []
+    for obj in objects:
+        metadata = {key: obj["metadata"].get(key) for key in ("name", "namespace", "labels", "annotations")}
+        kept.append({"kind": obj.get("kind"), "metadata": metadata, "spec": obj.get("spec"), "rules": obj.get("rules")})
+    return [each for each in kept if each["kind"] != "Secret"]
+
+
+async def a_joined_world(interrupted_after: int | None) -> tuple[World, bool]:
+    now = running_clock().now
+    world = await a_world(InProcessApi(VIRTUAL, now=now, seed=1), InProcessApi(PHYSICAL, now=now, seed=2))
+    await world.virtual.client.create(CLUSTER_BINDINGS, {**named("east"), "spec": BOUND})
+    done = interrupted_after is not None and await joined_until(world, interrupted_after)
+    if not done:
+        await world.join(safeguards=ALL)
+    return world, done
+
+
+BOUND = {
+    "clusterID": "east",
+    "secretRef": {"name": "east", "namespace": keys.SYSTEM_NAMESPACE},
+    "mountNamespace": MOUNT,
+    "disableNodeDefaultTaint": True,
+    **DISKS["spec"],
+}
+
+
+def test_a_join_that_was_killed_anywhere_is_completed_by_the_next() -> None:
+    async def main() -> None:
+        clean, _ = await a_joined_world(None)
+        wanted = without_versions(clean.physical_api.dump())
+        for writes in range(60):
+            world, done = await a_joined_world(writes)
+            assert without_versions(world.physical_api.dump()) == wanted, f"killed after {writes} writes"
+            if done:
+                assert writes > 15
+                return
+        raise AssertionError("it never came to an end")
+
+    run(main())
+
+
+def test_an_unjoin_that_was_killed_anywhere_is_completed_by_the_next() -> None:
+    async def main() -> None:
+        for writes in range(60):
+            world, _ = await a_joined_world(None)
+            try:
+                await unjoin("east", *mortal(world, [writes]))
+                assert writes > 10
+                return
+            except Killed:
+                await world.unjoin()
+            assert await world.below() == [], f"killed after {writes} writes"
+            assert [name_of(node) for node in await world.physical.client.list(NODES)] == ["n1"]
+        raise AssertionError("it never came to an end")
+
+    run(main())
