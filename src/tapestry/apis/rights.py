@@ -161,6 +161,9 @@ SYNCER_VOLUMES = (
 )
 """Of a syncer in the physical cluster, too, where its binding lets volumes cross: these belong to no namespace."""
 
+VOLUME_KINDS = frozenset(right.resource for right in SYNCER_VOLUMES)
+"""Kinds without whose rights everything but volumes works."""
+
 MANAGER = (
     Right(CLUSTER_BINDINGS, ("get", "list", "watch", "patch")),
     Right(CLUSTER_BINDINGS, ("patch",), subresource="status"),

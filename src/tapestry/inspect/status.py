@@ -20,7 +20,9 @@ from tapestry.syncer.leasing import Side, State
 from tapestry.syncer.policies import reading_of
 from tapestry.syncer.virtual_nodes import taint_named
 
-NO_TROUBLE = frozenset({"OutOfTimeWindows", "Reclaimed", "CleanupInProgress", "WaitingSyncerCleanup"})
+NO_TROUBLE = frozenset(
+    {"OutOfTimeWindows", "Reclaimed", "CleanupInProgress", "WaitingSyncerCleanup", keys.MOUNT_NAMESPACE_UNMARKED}
+)
 """Reasons for which something is not so, as it should be."""
 
 

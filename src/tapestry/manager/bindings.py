@@ -11,10 +11,13 @@ could help.  A binding that was well before keeps its syncer when its cluster fa
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.mounts import is_taken, taken_message
+from tapestry.apis.names import virtual_cluster_label
+from tapestry.apis.rights import IDENTITY_NAMESPACE, VOLUME_KINDS
 from tapestry.controller import Informer, Manager, Result, Terminal
 from tapestry.controller.store import Indexer
 from tapestry.kube.conditions import condition, find
@@ -29,6 +32,7 @@ from tapestry.kube.objects import (
     uid_of,
     value_at,
 )
+from tapestry.kube.resources import NAMESPACES
 from tapestry.kube.times import timestamp
 from tapestry.manager.cleanup import left_behind, nodes_are_gone, syncer_is_gone
 from tapestry.manager.config import BindingsConfig
@@ -39,6 +43,7 @@ from tapestry.manager.status import PERMITTED, conditions_of, news, status_with
 from tapestry.manager.syncers import Syncers, binding_uid_of
 from tapestry.manager.validation import check_identity, checked_spec
 
+IDENTITY = NAMESPACES, IDENTITY_NAMESPACE
 RECHECK_SECONDS = 300.0
 """How often a binding is looked at again when nothing of what we watch changes."""
 FAULTY_SECONDS = 30.0
@@ -60,6 +65,8 @@ class Bindings:
     policies: Informer
     examiner: Examiner
     syncers: Syncers
+    own_mark: list[str] = field(default_factory=list)
+    """The mark of this virtual cluster, once it was read."""
 
     async def reconcile(self, name: str) -> Result | None:
         binding = self.bindings.store.get(name)
@@ -83,7 +90,7 @@ class Bindings:
         fault, finding, deployment = None, None, None
         try:
             finding = await self.found(binding)
-            check(binding, finding, self.others(binding))
+            check(binding, finding, self.others(binding), await self.virtual_cluster())
         except Fault as caught:
             fault = caught
         if fault is None or (fault.reason in KEEPS_ITS_SYNCER and is_accepted(binding)):
@@ -97,7 +104,13 @@ class Bindings:
         await self.tell(binding, "Failed" if fault else "Ready", conditions, facts)
         if is_accepted(binding) and "identity" in facts and [facts["identity"]] != identity_of(binding):
             self.manager.events.normal(binding, "IdentityApproved", f"the binding is now to {facts['identity']}")
-        return outcome(fault)
+        return outcome(fault, finding)
+
+    async def virtual_cluster(self) -> str:
+        """The virtual cluster as a label value; it never changes."""
+        if not self.own_mark:
+            self.own_mark.append(virtual_cluster_label(uid_of(await self.manager.client.get(*IDENTITY))))
+        return self.own_mark[0]
 
     async def found(self, binding: Object) -> Finding:
         """What the cluster behind the binding answers; the Fault of whatever is in the way."""
@@ -207,12 +220,19 @@ class Bindings:
         return {cluster, *(name_of(each) for each in self.bindings.store.by("clusterID", cluster))}
 
 
-def check(binding: Object, finding: Finding, others: Iterable[Object]) -> None:
-    """Raises the Fault of a cluster that answers, and yet may not be used."""
+def check(binding: Object, finding: Finding, others: Iterable[Object], virtual_cluster: str) -> None:
+    """Raises the Fault of a cluster that answers, and yet may not be used.
+
+    Rights that only volumes need are no reason: everything else works without them.
+    """
     if finding.identity is not None:
         check_identity(binding, finding.identity, others)
-    if finding.missing:
-        rights = ", ".join(map(str, finding.missing))
+    if is_taken(finding.mount, virtual_cluster):
+        message = taken_message(str(value_at(binding, "spec", "mountNamespace")), virtual_cluster)
+        raise Fault(keys.MOUNT_NAMESPACE_TAKEN, message, condition=PERMITTED, patience=Patience.RECHECK)
+    missing = [right for right in finding.missing if right.resource not in VOLUME_KINDS]
+    if missing:
+        rights = ", ".join(map(str, missing))
         message = f"the kubeconfig does not grant: {rights}"
         raise Fault("PermissionsMissing", message, condition=PERMITTED, patience=Patience.RECHECK)
 
@@ -223,13 +243,14 @@ def facts_of(finding: Finding) -> Object:
     return {"identity": finding.identity, "credentialsExpire": expires}
 
 
-def outcome(fault: Fault | None) -> Result:
+def outcome(fault: Fault | None, finding: Finding | None) -> Result:
     """How a pass ends whose findings have been told."""
     if fault is not None and fault.patience is Patience.CHANGE:
         raise Terminal(fault.reason, fault.message) from fault
     if fault is not None and fault.patience is Patience.BACKOFF:
         raise TransportError(fault.message, maybe_sent=False) from fault
-    return Result(requeue_after=FAULTY_SECONDS if fault is not None else RECHECK_SECONDS)
+    is_faulty = fault is not None or (finding is not None and bool(finding.missing))
+    return Result(requeue_after=FAULTY_SECONDS if is_faulty else RECHECK_SECONDS)
 
 
 def is_accepted(binding: Object) -> bool:

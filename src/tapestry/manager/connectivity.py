@@ -47,6 +47,8 @@ class Finding:
     missing: tuple[Right, ...]
     expires: datetime | None
     """When the credentials do, where they say so."""
+    mount: Object | None = None
+    """The mount namespace; None where it is not there, or we may not look."""
 
 
 def access_in(secret: Object | None, reference: SecretReference, *, allow_loopback: bool) -> Access:
@@ -126,11 +128,15 @@ async def answers(client: Client, claims: Object, mount_namespace: str, allowed:
         identity = uid_of(await client.get(NAMESPACES, IDENTITY_NAMESPACE))
     except Forbidden:
         identity = None
+    try:
+        found = await client.list(NAMESPACES, fields=f"metadata.name={mount_namespace}")
+    except Forbidden:
+        found = []
     needed = single(placed(syncer_below(allowed), {Place.MOUNT: mount_namespace, **account_in(claims)}))
     missing = await refused(client, needed)
     if identity is None and not missing:
         raise KubeError(f"the server refuses to show namespace {IDENTITY_NAMESPACE}, and says that we may see it")
-    return Finding(version, identity, missing, expiry_in(claims))
+    return Finding(version, identity, missing, expiry_in(claims), found[0] if found else None)
 
 
 async def refused(client: Client, rights: Iterable[Right]) -> tuple[Right, ...]:

@@ -46,7 +46,7 @@ def status_with(binding: Object, phase: str, conditions: Iterable[Object], now: 
 
 def is_the_syncers(said: Object | None) -> bool:
     """Whether it is for the syncer to say otherwise."""
-    return said is not None and (said["type"], said["reason"]) == (PERMITTED, keys.PRIORITY_CLASS_MISSING)
+    return said is not None and said["type"] == PERMITTED and said["reason"] in keys.SYNCER_REASONS
 
 
 def conditions_of(
@@ -57,7 +57,7 @@ def conditions_of(
     if CONNECTED in well and finding is not None:
         yield connected(finding, now)
     if PERMITTED in well:
-        yield condition(PERMITTED, True, PERMITTED, "the kubeconfig grants every right that a syncer needs")
+        yield permitted(finding)
     if deployment is not None:
         yield syncer_ready(deployment)
     if fault is not None and fault.condition:
@@ -66,6 +66,15 @@ def conditions_of(
         yield condition("Ready", False, fault.reason, fault.message)
     else:
         yield condition("Ready", True, "Ready", "the cluster is bound, and its syncer has been started")
+
+
+def permitted(finding: Finding | None) -> Object:
+    """That the kubeconfig grants every right; or those that only volumes need are missing, and the rest works."""
+    if finding is None or not finding.missing:
+        return condition(PERMITTED, True, PERMITTED, "the kubeconfig grants every right that a syncer needs")
+    rights = ", ".join(map(str, finding.missing))
+    message = f"volumes do not cross, for the kubeconfig does not grant: {rights}; `tapestry join` grants them"
+    return condition(PERMITTED, False, "PermissionsMissing", message)
 
 
 def connected(finding: Finding, now: datetime) -> Object:

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.mounts import enforced_level
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
@@ -256,6 +257,9 @@ def wire_pods(site: Site, leases: Leases) -> Callable[[], None]:
     for informer in (*site.decisive, site.virtual_nodes):
         informer.after_sync(every_pod)
     site.bindings.on_change(lambda old, new: every_pod() if spec_changed(old, new) else None)
+    site.mount_namespaces.on_change(
+        lambda old, new: every_pod() if enforced_level(old) != enforced_level(new) else None
+    )
     return every_pod
 
 
@@ -423,11 +427,13 @@ def wire_summaries(site: Site, connect: Connect) -> Controller:
     connector = Connector(site, connect, on_found=lambda: bindings.queue.add(site.binding_name))
     for informer in (site.bindings, site.secrets):
         informer.on_change(lambda _old, _new: connector.changed.set())
+    site.mount_namespaces.on_change(connector.saw_mount)
     site.manager.from_the_start("connector", connector.run)
     bindings.watch(site.bindings, when=not_only_told)
     bindings.watch(site.secrets, lambda _: [site.binding_name])
     for informer in (site.virtual_nodes, site.virtual_pods, site.operator_policies, site.owner_policies):
         bindings.watch(informer, lambda _: [site.binding_name], after=SUMMARY_SECONDS)
+    bindings.watch(site.mount_namespaces, lambda _: [site.binding_name], when=spec_changed, after=SUMMARY_SECONDS)
     bindings.watch(site.placeholders, lambda _: [site.binding_name], after=SUMMARY_SECONDS)
     credentials = site.manager.controller("credentials", Credentials(site).reconcile, workers=1)
     credentials.watch(site.secrets, lambda _: [site.binding_name])

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from tapestry.apis import keys
 from tapestry.apis.belongings import remove_all, selector
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding
+from tapestry.apis.mounts import enforced_level, is_taken, mark_of, stricter, taken_message, unmarked_message
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.priorities import missing_message
 from tapestry.client.access import Access
@@ -41,6 +42,7 @@ log = logger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 """Seconds between attempts to connect."""
+MARKED = "MountNamespaceMarked"
 SEEN_EVERY = timedelta(minutes=5)
 """How old `lastSeen` may become while nothing else changes."""
 
@@ -99,13 +101,16 @@ class Connector:
         secret = secret_of(site, binding)
         if version_of(secret) != self.opened:
             access = access_in(secret, allow_loopback=site.config.allow_loopback)
-            identity = site.behind.identity = await self.identity_behind(access)
+            identity, mount = await self.behind(access)
+            site.behind.identity = identity
             self.on_found()
             if value_at(obj, "status", "identity") != identity:
                 return
             if self.identity not in ("", identity):
                 self.leave()
                 return
+            if is_taken(mount, site.virtual_cluster):  # nobody tells us when it is free, so it is tried again
+                raise KubeError(taken_message(site.mount_namespace, site.virtual_cluster))
             await site.reads.open(access)
             await site.writes.open(access)
             self.opened, self.identity = version_of(secret), identity
@@ -116,10 +121,19 @@ class Connector:
         self.site.outdated.set()
         self.site.manager.stop()
 
-    async def identity_behind(self, access: Access) -> str:
+    def saw_mount(self, _: Object | None, new: Object | None) -> None:
+        """A handler of the changes of the mount namespace: once it is another's, nothing is done there any more."""
+        if is_taken(new, self.site.virtual_cluster):
+            log.warning("the mount namespace belongs to another virtual cluster", binding=self.site.binding_name)
+            self.leave()
+
+    async def behind(self, access: Access) -> tuple[str, Object | None]:
+        """The identity of the cluster that the kubeconfig leads to, and the mount namespace there."""
         stranger = Client(SmallAnswers(self.connect(access)))
         try:
-            return uid_of(await stranger.get(NAMESPACES, "kube-system"))
+            identity = uid_of(await stranger.get(NAMESPACES, "kube-system"))
+            found = await stranger.list(NAMESPACES, fields=f"metadata.name={self.site.mount_namespace}")
+            return identity, found[0] if found else None
         finally:
             await stranger.close()
 
@@ -254,8 +268,8 @@ def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Objec
     changes = [policy.schedule.next_change(now) for policy in (*rules.operator, *rules.owner)]
     change = soonest(*changes)
     conditions = value_at(obj, "status", "conditions", default=[])
-    if (permitted := permission(site, obj)) is not None:
-        conditions = with_condition(conditions, permitted, now)
+    for found in (permission(site, obj), marked(site, obj)):
+        conditions = with_condition(conditions, found, now) if found is not None else conditions
     return {
         "nodes": len(nodes),
         "pods": len(pods),
@@ -268,16 +282,38 @@ def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Objec
 
 
 def permission(site: Site, obj: Object) -> Object | None:
-    """What the syncer itself knows of its rights: only a priority class that is missing, and that it no longer is."""
+    """What the syncer itself knows of its rights: a priority class that is missing, and a level that is too loose."""
     said = find(value_at(obj, "status", "conditions"), "Permitted") or {}
     generation = obj["metadata"].get("generation", 0)
     if site.trouble.priority_class is not None:
         name = value_at(obj, "spec", "podPriorityClassName") or keys.PRIORITY_CLASS
         message = missing_message(name)
         return condition("Permitted", False, keys.PRIORITY_CLASS_MISSING, message, observed_generation=generation)
-    if said.get("reason") != keys.PRIORITY_CLASS_MISSING:
+    mount = site.mount()
+    asked, enforced = value_at(obj, "spec", "podSecurity", default="baseline"), enforced_level(mount)
+    if stricter(asked, enforced) != asked:
+        message = (
+            f"the binding has Pod Security level {asked}, and the owner enforces {enforced} in namespace "
+            f"{site.mount_namespace}: {enforced} applies; set podSecurity to it, or have the owner loosen the label"
+        )
+        return condition("Permitted", False, keys.POD_SECURITY_STRICTER, message, observed_generation=generation)
+    if said.get("reason") not in keys.SYNCER_REASONS or mount is None:
         return None
     return condition("Permitted", True, "Permitted", observed_generation=generation)
+
+
+def marked(site: Site, obj: Object) -> Object | None:
+    """Whether the mount namespace carries our mark; said only where it does not, or did not before."""
+    mount = site.mount()
+    if mount is None:
+        return None
+    generation = obj["metadata"].get("generation", 0)
+    if not mark_of(mount):
+        message = unmarked_message(site.mount_namespace, site.virtual_cluster)
+        return condition(MARKED, False, keys.MOUNT_NAMESPACE_UNMARKED, message, observed_generation=generation)
+    if find(value_at(obj, "status", "conditions"), MARKED) is None:
+        return None
+    return condition(MARKED, True, "Marked", observed_generation=generation)
 
 
 def leasing(obj: Object, nodes: Sequence[Object], rules: Rules, silent_since: datetime | None) -> Object:

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, ClusterBindingSpec, binding_of
+from tapestry.apis.mounts import enforced_level, stricter
 from tapestry.apis.names import physical_name, virtual_cluster_label, virtual_node_name
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
@@ -170,8 +173,18 @@ class Site:
 
     def binding(self) -> Binding | None:
         """The binding as it is now; None once it is gone or replaced by a namesake.  Raises InvalidSpec."""
-        obj = self.binding_object()
-        return self.known.of("binding", (obj,), lambda: binding_of(obj, self.virtual_cluster_uid)) if obj else None
+        obj, mount = self.binding_object(), self.mount()
+        return self.known.of("binding", (obj, mount), lambda: self.read(obj, mount)) if obj else None
+
+    def read(self, obj: Object, mount: Object | None) -> Binding:
+        """The binding at the Pod Security level that applies: the stricter of its own and the owner's."""
+        binding = binding_of(obj, self.virtual_cluster_uid)
+        level = stricter(binding.spec.pod_security, enforced_level(mount))
+        return binding if level == binding.spec.pod_security else replace(binding, spec=at_level(binding.spec, level))
+
+    def mount(self) -> Object | None:
+        """The mount namespace, as last seen."""
+        return self.mount_namespaces.store.get(self.mount_namespace)
 
     @property
     def is_unbinding(self) -> bool:
@@ -191,7 +204,7 @@ class Site:
     def rules(self, binding: Binding) -> Rules:
         """What decides about every node of the site."""
         ours, theirs = self.operator_policies.store.list(), self.owner_policies.store.list()
-        mount = self.mount_namespaces.store.get(binding.spec.mount_namespace or "")
+        mount = self.mount()
 
         def read() -> Rules:
             zone = self.config.time_zone
@@ -312,6 +325,10 @@ def open_site(
         mount_namespaces=physical(NAMESPACES, fields=f"metadata.name={mount}"),
         ground=ground_of(binding),
     )
+
+
+def at_level(spec: ClusterBindingSpec, level: str) -> ClusterBindingSpec:
+    return structs.replace(spec, pod_security=level)
 
 
 def ground_of(binding: Object) -> Object:

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tapestry.apis import keys
+from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Transport
@@ -18,7 +19,7 @@ from tapestry.client.waiting import wait_for
 from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import is_owned_by, named, uid_of, version_of
-from tapestry.kube.resources import DEPLOYMENTS, EVENTS, ROLES, SECRETS, SERVICE_ACCOUNTS
+from tapestry.kube.resources import DEPLOYMENTS, EVENTS, NAMESPACES, ROLES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import timestamp
 from tapestry.manager.app import Elsewhere
 from tapestry.manager.config import BindingsConfig, SyncerSettings
@@ -490,3 +491,54 @@ async def test_nothing_is_written_below(world: World) -> None:
         await world.join("east")
         await world.wait(FIVE_MINUTES)
         assert world.clusters[EAST].dump() == before
+
+
+# -- the mount namespace, and rights over volumes
+
+
+async def mark_mount(world: World, mark: str | None) -> None:
+    client = Client(world.clusters[EAST].connect())
+    labels = {"metadata": {"name": "leased", "labels": {keys.VIRTUAL_CLUSTER: mark}}}
+    if await client.find(NAMESPACES, "leased") is None:
+        await client.create(NAMESPACES, labels)
+    else:
+        await client.patch(NAMESPACES, named("leased"), labels)
+
+
+async def test_a_namespace_that_another_virtual_cluster_marked_fails_the_binding(world: World) -> None:
+    async with world.running():
+        await world.add_cluster(EAST)
+        await mark_mount(world, "another")
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
+        await world.add_binding("east")
+        await world.reaches("east", "Failed", keys.MOUNT_NAMESPACE_TAKEN)
+        assert await world.condition("east", "Permitted") == ("False", keys.MOUNT_NAMESPACE_TAKEN)
+        assert "namespace leased in the physical cluster belongs to another" in await world.message("east")
+        assert await world.of_syncers() == []
+        own = virtual_cluster_label(uid_of(await world.client.get(NAMESPACES, "kube-system")))
+        await mark_mount(world, own)
+        await world.reaches("east", "Ready")
+
+
+async def test_a_binding_whose_namespace_is_taken_later_fails(world: World) -> None:
+    async with world.running():
+        await world.join("east")
+        await mark_mount(world, "another")
+        await world.wait(2 * FIVE_MINUTES)
+        assert (await world.binding("east"))["status"]["phase"] == "Failed"
+
+
+async def test_without_rights_over_volumes_the_binding_stays_ready_and_says_so(world: World) -> None:
+    async with world.running():
+        await world.add_cluster(EAST, "create persistentvolumes")
+        await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
+        await world.add_binding("east", allowedVolumes={"drivers": ["disk.example"]})
+        await world.reaches("east", "Ready")
+        await world.deployment()
+        assert await world.condition("east", "Ready") == ("True", "Ready")
+        assert await world.condition("east", "Permitted") == ("False", "PermissionsMissing")
+        told = await world.message("east", "Permitted")
+        assert told.startswith("volumes do not cross, for the kubeconfig does not grant: create persistentvolumes;")
+        world.clusters[EAST].review = lambda _: {"allowed": True}
+        await world.wait(HALF_A_MINUTE)
+        assert await world.condition("east", "Permitted") == ("True", "Permitted")

@@ -135,7 +135,7 @@ class Watchful:
     def seen(self, path: str) -> Response:
         if path.endswith("kube-system") and not self.shows_itself:
             return Response(403, {}, msgspec.json.encode(Forbidden(403, "Forbidden", "no").status()))
-        body = {"gitVersion": "v1.34.3", "metadata": {"name": "kube-system", "uid": "one"}}
+        body = {"gitVersion": "v1.34.3", "metadata": {"name": "kube-system", "uid": "one"}, "items": []}
         return Response(200, {}, msgspec.json.encode(body))
 
     async def close(self) -> None:

@@ -39,6 +39,7 @@ from tapestry.syncer.topdown.orphans import Orphans
 from tapestry.syncer.topdown.patience import QUOTA_EXCEEDED, Patience, is_over_quota
 from tapestry.syncer.topdown.priority import PriorityClassGuard, is_missing
 from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about, told_since
+from tapestry.syncer.topdown.volumes import REFUSED_BY_OWNER
 from tapestry.syncer.translate import pod_status, pods
 from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
 from tapestry.syncer.translate.meta import is_as_applied, virtual_uid
@@ -52,6 +53,8 @@ FRESH = timedelta(seconds=10)
 """A pod younger than this is what the cache says it is; an older one is read again before it is run."""
 TAKEN = 60.0
 """Seconds after which a name that somebody else has below is tried again: nobody tells us when it is free."""
+UNTOLD = frozenset({"NameTaken", REFUSED_BY_OWNER})
+"""Reasons to wait whose end nobody tells us of."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ class VirtualPods:
         except NotYet as wait:
             ledger.release(key)
             await self.verdicts.wait(pod, wait.reason, str(wait))
-            seconds = TAKEN if wait.reason == "NameTaken" else wait.seconds
+            seconds = TAKEN if wait.reason in UNTOLD else wait.seconds
             return Result(requeue_after=seconds) if seconds is not None else None
         except BaseException as error:
             ledger.release(key)

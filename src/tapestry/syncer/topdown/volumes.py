@@ -15,7 +15,7 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.names import physical_name
 from tapestry.controller import Informer, Result
 from tapestry.controller.store import Indexer
-from tapestry.kube.errors import AlreadyExists, Conflict
+from tapestry.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid
 from tapestry.kube.names import dns_subdomain_complaint
 from tapestry.kube.objects import NOTHING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import is_over
@@ -40,6 +40,8 @@ from tapestry.syncer.translate.volumes import (
 )
 
 ACTIVE = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+DENIED_BY_POLICY = "ValidatingAdmissionPolicy"
+REFUSED_BY_OWNER = "VolumeRefusedBelow"
 BEYOND = ""
 """The namespace, for `Following`, of what belongs to none."""
 
@@ -230,6 +232,11 @@ class Volumes:
             if held is None:
                 raise Conflict(409, "Conflict", f"{resource.kind} {key_of(wanted)} has just gone") from None
             return held
+        except (Invalid, Forbidden) as error:
+            if DENIED_BY_POLICY not in error.message:
+                raise
+            advice = "`tapestry join` brings the owner's policies up to date with the binding"
+            raise NotYet(REFUSED_BY_OWNER, f"{error.message}; {advice}") from error
 
     async def remove(self, key: str, claims: Informer, volumes: Informer) -> Result | None:
         """Nobody mounts the claim any more: it goes and, once it is gone, its volume."""

@@ -2,7 +2,8 @@
 
 Only volumes of CSI drivers that the binding names cross, at every level of Pod Security: any other source names
 something of the nodes or the network that it means above, and would name the owner's below.  If the binding names
-storage classes too, the volume has to be of one of them.  What the volume says of Secrets is rewritten to our copies of
+storage classes too, the volume has to be of one of them.  The volume has to be provisioned for its claim, or to have a
+handle that the binding's patterns allow: any other handle could be one of the owner's volumes.  What the volume says of Secrets is rewritten to our copies of
 Secrets in the claim's own namespace, and a volume that names others is refused.
 
 Below, the volume is reserved for its claim and outlives it (Retain): whose data it is, is decided above.  Where it may
@@ -28,6 +29,8 @@ PLAIN_FIELDS = ("driver", "volumeHandle", "readOnly", "fsType", "volumeAttribute
 ABOUT_THE_CLAIM = "csi.storage.k8s.io/"
 """What the names of attributes begin with by which a provisioner noted whose the volume is; below it is another's."""
 RESIZE_PENDING = "FileSystemResizePending"
+PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
+"""The annotation by which a provisioner tells that it made the volume, and for which driver."""
 
 
 def is_bound(claim: Object, volume: Object) -> bool:
@@ -47,6 +50,12 @@ def refusals(claim: Object, volume: Object, allowed: AllowedVolumes) -> Iterator
         yield f"spec.csi.driver: {csi['driver']} is not in the binding's allowedVolumes"
     if allowed.storage_classes and class_of(volume) not in allowed.storage_classes:
         yield f"spec.storageClassName: {class_of(volume) or 'none'} is not in the binding's allowedVolumes"
+    handle = csi.get("volumeHandle") or ""
+    if not is_provisioned(claim, volume) and not any(matches(each, handle) for each in allowed.volume_handles):
+        yield (
+            "spec.csi.volumeHandle: the volume was not provisioned for the claim, and its handle is in no pattern of "
+            "the binding's allowedVolumes.volumeHandles"
+        )
     for field, value in csi.items():
         if field in SECRET_FIELDS:
             yield from complaints_about(field, value, namespace_of(claim) or "")
@@ -55,6 +64,32 @@ def refusals(claim: Object, volume: Object, allowed: AllowedVolumes) -> Iterator
     for name in csi.get("volumeAttributes") or ():
         if "secret" in name.lower() and not name.startswith(ABOUT_THE_CLAIM):
             yield f"spec.csi.volumeAttributes[{name}]: the driver may take it for a Secret of the physical cluster"
+
+
+def is_provisioned(claim: Object, volume: Object) -> bool:
+    """Whether a provisioner made the volume for this claim, which then has the claim's UID in its name.
+
+    Only those who may write PersistentVolumes of the virtual cluster can claim that of another volume.
+    """
+    by = annotations_of(volume).get(PROVISIONED_BY)
+    return by == volume["spec"]["csi"]["driver"] and name_of(volume).endswith(f"-{uid_of(claim)}")
+
+
+def matches(pattern: str, handle: str) -> bool:
+    """Whether the pattern, in which * matches any text, matches the whole handle; in linear time."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return handle == first
+    *middle, last = rest
+    start, end = len(first), len(handle) - len(last)
+    if start > end or not handle.startswith(first) or not handle.endswith(last):
+        return False
+    for part in middle:
+        found = handle.find(part, start, end)
+        if found < 0:
+            return False
+        start = found + len(part)
+    return True
 
 
 def complaints_about(field: str, reference: Object, namespace: str) -> Iterator[str]:

@@ -1,0 +1,147 @@
+"""The labels of the mount namespace: whose it is, and the Pod Security level that its owner enforces."""
+
+import asyncio
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.names import virtual_cluster_label
+from tapestry.controller.testing import in_virtual_time
+from tapestry.kube.conditions import find
+from tapestry.kube.objects import Object, named, uid_of, value_at
+from tapestry.kube.resources import NAMESPACES
+from tapestry.syncer.bindings import MARKED
+
+from .world import MOUNT, World, a_world, said
+
+PRIVILEGED = {"containers": [{"name": "c", "image": "i", "securityContext": {"privileged": True}}]}
+ROOT = {"containers": [{"name": "c", "image": "i"}]}
+"""Fine at `baseline`, and not at `restricted`."""
+
+
+async def label(world: World, **labels: str | None) -> None:
+    named_keys = {"mark": keys.VIRTUAL_CLUSTER, "enforce": keys.POD_SECURITY_ENFORCE}
+    patch = {"metadata": {"labels": {named_keys[name]: value for name, value in labels.items()}}}
+    await world.physical.patch(NAMESPACES, named(MOUNT), patch)
+
+
+async def own_mark(world: World) -> str:
+    return virtual_cluster_label(uid_of(await world.virtual.get(NAMESPACES, "kube-system")))
+
+
+async def condition(world: World, type: str) -> Object:
+    binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
+    return find(value_at(binding, "status", "conditions"), type) or {}
+
+
+# -- whose it is
+
+
+@in_virtual_time
+async def test_a_syncer_does_nothing_in_a_namespace_that_another_virtual_cluster_marked() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.run_pod()
+        await label(world, mark="another")
+        await asyncio.sleep(5)
+        assert world.sites[-1].outdated.is_set()  # the process goes on with a new site
+    before, twins = world.down.writes(), await world.twins()
+    async with world.syncer() as site:
+        await world.add_pod("later")
+        await world.delete_pod()
+        await asyncio.sleep(600)
+        assert not site.reads.is_open
+        assert world.down.writes() == before
+        assert await world.twins() == twins
+
+
+@in_virtual_time
+async def test_a_syncer_goes_on_once_the_namespace_is_its_own_again() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.run_pod()
+    await label(world, mark="another")
+    async with world.syncer():
+        await asyncio.sleep(60)
+        await label(world, mark=await own_mark(world))
+        await asyncio.sleep(300)
+        await world.run_pod("later")
+
+
+@in_virtual_time
+async def test_an_unmarked_namespace_works_and_a_condition_asks_for_the_mark() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.run_pod()
+        await asyncio.sleep(5)
+        told = await condition(world, MARKED)
+        assert (told["status"], told["reason"]) == ("False", keys.MOUNT_NAMESPACE_UNMARKED)
+        assert f"{keys.VIRTUAL_CLUSTER}={await own_mark(world)}" in told["message"]
+        await label(world, mark=await own_mark(world))
+        await asyncio.sleep(5)
+        assert (await condition(world, MARKED))["status"] == "True"
+        await world.run_pod("later")
+
+
+@in_virtual_time
+async def test_a_marked_namespace_is_nothing_to_tell() -> None:
+    world = await a_world()
+    await label(world, mark=await own_mark(world))
+    async with world.syncer():
+        await asyncio.sleep(5)
+        assert await condition(world, MARKED) == {}
+
+
+# -- Pod Security
+
+
+@in_virtual_time
+async def test_the_level_of_the_owner_applies_where_it_is_stricter() -> None:
+    world = await a_world(podSecurity="privileged")
+    await label(world, enforce="baseline")
+    async with world.syncer():
+        await world.add_pod(**PRIVILEGED)
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        assert await world.twins() == []
+        await asyncio.sleep(2)
+        told = await condition(world, "Permitted")
+        assert (told["status"], told["reason"]) == ("False", keys.POD_SECURITY_STRICTER)
+        assert "level privileged" in told["message"]
+        assert "enforces baseline" in told["message"]
+
+
+@in_virtual_time
+async def test_the_level_of_the_binding_applies_where_it_is_stricter() -> None:
+    world = await a_world(podSecurity="restricted")
+    await label(world, enforce="privileged")
+    async with world.syncer():
+        await world.add_pod(**ROOT)
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await asyncio.sleep(5)
+        assert await condition(world, "Permitted") == {}
+
+
+@in_virtual_time
+async def test_pods_are_checked_again_when_the_owner_changes_the_level() -> None:
+    world = await a_world(podSecurity="privileged")
+    await label(world, enforce="restricted")
+    async with world.syncer():
+        await world.add_pod(**ROOT)
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await asyncio.sleep(5)
+        assert (await condition(world, "Permitted"))["status"] == "False"
+        await label(world, enforce="privileged")
+        await world.wait_for_twin()
+        await asyncio.sleep(5)
+        assert (await condition(world, "Permitted"))["status"] == "True"
+        await label(world, enforce="restricted")
+        await asyncio.sleep(60)
+        assert len(await world.twins()) == 1  # what runs stays
+
+
+@in_virtual_time
+async def test_a_label_that_is_no_level_counts_as_the_strictest() -> None:
+    world = await a_world()
+    await label(world, enforce="lax")
+    async with world.syncer():
+        await world.add_pod(**ROOT)
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
