@@ -131,7 +131,7 @@ class World:
             "mountNamespace": MOUNT,
             "disableNodeDefaultTaint": True,
             "serviceNamespaces": ["default"],
-            "allowedVolumes": {"drivers": [DRIVER]},
+            "allowedVolumes": {"drivers": [DRIVER], "volumeHandles": ["data"]},
             "unbindGraceSeconds": 0,
         }
         await self.virtual.create(CLUSTER_BINDINGS, {**an_object(CLUSTER_BINDINGS, "east"), "spec": spec})

@@ -25,6 +25,7 @@ from .lending import Lending, wait_until, wait_until_gone
 from .planes import VOLUME_BINDING, Plane, only_on_kubernetes
 
 DRIVER = "disk.example"
+ALLOWED = {"drivers": [DRIVER], "volumeHandles": ["vol-*"]}
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def phase(wanted: str) -> Any:
 async def test_a_claim_and_its_volume_are_bound_below_grow_and_go_with_the_last_pod(
     site: Lending, storage_class: str
 ) -> None:
-    await site.set_binding(allowedVolumes={"drivers": [DRIVER]})
+    await site.set_binding(allowedVolumes=ALLOWED)
     secret = {"name": f"{site.name}-key", "namespace": "default"}
     await site.virtual.create(SECRETS, {"metadata": secret, "stringData": {"k": "v"}})
     claim = await add_claim(site, csi(nodeStageSecretRef=secret), storage_class=storage_class)
@@ -152,11 +153,12 @@ async def grow(site: Lending, claim: str) -> None:
         ({"nfs": {"server": "192.0.2.1", "path": "/"}}, "spec: the volume is of no CSI driver"),
         ({"csi": {"driver": "other.example", "volumeHandle": "v"}}, "spec.csi.driver: other.example is not"),
         (csi(nodePublishSecretRef={"name": "x", "namespace": "kube-system"}), "spec.csi.nodePublishSecretRef: kube-"),
+        ({"csi": {"driver": DRIVER, "volumeHandle": "the-owners"}}, "spec.csi.volumeHandle: the volume was not"),
     ],
-    ids=["hostPath", "nfs", "driver", "secret"],
+    ids=["hostPath", "nfs", "driver", "secret", "handle"],
 )
 async def test_whatever_is_not_allowed_stays_above_with_a_reason(site: Lending, source: Object, why: str) -> None:
-    await site.set_binding(allowedVolumes={"drivers": [DRIVER]}, podSecurity="privileged")
+    await site.set_binding(allowedVolumes=ALLOWED, podSecurity="privileged")
     claim = await add_claim(site, source)
     node = await lend(site)
     with site.syncer():

@@ -23,6 +23,7 @@ from tapestry.inspect import findings
 from tapestry.inspect.anykind.kinds import asked
 from tapestry.inspect.findings import Finding
 from tapestry.inspect.questions import Questions
+from tapestry.inspect.safeguards import safeguards
 from tapestry.kube.errors import Forbidden, KubeError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import DEPLOYMENTS, LEASES, SECRETS, Resource
@@ -59,7 +60,7 @@ class Doctor:
             yield Finding("kinds", "wrong", f"the server does not know {' and '.join(missing)}", INSTALL)
             return
         yield Finding("kinds", "ok", "ClusterBinding and ResourceLeasingPolicy are known")
-        for look in (self.manager, self.bindings, self.nodes, self.policies, self.marks):
+        for look in (self.manager, self.bindings, self.nodes, self.policies, self.safeguards, self.marks):
             for each in await seen(look):
                 yield each
 
@@ -91,6 +92,9 @@ class Doctor:
 
     async def policies(self) -> Iterable[Finding]:
         return findings.policies(*await self.questions.policies())
+
+    async def safeguards(self) -> Iterable[Finding]:
+        return await safeguards(self.client, self.questions.connect)
 
     async def marks(self) -> Iterable[Finding]:
         return findings.marks(await self.client.list(SECRETS, HOME))

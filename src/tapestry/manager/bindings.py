@@ -12,8 +12,10 @@ could help.  A binding that was well before keeps its syncer when its cluster fa
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from tapestry.apis import keys
+from tapestry.apis.belongings import LONGEST_GRACE
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.mounts import is_taken, taken_message
 from tapestry.apis.names import virtual_cluster_label
@@ -33,7 +35,7 @@ from tapestry.kube.objects import (
     value_at,
 )
 from tapestry.kube.resources import NAMESPACES
-from tapestry.kube.times import timestamp
+from tapestry.kube.times import parse_time, timestamp
 from tapestry.manager.cleanup import left_behind, nodes_are_gone, syncer_is_gone
 from tapestry.manager.config import BindingsConfig
 from tapestry.manager.connectivity import Examiner, Finding, secret_at
@@ -48,6 +50,8 @@ RECHECK_SECONDS = 300.0
 """How often a binding is looked at again when nothing of what we watch changes."""
 FAULTY_SECONDS = 30.0
 """The same for one with a fault that is mended where we do not watch: whoever mends it is waiting."""
+STUCK_SECONDS = 60.0
+"""How long after its grace a binding may take to go before it counts as stuck."""
 LINGERING_SECONDS = 5.0
 """How often a binding that goes is looked at while something of it is still there."""
 KEEPS_ITS_SYNCER = frozenset({"ConnectivityFailed", "PermissionsMissing"})
@@ -164,14 +168,22 @@ class Bindings:
 
     async def wait_for_syncer(self, binding: Object) -> Result:
         """See to it that there is a syncer to clean up, and say that we wait for it."""
-        message = f"the syncer has yet to clean up; if it never will, annotate with {keys.FORCE_UNBIND}=true"
+        message, seconds = "the syncer has yet to clean up", self.seconds_to_stuck(binding)
+        if seconds <= 0:
+            message += f"; if it never will, annotate with {keys.FORCE_UNBIND}=true"
         if is_accepted(binding):
             try:
                 await self.running(binding)
             except (Fault, InvalidSpec) as error:
                 message = f"{message}; it cannot be started: {error}"
         await self.tell(binding, "Deleting", [condition("Ready", False, "WaitingSyncerCleanup", message)])
-        return Result(requeue_after=RECHECK_SECONDS)
+        return Result(requeue_after=min(seconds, RECHECK_SECONDS) if seconds > 0 else RECHECK_SECONDS)
+
+    def seconds_to_stuck(self, binding: Object) -> float:
+        """How long a syncer that cleans up may still take; then force is worth a word."""
+        grace = value_at(binding, "spec", "unbindGraceSeconds", default=LONGEST_GRACE)
+        due = parse_time(binding["metadata"]["deletionTimestamp"]) + timedelta(seconds=grace + STUCK_SECONDS)
+        return (due - self.manager.now()).total_seconds()
 
     async def forsaken(self, binding: Object) -> bool:
         """Whether nothing in the virtual cluster stands for the cluster any more; what it may have is remembered."""

@@ -60,6 +60,10 @@ ROOT_CERTIFICATES = "kube-root-ca.crt"
 OURS = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
 FORCE_SECONDS = 30.0
 """How long a binding that is left by force is given to the manager, before we end it ourselves."""
+COUNT_SECONDS = 5.0
+"""How often the time that is left is told."""
+STUCK_SECONDS = 30.0
+"""How long after its grace a binding may take to go before force is suggested."""
 ATTEMPTS, PAUSE = 10, 1.0
 """How often we try that, and the seconds between."""
 ENDING_SECONDS = 2 * LONGEST_GRACE
@@ -121,7 +125,7 @@ async def part(binding: Object, virtual: Cluster, *, force: bool, timeout: float
     with suppress(NotFound):
         await client.delete(CLUSTER_BINDINGS, {"metadata": {"name": name, "uid": uid_of(binding)}})
     try:
-        await wait_until_gone(binding, virtual, min(timeout, FORCE_SECONDS) if force else timeout)
+        await wait_until_gone(binding, virtual, min(timeout, FORCE_SECONDS) if force else timeout, force=force)
     except TimeoutError:
         if not force:
             hint = f"is its syncer at work? `tapestry unjoin {name} --force` ends it without"
@@ -137,20 +141,50 @@ async def pods_on_nodes_of(binding: Object, virtual: Cluster) -> list[Object]:
     return [pod for node in nodes for pod in await virtual.client.list(PODS, fields=f"spec.nodeName={name_of(node)}")]
 
 
-async def wait_until_gone(binding: Object, virtual: Cluster, timeout: float) -> None:
-    """Wait, and tell each time that the binding has something new to say."""
-    told = ""
+async def wait_until_gone(binding: Object, virtual: Cluster, timeout: float, *, force: bool) -> None:
+    """Wait, tell what the binding waits for, and count down the seconds that its pods have to end."""
+    loop = asyncio.get_running_loop()
+    started, told, last = loop.time(), "", binding
+    grace = float(value_at(binding, "spec", "unbindGraceSeconds", default=LONGEST_GRACE))
+
+    def tell(news: str) -> None:
+        virtual.tell(Step(Mark.WAITING, virtual.word, f"{CLUSTER_BINDINGS.kind} {name_of(binding)}", news))
 
     def is_gone(obj: Object | None) -> bool:
-        nonlocal told
+        nonlocal told, last
         if obj is None or uid_of(obj) != uid_of(binding):
             return True
+        last = obj
         if (news := progress(obj)) != told:
             told = news
-            virtual.tell(Step(Mark.WAITING, virtual.word, f"{CLUSTER_BINDINGS.kind} {name_of(obj)}", news))
+            tell(news)
         return False
 
-    await wait_for(virtual.client, CLUSTER_BINDINGS, name_of(binding), until=is_gone, timeout=timeout)
+    while True:
+        left = timeout - (loop.time() - started)
+        try:
+            await wait_for(
+                virtual.client, CLUSTER_BINDINGS, name_of(binding), until=is_gone, timeout=min(left, COUNT_SECONDS)
+            )
+        except TimeoutError:
+            if left <= COUNT_SECONDS:
+                raise
+            tell(countdown(last, loop.time() - started, grace, force=force))
+        else:
+            return
+
+
+def countdown(binding: Object, elapsed: float, grace: float, *, force: bool) -> str:
+    """How long the pods still have, after so many seconds; and what to do, once it takes far longer than that."""
+    waits = progress(binding)
+    if elapsed < grace:
+        news = f"pods have {grace - elapsed:.0f} s left to end"
+    elif force or elapsed < grace + STUCK_SECONDS:
+        news = f"{elapsed:.0f} s so far"
+    else:
+        hint = f"if its syncer does not run, `tapestry unjoin {name_of(binding)} --force` ends it without"
+        news = f"{elapsed:.0f} s so far; {hint}"
+    return "; ".join(filter(None, (waits, news)))
 
 
 def progress(binding: Object) -> str:

@@ -16,6 +16,7 @@ from tapestry.inspect.anykind.hand import Hand
 from tapestry.inspect.doctor import Doctor
 from tapestry.inspect.findings import Finding, findings_text
 from tapestry.inspect.questions import Questions
+from tapestry.inspect.safeguards import judged
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, named
@@ -182,3 +183,43 @@ async def test_a_server_that_does_not_answer_is_all_that_there_is_to_say() -> No
     (told,) = await doctor(Client(Nowhere())).findings()  # type: ignore[arg-type]  nothing else of it is used
     assert (told.about, told.level) == ("API server", "wrong")
     assert "connection refused" in told.found
+
+
+# -- safeguards of the owners
+
+ALLOWING = {"metadata": {"name": "east"}, "spec": {"mountNamespace": "m", "allowedVolumes": {"drivers": ["d"]}}}
+
+
+def a_namespace(safeguards: str = "", **labels: str) -> Object:
+    named_keys = {"mark": keys.VIRTUAL_CLUSTER, "enforce": keys.POD_SECURITY_ENFORCE}
+    return {
+        "metadata": {
+            "name": "m",
+            "labels": {named_keys[name]: value for name, value in labels.items()},
+            "annotations": {keys.SAFEGUARDS: safeguards} if safeguards else {},
+        }
+    }
+
+
+def test_an_installation_of_before_lacks_every_safeguard() -> None:
+    refused = {"type": "Permitted", "status": "False", "reason": keys.PRIORITY_CLASS_MISSING}
+    told = judged({**ALLOWING, "status": {"conditions": [refused]}}, a_namespace())
+    assert told.level == "warning"
+    for part in ("mark", "Pod Security level", "network policy", "quota", "admission policies", "priority class"):
+        assert part in told.found
+    assert "tapestry join east --cluster-kubeconfig" in told.advice
+
+
+@pytest.mark.parametrize(
+    ("namespace", "level"),
+    [
+        (a_namespace("network-policy,volume-policies", mark="v", enforce="baseline"), "ok"),
+        (a_namespace("no-network-policy,quota,volume-policies", mark="v", enforce="baseline"), "ok"),
+        (a_namespace("network-policy", mark="v", enforce="baseline"), "warning"),
+        (a_namespace("network-policy,volume-policies", enforce="baseline"), "warning"),
+        (a_namespace("network-policy,volume-policies", mark="v"), "warning"),
+        (a_namespace("quota,volume-policies", mark="v", enforce="baseline"), "warning"),
+    ],
+)
+def test_each_missing_safeguard_is_a_warning(namespace: Object, level: str) -> None:
+    assert judged(ALLOWING, namespace).level == level

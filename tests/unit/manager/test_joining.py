@@ -621,8 +621,25 @@ def test_a_binding_that_nobody_sees_to_is_an_error_that_says_how_to_force_it() -
         await held(world)
         with pytest.raises(JoinError, match=r"still there after 60 s; .*`tapestry unjoin east --force`"):
             await world.unjoin(timeout=60)
-        assert [step.note for step in world.steps] == ["its syncer"]
+        first, second, *_, last = [step.note for step in world.steps]
+        assert (first, second) == ("its syncer", "its syncer; pods have 25 s left to end")
+        assert last == "its syncer; 55 s so far"
         assert len(await world.virtual.client.list(NODES)) == 1
+
+    in_a_world(scenario)
+
+
+def test_unjoin_counts_down_and_suggests_force_only_once_it_is_stuck() -> None:
+    async def scenario(world: World) -> None:
+        await held(world)
+        with pytest.raises(JoinError):
+            await world.unjoin(timeout=120)
+        notes = [step.note for step in world.steps]
+        left = [note for note in notes if "left to end" in note]
+        assert [note.split()[-5] for note in left] == ["25", "20", "15", "10", "5"]
+        stuck = [note for note in notes if "--force" in note]
+        assert stuck == notes[-len(stuck) :]
+        assert stuck[0].startswith("its syncer; 60 s so far; ")
 
     in_a_world(scenario)
 

@@ -3,8 +3,8 @@
 Only volumes of CSI drivers that the binding names cross, at every level of Pod Security: any other source names
 something of the nodes or the network that it means above, and would name the owner's below.  If the binding names
 storage classes too, the volume has to be of one of them.  The volume has to be provisioned for its claim, or to have a
-handle that the binding's patterns allow: any other handle could be one of the owner's volumes.  What the volume says of Secrets is rewritten to our copies of
-Secrets in the claim's own namespace, and a volume that names others is refused.
+handle that the binding's patterns allow: any other handle could be one of the owner's volumes.  What the volume says of
+Secrets is rewritten to our copies of Secrets in the claim's own namespace, and a volume that names others is refused.
 
 Below, the volume is reserved for its claim and outlives it (Retain): whose data it is, is decided above.  Where it may
 be used was decided above, too, by the scheduler that chose the node, so its node affinity stays there.

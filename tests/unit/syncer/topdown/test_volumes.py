@@ -15,15 +15,16 @@ from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
 from tapestry.kube.conditions import find
+from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, name_of, named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, SECRETS
 from tapestry.syncer.app import syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.translate.volumes import name_below, twin_claim
 
-from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, phase, said
+from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, nothing, phase, refusing, said
 
-DISKS = {"drivers": ["disk.example"]}
+DISKS = {"drivers": ["disk.example"], "volumeHandles": ["vol-*"]}
 MOUNTED = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
 KEY = {"name": "key", "namespace": "default"}
 
@@ -195,11 +196,11 @@ async def test_claim_and_volume_made_anew_under_the_old_names_are_others_below()
         await mount(world, "before")
         [before] = await claims(world)
         await drop_claim(world.virtual)
-        await add_claim(world.virtual, volumeHandle="another")
+        await add_claim(world.virtual, volumeHandle="vol-another")
         await mount(world)
         [claim], [volume] = await claims(world), await volumes(world)
         assert uid_of(claim) != uid_of(before)
-        assert volume["spec"]["csi"]["volumeHandle"] == "another"
+        assert volume["spec"]["csi"]["volumeHandle"] == "vol-another"
 
 
 @in_virtual_time
@@ -245,7 +246,7 @@ async def test_without_a_driver_in_the_binding_nothing_crosses_and_nothing_is_as
 
 @in_virtual_time
 async def test_a_volume_that_the_binding_does_not_allow_is_refused_with_a_reason() -> None:
-    world = await a_world(allowedVolumes={"drivers": ["other.example"]})
+    world = await a_world(allowedVolumes={**DISKS, "drivers": ["other.example"]})
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
@@ -253,6 +254,35 @@ async def test_a_volume_that_the_binding_does_not_allow_is_refused_with_a_reason
         message = "spec.csi.driver: disk.example is not in the binding's allowedVolumes"
         assert await mapped(world) == ("False", "VolumeNotAllowed", message)
         assert await claims(world) == await volumes(world) == await world.twins() == []
+
+
+@in_virtual_time
+async def test_a_handle_that_the_binding_does_not_allow_does_not_cross() -> None:
+    world = await a_world(allowedVolumes={"drivers": ["disk.example"]})
+    await add_claim(world.virtual, volumeHandle="the-owners-data")
+    async with world.syncer():
+        await world.add_pod(volumes=MOUNTED)
+        await world.wait_for_pod(said(keys.MAPPED, "False", "VolumeNotAllowed"))
+        assert (await mapped(world))[2].startswith("spec.csi.volumeHandle: ")
+        assert await volumes(world) == []
+        await world.set_binding(allowedVolumes={"volumeHandles": ["the-owners-*"]})
+        await world.wait_for_twin()
+
+
+@in_virtual_time
+async def test_a_pod_waits_while_the_owners_policy_refuses_its_volume() -> None:
+    world = await a_world_with_a_claim()
+    denial = "persistentvolumes is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: no"
+    world.down.refusal = refusing("POST", "/persistentvolumes", Invalid(422, "Invalid", denial))
+    async with world.syncer():
+        await world.add_pod(volumes=MOUNTED)
+        await world.wait_for_pod(said(keys.MAPPED, "False", "VolumeRefusedBelow"))
+        await asyncio.sleep(1800)
+        assert (await mapped(world))[1] == "VolumeRefusedBelow"
+        assert "`tapestry join`" in (await mapped(world))[2]
+        assert len(world.down.writes("POST", "/persistentvolumes")) <= 40
+        world.down.refusal = nothing  # somebody joined again
+        await world.wait_for_twin(timeout=120)
 
 
 @pytest.mark.parametrize("level", ["baseline", "privileged"])
@@ -484,11 +514,11 @@ async def a_claim_is_made_anew(virtual: Client, physical: Client) -> None:
     await world.wait_for_twin(name="before", timeout=A_DAY)
     await world.delete_pod("before")
     await drop_claim(virtual)
-    await add_claim(virtual, volumeHandle="another")
+    await add_claim(virtual, volumeHandle="vol-another")
     await world.add_pod(volumes=MOUNTED)
     await world.wait_for_twin(timeout=A_DAY)
     [volume] = await volumes(world)
-    assert volume["spec"]["csi"]["volumeHandle"] == "another"
+    assert volume["spec"]["csi"]["volumeHandle"] == "vol-another"
     await world.delete_pod()
     await world.wait_until_pod_is_gone(timeout=A_DAY)
     await asyncio.sleep(ENOUGH)

@@ -15,7 +15,7 @@ from tapestry.apis.names import physical_name
 from tapestry.kube.objects import Object
 from tapestry.syncer.translate.volumes import refusals, twin_claim, twin_volume
 
-ALLOWED = AllowedVolumes(drivers=("disk.example.com",), storage_classes=("fast",))
+ALLOWED = AllowedVolumes(drivers=("disk.example.com",), storage_classes=("fast",), volume_handles=("h-*",))
 BINDING = binding_of(
     {
         "metadata": {"name": "east", "uid": "5e1f"},
@@ -76,6 +76,8 @@ def of_other_drivers() -> Iterator[tuple[str, Pair]]:
         "disk.exаmple.com",
     ):
         yield f"driver {driver!a}", (a_claim(), a_volume(csi={"driver": driver}))
+    for handle in ("", "the-owners", " h-1", "H-1", "x/h-1"):
+        yield f"handle {handle!r}", (a_claim(), a_volume(csi={"volumeHandle": handle}))
     for name in ("slow", "", "Fast", "fast "):
         yield f"class {name!r}", (a_claim(), a_volume(storageClassName=name))
     yield "no class", (a_claim(), a_volume(storageClassName=None))

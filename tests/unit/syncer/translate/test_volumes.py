@@ -1,3 +1,4 @@
+import re
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from tapestry.apis.clusterbindings import AllowedVolumes, Binding, ClusterBindingSpec, SecretReference
 from tapestry.apis.names import physical_name
 from tapestry.kube.objects import Object, annotations_of, labels_of, without
+from tapestry.manager.volume_policies import expression
 from tapestry.syncer.translate.meta import source_key
 from tapestry.syncer.translate.volumes import (
     SECRET_FIELDS,
@@ -14,6 +16,7 @@ from tapestry.syncer.translate.volumes import (
     freeing_patch,
     is_bound,
     is_of,
+    matches,
     refusals,
     secrets_of,
     twin_claim,
@@ -22,7 +25,7 @@ from tapestry.syncer.translate.volumes import (
 
 SPEC = ClusterBindingSpec(cluster_id="east", secret_ref=SecretReference("east", "tapestry-system"), mount_namespace="m")
 EAST = Binding("east", "uid-east", "cluster", SPEC)
-DISKS = AllowedVolumes(drivers=("disk.example",))
+DISKS = AllowedVolumes(drivers=("disk.example",), volume_handles=("vol-*",))
 
 
 def a_claim(**spec: Any) -> Object:
@@ -61,18 +64,81 @@ def test_a_volume_of_a_driver_that_the_binding_names_crosses() -> None:
 
 
 def test_a_driver_that_the_binding_does_not_name_is_told_by_its_path() -> None:
-    other = AllowedVolumes(drivers=("other.example",))
+    other = AllowedVolumes(drivers=("other.example",), volume_handles=("vol-*",))
     assert list(refusals(a_claim(), a_volume(), other)) == [
         "spec.csi.driver: disk.example is not in the binding's allowedVolumes"
     ]
 
 
 def test_with_storage_classes_the_volume_has_to_be_of_one_of_them_and_of_a_driver() -> None:
-    fast = AllowedVolumes(drivers=("disk.example",), storage_classes=("fast",))
+    fast = AllowedVolumes(drivers=("disk.example",), storage_classes=("fast",), volume_handles=("vol-*",))
     assert refused(a_volume(), fast) == []
     assert refused(a_volume(storageClassName="slow"), fast) == ["spec.storageClassName"]
     assert refused(a_volume(storageClassName=None), fast) == ["spec.storageClassName"]
-    assert refused(a_volume(), AllowedVolumes(storage_classes=("fast",))) == ["spec.csi.driver"]
+    assert refused(a_volume(), AllowedVolumes(storage_classes=("fast",))) == [
+        "spec.csi.driver",
+        "spec.csi.volumeHandle",
+    ]
+
+
+BY_DRIVER = AllowedVolumes(drivers=("disk.example",))
+
+
+def provisioned(by: str = "disk.example", name: str = "pvc-claim-1") -> Object:
+    metadata = {"name": name, "uid": "volume-1", "annotations": {"pv.kubernetes.io/provisioned-by": by}}
+    return {**a_volume(), "metadata": metadata}
+
+
+def test_a_volume_that_was_provisioned_for_the_claim_needs_no_pattern() -> None:
+    assert refused(provisioned(), BY_DRIVER) == []
+
+
+@pytest.mark.parametrize(
+    "volume",
+    [
+        a_volume(),
+        provisioned(by="other.example"),
+        provisioned(name="pvc-claim-2"),
+        provisioned(name="claim-1"),
+        provisioned(name="pv-1"),
+    ],
+    ids=["by hand", "by another driver", "for another claim", "without a prefix", "under a name of its own"],
+)
+def test_any_other_handle_has_to_match_a_pattern(volume: Object) -> None:
+    assert refused(volume, BY_DRIVER) == ["spec.csi.volumeHandle"]
+    assert refused(volume, AllowedVolumes(drivers=("disk.example",), volume_handles=("other", "vol-?"))) != []
+    assert refused(volume, DISKS) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "handle", "found"),
+    [
+        ("vol-1", "vol-1", True),
+        ("vol-1", "vol-11", False),
+        ("vol-*", "vol-", True),
+        ("vol-*", "xvol-1", False),
+        ("*/team-a/*", "nfs#host/team-a/data", True),
+        ("*/team-a/*", "nfs#host/team-b/data", False),
+        ("a*b", "ab", True),
+        ("ab*ba", "aba", False),
+        ("*", "", True),
+        ("*", "a\nb", True),
+        ("vol-.", "vol-1", False),
+        ("[v]*", "v", False),
+    ],
+)
+def test_a_star_matches_any_text_and_nothing_else_is_special(pattern: str, handle: str, found: bool) -> None:
+    assert matches(pattern, handle) is found
+    assert bool(re.search(expression(pattern), handle)) is found  # what the owner's policy is told
+
+
+def test_a_pattern_with_many_stars_takes_linear_time() -> None:
+    assert not matches("a*" * 500 + "b", "a" * 1024)
+
+
+@given(pattern=st.text("ab*", max_size=6), handle=st.text("ab", max_size=8))
+def test_patterns_mean_the_same_above_and_below(pattern: str, handle: str) -> None:
+    assert matches(pattern, handle) == bool(re.search(expression(pattern), handle))
 
 
 @pytest.mark.parametrize(
