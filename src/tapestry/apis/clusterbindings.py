@@ -185,6 +185,9 @@ CLUSTER_BINDING: Kind[ClusterBindingSpec] = Kind(
     ),
 )
 
+SYNCER_REASONS = frozenset({keys.PRIORITY_CLASS_MISSING, keys.POD_SECURITY_STRICTER})
+"""Reasons of the condition Permitted that the syncer sets and clears.  The manager leaves them as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:

@@ -129,8 +129,6 @@ PRIORITY_CLASS: Final = "tapestry-leased"
 PRIORITY_CLASS_MISSING: Final = "PriorityClassMissing"
 POD_SECURITY_STRICTER: Final = "PodSecurityStricterBelow"
 """The owner enforces a stricter Pod Security level than the binding asks for; the stricter one applies."""
-SYNCER_REASONS: Final = frozenset({PRIORITY_CLASS_MISSING, POD_SECURITY_STRICTER})
-"""Reasons of the condition Permitted that the syncer sets and clears.  The manager leaves them as they are."""
 MOUNT_NAMESPACE_TAKEN: Final = "MountNamespaceTaken"
 """The mount namespace carries the mark of another virtual cluster."""
 MOUNT_NAMESPACE_UNMARKED: Final = "MountNamespaceUnmarked"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from tapestry.apis import keys
+from tapestry.apis.clusterbindings import SYNCER_REASONS
 from tapestry.kube.conditions import condition, find, with_condition
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.times import timestamp
@@ -46,7 +46,7 @@ def status_with(binding: Object, phase: str, conditions: Iterable[Object], now: 
 
 def is_the_syncers(said: Object | None) -> bool:
     """Whether it is for the syncer to say otherwise."""
-    return said is not None and said["type"] == PERMITTED and said["reason"] in keys.SYNCER_REASONS
+    return said is not None and said["type"] == PERMITTED and said["reason"] in SYNCER_REASONS
 
 
 def conditions_of(

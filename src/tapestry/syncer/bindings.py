@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.apis.belongings import remove_all, selector
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, SYNCER_REASONS, Binding
 from tapestry.apis.mounts import enforced_level, is_taken, mark_of, stricter, taken_message, unmarked_message
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.priorities import missing_message
@@ -297,7 +297,7 @@ def permission(site: Site, obj: Object) -> Object | None:
             f"{site.mount_namespace}: {enforced} applies; set podSecurity to it, or have the owner loosen the label"
         )
         return condition("Permitted", False, keys.POD_SECURITY_STRICTER, message, observed_generation=generation)
-    if said.get("reason") not in keys.SYNCER_REASONS or mount is None:
+    if said.get("reason") not in SYNCER_REASONS or mount is None:
         return None
     return condition("Permitted", True, "Permitted", observed_generation=generation)
 

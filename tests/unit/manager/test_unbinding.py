@@ -48,9 +48,12 @@ async def test_the_syncer_cleans_up_first_and_nothing_of_it_goes_before(world: W
         everything = await world.of_syncers()
         await world.unbind("east")
         await world.reaches("east", "Deleting", "WaitingSyncerCleanup")
+        await world.wait(60)
+        assert await world.message("east") == "the syncer has yet to clean up"
         await world.wait(3600)
+        assert keys.FORCE_UNBIND in await world.message("east")  # it has taken far longer than it may
         assert await world.of_syncers() == everything
-        assert (await world.reasons()).count("WaitingSyncerCleanup") == 1
+        assert (await world.reasons()).count("WaitingSyncerCleanup") == 2
         await world.set_finalizers("east", keys.MANAGER_FINALIZER)
         await world.is_gone("east")
         assert await world.of_syncers() == []

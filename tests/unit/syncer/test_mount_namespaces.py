@@ -65,6 +65,7 @@ async def test_a_syncer_goes_on_once_the_namespace_is_its_own_again() -> None:
         await label(world, mark=await own_mark(world))
         await asyncio.sleep(300)
         await world.run_pod("later")
+        assert len(await world.twins()) == 2
 
 
 @in_virtual_time
