@@ -266,8 +266,11 @@ async def have_volume_policies(plan: Plan, uid: str, account: str, physical: Clu
     if not plan.volumes.drivers or not await serves(physical.client, ADMISSION_POLICIES):
         return False
     limited = Account(account, plan.mount_namespace, virtual_cluster_label(uid))
+    note = f"allows volumes of {', '.join(plan.volumes.drivers)}"
+    if plan.volumes.volume_handles:
+        note += f", and handles of others that match {', '.join(plan.volumes.volume_handles)}"
     for resource, wanted in volume_policies(limited, plan.volumes, marks(uid, plan.name)):
-        await physical.have(resource, wanted)
+        await physical.have(resource, wanted, note=note if resource is ADMISSION_POLICIES else "")
     return True
 
 

@@ -300,7 +300,9 @@ def test_policies_on_volumes_come_before_the_rights_and_go_after_them() -> None:
         await world.join()
         assert await client.list(ADMISSION_POLICIES) == []
         await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), DISKS)
-        steps = [step.what.split()[0] for step in await world.join() if step.mark in (Mark.CREATED, Mark.UPDATED)]
+        await world.join()
+        assert any("allows volumes of disk.example" in step.note for step in world.steps)
+        steps = [step.what.split()[0] for step in world.steps if step.mark in (Mark.CREATED, Mark.UPDATED)]
         assert steps.index("ValidatingAdmissionPolicyBinding") < steps.index("ClusterRole")
         assert len(await client.list(ADMISSION_POLICIES)) == 2
         assert len(await client.list(ADMISSION_POLICY_BINDINGS)) == 4
