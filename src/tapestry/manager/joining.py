@@ -15,6 +15,7 @@ by the UID, is to leave alone what it stands on.
 import asyncio
 import base64
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from urllib.parse import urlsplit
@@ -249,9 +250,8 @@ async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Obje
         made = await physical.have(resource, wanted)
         account = account or made
     assert account is not None
-    for resource in (ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES) if not limiting else ():
-        for obj in await listed(physical, resource, selector(labels)):
-            await physical.remove(resource, obj)
+    if not limiting:
+        await drop_volume_policies(labels, physical)
     set_up = [
         safeguards.NETWORK_POLICY if is_isolated else safeguards.NO_NETWORK_POLICY,
         *([safeguards.QUOTA] if has_quota else []),
@@ -272,6 +272,14 @@ async def have_volume_policies(plan: Plan, uid: str, account: str, physical: Clu
     for resource, wanted in volume_policies(limited, plan.volumes, marks(uid, plan.name)):
         await physical.have(resource, wanted, note=note if resource is ADMISSION_POLICIES else "")
     return True
+
+
+async def drop_volume_policies(labels: dict[str, str], physical: Cluster) -> None:
+    """Remove policies that limit nothing any more; whoever may not see them has made none."""
+    with suppress(Forbidden):
+        for resource in (ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES):
+            for obj in await listed(physical, resource, selector(labels)):
+                await physical.remove(resource, obj)
 
 
 async def have_policy(plan: Plan, uid: str, physical: Cluster) -> None:

@@ -177,7 +177,7 @@ async def wait_until_gone(binding: Object, virtual: Cluster, timeout: float, *, 
 def countdown(binding: Object, elapsed: float, grace: float, *, force: bool) -> str:
     """How long the pods still have, after so many seconds; and what to do, once it takes far longer than that."""
     waits = progress(binding)
-    if elapsed < grace:
+    if elapsed < grace and not force:
         news = f"pods have {grace - elapsed:.0f} s left to end"
     elif force or elapsed < grace + STUCK_SECONDS:
         news = f"{elapsed:.0f} s so far"

@@ -1,0 +1,27 @@
+"""The options of `tapestry join`, as what is asked for."""
+
+import pytest
+
+from tapestry.cli.join import join, safeguards_in
+from tapestry.manager.safeguards import Safeguards
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ([], Safeguards()),
+        (["--pod-security", "restricted"], Safeguards(pod_security="restricted")),
+        (
+            ["--max-cpu", "8", "--max-memory", "16Gi", "--max-pods", "none"],
+            Safeguards(max_cpu="8", max_memory="16Gi", max_pods="none"),
+        ),
+        (["--network-policy", "none"], Safeguards(network_policy=False)),
+        (["--network-policy=isolate"], Safeguards(network_policy=True)),
+        (["--ingress-from", "a", "--ingress-from", "b"], Safeguards(ingress_from=("a", "b"))),
+        (["--trust-volumes"], Safeguards(trust_volumes=True)),
+    ],
+)
+def test_options_say_which_safeguards_are_asked_for(options: list[str], asked: Safeguards) -> None:
+    context = join.make_context("join", ["east", "--cluster-kubeconfig", __file__, *options])
+    assert safeguards_in(context.params) == asked
+    assert context.params["mount_namespace"] == ""
