@@ -225,6 +225,11 @@ async def test_the_level_and_the_totals_of_the_owner_hold(
         root = {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}
         with pytest.raises(Forbidden, match='violates PodSecurity "baseline'):
             await one.account.create(PODS, a_pod("root", one.mount, **root))
+        claim = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
+        claim["spec"]["volumeName"] = "the-owners"  # which a controller would create for us
+        for source in ({"ephemeral": {"volumeClaimTemplate": claim}}, {"nfs": {"server": "192.0.2.1", "path": "/"}}):
+            reaching = a_pod("reaching", one.mount, volumes=[{"name": "v", **source}])
+            assert await is_denied(one.account.create, PODS, reaching)
         (policy,) = await one.owner.list(NETWORK_POLICIES, one.mount)
         assert value_at(policy, "spec", "policyTypes") == ["Ingress", "Egress"]
         await check_it_cannot_weaken_them(one)

@@ -57,6 +57,7 @@ from tapestry.kube.resources import (
     CRDS,
     NAMESPACES,
     NODES,
+    PERSISTENT_VOLUMES,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
@@ -72,7 +73,7 @@ from tapestry.manager.mount_namespaces import chosen_mount, have_mount_namespace
 from tapestry.manager.offers import FIRST, Offer, check, policy_spec
 from tapestry.manager.safeguards import Safeguards, have_network_policy, have_quota
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step, listed
-from tapestry.manager.volume_policies import Account, volume_policies
+from tapestry.manager.volume_policies import Account, admission_policy_name, volume_policies
 
 TOKEN_SECONDS = int(timedelta(days=30).total_seconds())
 RENEWED_AT = 0.8
@@ -245,41 +246,45 @@ async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Obje
     has_quota = await have_quota(name, mount, labels, asked, physical)
     is_isolated = await have_network_policy(name, mount, labels, asked, namespace, physical)
     name, account = account_name(uid, plan.name), None
-    limiting = await have_volume_policies(plan, uid, name, physical)  # before the rights that they limit
+    limiting = await have_volume_policies(plan, uid, name, namespace, physical)  # before the rights that they limit
     for resource, wanted in account_objects(name, plan, labels):
         made = await physical.have(resource, wanted)
         account = account or made
     assert account is not None
-    if not limiting:
-        await drop_volume_policies(labels, physical)
+    await drop_volume_policies(limiting, labels, physical)
     set_up = [
         safeguards.NETWORK_POLICY if is_isolated else safeguards.NO_NETWORK_POLICY,
         *([safeguards.QUOTA] if has_quota else []),
-        *([safeguards.VOLUME_POLICIES] if limiting else []),
+        *([safeguards.VOLUME_POLICIES] if limiting and plan.volumes.drivers else []),
     ]
     await note_safeguards(namespace, set_up, physical)
     return namespace, account
 
 
-async def have_volume_policies(plan: Plan, uid: str, account: str, physical: Cluster) -> bool:
-    """Have the admission policies that limit the account to volumes of ours; returns whether there are any."""
-    if not plan.volumes.drivers or not await serves(physical.client, ADMISSION_POLICIES):
-        return False
-    limited = Account(account, plan.mount_namespace, virtual_cluster_label(uid))
+async def have_volume_policies(
+    plan: Plan, uid: str, account: str, namespace: Object, physical: Cluster
+) -> list[tuple[Resource, str]]:
+    """Have the admission policies that limit the account to volumes of ours; returns what there is of them."""
+    if not await serves(physical.client, ADMISSION_POLICIES):
+        return []
     note = f"allows volumes of {', '.join(plan.volumes.drivers)}"
     if plan.volumes.volume_handles:
         note += f", and handles of others that match {', '.join(plan.volumes.volume_handles)}"
-    for resource, wanted in volume_policies(limited, plan.volumes, marks(uid, plan.name)):
-        await physical.have(resource, wanted, note=note if resource is ADMISSION_POLICIES else "")
-    return True
+    limited = Account(account, plan.mount_namespace, virtual_cluster_label(uid))
+    wanted = volume_policies(limited, plan.volumes, enforced_level(namespace), marks(uid, plan.name))
+    for resource, policy in wanted:
+        is_about_volumes = name_of(policy) == admission_policy_name(account, PERSISTENT_VOLUMES)
+        await physical.have(resource, policy, note=note if is_about_volumes else "")
+    return [(resource, name_of(policy)) for resource, policy in wanted]
 
 
-async def drop_volume_policies(labels: dict[str, str], physical: Cluster) -> None:
+async def drop_volume_policies(kept: list[tuple[Resource, str]], labels: dict[str, str], physical: Cluster) -> None:
     """Remove policies that limit nothing any more; whoever may not see them has made none."""
     with suppress(Forbidden):
         for resource in (ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES):
             for obj in await listed(physical, resource, selector(labels)):
-                await physical.remove(resource, obj)
+                if (resource, name_of(obj)) not in kept:
+                    await physical.remove(resource, obj)
 
 
 async def have_policy(plan: Plan, uid: str, physical: Cluster) -> None:

@@ -46,7 +46,6 @@ from tapestry.manager.joining import account_name, manager_namespace, marks, pol
 from tapestry.manager.leftovers import Leftover, leftovers_in, remember, swept
 from tapestry.manager.mount_namespaces import release
 from tapestry.manager.steps import Cluster, JoinError, Mark, Step, is_marked, listed
-from tapestry.manager.volume_policies import policy_names
 
 OF_ONE_BINDING = (
     *(CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS, POLICIES),
@@ -298,7 +297,8 @@ def made_below(uid: str, name: str, mount: str | None) -> Iterator[str]:
     for resource in OF_ONE_BINDING:
         place = f"{mount or 'the mount namespace'}/" if resource.namespaced else ""
         if resource in (POLICIES, RESOURCE_QUOTAS, NETWORK_POLICIES):
-            names = [policy_name(uid, name)]
+            yield f"{resource.kind} {place}{policy_name(uid, name)}"
+        elif resource.group == ADMISSION_POLICIES.group:
+            yield f"{resource.kind} {account}-*"
         else:
-            names = list(policy_names(account)) if resource.group == ADMISSION_POLICIES.group else [account]
-        yield from (f"{resource.kind} {place}{each}" for each in names)
+            yield f"{resource.kind} {place}{account}"

@@ -1,8 +1,9 @@
 """Admission policies that limit what the syncer's account can do with volumes in the physical cluster.
 
 PersistentVolumes belong to no namespace, so roles alone would let the account delete the owner's, or create one that
-leads to a node's disk.  The policies apply to that account only.  Each has two bindings: one checks the request alone,
-the other compares it with every volume that is not ours.
+leads to a node's disk.  A pod can reach storage without a claim of ours, too: by its own sources, or by an ephemeral
+volume, whose claim a controller of the cluster creates.  The policies apply to that account only.  Those for volumes
+and claims have two bindings: one checks the request alone, the other compares it with every volume that is not ours.
 """
 
 import re
@@ -20,6 +21,7 @@ from tapestry.kube.resources import (
     ADMISSION_POLICY_BINDINGS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
+    PODS,
     Resource,
 )
 
@@ -27,6 +29,8 @@ SECRET_REFERENCES = (
     *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
     *("controllerExpandSecretRef", "nodeExpandSecretRef"),
 )
+POD_SOURCES = ("configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected", "secret")
+"""Sources of volumes that pods of ours have, at every level of Pod Security but `privileged`."""
 DELETES, CREATES = 'request.operation == "DELETE"', 'request.operation == "CREATE"'
 
 
@@ -39,46 +43,59 @@ class Account:
     virtual_cluster: str
 
 
-def volume_policies(account: Account, allowed: AllowedVolumes, labels: dict[str, str]) -> list[tuple[Resource, Object]]:
-    """The policies and their bindings, in the order in which they are created."""
-    rules = {
-        PERSISTENT_VOLUMES: volume_rules(account, allowed),
-        PERSISTENT_VOLUME_CLAIMS: claim_rules(account),
-    }
-    return [each for resource, found in rules.items() for each in policy(account, resource, list(found), labels)]
+def volume_policies(
+    account: Account, allowed: AllowedVolumes, level: str | None, labels: dict[str, str]
+) -> list[tuple[Resource, Object]]:
+    """The policies and their bindings, in the order in which they are created; `level` is of Pod Security."""
+    rules: dict[Resource, list[Object]] = {}
+    if level != "privileged":
+        rules[PODS] = [pod_rule()]
+    if allowed.drivers:
+        rules[PERSISTENT_VOLUMES] = list(volume_rules(account, allowed))
+        rules[PERSISTENT_VOLUME_CLAIMS] = list(claim_rules(account))
+    return [each for resource, found in rules.items() for each in policy(account, resource, found, labels)]
 
 
-def policy_names(account: str) -> tuple[str, str]:
-    """The names of the policies of an account."""
-    return f"{account}-volumes", f"{account}-claims"
+def admission_policy_name(account: str, resource: Resource) -> str:
+    return f"{account}-{resource.plural}"
 
 
 def policy(
     account: Account, resource: Resource, rules: list[Object], labels: dict[str, str]
 ) -> Iterator[tuple[Resource, Object]]:
-    name = policy_names(account.name)[resource is PERSISTENT_VOLUME_CLAIMS]
+    name, is_compared = admission_policy_name(account.name, resource), resource is not PODS
     user = f"system:serviceaccount:{account.mount}:{account.name}"
-    scope = "Namespaced" if resource.namespaced else "Cluster"
     matched = {
         "apiGroups": [resource.group],
         "apiVersions": [resource.version],
-        "operations": ["CREATE", "UPDATE", "DELETE"],
+        "operations": ["CREATE", "UPDATE", "DELETE"] if is_compared else ["CREATE"],
         "resources": [resource.plural],
-        "scope": scope,
+        "scope": "Namespaced" if resource.namespaced else "Cluster",
     }
+    volumes = {"apiVersion": PERSISTENT_VOLUMES.api_version, "kind": PERSISTENT_VOLUMES.kind}
     spec = {
         "failurePolicy": "Fail",
-        "paramKind": {"apiVersion": PERSISTENT_VOLUMES.api_version, "kind": PERSISTENT_VOLUMES.kind},
+        **({"paramKind": volumes} if is_compared else {}),
         "matchConstraints": {"resourceRules": [matched]},
         "matchConditions": [{"name": "syncer", "expression": f"request.userInfo.username == {text(user)}"}],
         "validations": rules,
     }
     yield ADMISSION_POLICIES, {"metadata": {"name": name, "labels": labels}, "spec": spec}
-    foreign = {"key": keys.VIRTUAL_CLUSTER, "operator": "NotIn", "values": [account.virtual_cluster]}
-    compared = {"selector": {"matchExpressions": [foreign]}, "parameterNotFoundAction": "Allow"}
-    for suffix, reference in (("", None), ("-foreign", compared)):
-        bound = {"policyName": name, "validationActions": ["Deny"], **({"paramRef": reference} if reference else {})}
-        yield ADMISSION_POLICY_BINDINGS, {"metadata": {"name": f"{name}{suffix}", "labels": labels}, "spec": bound}
+    bound = {"policyName": name, "validationActions": ["Deny"]}
+    yield ADMISSION_POLICY_BINDINGS, {"metadata": {"name": name, "labels": labels}, "spec": bound}
+    if is_compared:
+        foreign = {"key": keys.VIRTUAL_CLUSTER, "operator": "NotIn", "values": [account.virtual_cluster]}
+        selected = {"selector": {"matchExpressions": [foreign]}, "parameterNotFoundAction": "Allow"}
+        metadata = {"name": f"{name}-foreign", "labels": labels}
+        yield ADMISSION_POLICY_BINDINGS, {"metadata": metadata, "spec": {**bound, "paramRef": selected}}
+
+
+def pod_rule() -> Object:
+    sources = " || ".join(f"has(volume.{source})" for source in POD_SOURCES)
+    return {
+        "expression": f"!has(object.spec.volumes) || object.spec.volumes.all(volume, {sources})",
+        "message": f"spec.volumes: only {', '.join(POD_SOURCES)} are allowed",
+    }
 
 
 def volume_rules(account: Account, allowed: AllowedVolumes) -> Iterator[Object]:

@@ -154,6 +154,7 @@ def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
         made = by_mark(first, Mark.CREATED)
         assert made == [
             *("Namespace", "PriorityClass", "CustomResourceDefinition", "ResourceLeasingPolicy", "NetworkPolicy"),
+            *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
             *("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
             *("Namespace", "Namespace", "Secret", "ClusterBinding"),
         ]
@@ -567,7 +568,7 @@ def test_leaving_removes_what_joining_made_and_nothing_else() -> None:
         assert await world.below() == before
         assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
         assert await world.virtual.client.list(SECRETS) == []
-        assert len(by_mark(steps, Mark.DELETED)) == 12
+        assert len(by_mark(steps, Mark.DELETED)) == 14
 
     in_a_world(scenario)
 

@@ -298,20 +298,31 @@ def test_policies_on_volumes_come_before_the_rights_and_go_after_them() -> None:
     async def scenario(world: World) -> None:
         client = world.physical.client
         await world.join()
-        assert await client.list(ADMISSION_POLICIES) == []
+        (policy,) = await client.list(ADMISSION_POLICIES)
+        assert name_of(policy).endswith("-pods")
         await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), DISKS)
         await world.join()
         assert any("allows volumes of disk.example" in step.note for step in world.steps)
         steps = [step.what.split()[0] for step in world.steps if step.mark in (Mark.CREATED, Mark.UPDATED)]
         assert steps.index("ValidatingAdmissionPolicyBinding") < steps.index("ClusterRole")
-        assert len(await client.list(ADMISSION_POLICIES)) == 2
-        assert len(await client.list(ADMISSION_POLICY_BINDINGS)) == 4
+        assert len(await client.list(ADMISSION_POLICIES)) == 3
+        assert len(await client.list(ADMISSION_POLICY_BINDINGS)) == 5
         assert by_mark(await world.join(), Mark.CREATED) == []
         none = {"spec": {"allowedVolumes": None}}
         await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), none)
         steps = [step.what.split()[0] for step in await world.join() if step.mark in (Mark.DELETED, Mark.UPDATED)]
         assert steps.index("ClusterRole") < steps.index("ValidatingAdmissionPolicyBinding")
-        assert await client.list(ADMISSION_POLICIES) == []
+        assert await client.list(ADMISSION_POLICIES) == [policy]
+
+    in_a_world(scenario)
+
+
+def test_where_the_owner_allows_privileged_pods_their_volumes_are_not_limited() -> None:
+    async def scenario(world: World) -> None:
+        await world.join(safeguards=Safeguards(pod_security="privileged"))
+        assert await world.physical.client.list(ADMISSION_POLICIES) == []
+        await world.join(safeguards=Safeguards(pod_security="baseline"))
+        assert len(await world.physical.client.list(ADMISSION_POLICIES)) == 1
 
     in_a_world(scenario)
 
