@@ -15,7 +15,6 @@ by the UID, is to leave alone what it stands on.
 import asyncio
 import base64
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from urllib.parse import urlsplit
@@ -31,7 +30,6 @@ from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
 from tapestry.apis.rights import Place, Right, placed, rules, single, syncer_below
 from tapestry.client.access import Access
 from tapestry.client.addresses import AddressRule
-from tapestry.client.discovery import serves
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
 from tapestry.client.waiting import wait_for
@@ -50,14 +48,11 @@ from tapestry.kube.objects import (
     value_at,
 )
 from tapestry.kube.resources import (
-    ADMISSION_POLICIES,
-    ADMISSION_POLICY_BINDINGS,
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
     CRDS,
     NAMESPACES,
     NODES,
-    PERSISTENT_VOLUMES,
     ROLE_BINDINGS,
     ROLES,
     SECRETS,
@@ -72,8 +67,8 @@ from tapestry.manager.installation import host_ports_namespace
 from tapestry.manager.mount_namespaces import chosen_mount, have_mount_namespace, note_safeguards
 from tapestry.manager.offers import FIRST, Offer, check, policy_spec
 from tapestry.manager.safeguards import Safeguards, have_network_policy, have_quota
-from tapestry.manager.steps import Cluster, JoinError, Mark, Step, listed
-from tapestry.manager.volume_policies import Account, admission_policy_name, volume_policies
+from tapestry.manager.steps import Cluster, JoinError, Mark, Step
+from tapestry.manager.volume_policies import Account, check_volumes, drop_volume_policies, have_volume_policies
 
 TOKEN_SECONDS = int(timedelta(days=30).total_seconds())
 RENEWED_AT = 0.8
@@ -121,7 +116,7 @@ async def join(
         metadata=await allowed_metadata(plan, binding, physical),
         namespace=plan.namespace or await manager_namespace(virtual),
     )
-    await check_volumes(plan, physical)
+    await check_volumes(plan.name, plan.volumes, physical, are_trusted=plan.safeguards.trust_volumes)
     kubeconfig(access, "any")
     if AddressRule().problem(urlsplit(access.server).hostname or ""):
         note = "loopback; syncers reach it only on that machine, and the manager refuses it without --allow-loopback"
@@ -172,17 +167,6 @@ async def allowed_metadata(plan: Plan, binding: Object | None, physical: Cluster
         return plan.metadata
     listed = decode(CLUSTER_BINDING, binding).allowed_metadata if binding is not None else ()
     return tuple(dict.fromkeys((*listed, *plan.metadata, f"{keys.SIMULATED_PREFIX}*")))
-
-
-async def check_volumes(plan: Plan, physical: Cluster) -> None:
-    """Raises JoinError where volumes are to cross and nothing could limit them to ours."""
-    if not plan.volumes.drivers or plan.safeguards.trust_volumes or await serves(physical.client, ADMISSION_POLICIES):
-        return
-    raise JoinError(
-        f"ClusterBinding {plan.name} allows volumes, and the physical cluster has no ValidatingAdmissionPolicy "
-        "(Kubernetes 1.30 and later) that would limit the syncer to its own; upgrade it, remove allowedVolumes, "
-        "or trust the syncer with every PersistentVolume there by --trust-volumes"
-    )
 
 
 def complaint_about(binding: Object, plan: Plan, identity: str, joined: set[str]) -> str:
@@ -246,7 +230,8 @@ async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Obje
     has_quota = await have_quota(name, mount, labels, asked, physical)
     is_isolated = await have_network_policy(name, mount, labels, asked, namespace, physical)
     name, account = account_name(uid, plan.name), None
-    limiting = await have_volume_policies(plan, uid, name, namespace, physical)  # before the rights that they limit
+    limited, level = Account(name, mount, virtual_cluster_label(uid)), enforced_level(namespace)
+    limiting = await have_volume_policies(limited, plan.volumes, level, labels, physical)  # before the rights
     for resource, wanted in account_objects(name, plan, labels):
         made = await physical.have(resource, wanted)
         account = account or made
@@ -261,30 +246,6 @@ async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Obje
     return namespace, account
 
 
-async def have_volume_policies(
-    plan: Plan, uid: str, account: str, namespace: Object, physical: Cluster
-) -> list[tuple[Resource, str]]:
-    """Have the admission policies that limit the account to volumes of ours; returns what there is of them."""
-    if not await serves(physical.client, ADMISSION_POLICIES):
-        return []
-    note = f"allows volumes of {', '.join(plan.volumes.drivers)}"
-    if plan.volumes.volume_handles:
-        note += f", and handles of others that match {', '.join(plan.volumes.volume_handles)}"
-    limited = Account(account, plan.mount_namespace, virtual_cluster_label(uid))
-    wanted = volume_policies(limited, plan.volumes, enforced_level(namespace), marks(uid, plan.name))
-    for resource, policy in wanted:
-        is_about_volumes = name_of(policy) == admission_policy_name(account, PERSISTENT_VOLUMES)
-        await physical.have(resource, policy, note=note if is_about_volumes else "")
-    return [(resource, name_of(policy)) for resource, policy in wanted]
-
-
-async def drop_volume_policies(kept: list[tuple[Resource, str]], labels: dict[str, str], physical: Cluster) -> None:
-    """Remove policies that limit nothing any more; whoever may not see them has made none."""
-    with suppress(Forbidden):
-        for resource in (ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES):
-            for obj in await listed(physical, resource, selector(labels)):
-                if (resource, name_of(obj)) not in kept:
-                    await physical.remove(resource, obj)
 
 
 async def have_policy(plan: Plan, uid: str, physical: Cluster) -> None:

@@ -8,14 +8,17 @@ and claims have two bindings: one checks the request alone, the other compares i
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import AllowedVolumes
+from tapestry.client.discovery import serves
+from tapestry.kube.errors import Forbidden
 from tapestry.kube.names import HASH_LENGTH
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import (
     ADMISSION_POLICIES,
     ADMISSION_POLICY_BINDINGS,
@@ -24,6 +27,7 @@ from tapestry.kube.resources import (
     PODS,
     Resource,
 )
+from tapestry.manager.steps import Cluster, JoinError, listed
 
 SECRET_REFERENCES = (
     *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
@@ -41,6 +45,46 @@ class Account:
     name: str
     mount: str
     virtual_cluster: str
+
+
+async def check_volumes(binding: str, allowed: AllowedVolumes, physical: Cluster, *, are_trusted: bool) -> None:
+    """Raises JoinError where volumes are to cross and nothing could limit them to ours."""
+    if not allowed.drivers or are_trusted or await serves(physical.client, ADMISSION_POLICIES):
+        return
+    raise JoinError(
+        f"ClusterBinding {binding} allows volumes, and the physical cluster has no ValidatingAdmissionPolicy "
+        "(Kubernetes 1.30 and later) that would limit the syncer to its own; upgrade it, remove allowedVolumes, "
+        "or trust the syncer with every PersistentVolume there by --trust-volumes"
+    )
+
+
+async def have_volume_policies(
+    account: Account, allowed: AllowedVolumes, level: str | None, labels: dict[str, str], physical: Cluster
+) -> list[tuple[Resource, str]]:
+    """Have the policies, where the API server has any; returns what there is of them, by kind and name."""
+    if not await serves(physical.client, ADMISSION_POLICIES):
+        return []
+    note = f"allows volumes of {', '.join(allowed.drivers)}"
+    if allowed.volume_handles:
+        note += f", and handles of others that match {', '.join(allowed.volume_handles)}"
+    about_volumes = ADMISSION_POLICIES, admission_policy_name(account.name, PERSISTENT_VOLUMES)
+    wanted = volume_policies(account, allowed, level, labels)
+    for resource, obj in wanted:
+        await physical.have(resource, obj, note=note if (resource, name_of(obj)) == about_volumes else "")
+    return [(resource, name_of(obj)) for resource, obj in wanted]
+
+
+async def drop_volume_policies(kept: list[tuple[Resource, str]], labels: dict[str, str], physical: Cluster) -> None:
+    """Remove policies that limit nothing any more; whoever may not see them has made none."""
+    selector = ",".join(f"{key}={value}" for key, value in labels.items())
+    with suppress(Forbidden):
+        for resource in (ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES):
+            for obj in await listed(physical, resource, selector):
+                if (resource, name_of(obj)) not in kept:
+                    await physical.remove(resource, obj)
+
+
+# -- what they are
 
 
 def volume_policies(
