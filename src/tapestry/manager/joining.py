@@ -246,8 +246,6 @@ async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Obje
     return namespace, account
 
 
-
-
 async def have_policy(plan: Plan, uid: str, physical: Cluster) -> None:
     """The owner's policy; where the owner has written one without us and nothing new is offered, that one stands."""
     name = policy_name(uid, plan.name)

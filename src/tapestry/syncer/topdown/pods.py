@@ -36,7 +36,7 @@ from tapestry.syncer.topdown.admitter import Admitter, with_resources_of
 from tapestry.syncer.topdown.companions import Companion, NotYet
 from tapestry.syncer.topdown.losses import Losses
 from tapestry.syncer.topdown.orphans import Orphans
-from tapestry.syncer.topdown.patience import QUOTA_EXCEEDED, Patience, is_over_quota
+from tapestry.syncer.topdown.patience import QUOTA_EXCEEDED, Patience
 from tapestry.syncer.topdown.priority import PriorityClassGuard, is_missing
 from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about, told_since
 from tapestry.syncer.topdown.volumes import REFUSED_BY_OWNER
@@ -186,10 +186,11 @@ class VirtualPods:
             await self.verdicts.wait(pod, wait.reason, str(wait))
             seconds = TAKEN if wait.reason in UNTOLD else wait.seconds
             return Result(requeue_after=seconds) if seconds is not None else None
-        except BaseException as error:
+        except ApiError as error:
             ledger.release(key)
-            if isinstance(error, ApiError) and is_over_quota(error):
-                return await self.patience.wait_for_quota(pod, error)
+            return await self.patience.refused(pod, node, error)
+        except BaseException:
+            ledger.release(key)
             raise
         try:
             await self.site.physical.create(PODS, wanted)
