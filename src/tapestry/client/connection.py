@@ -17,7 +17,8 @@ from functools import partial
 import aiohttp
 
 from tapestry import __version__
-from tapestry.client.kubeconfig import Access
+from tapestry.client.access import Access
+from tapestry.client.traffic import CountedSocket
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import TransportError
 
@@ -156,7 +157,7 @@ class HttpTransport:
     def _socket(self, cuts: int, address: AddressInfo) -> socket.socket:
         if cuts != self._cuts:
             raise ConnectionAbortedError(errno.ECONNABORTED, "cut while connecting")
-        made = socket.socket(address[0], address[1], address[2])
+        made = CountedSocket(address[0], address[1], address[2])
         made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in PROBES.items():

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from tapestry.kube.selectors import parse_label_selector
+from tapestry.process.addresses import parse_address
 from tapestry.process.config import Section
 from tapestry.process.logs import Format, Level
-from tapestry.process.probes import parse_address
 
 
 class LeaderElection(Section, frozen=True):

@@ -19,7 +19,6 @@ from tapestry.inspect.explain import (
 )
 from tapestry.inspect.facts import Above, Unknown, Unseen, above, below, owner_policies, physical
 from tapestry.inspect.pods import Placed, PodAnswer, PodStatus, TwinSeen, explained_pod, pod_status
-from tapestry.inspect.repair import Repair, Repaired
 from tapestry.inspect.status import (
     BindingStatus,
     NodeStatus,
@@ -219,18 +218,6 @@ class Questions:
         chosen = [(obj, binding_of(obj, facts.identity)) for obj in self.chosen(facts, binding)]
         found = [branch(facts, obj, each, facts.nodes_of(each.uid)) for obj, each in chosen]
         return Tree(virtual_cluster=facts.identity, bindings=found)
-
-    async def repair(self, binding: str | None, *, dry_run: bool) -> tuple[list[Repaired], list[str]]:
-        """What is wrong between both clusters and what became of it; and a sentence for each that nobody could tell."""
-        facts = await above(self.client)
-        found: list[Repaired] = []
-        unseen: list[str] = []
-        for obj in self.chosen(facts, binding):
-            try:
-                found += await Repair(self.client, self.connect, self.now, dry_run).of(obj, facts.identity)
-            except Unseen as error:
-                unseen.append(f"{name_of(obj)} was not looked at: {error}")
-        return found, unseen
 
     def chosen(self, facts: Above, binding: str | None) -> list[Object]:
         """The ClusterBinding of that name, or all."""

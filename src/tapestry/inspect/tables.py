@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
 from tapestry.inspect.pods import PodAnswer, PodStatus
-from tapestry.inspect.repair import Repaired
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
 from tapestry.inspect.tree import BindingBranch, NodeBranch, PodLeaf, Tree
 from tapestry.kube.quantity import NANOS, parse
 from tapestry.kube.times import timestamp
+
+if TYPE_CHECKING:
+    from tapestry.inspect.repair import Repaired
 
 NONE = "-"
 GAP = "   "
@@ -147,7 +150,7 @@ def reason_text(reason: str, why: str, longest: int | None = None) -> str:
     return text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
 
 
-def repairs_table(found: Sequence[Repaired], *, wide: bool = False) -> str:
+def repairs_table(found: "Sequence[Repaired]", *, wide: bool = False) -> str:
     if not found:
         return "everything is as it should be"
     header = ["BINDING", "INVARIANT", "SIDE", "OBJECT", "MENDED", "WHAT-IS-WRONG"]
