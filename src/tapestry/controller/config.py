@@ -9,6 +9,9 @@ from tapestry.process.addresses import parse_address
 from tapestry.process.config import Section
 from tapestry.process.logs import Format, Level
 
+UNNAMED = "tapestry"
+"""The name of a process that was given none."""
+
 
 class LeaderElection(Section, frozen=True):
     """One of several replicas works, the others stand by with warm caches."""
@@ -69,7 +72,7 @@ class Tracing(Section, frozen=True):
 class ManagerConfig(Section, frozen=True):
     """Everything `tapestry run` and `tapestry hub` can be told."""
 
-    name: str = "tapestry"
+    name: str = UNNAMED
     """Of the process: in events, in the audit log, and of the Lease."""
     kubeconfig: str = ""
     context: str = ""

@@ -8,15 +8,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+from tapestry.apis.clusterbindings import LAST_SEEN_EVERY
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus, Value
 from tapestry.inspect.tables import counted, span, table
 from tapestry.kube.objects import Object, key_of, name_of, value_at
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.manager.leftovers import leftovers_in
-from tapestry.syncer.bindings import SEEN_EVERY
 
 WEEK = timedelta(days=7)
-SILENT = 2 * SEEN_EVERY
+SILENT = 2 * LAST_SEEN_EVERY
 """A cluster of which nothing was told for so long."""
 CLOCK_DIFFERS, CLOCK_IS_WRONG = timedelta(seconds=2), timedelta(seconds=30)
 LITTLE, TOO_LITTLE = 1 << 30, 100 << 20
