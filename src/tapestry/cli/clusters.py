@@ -20,7 +20,7 @@ from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import KubeconfigError, NoKubeconfig, default_access, load
-from tapestry.inspect.facts import Unknown
+from tapestry.inspect.facts import Unknown, Unseen
 from tapestry.inspect.questions import Questions
 from tapestry.kube.errors import ApiError, KubeError, TransportError
 from tapestry.kube.resources import NAMESPACES
@@ -137,7 +137,7 @@ def finished(work: Coroutine[Any, Any, None]) -> None:
         raise
     except TransportError as error:
         raise click.ClickException(f"{' '.join(str(error).split())}; `tapestry doctor` looks further") from error
-    except (KubeError, JoinError, Fault, Unknown, ValueError, OSError) as error:
+    except (KubeError, JoinError, Fault, Unknown, Unseen, ValueError, OSError) as error:
         raise click.ClickException(message_of(error)) from error
 
 
