@@ -24,7 +24,7 @@ from tapestry.manager.connectivity import Connect, access_in
 from tapestry.manager.faults import Fault
 from tapestry.syncer.projections import is_placeholder
 
-ANSWER_SECONDS = 1.2
+ANSWER_SECONDS = 1.0
 """For the first answer of a physical cluster; one that gives none is silent."""
 SECONDS = 10.0
 """For everything that is read from a physical cluster that answers."""

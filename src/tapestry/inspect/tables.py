@@ -349,9 +349,8 @@ def policy_text(answer: PolicyExplanation, now: datetime) -> str:
     )
     if not answer.complaint or answer.uses_last_good:
         lines += policy_lines(answer, now)
-    others = f"; it is also for {counted(answer.others, 'node')} that lend nothing now" if answer.others else ""
+    others = f"; {counted(answer.others, 'node')} under it closed" if answer.others else ""
     if not answer.nodes:
-        others = f"; it is for {counted(answer.others, 'node')} that lend nothing now" if answer.others else ""
         return "\n".join([*lines, f"  lends nothing now{others}"])
     lines.append(f"  lends {counted(len(answer.nodes), 'node')} now{others}")
     rows = [[each.node, each.state, of(each.leased, "cpu"), of(each.leased, "memory")] for each in answer.nodes]

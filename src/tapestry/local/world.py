@@ -46,7 +46,7 @@ WELCOME = signal.SIGUSR1
 """Tells the process that runs a world to look at the folders of clusters: one has come, or is to be removed."""
 REMOVED = "removed"
 """The file in the folder of a cluster that is to be removed."""
-GLANCE = 1.2
+GLANCE = 1.0
 """Seconds that a cluster has to answer somebody who asks how it is."""
 ESTABLISHING = 120.0
 """Seconds for the server to take up a kind."""

@@ -12,7 +12,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.apis.policies import POLICIES
 from tapestry.inspect.explain import Asked, NodeAnswer, explained_node, explained_policy, told_node
 from tapestry.inspect.facts import Below, Silent, Unseen
-from tapestry.inspect.tables import node_text
+from tapestry.inspect.tables import node_text, policy_text
 from tapestry.kube.objects import Object, of_resource
 from tapestry.kube.quantity import parse
 from tapestry.syncer.leasing import Side
@@ -254,6 +254,34 @@ def test_a_policy_tells_its_window_limits_terms_and_nodes() -> None:
     assert (answer.limits, answer.terms) == ({"cpu": "50% of idle"}, "pods finish")
     assert [(each.node, each.state) for each in answer.nodes] == [("vnode-east-n1", "Open")]
     assert answer.leased == {"cpu": "2"}
+
+
+def test_a_closed_policy_lends_no_nodes() -> None:
+    policy = a_policy("night", timeWindows=[NIGHT])
+    node = a_virtual_node(status={"allocatable": {"cpu": "2"}})
+    node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night"}
+    answer = explained_policy(policy, Side.OPERATOR, a_binding(), [node], "UTC", MONDAY_NOON)
+    assert (answer.open, answer.nodes, answer.others, answer.leased) == (False, [], 1, {})
+    assert "lends nothing now; 1 node under it closed" in policy_text(answer, MONDAY_NOON)
+
+
+def test_the_next_change_is_that_of_the_windows_and_not_the_deadline_of_pods() -> None:
+    policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
+    policy["metadata"]["creationTimestamp"] = "2026-03-02T11:59:57Z"
+    answer = explained_node(asked([policy]), below(), MONDAY_NOON)
+    assert (answer.state, answer.reason) == ("Closed", "OutOfTimeWindows")
+    assert answer.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
+    assert answer.deadline == MONDAY_NOON + timedelta(seconds=597)
+    assert {each.leased for each in answer.resources} == {"0"}
+
+
+def test_a_closed_node_with_a_deadline_never_says_that_what_is_lent_stays() -> None:
+    policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True)
+    answer = explained_node(asked([policy]), below(), MONDAY_NOON)
+    text = node_text(answer, MONDAY_NOON)
+    assert "stays" not in text
+    assert "no policy of the operator is open now, so no new pods are let in" in text
+    assert "pods that are still there are being reclaimed, by operator/night" in text
 
 
 def test_an_invalid_policy_tells_whether_its_last_good_spec_goes_on() -> None:
