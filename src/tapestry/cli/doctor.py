@@ -15,7 +15,6 @@ from tapestry.inspect.doctor import Doctor
 from tapestry.inspect.facts import together
 from tapestry.inspect.findings import Finding
 from tapestry.inspect.questions import Questions
-from tapestry.local.world import World
 
 
 @click.command(
@@ -64,6 +63,8 @@ async def of_a_world_here() -> list[Finding]:
     folder = HERE.absolute()
     if not folder.exists():
         return []
+    from tapestry.local.world import World  # takes long to load, and most clusters are not here
+
     world = World(folder)
     running = world.running_pid() is not None
     silent = await world.silent_clusters() if running else []

@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+from tapestry.apis import keys
 from tapestry.apis.clusterbindings import LAST_SEEN_EVERY
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus, Value
 from tapestry.inspect.tables import counted, span, table
-from tapestry.kube.objects import Object, key_of, name_of, value_at
+from tapestry.kube.objects import Object, annotations_of, key_of, name_of, value_at
 from tapestry.kube.times import parse_time, timestamp
-from tapestry.manager.leftovers import leftovers_in
 
 WEEK = timedelta(days=7)
 LONG_SILENT, LONG_UNTOLD = timedelta(minutes=1), 2 * LAST_SEEN_EVERY
@@ -121,7 +121,12 @@ def policies(found: Sequence[PolicyStatus], unseen: Iterable[str]) -> Iterator[F
 
 def marks(secrets: Iterable[Object]) -> Iterator[Finding]:
     """What was left below by force, and is still to be removed there."""
-    for secret in secrets:
+    marked = [each for each in secrets if keys.LEFT_BEHIND in annotations_of(each)]
+    if not marked:
+        return
+    from tapestry.manager.leftovers import leftovers_in  # noqa: PLC0415  slow to load, and few have such a mark
+
+    for secret in marked:
         for left in leftovers_in(secret):
             advice = "the manager removes it once that cluster answers; if it never will, delete the Secret"
             yield Finding(f"Secret {key_of(secret)}", "warning", f"remembers {left}", advice)
