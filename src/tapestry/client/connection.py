@@ -18,7 +18,7 @@ import aiohttp
 
 from tapestry import __version__
 from tapestry.client.access import Access
-from tapestry.client.traffic import CountedSocket
+from tapestry.client.metrics import RECEIVED, SENT
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import TransportError
 
@@ -92,6 +92,7 @@ class HttpTransport:
             ]
             if request.body is not None:
                 headers.append(("Content-Type", request.content_type))
+                SENT.inc(by=len(request.body))
             await self._close_cut_sessions()
             if cuts != self._cuts:
                 raise TransportError(f"{request} to {self._base}: cut before it was sent", maybe_sent=False)
@@ -135,6 +136,7 @@ class HttpTransport:
                 return b"".join(chunks)
             chunks.append(chunk)
             size += len(chunk)
+            RECEIVED.inc(by=len(chunk))
         raise TransportError(
             f"{response.method} {response.url.path}: the answer is over {self._max_body} bytes", maybe_sent=True
         )
@@ -157,7 +159,7 @@ class HttpTransport:
     def _socket(self, cuts: int, address: AddressInfo) -> socket.socket:
         if cuts != self._cuts:
             raise ConnectionAbortedError(errno.ECONNABORTED, "cut while connecting")
-        made = CountedSocket(address[0], address[1], address[2])
+        made = socket.socket(address[0], address[1], address[2])
         made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in PROBES.items():
@@ -226,4 +228,19 @@ class HttpStream:
         return self.response.headers
 
     def chunks(self) -> AsyncIterator[bytes]:
-        return self.response.content.iter_any()
+        return CountedChunks(self.response.content.iter_any())
+
+
+@dataclass(frozen=True, slots=True)
+class CountedChunks:
+    """Chunks that are counted as they come.  No generator: a read that was given up may be tried again."""
+
+    chunks: AsyncIterator[bytes]
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await anext(self.chunks)
+        RECEIVED.inc(by=len(chunk))
+        return chunk

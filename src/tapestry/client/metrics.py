@@ -1,6 +1,5 @@
 """What the client counts."""
 
-from tapestry.client.traffic import TRAFFIC
 from tapestry.process.counters import Counter
 
 REQUESTS = Counter(
@@ -15,11 +14,9 @@ WATCH_RESTARTS = Counter(
 )
 SENT = Counter(
     "tapestry_client_sent_bytes_total",
-    "Bytes sent over connections to API servers, headers and TLS included.",
-    read=lambda: {(): TRAFFIC.totals().sent},
+    "Bytes of the bodies of requests to API servers; headers and TLS come on top.",
 )
 RECEIVED = Counter(
     "tapestry_client_received_bytes_total",
-    "Bytes received over connections to API servers, headers and TLS included.",
-    read=lambda: {(): TRAFFIC.totals().received},
+    "Bytes of the bodies of answers of API servers, watches and logs included; headers and TLS come on top.",
 )

@@ -7,7 +7,7 @@
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 COUNTERS: "list[Counter]" = []
 """Every counter of this process, in the order of definition."""
@@ -17,14 +17,13 @@ Values = Mapping[tuple[str, ...], float]
 
 
 class Counter:
-    """A total for each combination of label values.  `read` replaces counting, for totals that are kept elsewhere."""
+    """A total for each combination of label values."""
 
-    def __init__(self, name: str, help: str, *labels: str, read: Callable[[], Values] | None = None) -> None:
+    def __init__(self, name: str, help: str, *labels: str) -> None:
         self.name = name
         self.help = help
         self.labels = labels
         self._values: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        self._read = read
         COUNTERS.append(self)
 
     def inc(self, *labels: str, by: float = 1) -> None:
@@ -32,4 +31,4 @@ class Counter:
 
     def values(self) -> Values:
         """The totals as they are now."""
-        return self._read() if self._read is not None else dict(self._values)
+        return dict(self._values)
