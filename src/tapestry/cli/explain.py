@@ -10,7 +10,7 @@ from tapestry.cli.clusters import NAMESPACE, Answer, question
 from tapestry.cli.manual import manual
 from tapestry.cli.names import names_of
 from tapestry.inspect.anykind.manifests import objects_in
-from tapestry.inspect.plan import proposed_policy
+from tapestry.inspect.proposals import proposed_policy
 from tapestry.inspect.questions import Questions
 from tapestry.inspect.tables import node_text, plan_text, pod_text, policy_text
 from tapestry.kube.resources import NODES, PODS

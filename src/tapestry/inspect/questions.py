@@ -30,8 +30,8 @@ from tapestry.inspect.facts import (
     physical,
     together,
 )
-from tapestry.inspect.plan import PolicyPlan, Proposal, planned
 from tapestry.inspect.pods import Placed, PodAnswer, PodStatus, TwinSeen, explained_pod, pod_status
+from tapestry.inspect.proposals import PolicyPlan, Proposal, planned
 from tapestry.inspect.status import (
     BindingStatus,
     NodeStatus,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tapestry.apis.clusterbindings import LAST_SEEN_EVERY
 from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
-from tapestry.inspect.plan import NodePlan, PolicyPlan
 from tapestry.inspect.pods import PodAnswer, PodStatus
+from tapestry.inspect.proposals import NodePlan, PolicyPlan
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
 from tapestry.inspect.tree import BindingBranch, NodeBranch, PodLeaf, Tree
 from tapestry.kube.quantity import NANOS, parse

@@ -9,7 +9,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.apis.policies import POLICIES
 from tapestry.inspect.facts import Above, Cluster
-from tapestry.inspect.plan import PolicyPlan, Proposal, planned, proposed_policy
+from tapestry.inspect.proposals import PolicyPlan, Proposal, planned, proposed_policy
 from tapestry.inspect.tables import plan_text
 from tapestry.kube.objects import Object, of_resource
 from tapestry.syncer.leasing import Side
