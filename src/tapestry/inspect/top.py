@@ -151,7 +151,15 @@ def loads_table(found: Sequence[Load], *, wide: bool = False) -> str:
     if wide:
         return table(header, rows)
     note = "USED/REQUESTED/LEASED" if isinstance(found[0], Lent) else "USED/REQUESTED"
-    return f"{fitted(header, rows, ('NODE',) if isinstance(found[0], PodLoad) else ())}\n\n{note}; - is not measured"
+    return f"{fitted(header, rows, droppable(found))}\n\n{note}; - is not measured"
+
+
+def droppable(found: Sequence[Load]) -> Sequence[str]:
+    """Columns to do without on a narrow terminal: a namespace that all pods share first."""
+    pods = [each for each in found if isinstance(each, PodLoad)]
+    if not pods:
+        return ()
+    return ("NAMESPACE", "NODE") if len({each.namespace for each in pods}) == 1 else ("NODE",)
 
 
 Cell = tuple[str, object]
