@@ -16,7 +16,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-api conformance kube-assets node-assets client-assets queue-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api conformance kube-assets node-assets client-assets queue-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ bench-nodes: setup kube-assets ## Measure how soon 1,000 nodes are leased and wh
 
 bench-sync: setup kube-assets ## Measure what pods cost on their way down and up, against the least there can be
 	$(BIN)/python -m benchmarks.sync
+
+bench-startup: setup ## Measure how much longer than its libraries a command takes to start
+	$(BIN)/python -m benchmarks.startup
 
 bench-api: setup kube-assets ## Measure our API server against kube-apiserver with etcd
 	$(BIN)/python -m benchmarks.api

@@ -90,7 +90,7 @@ def test_top_shows_what_is_leased_requested_and_used_of_it(typed: Typed) -> None
     assert cluster["requested"]["cpu"] == "1"
     assert cluster["used"] == {"cpu": "1", "memory": str(512 << 20)}
     assert typed("tapestry top nodes").count("vnode-cluster-1-") == 2
-    assert re.search(r"default +busy-\S+ +vnode-\S+ +500m +500m +256Mi +256Mi", typed("tapestry top pods"))
+    assert re.search(r"busy-\S+ +vnode-\S+ +500m/500m +256Mi/256Mi", typed("tapestry top pods"))
 
 
 @pytest.mark.usefixtures("busy")

@@ -209,6 +209,6 @@ async def test_what_a_binding_says_of_itself_is_printed(server: Client, kubectl:
     await server.patch(CLUSTER_BINDINGS, made, {"status": status}, subresource="status")
     header, line = kubectl("get", "cb", name_of(made)).splitlines()
     assert header.split() == [
-        *("NAME", "CLUSTER-ID", "PHASE", "LEASING", "NODES", "LEASED-CPU", "USED-CPU", "PODS", "LAST-SEEN", "AGE")
+        *("NAME", "CLUSTER-ID", "PHASE", "LEASING", "NODES", "LEASED-CPU", "USED-CPU", "PODS", "AGE")
     ]
     assert line.split()[1:8] == ["east", "Ready", "Reclaimed", "3", "12", "5", "7"]

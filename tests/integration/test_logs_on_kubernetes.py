@@ -17,7 +17,8 @@ from tapestry.client.logs import pod_log
 from tapestry.kube.errors import ApiError, BadRequest
 from tapestry.kube.objects import Object, name_of, named, value_at
 from tapestry.kube.resources import NODES, SERVICE_ACCOUNTS
-from tapestry.process.probes import Address, answering, bound_socket
+from tapestry.process.addresses import Address
+from tapestry.process.probes import answering, bound_socket
 
 from ..conftest import Kubectl
 from .lending import Lending, give, tainted

@@ -10,8 +10,9 @@ from tapestry.apiext.kinds import Kinds
 from tapestry.apiext.plain import PlainApi
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import default_access
+from tapestry.process.addresses import parse_address
 from tapestry.process.logs import logger
-from tapestry.process.probes import parse_address, server_tls
+from tapestry.process.probes import server_tls
 from tapestry.process.signals import told_to_stop
 
 log = logger(__name__)

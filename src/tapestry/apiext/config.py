@@ -2,9 +2,9 @@
 
 from msgspec import field
 
+from tapestry.process.addresses import parse_address
 from tapestry.process.config import Section
 from tapestry.process.logs import Format, Level
-from tapestry.process.probes import parse_address
 
 
 class Tls(Section, frozen=True):

@@ -12,8 +12,9 @@ from tapestry.apiext.plain import ROOT, Ask, PlainApi, Reply, refusal
 from tapestry.apiserver.access.authentication import Credentials, by_place
 from tapestry.client.transport import JSON, Transport
 from tapestry.kube.errors import ApiError, TooLarge, Unauthorized
+from tapestry.process.addresses import Address
 from tapestry.process.logs import logger
-from tapestry.process.probes import Address, answering, bound_socket
+from tapestry.process.probes import answering, bound_socket
 
 log = logger(__name__)
 

@@ -1,7 +1,7 @@
 """ClusterBinding: a physical cluster that has joined."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
@@ -13,6 +13,9 @@ from tapestry.kube.fields import AS_SET, IMMUTABLE, Conditions, Fields, rule
 from tapestry.kube.objects import Object, labels_of, name_of, uid_of
 from tapestry.kube.resources import Resource
 from tapestry.kube.schemas import plain
+
+LAST_SEEN_EVERY = timedelta(minutes=5)
+"""How old `status.lastSeen` may become while the physical cluster answers and nothing else changes."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Key = Annotated[str, Meta(min_length=1, max_length=317)]  # a prefix of 253, a slash, a name of 63
@@ -156,9 +159,18 @@ class ClusterBindingStatus(Fields):
     identity: Annotated[str, Meta(description="UID of kube-system below: which cluster this is.")] | None = None
     nodes: Annotated[int, Meta(description="Virtual ones.")] | None = None
     pods: Annotated[int, Meta(description="On these.")] | None = None
-    leased: Annotated[dict[str, str], Meta(description="In all.")] | None = None
+    leased: Annotated[dict[str, str], Meta(description="In all, of nodes that are open now.")] | None = None
     used: Annotated[dict[str, str], Meta(description="What pods request of it.")] | None = None
-    last_seen: Annotated[datetime, Meta(description="When the physical API server last answered.")] | None = None
+    last_seen: (
+        Annotated[
+            datetime,
+            Meta(
+                description="When the physical API server last answered: of one that is silent the time itself, else"
+                " one of the last five minutes.  Leases of virtual nodes have it within ten seconds."
+            ),
+        ]
+        | None
+    ) = None
     next_change: Annotated[datetime, Meta(description="When a window opens or closes next.")] | None = None
     credentials_expire: Annotated[datetime, Meta(description="When its token does.")] | None = None
     time_zone: Annotated[str, Meta(description="Of windows that name none, as its syncer has it.")] | None = None
@@ -180,7 +192,7 @@ CLUSTER_BINDING: Kind[ClusterBindingSpec] = Kind(
         Column("Leased-CPU", ".status.leased.cpu"),
         Column("Used-CPU", ".status.used.cpu"),
         Column("Pods", ".status.pods", "integer"),
-        Column("Last-Seen", ".status.lastSeen", "date"),
+        Column("Last-Seen", ".status.lastSeen", "date", priority=1),
         AGE,
     ),
 )

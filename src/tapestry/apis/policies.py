@@ -92,7 +92,7 @@ class PolicyLease(Fields):
     virtual_cluster: Annotated[str, Meta(description="Its hash, as in labels.")]
     cluster_binding: Annotated[str, Meta(description="Its name for this cluster.")]
     active: Annotated[bool, Meta(description="Whether a window is open.")]
-    nodes: Annotated[int, Meta(description="That are lent under the policy.")]
+    nodes: Annotated[int, Meta(description="That the policy lends now.")]
     leased: Annotated[dict[str, str], Meta(description="Of these, in all.")]
 
 
@@ -102,7 +102,7 @@ class ResourceLeasingPolicyStatus(Fields):
     observed_generation: int | None = None
     active: Annotated[bool, Meta(description="Whether a window is open.")] | None = None
     next_change: Annotated[datetime, Meta(description="When one opens or closes next.")] | None = None
-    nodes: Annotated[int, Meta(description="That are lent under it.")] | None = None
+    nodes: Annotated[int, Meta(description="That it lends now; none while it is closed.")] | None = None
     leased: Annotated[dict[str, str], Meta(description="Of these, in all.")] | None = None
     last_good: (
         Annotated[dict[str, Any], Meta(description="The spec that counts while this one is not valid.")] | None

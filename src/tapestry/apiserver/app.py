@@ -83,10 +83,10 @@ from tapestry.apiserver.validation import kinds as validation
 from tapestry.apiserver.verbs import Verbs
 from tapestry.kube.objects import NOTHING, Object
 from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES
+from tapestry.process.addresses import parse_address
 from tapestry.process.audit import Audit
 from tapestry.process.files import open_files
 from tapestry.process.logs import logger
-from tapestry.process.probes import parse_address
 
 log = logger(__name__)
 

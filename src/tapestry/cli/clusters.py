@@ -4,7 +4,6 @@ Here are also the options that say which cluster, namespace and binding are mean
 """
 
 import asyncio
-import importlib
 import os
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -21,10 +20,12 @@ from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import KubeconfigError, NoKubeconfig, default_access, load
-from tapestry.inspect.facts import Unknown
+from tapestry.inspect.facts import Unknown, Unseen
 from tapestry.inspect.questions import Questions
 from tapestry.kube.errors import ApiError, KubeError, TransportError
 from tapestry.kube.resources import NAMESPACES
+from tapestry.local.world_folder import VIRTUAL as WORLD_ABOVE
+from tapestry.local.world_folder import WorldFolder
 from tapestry.manager.faults import Fault
 from tapestry.manager.steps import JoinError
 from tapestry.syncer.windows import WindowError, zone_named
@@ -83,11 +84,10 @@ def world_here() -> Path | None:
     """
     if os.environ.get("KUBECONFIG") or not (HERE / "pid").exists():
         return None
-    world = importlib.import_module("tapestry.local.world").World(HERE.absolute())
+    world = WorldFolder(HERE.absolute())
     if world.running_pid() is None:
-        raise KubeconfigError(f"the world in {world.folder} is not running; {START_OR_NAME}")
-    kubeconfig: Path = world.kubeconfig()
-    return kubeconfig
+        raise KubeconfigError(f"the world in {world.path} is not running; {START_OR_NAME}")
+    return world.path / WORLD_ABOVE / "kubeconfig"
 
 
 def physical_access(kubeconfig: Path, context: str | None) -> Access:
@@ -137,7 +137,7 @@ def finished(work: Coroutine[Any, Any, None]) -> None:
         raise
     except TransportError as error:
         raise click.ClickException(f"{' '.join(str(error).split())}; `tapestry doctor` looks further") from error
-    except (KubeError, JoinError, Fault, Unknown, ValueError, OSError) as error:
+    except (KubeError, JoinError, Fault, Unknown, Unseen, ValueError, OSError) as error:
         raise click.ClickException(message_of(error)) from error
 
 

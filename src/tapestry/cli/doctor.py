@@ -12,9 +12,9 @@ from tapestry.cli.output import printed, with_output
 from tapestry.client.connection import HttpTransport
 from tapestry.inspect import findings
 from tapestry.inspect.doctor import Doctor
+from tapestry.inspect.facts import together
 from tapestry.inspect.findings import Finding
 from tapestry.inspect.questions import Questions
-from tapestry.local.world import World
 
 
 @click.command(
@@ -41,16 +41,21 @@ def doctor(output: str, kubeconfig: str | None, context: str | None) -> None:
 
 async def diagnosis(kubeconfig: str | None, context: str | None) -> list[Finding]:
     """Everything that can be found out from here."""
-    found = await of_a_world_here()
+    world, clusters = await together(of_a_world_here(), of_clusters(kubeconfig, context))
+    return [*world, *clusters]
+
+
+async def of_clusters(kubeconfig: str | None, context: str | None) -> list[Finding]:
+    """What there is to say of the virtual cluster, and of those that it leases."""
     try:
         access = virtual_access(kubeconfig, context)
     except (ValueError, OSError) as error:
         advice = "give --kubeconfig, set KUBECONFIG, or run a world here with `tapestry up`"
-        return [*found, Finding("kubeconfig", "wrong", str(error), advice)]
-    found.append(Finding("kubeconfig", "ok", f"leads to {access.server}"))
+        return [Finding("kubeconfig", "wrong", str(error), advice)]
+    found = Finding("kubeconfig", "ok", f"leads to {access.server}")
     async with opened(access) as client:
         questions = Questions(client, HttpTransport, datetime.now(UTC))
-        return [*found, *await Doctor(questions, lambda: datetime.now(UTC)).findings()]
+        return [found, *await Doctor(questions, lambda: datetime.now(UTC)).findings()]
 
 
 async def of_a_world_here() -> list[Finding]:
@@ -58,6 +63,8 @@ async def of_a_world_here() -> list[Finding]:
     folder = HERE.absolute()
     if not folder.exists():
         return []
+    from tapestry.local.world import World  # takes long to load, and most clusters are not here
+
     world = World(folder)
     running = world.running_pid() is not None
     silent = await world.silent_clusters() if running else []

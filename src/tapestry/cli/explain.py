@@ -1,5 +1,7 @@
 """`tapestry explain`: why a node or a policy lends what it lends, and why a pod is where it is."""
 
+import sys
+
 import click
 
 from tapestry.apis import keys
@@ -7,9 +9,12 @@ from tapestry.apis.policies import POLICIES
 from tapestry.cli.clusters import NAMESPACE, Answer, question
 from tapestry.cli.manual import manual
 from tapestry.cli.names import names_of
+from tapestry.inspect.anykind.manifests import objects_in
+from tapestry.inspect.proposals import proposed_policy
 from tapestry.inspect.questions import Questions
-from tapestry.inspect.tables import node_text, pod_text, policy_text
+from tapestry.inspect.tables import node_text, plan_text, pod_text, policy_text
 from tapestry.kube.resources import NODES, PODS
+from tapestry.syncer.leasing import Side
 
 FORMATS = ("text", "json", "yaml")
 
@@ -31,13 +36,38 @@ async def node(questions: Questions, name: str) -> Answer:
     return found, lambda _: "\n\n".join(node_text(each, questions.now) for each in found)
 
 
-@explain.command(epilog=manual("tapestry explain policy nights", "tapestry explain policy owner/nights -o yaml"))
-@click.argument("name", shell_complete=names_of(POLICIES))
+@explain.command(
+    epilog=manual(
+        "tapestry explain policy nights",
+        "tapestry explain policy owner/nights -o yaml",
+        "tapestry explain policy -f nights.yaml",
+        "tapestry explain policy -f nights.yaml --side owner",
+    )
+)
+@click.argument("name", required=False, shell_complete=names_of(POLICIES))
+@click.option("--filename", "-f", help="Explain the policy in this file (- is standard input); nothing is written.")
+@click.option(
+    "--side",
+    type=click.Choice(["operator", "owner"]),
+    help="Whose policy the one in the file is. [default: the side that has one of the name, else operator]",
+)
 @question(*FORMATS, zoned=True)
-async def policy(questions: Questions, name: str) -> Answer:
-    """Explain a policy, by its name; owner/NAME or operator/NAME where both sides have one."""
-    found = await questions.policy(name)
-    return found, lambda _: "\n\n".join(policy_text(each, questions.now) for each in found)
+async def policy(questions: Questions, name: str | None, filename: str | None, side: str | None) -> Answer:
+    """Explain a policy, by its name; owner/NAME or operator/NAME where both sides have one.
+
+    With -f, show what the policy in a file would lend and reclaim if it were applied now.
+    """
+    if (name is None) == (filename is None):
+        raise click.UsageError("give the name of a policy, or a file with -f")
+    if name is not None:
+        if side is not None:
+            raise click.UsageError("--side is for -f; name the policy as owner/NAME or operator/NAME")
+        found = await questions.policy(name)
+        return found, lambda _: "\n\n".join(policy_text(each, questions.now) for each in found)
+    assert filename is not None
+    proposed = proposed_policy(objects_in([filename], sys.stdin.buffer), filename)
+    plans = await questions.plan(proposed, Side(side) if side else None)
+    return plans, lambda _: "\n\n".join(plan_text(each, questions.now) for each in plans)
 
 
 @explain.command(epilog=manual("tapestry explain pod web-0", "tapestry explain pod team-a/web-0"))

@@ -195,26 +195,44 @@ def create() -> None:
     """Create simple objects; `apply` makes what files say."""
 
 
-@create.command(epilog=manual("tapestry k create deployment web --image nginx --replicas 20"))
+def requested(_: click.Context, __: click.Parameter, text: str) -> manifests.Requests:
+    try:
+        return manifests.requests_in(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+REQUESTS = click.option(
+    "--requests", default="", callback=requested, help="What each pod requests, such as cpu=500m,memory=64Mi."
+)
+
+
+@create.command(epilog=manual("tapestry k create deployment web --image nginx --replicas 20 --requests cpu=250m"))
 @click.argument("name")
 @IMAGE
+@REQUESTS
 @click.option("--replicas", "-r", type=click.IntRange(min=0), default=1, show_default=True, help="Pods.")
 @COMMAND
 @handed
-async def deployment(hand: Hand, name: str, image: str, replicas: int, command: tuple[str, ...]) -> None:
+async def deployment(
+    hand: Hand, name: str, image: str, requests: manifests.Requests, replicas: int, command: tuple[str, ...]
+) -> None:
     """Create a Deployment of one container."""
-    click.echo(await hand.create(manifests.deployment(name, image, replicas, command)))
+    click.echo(await hand.create(manifests.deployment(name, image, replicas, command, requests)))
 
 
 @create.command(epilog=manual("tapestry k create job pi --image perl --completions 20 -- perl -e 'print 3'"))
 @click.argument("name")
 @IMAGE
+@REQUESTS
 @click.option("--completions", type=click.IntRange(min=1), default=1, show_default=True, help="Pods, all at once.")
 @COMMAND
 @handed
-async def job(hand: Hand, name: str, image: str, completions: int, command: tuple[str, ...]) -> None:
+async def job(
+    hand: Hand, name: str, image: str, requests: manifests.Requests, completions: int, command: tuple[str, ...]
+) -> None:
     """Create a Job of one container.  That an owner takes a pod back is no failure of it."""
-    click.echo(await hand.create(manifests.job(name, image, completions, command)))
+    click.echo(await hand.create(manifests.job(name, image, completions, command, requests)))
 
 
 @create.command(epilog=manual("tapestry k create namespace team-a"))

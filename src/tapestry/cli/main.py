@@ -3,7 +3,9 @@
 It is also a plugin of kubectl: `kubectl tapestry status` is `tapestry status`.
 """
 
+import gc
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -65,6 +67,16 @@ GROUPS = {
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
+def imported(name: str) -> ModuleType:
+    """A module, loaded without the garbage collector: what modules consist of is here to stay."""
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 class Commands(click.Group):
     """Commands by name; the table above is all that is known of them until one is called."""
 
@@ -75,7 +87,7 @@ class Commands(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command: click.Command = getattr(importlib.import_module(entry.module), cmd_name)
+        command: click.Command = getattr(imported(entry.module), cmd_name)
         return command
 
     def resolve_command(

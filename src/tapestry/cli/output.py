@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 import msgspec
-import yaml
 
 FORMATS = ("table", "wide", "json", "yaml")
 
@@ -22,6 +21,8 @@ def printed(values: Any, output: str, text: Callable[[bool], str]) -> None:
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())
     elif output == "yaml":
+        import yaml
+
         click.echo(yaml.safe_dump(msgspec.to_builtins(values), sort_keys=False, allow_unicode=True), nl=False)
     else:
         click.echo(text(output == "wide"))

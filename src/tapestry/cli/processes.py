@@ -40,7 +40,7 @@ def run_process(
     """Run `start(config)` to its end; `own` are the settings that a command's own flags give."""
     try:
         config = load(config_type, file=flags["config"], environ=os.environ, flags=settings_in(FLAGS, flags) | own)
-        configure_process(config)
+        configure_process(config, click.get_current_context().info_name or "")
         run_app(lambda: start(config))
     except (ValueError, OSError, TracingUnavailable, ExceptionGroup) as error:
         fault = lone(error)  # of a manager that could not begin: its address is taken, a file is missing

@@ -12,6 +12,7 @@ from tapestry.cli.names import names_of
 from tapestry.cli.output import FORMATS, printed, with_output
 from tapestry.client.connection import HttpTransport
 from tapestry.inspect.questions import Questions
+from tapestry.inspect.repair import repair as repaired
 from tapestry.inspect.tables import repairs_table
 
 
@@ -36,7 +37,7 @@ def repair(binding: str | None, dry_run: bool, output: str, kubeconfig: str | No
     async def work() -> None:
         async with opened(virtual_access(kubeconfig, context)) as client:
             questions = Questions(client, HttpTransport, datetime.now(UTC))
-            found, unseen = await questions.repair(binding, dry_run=dry_run)
+            found, unseen = await repaired(questions, binding, dry_run=dry_run)
         for sentence in unseen:
             click.echo(sentence, err=True)
         printed(found, output, lambda wide: repairs_table(found, wide=wide))

@@ -14,7 +14,7 @@ from tapestry.cli.settings import SWITCH
 from tapestry.client.callers import Callers
 from tapestry.nodeproxy.kubelet import Kubelet, kubelet_tls, published_authorities, serving
 from tapestry.nodeproxy.logs import Logs, Twins
-from tapestry.process.probes import parse_address
+from tapestry.process.addresses import parse_address
 from tapestry.syncer.app import run_syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.site import Site

@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from tapestry.client.metrics import count_request
+from tapestry.client.metrics import REQUESTS
 from tapestry.client.transport import Request, Response, Transport
 from tapestry.kube.errors import AnswerTooLarge, TransportError, error_from_body
 
@@ -40,14 +40,14 @@ async def answered(
         try:
             answer = await transport.send(request)
         except TransportError as error:
-            count_request(verb, what, "TransportError")
+            REQUESTS.inc(verb, what, "TransportError")
             if attempt == attempts or isinstance(error, AnswerTooLarge):
                 raise
             if error.maybe_sent and request.method != "GET":
                 raise
             wait = backoff(attempt)
         else:
-            count_request(verb, what, str(answer.status))
+            REQUESTS.inc(verb, what, str(answer.status))
             if answer.status < 300:
                 return answer
             wait = put_off(answer, request, attempt)

@@ -17,7 +17,8 @@ from functools import partial
 import aiohttp
 
 from tapestry import __version__
-from tapestry.client.kubeconfig import Access
+from tapestry.client.access import Access
+from tapestry.client.metrics import RECEIVED, SENT
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import AnswerTooLarge, TransportError
 
@@ -92,6 +93,7 @@ class HttpTransport:
             ]
             if request.body is not None:
                 headers.append(("Content-Type", request.content_type))
+                SENT.inc(by=len(request.body))
             await self._close_cut_sessions()
             if cuts != self._cuts:
                 raise TransportError(f"{request} to {self._base}: cut before it was sent", maybe_sent=False)
@@ -204,6 +206,7 @@ async def body_of(response: aiohttp.ClientResponse, limit: int) -> bytes:
             return b"".join(chunks)
         chunks.append(chunk)
         size += len(chunk)
+        RECEIVED.inc(by=len(chunk))
     raise AnswerTooLarge(f"{response.method} {response.url.path}: the answer is over {limit} bytes", maybe_sent=True)
 
 
@@ -233,4 +236,19 @@ class HttpStream:
         return self.response.headers
 
     def chunks(self) -> AsyncIterator[bytes]:
-        return self.response.content.iter_any()
+        return CountedChunks(self.response.content.iter_any())
+
+
+@dataclass(frozen=True, slots=True)
+class CountedChunks:
+    """Chunks that are counted as they come.  No generator: a read that was given up may be tried again."""
+
+    chunks: AsyncIterator[bytes]
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        chunk = await anext(self.chunks)
+        RECEIVED.inc(by=len(chunk))
+        return chunk

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from tapestry.client.client import Client
-from tapestry.client.metrics import count_request
+from tapestry.client.metrics import REQUESTS
 from tapestry.client.streams import granted
 from tapestry.client.transport import Request
 from tapestry.kube.resources import PODS
@@ -26,5 +26,5 @@ async def pod_log(
     if query.get("follow") == "true":
         request = dataclasses.replace(request, timeout=FOLLOWED)
     async with client.transport.stream(request) as stream:
-        count_request("get", "pods/log", str(stream.status))
+        REQUESTS.inc("get", "pods/log", str(stream.status))
         yield (await granted(stream, str(request))).chunks()

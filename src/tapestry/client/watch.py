@@ -162,7 +162,7 @@ class Watch:
     async def _pause(self, error: KubeError) -> None:
         seconds = min(LONGEST_PAUSE, 0.2 * 2**self._failures) * random.uniform(0.75, 1.25)
         self._failures = min(self._failures + 1, 10)
-        WATCH_RESTARTS.labels(self.resource.name, type(error).__name__).inc()
+        WATCH_RESTARTS.inc(self.resource.name, type(error).__name__)
         self.on_restart(error, seconds)
         await asyncio.sleep(seconds)
 

@@ -7,20 +7,25 @@
     Informer     a Store kept equal to what the server has
     PhaseMachine a reconciler for objects that walk through phases
 
-These names are the public ones; the modules have the rest.
+These names are the public ones; the modules have the rest.  Each module is imported when one of its names is first
+used: who reads a cluster need not load what serves one.
 """
 
-from tapestry.controller.app import App
-from tapestry.controller.controller import Controller, Result, controller_key, generation_changed
-from tapestry.controller.errors import NotLeading, Terminal
-from tapestry.controller.events import Recorder
-from tapestry.controller.informer import Informer
-from tapestry.controller.manager import Manager
-from tapestry.controller.owned import ensure_owned
-from tapestry.controller.phases import Next, Phase, PhaseMachine, PhaseStatus
-from tapestry.controller.queue import Queue
-from tapestry.controller.registry import Registry
-from tapestry.controller.store import Store
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tapestry.controller.app import App
+    from tapestry.controller.controller import Controller, Result, controller_key, generation_changed
+    from tapestry.controller.errors import NotLeading, Terminal
+    from tapestry.controller.events import Recorder
+    from tapestry.controller.informer import Informer
+    from tapestry.controller.manager import Manager
+    from tapestry.controller.owned import ensure_owned
+    from tapestry.controller.phases import Next, Phase, PhaseMachine, PhaseStatus
+    from tapestry.controller.queue import Queue
+    from tapestry.controller.registry import Registry
+    from tapestry.controller.store import Store
 
 __all__ = [
     "App",
@@ -42,3 +47,30 @@ __all__ = [
     "ensure_owned",
     "generation_changed",
 ]
+
+_MODULES = {
+    "App": "app",
+    "Controller": "controller",
+    "Informer": "informer",
+    "Manager": "manager",
+    "Next": "phases",
+    "NotLeading": "errors",
+    "Phase": "phases",
+    "PhaseMachine": "phases",
+    "PhaseStatus": "phases",
+    "Queue": "queue",
+    "Recorder": "events",
+    "Registry": "registry",
+    "Result": "controller",
+    "Store": "store",
+    "Terminal": "errors",
+    "controller_key": "controller",
+    "ensure_owned": "owned",
+    "generation_changed": "controller",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

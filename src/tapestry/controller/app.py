@@ -15,7 +15,7 @@ import uvloop
 from tapestry import __version__
 from tapestry.client.connection import HttpTransport
 from tapestry.client.kubeconfig import default_access
-from tapestry.controller.config import ManagerConfig
+from tapestry.controller.config import UNNAMED, ManagerConfig
 from tapestry.controller.manager import Manager
 from tapestry.process import logs, metrics, tracing
 from tapestry.process.metrics import watch_loop_lag
@@ -78,10 +78,14 @@ def new_identity() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def configure_process(config: ManagerConfig) -> None:
-    """Logs, metrics, traces and the collector, as the configuration says; once, before anything runs."""
+def configure_process(config: ManagerConfig, component: str = "") -> None:
+    """Logs, metrics, traces and the collector, as the configuration says; once, before anything runs.
+
+    `component` is what runs here, where the configuration gives the process no name of its own.
+    """
+    name = component if component and config.name == UNNAMED else config.name
     gc.set_threshold(*GC_THRESHOLDS)
-    metrics.identify(config.name, __version__)
+    metrics.identify(name, __version__)
     logs.configure(config.log.level, config.log.format)
     if config.tracing.endpoint:
-        tracing.configure(config.tracing.endpoint, config.tracing.sample_ratio, config.name)
+        tracing.configure(config.tracing.endpoint, config.tracing.sample_ratio, name)

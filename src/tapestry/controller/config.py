@@ -5,9 +5,12 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from tapestry.kube.selectors import parse_label_selector
+from tapestry.process.addresses import parse_address
 from tapestry.process.config import Section
 from tapestry.process.logs import Format, Level
-from tapestry.process.probes import parse_address
+
+UNNAMED = "tapestry"
+"""The name of a process that was given none."""
 
 
 class LeaderElection(Section, frozen=True):
@@ -69,7 +72,7 @@ class Tracing(Section, frozen=True):
 class ManagerConfig(Section, frozen=True):
     """Everything `tapestry run` and `tapestry hub` can be told."""
 
-    name: str = "tapestry"
+    name: str = UNNAMED
     """Of the process: in events, in the audit log, and of the Lease."""
     kubeconfig: str = ""
     context: str = ""

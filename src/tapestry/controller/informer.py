@@ -12,6 +12,7 @@ from typing import Self
 from tapestry.client.client import Client
 from tapestry.client.discovery import serves
 from tapestry.client.watch import Changes, Listing, Page, Synced, Watch
+from tapestry.controller.metrics import CACHED
 from tapestry.controller.store import Indexer, Store
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import Gone, KubeError, NotFound, TooManyRequests
@@ -44,6 +45,8 @@ class Informer:
         indexers: Mapping[str, Indexer] | None = None,
     ) -> None:
         self.resource = resource
+        self.name = " ".join(filter(None, (resource.name, namespace, labels, fields)))
+        """Of its series in metrics: what it selects, unless it is called something else."""
         self.store = Store(indexers)
         self.synced = asyncio.Event()
         """Set once the store held the whole list; it stays set."""
@@ -56,6 +59,11 @@ class Informer:
         self._handlers: list[Handler] = []
         self._deletion_handlers: list[Callable[[Object], None]] = []
         self._after_sync: list[Callable[[], None]] = []
+
+    def called(self, name: str) -> Self:
+        """Give it a name of its own in metrics."""
+        self.name = name
+        return self
 
     def reading_managed_fields(self) -> Self:
         """Show metadata.managedFields to the transform; they are left out otherwise."""
@@ -94,10 +102,14 @@ class Informer:
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            if self._may_be_absent:
-                group.create_task(self._notice_absence())
-            await self._follow()
+        CACHED.running.append(self)
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._may_be_absent:
+                    group.create_task(self._notice_absence())
+                await self._follow()
+        finally:
+            CACHED.running.remove(self)
 
     async def _notice_absence(self) -> None:
         """A 404 alone proves nothing: a proxy, or the wrong server, says the same.  Ask what there is."""

@@ -25,7 +25,6 @@ from tapestry.controller.errors import NotLeading
 from tapestry.controller.events import Recorder
 from tapestry.controller.informer import Informer
 from tapestry.controller.leader import Elector, Terms
-from tapestry.controller.metrics import CACHED
 from tapestry.controller.registry import Setup
 from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform, slim
@@ -221,9 +220,7 @@ class Manager:
     async def _serve(self) -> None:
         for informer in self._informers.values():
             await informer.synced.wait()
-        for informer in self._informers.values():
-            CACHED.labels(informer.resource.name).set_function(informer.store.__len__)
-        log.info("caches filled", objects={i.resource.name: len(i.store) for i in self._informers.values()})
+        log.info("caches filled", objects={i.name: len(i.store) for i in self._informers.values()})
         for callback in self._after_sync:
             callback()
         if self.elector is not None:

@@ -1,9 +1,15 @@
 """What the framework counts."""
 
+from collections import Counter as Sums
+from collections.abc import Iterator, Sized
 from functools import lru_cache
+from typing import Protocol
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from tapestry.kube.resources import Resource
 from tapestry.process.metrics import LATENCY_BUCKETS
 
 RECONCILES = Histogram(
@@ -28,7 +34,6 @@ RETRIES = Counter(
 )
 QUEUE_DEPTH = Gauge("tapestry_queue_depth", "Keys that wait for a worker.", ["controller"])
 QUEUE_AGE = Gauge("tapestry_queue_age_seconds", "Seconds that the key in front has waited.", ["controller"])
-CACHED = Gauge("tapestry_cached_objects", "Objects held in an informer's store.", ["resource"])
 IS_LEADER = Gauge("tapestry_is_leader", "1 while this process leads the election.", ["election"])
 ELECTIONS = Counter("tapestry_elections_total", "Elections won, lost and failed, by outcome.", ["election", "outcome"])
 EVENTS_DROPPED = Counter("tapestry_events_dropped_total", "Events not recorded, by why.", ["why"])
@@ -44,3 +49,38 @@ def passes(controller: str, outcome: str) -> Histogram:
 def syncs(controller: str) -> Histogram:
     """The series of `SYNC` for a controller."""
     return SYNC.labels(controller)
+
+
+class Cache(Protocol):
+    """What an informer shows of itself here."""
+
+    name: str
+    resource: Resource
+
+    @property
+    def store(self) -> Sized: ...
+
+
+class CachedObjects(Collector):
+    """Counts, when it is asked, what the informers hold that run now; those of one name are counted together."""
+
+    def __init__(self) -> None:
+        self.running: list[Cache] = []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        sums: Sums[tuple[str, str]] = Sums()
+        for each in list(self.running):
+            sums[each.resource.name, each.name] += len(each.store)
+        family = GaugeMetricFamily(
+            "tapestry_cached_objects", "Objects held in an informer's store.", labels=["resource", "informer"]
+        )
+        for labels, count in sums.items():
+            family.add_metric(labels, count)
+        yield family
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        return iter(())
+
+
+CACHED = CachedObjects()
+REGISTRY.register(CACHED)

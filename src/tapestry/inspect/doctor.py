@@ -21,6 +21,7 @@ from tapestry.client.discovery import serves
 from tapestry.client.transport import Request
 from tapestry.inspect import findings
 from tapestry.inspect.anykind.kinds import asked
+from tapestry.inspect.facts import together
 from tapestry.inspect.findings import Finding
 from tapestry.inspect.questions import Questions
 from tapestry.inspect.safeguards import safeguards
@@ -60,8 +61,9 @@ class Doctor:
             yield Finding("kinds", "wrong", f"the server does not know {' and '.join(missing)}", INSTALL)
             return
         yield Finding("kinds", "ok", "ClusterBinding and ResourceLeasingPolicy are known")
-        for look in (self.manager, self.bindings, self.nodes, self.policies, self.safeguards, self.marks):
-            for each in await seen(look):
+        looks = (self.manager, self.bindings, self.nodes, self.policies, self.safeguards, self.marks)
+        for found in await together(*map(seen, looks)):  # at the same time: a cluster that is silent costs one wait
+            for each in found:
                 yield each
 
     async def server(self) -> list[Finding]:
@@ -79,8 +81,8 @@ class Doctor:
         return [found, findings.leader("manager", lease, self.now(), look)]
 
     async def bindings(self) -> Iterable[Finding]:
-        bound = await self.questions.bindings()
-        told = list(findings.bindings(bound, self.now()))
+        bound, silent = await together(self.questions.bindings(), self.questions.silent())
+        told = list(findings.bindings(bound, {each.name for each in silent}, self.now()))
         for each in bound:
             lease = await self.object(LEASES, syncer_election(each.name))
             look = f"`tapestry k logs -n {HOME} deployment/{syncer_name(each.cluster_id)}` says why"

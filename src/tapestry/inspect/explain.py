@@ -1,7 +1,7 @@
 """Explanations: why a node lends what it lends, and what a policy comes to.
 
 The answer is made by the very functions that the syncer decides with, from the same facts.  Where the physical cluster
-cannot be looked into, it is what the virtual node says of itself.
+cannot be looked into, it is what the virtual node says of itself, and since when nothing newer is known.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,15 +11,27 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.inspect.facts import Below
-from tapestry.inspect.status import Value, applied, limit_text, moment_at, state_of, terms_of, windows_of
+from tapestry.inspect.facts import Below, Silent, Unseen
+from tapestry.inspect.status import UNREACHABLE, Value, applied, limit_text, moment_at, terms_of, windows_of
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
-from tapestry.kube.quantity import Amounts
+from tapestry.kube.quantity import ZERO, Amounts
 from tapestry.kube.requests import effective_requests, hold_of, holds_its_node
-from tapestry.syncer.leasing import Grant, Lease, Policy, Rules, Side, State, counting, deciding, is_reclaimed, lease_of
+from tapestry.syncer.leasing import (
+    Grant,
+    Lease,
+    Policy,
+    Rules,
+    Side,
+    State,
+    counting,
+    deciding,
+    is_reclaimed,
+    lease_of,
+    soonest,
+)
 from tapestry.syncer.policies import Reading, reading_of, readings, rules_of
 from tapestry.syncer.totals import BY_TOTAL, limited, totals_of
-from tapestry.syncer.virtual_nodes import remembering
+from tapestry.syncer.virtual_nodes import leased_of, remembering, state_of
 
 NO_WARNING = timedelta(0)
 """When a syncer warns of an end is none of our business."""
@@ -40,7 +52,7 @@ REASONS = {
 class ResourceAnswer(Value, frozen=True):
     """The arithmetic of one resource: idle = allocatable - foreign, and leased is what policies let go of that.
 
-    What is known only below is empty where that cannot be looked into.
+    Nothing is leased while the node is not open.  What is known only below is empty where that cannot be looked into.
     """
 
     resource: str
@@ -79,6 +91,7 @@ class NodeAnswer(Value, frozen=True):
     resources: tuple[ResourceAnswer, ...] = ()
     policies: tuple[PolicyAnswer, ...] = ()
     next_change: datetime | None = None
+    """When a window of its policies opens or closes next."""
     ends: datetime | None = None
     """When a node that is open closes."""
     deadline: datetime | None = None
@@ -88,6 +101,8 @@ class NodeAnswer(Value, frozen=True):
     """Resources of which the virtual node still shows another amount: its syncer has yet to see to it."""
     unseen: str = ""
     """Why the physical cluster could not be looked into."""
+    last_seen: datetime | None = None
+    """When that last answered, where it does not now and anybody knows."""
 
 
 class NodeShare(Value, frozen=True):
@@ -110,6 +125,9 @@ class PolicyExplanation(Value, frozen=True):
     complaint: str
     uses_last_good: bool
     nodes: list[NodeShare]
+    """That it lends now; none while it is closed."""
+    others: int
+    """How many nodes it is for beside these, which lend nothing now."""
     leased: dict[str, str]
 
 
@@ -126,6 +144,8 @@ class Asked:
     operator_policies: Sequence[Object]
     zone: str
     """Of windows that name none."""
+    last_seen: datetime | None = None
+    """When the physical cluster last answered, as far as the virtual one knows."""
 
     def answer(self, state: str, reason: str, why: str, **facts: Any) -> NodeAnswer:
         return NodeAnswer(
@@ -166,7 +186,7 @@ def explained_node(asked: Asked, below: Below, now: datetime) -> NodeAnswer:
         why(lease, node, rules, now),
         resources=resource_answers(node, held, sum(used, Amounts()), lease),
         policies=tuple(policy_answer(each, node, rules, asked.zone, now) for each in (*operator, *owner)),
-        next_change=lease.next_change,
+        next_change=soonest(*(policy.schedule.next_change(now) for policy in lease.policies)),
         ends=lease.ends,
         deadline=terms.deadline,
         terms_by=terms.by,
@@ -174,18 +194,22 @@ def explained_node(asked: Asked, below: Below, now: datetime) -> NodeAnswer:
     )
 
 
-def told_node(asked: Asked, unseen: str, now: datetime) -> NodeAnswer:
+def told_node(asked: Asked, error: Unseen, now: datetime) -> NodeAnswer:
     """What the virtual node says of itself, where the physical cluster cannot be looked into."""
-    node = asked.virtual_node
+    node, unseen = asked.virtual_node, str(error)
     if node is None:
         return asked.answer("Unknown", "Unseen", "there is no virtual node, and nobody can tell why", unseen=unseen)
-    used = sum(asked.used(), Amounts())
-    leased = Amounts.parse(value_at(node, "status", "allocatable"))
+    used, leased = sum(asked.used(), Amounts()), leased_of(node)
     operator = readings(asked.operator_policies, Side.OPERATOR, asked.binding, asked.zone)
+    policies = ", ".join(applied(node)) or "no policy"
+    state, reason, why = str(state_of(node)), "AsShown", f"as the virtual node shows; it is lent under {policies}"
+    if isinstance(error, Silent):
+        why = f"the physical cluster does not answer; last known above: {state}, lent under {policies}"
+        state, reason = "Unknown", UNREACHABLE
     return asked.answer(
-        state_of(node),
-        "AsShown",
-        f"as the virtual node shows; it is lent under {', '.join(applied(node)) or 'no policy'}",
+        state,
+        reason,
+        why,
         resources=tuple(
             ResourceAnswer(resource=each, leased=str(amount), used=str(used[each]))
             for each, amount in sorted(leased.items())
@@ -193,6 +217,7 @@ def told_node(asked: Asked, unseen: str, now: datetime) -> NodeAnswer:
         policies=tuple(policy_answer(each, None, None, asked.zone, now) for each in operator),
         ends=moment_at(annotations_of(node), keys.LEASE_ENDS),
         unseen=unseen,
+        last_seen=asked.last_seen if isinstance(error, Silent) else None,
     )
 
 
@@ -204,7 +229,7 @@ def why(lease: Lease, node: Object, rules: Rules, now: datetime) -> str:
     if lease.reason == "OutOfTimeWindows":
         sides = [counting(policies, node) for policies in (rules.operator, rules.owner)]
         closed = [side[0].side for side in sides if side and not any(policy.is_open(now) for policy in side)]
-        return f"no policy of the {' and of the '.join(closed)} is open now; what is lent stays, but takes no new pods"
+        return f"no policy of the {' and of the '.join(closed)} is open now, so no new pods are let in"
     return REASONS.get(lease.reason, lease.reason)
 
 
@@ -217,7 +242,7 @@ def resource_answers(node: Object, foreign: Amounts, used: Amounts, lease: Lease
             allocatable=str(have[resource]),
             foreign=str(foreign[resource]),
             idle=str(lease.idle[resource]),
-            leased=str(grant.amount),
+            leased=str(grant.amount if lease.state is State.OPEN else ZERO),
             used=str(used[resource]),
             decided_by=grant.by,
             rule=rule(resource, grant, policies),
@@ -280,7 +305,7 @@ def explained_policy(
     reading = reading_of(policy, side, zone)
     found = reading.policy
     under = [node for node in nodes if str(found) in applied(node)]
-    total = sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in under), Amounts())
+    lent = [node for node in under if found.is_open(now) and state_of(node) is State.OPEN]
     return PolicyExplanation(
         policy=str(found),
         cluster=value_at(policy, "spec", "cluster", default=""),
@@ -294,10 +319,9 @@ def explained_policy(
         complaint=reading.complaint,
         uses_last_good=bool(reading.complaint) and found.readable,
         nodes=[
-            NodeShare(
-                node=name_of(node), state=state_of(node), leased=value_at(node, "status", "allocatable", default={})
-            )
-            for node in sorted(under, key=name_of)
+            NodeShare(node=name_of(node), state=state_of(node), leased=leased_of(node).texts())
+            for node in sorted(lent, key=name_of)
         ],
-        leased=total.texts(),
+        others=len(under) - len(lent),
+        leased=sum(map(leased_of, lent), Amounts()).texts(),
     )

@@ -5,24 +5,29 @@ binding, where the asker may read that Secret; where not, the answer is made of 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, SecretReference
 from tapestry.apis.policies import POLICIES
 from tapestry.apis.rights import IDENTITY_NAMESPACE
 from tapestry.client.client import Client
-from tapestry.kube.errors import KubeError, NotFound
-from tapestry.kube.objects import Object, labels_of, name_of, uid_of, value_at
-from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS
+from tapestry.kube.errors import KubeError, NotFound, TransportError
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASES, NODES, PODS, SECRETS
+from tapestry.kube.times import parse_time
 from tapestry.manager.connectivity import Connect, access_in
 from tapestry.manager.faults import Fault
 from tapestry.syncer.projections import is_placeholder
 
+ANSWER_SECONDS = 1.0
+"""For the first answer of a physical cluster; one that gives none is silent."""
 SECONDS = 10.0
-"""For all questions to one physical cluster."""
+"""For everything that is read from a physical cluster that answers."""
 
 
 class Unknown(Exception):
@@ -31,6 +36,10 @@ class Unknown(Exception):
 
 class Unseen(Exception):
     """Why a physical cluster could not be looked into."""
+
+
+class Silent(Unseen):
+    """The physical cluster gives no answer."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,16 @@ class Below:
     mount: Object | None
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """All nodes of a physical cluster, the pods on them, and what its owner says."""
+
+    nodes: list[Object]
+    pods: list[Object]
+    policies: list[Object]
+    mount: Object | None
+
+
 async def above(client: Client) -> Above:
     try:
         bindings = await client.list(CLUSTER_BINDINGS)
@@ -81,21 +100,27 @@ async def physical(
 ) -> AsyncIterator[Client]:
     """The physical cluster of a binding; Unseen where it cannot be looked into, whatever happens inside the block.
 
-    The block has so many `seconds`, for all its questions.
+    One that does not answer at all is known to be Silent in less than two seconds.  The block has so many `seconds`,
+    for all its questions.
     """
     reference = SecretReference(**binding["spec"]["secretRef"])
+    limit = ANSWER_SECONDS
     try:
-        async with asyncio.timeout(seconds):
-            secret = await virtual.get(SECRETS, reference.name, reference.namespace)
-            async with Client(connect(access_in(secret, reference, allow_loopback=True))) as client:
+        secret = await virtual.get(SECRETS, reference.name, reference.namespace)
+        async with Client(connect(access_in(secret, reference, allow_loopback=True))) as client:
+            async with asyncio.timeout(limit):
                 await check_identity(client, binding)
+            limit = seconds
+            async with asyncio.timeout(limit):
                 yield client
     except Fault as fault:
         raise Unseen(fault.message) from fault
+    except TransportError as error:
+        raise Silent(str(error)) from error
     except KubeError as error:
         raise Unseen(str(error)) from error
     except TimeoutError:
-        raise Unseen(f"no answer in {seconds:g} s") from None
+        raise Silent(f"no answer in {limit:g} s") from None
 
 
 async def check_identity(client: Client, binding: Object) -> None:
@@ -115,8 +140,51 @@ async def owner_policies(client: Client) -> list[Object]:
 
 async def below(client: Client, binding: Object, node: str) -> Below:
     """What decides about one node."""
-    found = await client.find(NODES, node)
+    found, pods, policies, mount = await together(
+        client.find(NODES, node),
+        client.list(PODS, fields=f"spec.nodeName={node}"),
+        owner_policies(client),
+        mount_namespace(client, binding),
+    )
+    return Below(found, pods, policies, mount)
+
+
+async def all_below(client: Client, binding: Object) -> Cluster:
+    """What decides about every node."""
+    return Cluster(
+        *await together(
+            client.list(NODES),
+            client.list(PODS, fields="spec.nodeName!="),
+            owner_policies(client),
+            mount_namespace(client, binding),
+        )
+    )
+
+
+async def mount_namespace(client: Client, binding: Object) -> Object | None:
     mount = value_at(binding, "spec", "mountNamespace")
-    namespaces = await client.list(NAMESPACES, fields=f"metadata.name={mount}") if mount else []
-    pods = await client.list(PODS, fields=f"spec.nodeName={node}") if found is not None else []
-    return Below(found, pods, await owner_policies(client), namespaces[0] if namespaces else None)
+    found = await client.list(NAMESPACES, fields=f"metadata.name={mount}") if mount else []
+    return found[0] if found else None
+
+
+async def last_answers(client: Client) -> dict[str, datetime]:
+    """When the physical cluster of each virtual node last answered, to within ten seconds, as the node's Lease says.
+
+    Nothing where the Leases may not be read.
+    """
+    try:
+        leases = await client.list(LEASES, NODE_LEASES)
+    except KubeError:
+        return {}
+    told = {name_of(each): annotations_of(each).get(keys.LAST_SEEN) for each in leases}
+    return {name: parse_time(text) for name, text in told.items() if text}
+
+
+async def together(*reads: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What reads find that go on at the same time; the first error where one fails."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in reads]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

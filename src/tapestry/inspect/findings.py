@@ -3,21 +3,21 @@
 Each function looks at one thing; all are pure, and say nothing of what they were not shown.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import LAST_SEEN_EVERY
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus, Value
 from tapestry.inspect.tables import counted, span, table
-from tapestry.kube.objects import Object, key_of, name_of, value_at
+from tapestry.kube.objects import Object, annotations_of, key_of, name_of, value_at
 from tapestry.kube.times import parse_time, timestamp
-from tapestry.manager.leftovers import leftovers_in
-from tapestry.syncer.bindings import SEEN_EVERY
 
 WEEK = timedelta(days=7)
-SILENT = 2 * SEEN_EVERY
-"""A cluster of which nothing was told for so long."""
+LONG_SILENT, LONG_UNTOLD = timedelta(minutes=1), 2 * LAST_SEEN_EVERY
+"""For so long a cluster gave no answer, where that is known; and nobody said that it did, where not."""
 CLOCK_DIFFERS, CLOCK_IS_WRONG = timedelta(seconds=2), timedelta(seconds=30)
 LITTLE, TOO_LITTLE = 1 << 30, 100 << 20
 """Bytes on a disk."""
@@ -59,21 +59,30 @@ def leader(about: str, lease: Object | None, now: datetime, look: str) -> Findin
     return Finding(about, "ok", f"led by {spec['holderIdentity']}")
 
 
-def bindings(found: Sequence[BindingStatus], now: datetime) -> Iterator[Finding]:
-    """What bindings say of themselves, when their clusters last answered, and how long their tokens are good."""
+def bindings(found: Sequence[BindingStatus], silent: Collection[str], now: datetime) -> Iterator[Finding]:
+    """What bindings say of themselves, whether their clusters answer, and how long their tokens are good.
+
+    The clusters of `silent` bindings gave no answer just now.
+    """
     if not found:
         yield Finding("bindings", "warning", "no cluster has joined", "`tapestry join --help` says how")
     for each in found:
         about = f"binding {each.name}"
         for trouble in each.troubles:
             yield Finding(about, "wrong", trouble, f"`tapestry k describe clusterbinding {each.name}` has more")
-        if each.last_seen is not None and now - each.last_seen > SILENT:
-            ago = span(now - each.last_seen)
-            yield Finding(about, "wrong", f"its cluster last answered {ago} ago", "is it up, and reachable from here?")
+        if each.name in silent or is_long_silent(each, now):
+            ago = f"{span(now - each.last_seen)} ago" if each.last_seen else "never, as far as anybody knows"
+            what = "its cluster does not answer" if each.name in silent else "its syncer does not hear from its cluster"
+            yield Finding(about, "wrong", f"{what}; it last answered {ago}", "is it up, and reachable from here?")
         elif not each.troubles:
             amounts = counted(each.nodes, "node"), counted(each.pods, "pod")
             yield Finding(about, "ok", ", ".join(filter(None, (each.phase or "Pending", each.leasing, *amounts))))
         yield from token(about, each, now)
+
+
+def is_long_silent(binding: BindingStatus, now: datetime) -> bool:
+    limit = LONG_SILENT if binding.last_seen_exact else LONG_UNTOLD
+    return binding.last_seen is not None and now - binding.last_seen > limit
 
 
 def token(about: str, binding: BindingStatus, now: datetime) -> Iterator[Finding]:
@@ -112,7 +121,12 @@ def policies(found: Sequence[PolicyStatus], unseen: Iterable[str]) -> Iterator[F
 
 def marks(secrets: Iterable[Object]) -> Iterator[Finding]:
     """What was left below by force, and is still to be removed there."""
-    for secret in secrets:
+    marked = [each for each in secrets if keys.LEFT_BEHIND in annotations_of(each)]
+    if not marked:
+        return
+    from tapestry.manager.leftovers import leftovers_in  # noqa: PLC0415  slow to load, and few have such a mark
+
+    for secret in marked:
         for left in leftovers_in(secret):
             advice = "the manager removes it once that cluster answers; if it never will, delete the Secret"
             yield Finding(f"Secret {key_of(secret)}", "warning", f"remembers {left}", advice)

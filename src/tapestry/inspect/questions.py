@@ -1,8 +1,8 @@
 """Questions: each reads the facts it needs, and has the pure functions answer."""
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tapestry.apis import keys
@@ -17,9 +17,21 @@ from tapestry.inspect.explain import (
     explained_policy,
     told_node,
 )
-from tapestry.inspect.facts import Above, Unknown, Unseen, above, below, owner_policies, physical
+from tapestry.inspect.facts import (
+    Above,
+    Silent,
+    Unknown,
+    Unseen,
+    above,
+    all_below,
+    below,
+    last_answers,
+    owner_policies,
+    physical,
+    together,
+)
 from tapestry.inspect.pods import Placed, PodAnswer, PodStatus, TwinSeen, explained_pod, pod_status
-from tapestry.inspect.repair import Repair, Repaired
+from tapestry.inspect.proposals import PolicyPlan, Proposal, planned
 from tapestry.inspect.status import (
     BindingStatus,
     NodeStatus,
@@ -66,7 +78,8 @@ class Questions:
         return self.zone or next(filter(None, told), "UTC")
 
     async def bindings(self) -> list[BindingStatus]:
-        return [binding_status(each) for each in (await above(self.client)).bindings]
+        facts, heard = await together(above(self.client), last_answers(self.client))
+        return [binding_status(each, last_heard(facts, each, heard)) for each in facts.bindings]
 
     async def nodes(self) -> list[NodeStatus]:
         facts = await above(self.client)
@@ -75,11 +88,16 @@ class Questions:
     async def policies(self) -> tuple[list[PolicyStatus], list[str]]:
         """The policies of both sides, and a sentence for each cluster that could not be looked into."""
         facts = await above(self.client)
-        operators = [(each, self.zone_of(facts, binding_about(facts, each))) for each in facts.policies]
-        found = [policy_status(policy, Side.OPERATOR, None, zone, self.now) for policy, zone in operators]
+        objects = {uid_of(each): each for each in facts.bindings}
+        found = []
+        for policy in facts.policies:
+            about = binding_about(facts, policy)
+            obj, zone = objects[about.uid] if about else None, self.zone_of(facts, about)
+            found.append(policy_status(policy, Side.OPERATOR, None, obj, zone, self.now))
         owners, unseen = await self.owners(facts)
         for binding, policy in owners:
-            found.append(policy_status(policy, Side.OWNER, binding, self.zone_of(facts, binding), self.now))
+            zone = self.zone_of(facts, binding)
+            found.append(policy_status(policy, Side.OWNER, binding, objects[binding.uid], zone, self.now))
         return found, unseen
 
     async def owners(self, facts: Above) -> tuple[list[tuple[Binding, Object]], list[str]]:
@@ -89,19 +107,28 @@ class Questions:
         found, unseen = [], []
         for obj, task in asked:
             answer = task.result()
-            if isinstance(answer, str):
+            if isinstance(answer, Silent):
+                unseen.append(f"the cluster of {name_of(obj)} does not answer, so its owner's policies are not shown")
+            elif isinstance(answer, Unseen):
                 unseen.append(f"the owner's policies of {name_of(obj)} are not shown: {answer}")
             else:
                 binding = binding_of(obj, facts.identity)
                 found += [(binding, policy) for policy in answer if is_about(policy, binding)]
         return found, unseen
 
-    async def owners_of(self, binding: Object) -> list[Object] | str:
+    async def owners_of(self, binding: Object) -> list[Object] | Unseen:
         try:
             async with physical(self.client, binding, self.connect) as client:
                 return await owner_policies(client)
         except Unseen as error:
-            return str(error)
+            return error
+
+    async def silent(self) -> list[BindingStatus]:
+        """The bindings whose clusters give no answer now."""
+        facts, heard = await together(above(self.client), last_answers(self.client))
+        answers = await together(*map(self.owners_of, facts.bindings))
+        found = [obj for obj, answer in zip(facts.bindings, answers, strict=True) if isinstance(answer, Silent)]
+        return [binding_status(each, last_heard(facts, each, heard)) for each in found]
 
     async def node(self, name: str) -> list[NodeAnswer]:
         """Why a node lends what it lends: one answer, or one for each cluster that has a physical node of the name."""
@@ -110,8 +137,9 @@ class Questions:
         if virtual:
             bindings = {uid_of(each): each for each in facts.bindings}
             found = [(bindings.get(labels_of(node).get(keys.CLUSTER_BINDING_UID, "")), node) for node in virtual]
-            return [await self.answer(facts, obj, physical_node(node), node) for obj, node in found if obj is not None]
-        answers = [await self.answer(facts, obj, node, None) for obj, node in candidates(facts, name)]
+            asked = [self.answer(facts, obj, physical_node(node), node) for obj, node in found if obj is not None]
+            return await together(*asked)
+        answers = await together(*(self.answer(facts, obj, node, None) for obj, node in candidates(facts, name)))
         known = [each for each in answers if each.reason not in ("PhysicalNodeGone", "Unseen")]
         if not known:
             unseen = [f"{each.binding} could not be looked into: {each.unseen}" for each in answers if each.unseen]
@@ -133,7 +161,9 @@ class Questions:
             async with physical(self.client, obj, self.connect) as client:
                 return explained_node(asked, await below(client, obj, node), self.now)
         except Unseen as error:
-            return told_node(asked, str(error), self.now)
+            heard = last_heard(facts, obj, await last_answers(self.client))
+            seen = binding_status(obj, heard).last_seen
+            return told_node(replace(asked, last_seen=seen), error, self.now)
 
     async def policy(self, name: str) -> list[PolicyExplanation]:
         """What a policy comes to, on each side that has one of the name; `owner/NAME` asks about one side."""
@@ -155,6 +185,36 @@ class Questions:
     def about_policy(self, facts: Above, policy: Object, side: Side, binding: Binding | None) -> PolicyExplanation:
         nodes = facts.nodes_of(binding.uid) if binding else []
         return explained_policy(policy, side, binding, nodes, self.zone_of(facts, binding), self.now)
+
+    async def plan(self, policy: Object, side: Side | None) -> list[PolicyPlan]:
+        """What would be lent and reclaimed now with a policy that is not there yet, or not like that.
+
+        Without a side it is the side that has a policy of the name or, where none has, the operator's.  Raises Unseen
+        where the physical cluster cannot be looked into: what is idle there is not known above.
+        """
+        facts = await above(self.client)
+        owners, _ = await self.owners(facts) if side is not Side.OPERATOR else ([], [])
+        mine = {name_of(each): each for each in facts.policies}
+        theirs = {name_of(each): each for _, each in owners}
+        name = name_of(policy)
+        if side is None:
+            side = Side.OWNER if name in theirs and name not in mine else Side.OPERATOR
+        proposal = Proposal(policy, (mine if side is Side.OPERATOR else theirs).get(name), side)
+        bindings = [(obj, binding_of(obj, facts.identity)) for obj in facts.bindings]
+        concerned = [(obj, each) for obj, each in bindings if proposal.concerns(each)]
+        if not concerned:
+            known = ", ".join(sorted(map(name_of, facts.bindings))) or "none"
+            cluster = value_at(policy, "spec", "cluster")
+            raise Unknown(f"spec.cluster: no ClusterBinding has the name or clusterID {cluster}; known are: {known}")
+        return await together(*(self.planned(facts, obj, each, proposal) for obj, each in concerned))
+
+    async def planned(self, facts: Above, obj: Object, binding: Binding, proposal: Proposal) -> PolicyPlan:
+        try:
+            async with physical(self.client, obj, self.connect) as client:
+                cluster = await all_below(client, obj)
+        except Unseen as error:
+            raise Unseen(f"what the cluster of {name_of(obj)} has idle is not known: {error}") from error
+        return planned(proposal, binding, cluster, facts, self.zone_of(facts, binding), self.now)
 
     # -- pods
 
@@ -220,18 +280,6 @@ class Questions:
         found = [branch(facts, obj, each, facts.nodes_of(each.uid)) for obj, each in chosen]
         return Tree(virtual_cluster=facts.identity, bindings=found)
 
-    async def repair(self, binding: str | None, *, dry_run: bool) -> tuple[list[Repaired], list[str]]:
-        """What is wrong between both clusters and what became of it; and a sentence for each that nobody could tell."""
-        facts = await above(self.client)
-        found: list[Repaired] = []
-        unseen: list[str] = []
-        for obj in self.chosen(facts, binding):
-            try:
-                found += await Repair(self.client, self.connect, self.now, dry_run).of(obj, facts.identity)
-            except Unseen as error:
-                unseen.append(f"{name_of(obj)} was not looked at: {error}")
-        return found, unseen
-
     def chosen(self, facts: Above, binding: str | None) -> list[Object]:
         """The ClusterBinding of that name, or all."""
         found = [each for each in facts.bindings if binding in (None, name_of(each))]
@@ -239,6 +287,12 @@ class Questions:
             known = ", ".join(sorted(map(name_of, facts.bindings))) or "none"
             raise Unknown(f"there is no ClusterBinding {binding}; known are: {known}")
         return sorted(found, key=name_of)
+
+
+def last_heard(facts: Above, binding: Object, heard: Mapping[str, datetime]) -> datetime | None:
+    """When the cluster of a binding last answered, as the Leases of its virtual nodes say."""
+    told = (heard.get(name_of(node)) for node in facts.nodes_of(uid_of(binding)))
+    return max(filter(None, told), default=None)
 
 
 def binding_about(facts: Above, policy: Object) -> Binding | None:

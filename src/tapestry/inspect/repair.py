@@ -14,7 +14,8 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, binding_of
 from tapestry.apis.names import syncer_election
 from tapestry.client.client import Client
-from tapestry.inspect.facts import Unseen, physical
+from tapestry.inspect.facts import Unseen, above, physical
+from tapestry.inspect.questions import Questions
 from tapestry.inspect.status import Value
 from tapestry.kube.errors import Forbidden, KubeError, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
@@ -45,6 +46,19 @@ class Repaired(Value, frozen=True):
     mended: bool
     remedy: str
     """What mends it; empty where that has been done."""
+
+
+async def repair(questions: Questions, binding: str | None, *, dry_run: bool) -> tuple[list[Repaired], list[str]]:
+    """What is wrong between both clusters and what became of it; and a sentence for each that nobody could tell."""
+    facts = await above(questions.client)
+    found: list[Repaired] = []
+    unseen: list[str] = []
+    for obj in questions.chosen(facts, binding):
+        try:
+            found += await Repair(questions.client, questions.connect, questions.now, dry_run).of(obj, facts.identity)
+        except Unseen as error:
+            unseen.append(f"{name_of(obj)} was not looked at: {error}")
+    return found, unseen
 
 
 @dataclass(frozen=True)

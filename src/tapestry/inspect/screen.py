@@ -4,7 +4,7 @@ What does not fit is counted.  Lines to be copied are never cut: one that is too
 shell takes for one line.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,7 +16,8 @@ from rich.text import Text
 from tapestry.inspect.pods import PodStatus
 from tapestry.inspect.scene import Scene
 from tapestry.inspect.status import BindingStatus, NodeStatus
-from tapestry.inspect.tables import NONE, ago, counted, of, reason_text, span
+from tapestry.inspect.tables import NONE, ago, counted, reason_text, span
+from tapestry.inspect.tables import use as use_text
 
 STYLES = {
     **dict.fromkeys(("Leasing", "Open", "Running", "Ready", "Succeeded"), "green"),
@@ -25,8 +26,8 @@ STYLES = {
 }
 ENDING = "Ctrl-C stops everything; the next `tapestry up` finds it as it was."
 CLOSED = "OutOfTimeWindows"
-WIDE, ROOMY = 110, 76
-"""Columns of a terminal from which there is more to see."""
+PADDING = 2
+"""Columns of a terminal between those of a list."""
 LEAST = 3
 """Rows that a list gets, however small the terminal is."""
 
@@ -92,39 +93,46 @@ def title(scene: Scene) -> RenderableType:
 # -- lists
 
 
-def grid(columns: Iterable[str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False)
-    for each in columns:
-        table.add_column(each, no_wrap=True, overflow="ellipsis")
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], droppable: Sequence[str], width: int) -> Table:
+    """Rows with every column that there is room for: where some do not fit, the first droppable ones go first."""
+    needs = {name: max([len(name), *(len(row[index]) for row in rows)]) + PADDING for index, name in enumerate(columns)}
+    for name in droppable:
+        if sum(needs.values()) - PADDING <= width:
+            break
+        del needs[name]
+    table = Table(box=None, padding=(0, PADDING, 0, 0), header_style="dim", expand=False)
+    for name in needs:
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*(cell for name, cell in zip(columns, row, strict=True) if name in needs))
     return table
 
 
 def clusters(scene: Scene, troubles: Sequence[str], room: int, width: int) -> RenderableType:
     if not scene.bindings:
         return Text("no cluster has joined", "yellow")
-    wide, roomy = width >= WIDE, width >= ROOMY
-    memory = ["MEMORY"] if wide else []
-    table = grid(["CLUSTER", "LEASING", "NODES", *(["PODS", "CPU", *memory] if roomy else []), "NEXT CHANGE"])
     shown = scene.bindings[: fitting(len(scene.bindings), room)]
+    rows: list[list[str | Text]] = []
     for each in shown:
-        amounts = [use(each, resource) for resource in ("cpu", *(["memory"] if wide else []))]
-        more_of_it = [str(each.pods), *amounts] if roomy else []
+        amounts = [use(each, "cpu"), use(each, "memory")]
         leasing = styled(each.leasing or each.phase)
-        table.add_row(each.name, leasing, str(each.nodes), *more_of_it, change(each, scene.now))
+        rows.append([each.name, leasing, str(each.nodes), str(each.pods), *amounts, change(each, scene.now)])
+    columns = ["CLUSTER", "LEASING", "NODES", "PODS", "CPU", "MEMORY", "NEXT CHANGE"]
+    table = grid(columns, rows, ("MEMORY", "PODS", "CPU"), width)
     said = [Text(f"  {each}", "yellow", no_wrap=True, overflow="ellipsis") for each in troubles[: room - len(shown)]]
     return Group(table, *said, *more(len(scene.bindings) - len(shown), "cluster"))
 
 
 def nodes(scene: Scene, room: int, width: int) -> RenderableType:
-    roomy = width >= ROOMY
-    table = grid(["NODE", "STATE", "PODS", *(["CPU", "MEMORY", "LEASE ENDS"] if roomy else [])])
     remarkable = sorted(scene.nodes, key=lambda each: (each.ready and each.state == "Open", each.name))
     shown = remarkable[: fitting(len(remarkable), room)]
+    rows: list[list[str | Text]] = []
     for each in shown:
         ends = when(each.lease_ends, scene.now) if each.lease_ends else NONE
-        amounts = [use(each, "cpu"), use(each, "memory"), ends]
         state = styled(each.state if each.ready else "NotReady")
-        table.add_row(each.name, state, str(each.pods), *(amounts if roomy else []))
+        rows.append([each.name, state, str(each.pods), use(each, "cpu"), use(each, "memory"), ends])
+    columns = ["NODE", "STATE", "PODS", "CPU", "MEMORY", "LEASE ENDS"]
+    table = grid(columns, rows, ("LEASE ENDS", "MEMORY", "CPU"), width)
     return Group(table, *more(len(scene.nodes) - len(shown), "node"))
 
 
@@ -160,8 +168,7 @@ def styled(word: str) -> Text:
 
 def use(each: BindingStatus | NodeStatus, resource: str) -> str:
     """What is used of what is leased."""
-    leased = of(each.leased, resource)
-    return f"{of(each.used, resource) or 0}/{leased}" if leased else NONE
+    return use_text(each, resource) or NONE
 
 
 def change(binding: BindingStatus, now: datetime) -> str:

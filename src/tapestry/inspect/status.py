@@ -17,13 +17,17 @@ from tapestry.kube.quantity import Amounts
 from tapestry.kube.requests import effective_requests, holds_its_node
 from tapestry.kube.times import parse_time
 from tapestry.syncer.leasing import Side, State
-from tapestry.syncer.policies import reading_of
-from tapestry.syncer.virtual_nodes import taint_named
+from tapestry.syncer.policies import Reading, reading_of
+from tapestry.syncer.virtual_nodes import leased_of, state_of, taint_named
 
 NO_TROUBLE = frozenset(
     {"OutOfTimeWindows", "Reclaimed", "CleanupInProgress", "WaitingSyncerCleanup", keys.MOUNT_NAMESPACE_UNMARKED}
 )
 """Reasons for which something is not so, as it should be."""
+
+
+UNREACHABLE = "PhysicalClusterUnreachable"
+RECLAIMED = "Reclaimed"
 
 
 class Value(Struct, frozen=True, rename="camel"):
@@ -42,6 +46,8 @@ class BindingStatus(Value, frozen=True):
     used: dict[str, str]
     next_change: datetime | None
     last_seen: datetime | None
+    last_seen_exact: bool
+    """Whether that is the time of the last answer, to within ten seconds; else it may be five minutes older."""
     created: datetime
     mount_namespace: str
     identity: str
@@ -58,6 +64,7 @@ class NodeStatus(Value, frozen=True):
     ready: bool
     cordoned: bool
     leased: dict[str, str]
+    """Now: 0 of everything while it is not open."""
     used: dict[str, str]
     pods: int
     policies: list[str]
@@ -72,7 +79,10 @@ class PolicyStatus(Value, frozen=True):
     cluster: str
     seen_by: str
     """The binding in whose cluster an owner's policy is."""
+    state: str
+    """`Open`, `Closed`, `Invalid`, or `Reclaimed` by the owner's kill switch."""
     open: bool
+    """Whether a window is open."""
     windows: list[str]
     limits: dict[str, str]
     terms: str
@@ -83,26 +93,34 @@ class PolicyStatus(Value, frozen=True):
     created: datetime
 
 
-def binding_status(binding: Object) -> BindingStatus:
+def binding_status(binding: Object, heard: datetime | None = None) -> BindingStatus:
+    """`heard` is when its cluster last answered, where the Leases of its nodes say so."""
     spec, status = binding["spec"], binding.get("status") or {}
-    leasing = find(status.get("conditions"), "Leasing") or {}
+    told = moment_at(status, "lastSeen")
     return BindingStatus(
         name=name_of(binding),
         cluster_id=spec["clusterID"],
         phase="Deleting" if is_deleting(binding) else status.get("phase") or "",
-        leasing=leasing.get("reason", ""),
+        leasing=leasing_reason(binding),
         nodes=status.get("nodes") or 0,
         pods=status.get("pods") or 0,
         leased=status.get("leased") or {},
         used=status.get("used") or {},
         next_change=moment_at(status, "nextChange"),
-        last_seen=moment_at(status, "lastSeen"),
+        last_seen=max(filter(None, (told, heard)), default=None),
+        last_seen_exact=heard is not None or leasing_reason(binding) == UNREACHABLE,
         created=created(binding),
         mount_namespace=spec.get("mountNamespace") or "",
         identity=status.get("identity") or "",
         credentials_expire=moment_at(status, "credentialsExpire"),
         troubles=list(troubles(status.get("conditions") or ())),
     )
+
+
+def leasing_reason(binding: Object) -> str:
+    """`Leasing`, or why nothing is lent."""
+    found = find(value_at(binding, "status", "conditions"), "Leasing") or {}
+    return str(found.get("reason", ""))
 
 
 def troubles(conditions: Iterable[Object]) -> Iterator[str]:
@@ -125,7 +143,7 @@ def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
         state=state_of(node),
         ready=is_true(node, "Ready"),
         cordoned=bool(value_at(node, "spec", "unschedulable") or taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE)),
-        leased=value_at(node, "status", "allocatable", default={}),
+        leased=leased_of(node).texts(),
         used=used_by(holding).texts(),
         pods=len(holding),
         policies=applied(node),
@@ -139,13 +157,6 @@ def physical_node(node: Object) -> str:
     return annotations_of(node).get(keys.PHYSICAL_NODE_NAME, "")
 
 
-def state_of(node: Object) -> str:
-    """A virtual node's state as its taints tell it."""
-    if is_deleting(node) or taint_named(node, keys.WITHDRAWING):
-        return State.WITHDRAWN
-    return State.CLOSED if taint_named(node, keys.OUT_OF_TIME_WINDOWS) else State.OPEN
-
-
 def used_by(pods: Iterable[Object]) -> Amounts:
     return sum(map(effective_requests, pods), Amounts())
 
@@ -155,26 +166,39 @@ def applied(node: Object) -> list[str]:
     return [each for each in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",") if each]
 
 
-def policy_status(policy: Object, side: Side, seen_by: Binding | None, zone: str, now: datetime) -> PolicyStatus:
-    """A policy as it counts now; an owner's is told with what this virtual cluster's binding leases under it."""
+def policy_status(
+    policy: Object, side: Side, seen_by: Binding | None, binding: Object | None, zone: str, now: datetime
+) -> PolicyStatus:
+    """A policy as it counts now for its `binding`; an owner's is told with what that leases under it."""
     reading = reading_of(policy, side, zone)
     status = policy.get("status") or {}
     share = status if seen_by is None else our_share(status, seen_by)
+    state = policy_state(reading, binding, now)
+    lends = state != RECLAIMED and reading.policy.is_open(now)
     return PolicyStatus(
         name=name_of(policy),
         side=side,
         cluster=value_at(policy, "spec", "cluster", default=""),
         seen_by=seen_by.name if seen_by else "",
+        state=state,
         open=reading.policy.is_open(now),
         windows=windows_of(reading.policy.spec, zone),
         limits={limit.resource: limit_text(limit) for limit in reading.policy.spec.resource_limits},
         terms=terms_of(reading.policy.spec),
         next_change=reading.policy.schedule.next_change(now),
-        nodes=share.get("nodes") or 0,
-        leased=share.get("leased") or {},
+        nodes=(share.get("nodes") or 0) if lends else 0,
+        leased=(share.get("leased") or {}) if lends else {},
         complaint=reading.complaint,
         created=created(policy),
     )
+
+
+def policy_state(reading: Reading, binding: Object | None, now: datetime) -> str:
+    if reading.complaint:
+        return "Invalid"
+    if not reading.policy.is_open(now):
+        return State.CLOSED
+    return RECLAIMED if binding is not None and leasing_reason(binding) == RECLAIMED else State.OPEN
 
 
 def our_share(status: Object, binding: Binding) -> Object:

@@ -2,28 +2,71 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
+from tapestry.apis.clusterbindings import LAST_SEEN_EVERY
 from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
 from tapestry.inspect.pods import PodAnswer, PodStatus
-from tapestry.inspect.repair import Repaired
+from tapestry.inspect.proposals import NodePlan, PolicyPlan
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
 from tapestry.inspect.tree import BindingBranch, NodeBranch, PodLeaf, Tree
 from tapestry.kube.quantity import NANOS, parse
 from tapestry.kube.times import timestamp
 
+if TYPE_CHECKING:
+    from tapestry.inspect.repair import Repaired
+
 NONE = "-"
-GAP = "   "
+GAP, NARROW_GAP = "   ", "  "
+WIDTH = 80
+"""Columns of a terminal that tables fit into, unless they are asked to be wide."""
+FEW_WORDS, LONGEST_WINDOW = 12, 24
+"""Characters of a text that are shown at least, and of a window at most."""
 UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 MINUTE, HOUR, DAY = 60, 3600, 86400
-LONGEST_WHY = 90
-"""Characters, in a table that is not wide."""
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], gap: str = GAP) -> str:
     """Columns as wide as what is in them; an empty cell is a dash, so that each line has as many words as it should."""
-    lines = [list(header), *([str(cell) if cell not in ("", None) else NONE for cell in row] for row in rows)]
+    lines = [list(header), *([cell_text(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(GAP.join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return "\n".join(gap.join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def fitted(
+    header: Sequence[str], rows: Sequence[Sequence[object]], droppable: Sequence[str], cut: str | None = None
+) -> str:
+    """A table of at most 80 columns where that is possible: without droppable columns, the first of these first.
+
+    The last column may be `cut`, but names never are: they are copied to other commands.
+    """
+    kept = list(range(len(header)))
+    shown = [[cell_text(cell) for cell in row] for row in rows]
+    for name in droppable:
+        if line_width(header, shown, kept, cut) <= WIDTH:
+            break
+        kept.remove(header.index(name))
+    room = WIDTH - line_width(header, shown, [each for each in kept if header[each] != cut]) - len(NARROW_GAP)
+    lines = [[shorter(row[each], room) if header[each] == cut else row[each] for each in kept] for row in shown]
+    return table([header[each] for each in kept], lines, NARROW_GAP)
+
+
+def line_width(
+    header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int], cut: str | None = None
+) -> int:
+    """Columns of a terminal that some columns of a table take; one that may be cut takes a few words."""
+    widths = [max(len(header[each]), *(len(row[each]) for row in rows)) for each in kept]
+    least = [min(width, FEW_WORDS) if header[each] == cut else width for each, width in zip(kept, widths, strict=True)]
+    return sum(least) + len(NARROW_GAP) * (len(kept) - 1)
+
+
+def shorter(text: str, room: int) -> str:
+    room = max(room, FEW_WORDS)
+    return text if len(text) <= room else f"{text[: room - 3]}..."
+
+
+def cell_text(cell: object) -> str:
+    return NONE if cell in ("", None) else str(cell)
 
 
 def span(length: timedelta) -> str:
@@ -62,66 +105,84 @@ def of(amounts: dict[str, str], resource: str) -> str:
     return amount(resource, amounts.get(resource, ""))
 
 
-def use(each: BindingStatus | NodeStatus, resource: str) -> tuple[str, str]:
-    """What is leased of a resource, and what is used of that; nothing is used of what is not there."""
-    leased = of(each.leased, resource)
-    return leased, of(each.used, resource) or ("0" if leased else "")
+def use(each: BindingStatus | NodeStatus, resource: str) -> str:
+    """What is used of what is leased now: `1500m/4`; `1500m/0` where pods still hold something of a closed node."""
+    leased, used = of(each.leased, resource), of(each.used, resource)
+    return f"{used or 0}/{leased or 0}" if leased or used else ""
 
 
 def bindings_table(found: Sequence[BindingStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
         return "no cluster has joined; `tapestry join --help` says how"
-    header = ["NAME", "CLUSTER-ID", "PHASE", "LEASING", "NODES", "PODS", "LEASED-CPU", "USED-CPU", "LEASED-MEMORY"]
-    header += ["USED-MEMORY", "NEXT-CHANGE", "LAST-SEEN", "AGE"]
-    more = ["MOUNT-NAMESPACE", "CREDENTIALS-EXPIRE", "IDENTITY"] if wide else []
+    header = ["NAME", "LEASING", "NODES", "PODS", "CPU", "MEMORY", "NEXT-CHANGE", "LAST-SEEN"]
+    more = ["CLUSTER-ID", "PHASE", "AGE", "MOUNT-NAMESPACE", "CREDENTIALS-EXPIRE", "IDENTITY"] if wide else []
     rows = []
     for each in found:
-        row: list[object] = [each.name, each.cluster_id, each.phase, each.leasing, each.nodes, each.pods]
-        row += [cell for resource in ("cpu", "memory") for cell in use(each, resource)]
-        row += [f"in {span(each.next_change - now)}" if each.next_change else ""]
-        row += [f"{ago(each.last_seen, now)} ago" if each.last_seen else "", ago(each.created, now)]
-        row += [each.mount_namespace, ahead(each.credentials_expire, now), each.identity] if wide else []
+        leasing = each.leasing if each.phase in ("", "Ready") and each.leasing else each.phase
+        row: list[object] = [each.name, each.leasing if wide else leasing, each.nodes, each.pods]
+        row += [use(each, resource) for resource in ("cpu", "memory")]
+        row += [f"in {span(each.next_change - now)}" if each.next_change else "", seen_text(each, now)]
+        if wide:
+            row += [each.cluster_id, each.phase, ago(each.created, now), each.mount_namespace]
+            row += [ahead(each.credentials_expire, now), each.identity]
         rows.append(row)
     troubles = [f"{each.name}: {trouble}" for each in found for trouble in each.troubles]
-    return "\n".join([table([*header, *more], rows), *(["", *troubles] if troubles else [])])
+    text = fitted([*header, *more], rows, () if wide else ("PODS", "NODES", "MEMORY"))
+    return "\n".join([text, *(["", *troubles] if troubles else [])])
+
+
+def seen_text(binding: BindingStatus, now: datetime) -> str:
+    """When its cluster last answered; where only that it lately did is known, no more is said."""
+    if binding.last_seen is None:
+        return ""
+    age, lately = now - binding.last_seen, LAST_SEEN_EVERY + timedelta(minutes=1)
+    is_recent = not binding.last_seen_exact and age < lately
+    return f"<{lately // timedelta(minutes=1)}m ago" if is_recent else f"{span(age)} ago"
 
 
 def nodes_table(found: Sequence[NodeStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
         return "no node is lent; `tapestry status` says why"
-    header = ["NAME", "BINDING", "STATE", "READY", "PODS", "LEASED-CPU", "USED-CPU", "LEASED-MEMORY", "USED-MEMORY"]
-    header += ["LEASE-ENDS", "AGE"]
-    more = ["PHYSICAL-NODE", "POLICIES", "OTHER"] if wide else []
+    header = ["NAME", "STATE", "READY", "PODS", "CPU", "MEMORY", "ENDS"]
+    more = ["BINDING", "AGE", "PHYSICAL-NODE", "POLICIES", "OTHER"] if wide else []
     rows = []
     for each in found:
         ready = ("True" if each.ready else "False") + (",Cordoned" if each.cordoned else "")
-        row: list[object] = [each.name, each.binding, each.state, ready, each.pods]
-        row += [cell for resource in ("cpu", "memory") for cell in use(each, resource)]
-        row += [f"in {span(each.lease_ends - now)}" if each.lease_ends else "", ago(each.created, now)]
+        row: list[object] = [each.name, each.state, ready, each.pods]
+        row += [use(each, resource) for resource in ("cpu", "memory")]
+        row += [f"in {span(each.lease_ends - now)}" if each.lease_ends else ""]
         if wide:
             others = (f"{name}={text}" for name, text in each.leased.items() if name not in ("cpu", "memory"))
-            row += [each.physical_node, ",".join(each.policies), ",".join(others)]
+            row += [each.binding, ago(each.created, now), each.physical_node, ",".join(each.policies), ",".join(others)]
         rows.append(row)
-    return table([*header, *more], rows)
+    return fitted([*header, *more], rows, () if wide else ("ENDS", "PODS", "MEMORY", "CPU"))
 
 
 def policies_table(found: Sequence[PolicyStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
         return "there is no policy, so nothing is lent"
-    header = ["POLICY", "CLUSTER", "STATE", "NEXT-CHANGE", "NODES", "LEASED-CPU", "LEASED-MEMORY", "WINDOWS", "AGE"]
-    more = ["LIMITS", "TERMS"] if wide else []
+    header = ["POLICY", "CLUSTER", "STATE", "NEXT-CHANGE", "NODES", "CPU", "MEMORY", *(() if wide else ["WINDOWS"])]
+    more = ["WINDOWS", "AGE", "LIMITS", "TERMS"] if wide else []
     rows = []
     for each in found:
-        state = "Invalid" if each.complaint else "Open" if each.open else "Closed"
-        row: list[object] = [f"{each.side}/{each.name}", each.cluster, state]
+        row: list[object] = [f"{each.side}/{each.name}", each.cluster, each.state]
         row += [f"in {span(each.next_change - now)}" if each.next_change else "", each.nodes]
-        row += [of(each.leased, "cpu"), of(each.leased, "memory"), windows_text(each)]
-        row += [ago(each.created, now)]
+        row += [of(each.leased, "cpu"), of(each.leased, "memory")]
         limits = "; ".join(f"{name}: {text}" for name, text in each.limits.items())
-        row += [limits or "none", each.terms] if wide else []
+        row += (
+            [windows_text(each), ago(each.created, now), limits or "none", each.terms] if wide else [count_text(each)]
+        )
         rows.append(row)
     complaints = [f"{each.side}/{each.name}: {each.complaint}" for each in found if each.complaint]
-    return "\n".join([table([*header, *more], rows), *(["", *complaints] if complaints else [])])
+    text = fitted([*header, *more], rows, () if wide else ("WINDOWS", "NODES", "MEMORY", "CPU"))
+    return "\n".join([text, *(["", *complaints] if complaints else [])])
+
+
+def count_text(policy: PolicyStatus) -> str:
+    """How many windows there are, or the only one."""
+    if len(policy.windows) > 1 or len(windows_text(policy)) > LONGEST_WINDOW:
+        return counted(len(policy.windows), "window")
+    return windows_text(policy)
 
 
 def windows_text(policy: PolicyStatus | PolicyAnswer) -> str:
@@ -132,22 +193,25 @@ def windows_text(policy: PolicyStatus | PolicyAnswer) -> str:
 def pods_table(found: Sequence[PodStatus], now: datetime, *, wide: bool = False) -> str:
     if not found:
         return "no pod is on a virtual node, or waits for a node"
-    header = ["NAMESPACE", "POD", "PHASE", "NODE", "BINDING", "TWIN"]
-    more = ["PHYSICAL-NODE", "AGE"] if wide else []
+    header = ["NAMESPACE", "POD", "PHASE", "NODE"]
+    more = ["BINDING", "TWIN", "PHYSICAL-NODE", "AGE"] if wide else []
     rows = []
     for each in found:
-        row: list[object] = [each.namespace, each.name, each.phase, each.node, each.binding, each.twin]
-        row += [each.physical_node, ago(each.created, now)] if wide else []
-        rows.append([*row, reason_text(each.reason, each.why, None if wide else LONGEST_WHY)])
-    return table([*header, *more, "WHY"], rows)
+        row: list[object] = [each.namespace, each.name, each.phase, each.node]
+        row += [each.binding, each.twin, each.physical_node, ago(each.created, now)] if wide else []
+        rows.append([*row, reason_text(each.reason, each.why)])
+    if wide:
+        return table([*header, *more, "WHY"], rows)
+    # Where all are of one namespace, it is the one that was asked for.
+    same = len({each.namespace for each in found}) == 1
+    return fitted([*header, "WHY"], rows, (*(("NAMESPACE",) if same else ()), "NODE"), cut="WHY")
 
 
-def reason_text(reason: str, why: str, longest: int | None = None) -> str:
-    text = " ".join(f"{reason}: {why}".split()).strip(": ")
-    return text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
+def reason_text(reason: str, why: str) -> str:
+    return " ".join(f"{reason}: {why}".split()).strip(": ")
 
 
-def repairs_table(found: Sequence[Repaired], *, wide: bool = False) -> str:
+def repairs_table(found: "Sequence[Repaired]", *, wide: bool = False) -> str:
     if not found:
         return "everything is as it should be"
     header = ["BINDING", "INVARIANT", "SIDE", "OBJECT", "MENDED", "WHAT-IS-WRONG"]
@@ -229,6 +293,8 @@ def node_lines(answer: NodeAnswer, now: datetime) -> Iterator[str]:
         yield f"next change at {ahead(answer.next_change, now)}"
     if answer.behind:
         yield f"the virtual node still shows other amounts of {', '.join(answer.behind)}; is its syncer at work?"
+    if answer.last_seen:
+        yield f"it last answered at {ahead(answer.last_seen, now)}"
     if answer.unseen:
         yield f"the physical cluster was not looked into: {answer.unseen}"
 
@@ -238,6 +304,8 @@ def leaving(answer: NodeAnswer, now: datetime) -> str:
     by = f", by {answer.terms_by}" if answer.terms_by else ""
     if answer.deadline is None:
         return f"pods that are there may finish{by}"
+    if answer.deadline <= now:
+        return f"pods that are still there are being reclaimed{by}"
     return f"pods that are there are reclaimed at {ahead(answer.deadline, now)}{by}"
 
 
@@ -281,8 +349,10 @@ def policy_text(answer: PolicyExplanation, now: datetime) -> str:
     )
     if not answer.complaint or answer.uses_last_good:
         lines += policy_lines(answer, now)
+    others = f"; {counted(answer.others, 'node')} under it closed" if answer.others else ""
     if not answer.nodes:
-        return "\n".join([*lines, "  no node is lent under it"])
+        return "\n".join([*lines, f"  lends nothing now{others}"])
+    lines.append(f"  lends {counted(len(answer.nodes), 'node')} now{others}")
     rows = [[each.node, each.state, of(each.leased, "cpu"), of(each.leased, "memory")] for each in answer.nodes]
     rows.append(["all", "", of(answer.leased, "cpu"), of(answer.leased, "memory")])
     return "\n".join([*lines, "", table(["NODE", "STATE", "LEASED-CPU", "LEASED-MEMORY"], rows)])
@@ -294,8 +364,46 @@ def policy_lines(answer: PolicyExplanation, now: datetime) -> Iterator[str]:
     yield f"  {verb} at {ahead(answer.next_change, now)}" if answer.next_change else "  never changes by the clock"
     yield f"  windows: {'; '.join(answer.windows) or 'always'}"
     limits = "; ".join(f"{name}: {text}" for name, text in answer.limits.items())
-    yield f"  lends: {limits or 'all that is idle'}; a resource that is not named is lent whole"
+    yield f"  of each node: {limits or 'all that is idle'}; a resource that is not named is lent whole"
     yield f"  at the end: {answer.terms}"
+
+
+def plan_text(plan: PolicyPlan, now: datetime) -> str:
+    """What a policy that is not there yet would change."""
+    state = "open" if plan.open else "closed"
+    lines = [f"Policy {plan.policy} for ClusterBinding {plan.binding}: {'new' if plan.is_new else 'changed'}"]
+    change = f", {'closes' if plan.open else 'opens'} at {ahead(plan.next_change, now)}" if plan.next_change else ""
+    lines.append(f"  would be {state} now{change}")
+    lines.append(f"  windows: {'; '.join(plan.windows) or 'always'}")
+    lines.append(f"  at the end: {plan.terms}")
+    if not plan.nodes:
+        return "\n".join([*lines, "  no node would be lent"])
+    rows = [
+        [
+            each.node,
+            arrow(each.state_now, each.state_then),
+            *(arrow(of(each.leased_now, name) or "0", of(each.leased_then, name) or "0") for name in ("cpu", "memory")),
+            leavers_text(each, now),
+        ]
+        for each in plan.nodes
+    ]
+    totals = (arrow(of(plan.leased_now, name) or "0", of(plan.leased_then, name) or "0") for name in ("cpu", "memory"))
+    rows.append(["all", "", *totals, str(sum(len(each.reclaimed) for each in plan.nodes))])
+    lines += ["", fitted(["NODE", "STATE", "CPU", "MEMORY", "PODS-RECLAIMED"], rows, ())]
+    pods = [f"  {pod} on {each.node}" for each in plan.nodes for pod in each.reclaimed]
+    return "\n".join([*lines, *(["", "Pods that would have to leave:", *pods] if pods else [])])
+
+
+def arrow(before: str, after: str) -> str:
+    return after if before == after else f"{before} -> {after}"
+
+
+def leavers_text(node: NodePlan, now: datetime) -> str:
+    if not node.reclaimed:
+        return "0"
+    assert node.deadline is not None
+    when = f"in {span(node.deadline - now)}" if node.deadline > now else "now"
+    return f"{len(node.reclaimed)} {when}"
 
 
 def pod_text(answer: PodAnswer, now: datetime) -> str:

@@ -8,10 +8,11 @@ from tapestry.inspect.facts import Above, above
 from tapestry.inspect.metrics import NOTHING, Gauges, Measures
 from tapestry.inspect.questions import Questions
 from tapestry.inspect.status import Value, physical_node, used_by
-from tapestry.inspect.tables import of, table
-from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_at
+from tapestry.inspect.tables import NONE, fitted, of, table
+from tapestry.kube.objects import Object, name_of, namespace_of, uid_of
 from tapestry.kube.quantity import Amounts, parse
 from tapestry.kube.requests import holds_its_node
+from tapestry.syncer.virtual_nodes import leased_of
 
 SHOWN = ("cpu", "memory")
 Order = Literal["cpu", "memory", "name"]
@@ -63,7 +64,7 @@ class Top:
     def cluster(self, binding: Object) -> ClusterLoad:
         nodes = self.facts.nodes_of(uid_of(binding))
         pods = [pod for node in nodes for pod in self.pods_on(node)]
-        leased = sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in nodes), Amounts())
+        leased = sum(map(leased_of, nodes), Amounts())
         return ClusterLoad(
             name=name_of(binding),
             binding=name_of(binding),
@@ -85,7 +86,7 @@ class Top:
             binding=name_of(binding),
             physical_node=physical_node(node),
             pods=len(pods),
-            leased=value_at(node, "status", "allocatable", default={}),
+            leased=leased_of(node).texts(),
             requested=(NOTHING + used_by(pods)).texts(),
             used=self.used(binding, pods),
         )
@@ -139,38 +140,59 @@ def busiest_first(found: Iterable[Any], order: Order) -> list[Any]:
 
 
 def loads_table(found: Sequence[Load], *, wide: bool = False) -> str:
-    """One line for each; wide, with shares of what is leased, and with what else is requested."""
+    """One line for each: what is used, requested and, of what is lent, leased.
+
+    Wide, with each of them in a column of its own, shares of what is leased, and what else is requested.
+    """
     if not found:
         return "nothing is lent, or nothing runs on it; `tapestry status` says what there is"
-    lines = [[*names(each), *amounts(each, wide=wide)] for each in found]
-    return table([title for title, _ in lines[0]], [[cell for _, cell in line] for line in lines])
+    lines = [[*names(each, wide=wide), *(amounts(each) if wide else summaries(each))] for each in found]
+    header, rows = [title for title, _ in lines[0]], [[cell for _, cell in line] for line in lines]
+    if wide:
+        return table(header, rows)
+    note = "USED/REQUESTED/LEASED" if isinstance(found[0], Lent) else "USED/REQUESTED"
+    return f"{fitted(header, rows, droppable(found))}\n\n{note}; - is not measured"
+
+
+def droppable(found: Sequence[Load]) -> Sequence[str]:
+    """Columns to do without on a narrow terminal: a namespace that all pods share first."""
+    pods = [each for each in found if isinstance(each, PodLoad)]
+    if not pods:
+        return ()
+    return ("NAMESPACE", "NODE") if len({each.namespace for each in pods}) == 1 else ("NODE",)
 
 
 Cell = tuple[str, object]
 """Below its title."""
 
 
-def names(load: Load) -> list[Cell]:
+def names(load: Load, *, wide: bool) -> list[Cell]:
     match load:
         case ClusterLoad():
             return [("CLUSTER", load.name), ("NODES", load.nodes), ("PODS", load.pods)]
         case NodeLoad():
-            return [("NODE", load.name), ("CLUSTER", load.binding), ("PODS", load.pods)]
+            return [("NODE", load.name), *([("CLUSTER", load.binding)] if wide else []), ("PODS", load.pods)]
         case PodLoad():
             return [("NAMESPACE", load.namespace), ("POD", load.name), ("NODE", load.node)]
     raise TypeError(f"{type(load).__name__} is nothing that is shown")
 
 
-def amounts(load: Load, *, wide: bool) -> Iterator[Cell]:
+def summaries(load: Load) -> Iterator[Cell]:
+    """`120m/1500m/4`: what is used, requested, and leased."""
+    for resource in SHOWN:
+        parts = [load.used, load.requested, *([load.leased] if isinstance(load, Lent) else [])]
+        yield resource.upper(), "/".join(NONE if part is None else of(part, resource) or "0" for part in parts)
+
+
+def amounts(load: Load) -> Iterator[Cell]:
     for resource in SHOWN:
         if isinstance(load, Lent):
             yield f"LEASED-{resource.upper()}", of(load.leased, resource)
         for part, found in (("REQUESTED", load.requested), ("USED", load.used)):
             yield f"{part}-{resource.upper()}", of(found or {}, resource)
-            if wide and isinstance(load, Lent):
+            if isinstance(load, Lent):
                 yield f"{part}%", share(found, load.leased, resource)
-    if wide:
-        yield "OTHER", others(load)
+    yield "OTHER", others(load)
 
 
 def share(part: dict[str, str] | None, whole: dict[str, str], resource: str) -> str:

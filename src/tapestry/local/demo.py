@@ -32,7 +32,11 @@ class Scene:
 
 
 STORY = (
-    Scene("Two clusters have joined; they lend half of what is idle.", ("tapestry status",), until=r"cluster-2 .* 5 "),
+    Scene(
+        "Two clusters have joined; they lend half of what is idle.",
+        ("tapestry status",),
+        until=r"cluster-2 +Leasing +5 ",
+    ),
     Scene(
         "A third one joins.  Its owner lends half of what is idle, on weeknights.",
         (
@@ -40,7 +44,7 @@ STORY = (
             f'tapestry join third --cluster-kubeconfig {KUBECONFIG} --lease 50% --window "{WEEKNIGHTS}"',
             "tapestry policies",
         ),
-        until=r"owner/third.* 5 ",
+        until=r"owner/third",
     ),
     Scene(
         "So as not to wait for the night, the owner lends all day.",
@@ -52,11 +56,11 @@ STORY = (
     Scene(
         "A Job of twenty pods; they run in all three clusters, as if these were one.",
         (
-            "tapestry k create job work --image busybox --completions 20 -- sleep 600",
+            "tapestry k create job work --image busybox --requests cpu=500m,memory=256Mi --completions 20 -- sleep 600",
             "tapestry k wait job/work --for 'jsonpath={.status.ready}=20'",
             "tapestry status",
         ),
-        until=r"third .* Leasing +5 +[1-9]",
+        until=r"third +Leasing +5 +[1-9]",
     ),
     Scene(
         "The owner wants all of it back, now: the kill switch, an annotation.  The pods go on elsewhere.",
@@ -65,7 +69,7 @@ STORY = (
             "tapestry k wait job/work --for 'jsonpath={.status.ready}=20'",
             "tapestry status",
         ),
-        until=r"third .* 5 +0 ",
+        until=r"third +Reclaimed +5 +0 ",
     ),
     Scene("Why does it lend nothing any more?", ("tapestry explain node vnode-third-third-1",), until="kill switch"),
 )

@@ -185,10 +185,10 @@ def ending(code: int, log: str) -> str:
     return f"ended with {code}: {log.rstrip().rpartition(chr(10))[2]}".rstrip(": ")
 
 
-async def answers(kubeconfig: Path) -> bool:
-    """Whether there is a cluster behind a kubeconfig, and such a file at all."""
+async def answers(kubeconfig: Path, seconds: float | None = None) -> bool:
+    """Whether there is a cluster behind a kubeconfig, and such a file at all; it has so many seconds to answer."""
     try:
-        async with asyncio.timeout(LONGEST_ANSWER), opened(kubeconfig) as client:
+        async with asyncio.timeout(seconds or LONGEST_ANSWER), opened(kubeconfig) as client:
             await client.version()
     except (KubeError, OSError, ValueError):  # and nobody knows who has the port now
         return False

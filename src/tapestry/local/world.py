@@ -46,6 +46,8 @@ WELCOME = signal.SIGUSR1
 """Tells the process that runs a world to look at the folders of clusters: one has come, or is to be removed."""
 REMOVED = "removed"
 """The file in the folder of a cluster that is to be removed."""
+GLANCE = 1.0
+"""Seconds that a cluster has to answer somebody who asks how it is."""
 ESTABLISHING = 120.0
 """Seconds for the server to take up a kind."""
 ANSWERING = 120.0
@@ -216,7 +218,9 @@ class World:
     async def silent_clusters(self) -> list[str]:
         """The clusters in the folder that do not answer."""
         files = sorted(self.folder.glob("*/kubeconfig"))
-        return [file.parent.name for file in files if not await answers(file)]
+        async with asyncio.TaskGroup() as group:
+            asked = [(file.parent.name, group.create_task(answers(file, GLANCE))) for file in files]
+        return [name for name, task in asked if not task.result()]
 
 
 async def install(virtual: Client) -> None:

@@ -10,6 +10,7 @@ import binascii
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,11 +21,13 @@ from tapestry.client.client import Client
 from tapestry.client.errors import KubeconfigError
 from tapestry.client.strict_kubeconfig import from_secret
 from tapestry.client.transport import SmallAnswers, Transport
-from tapestry.controller import Informer
 from tapestry.kube.errors import Forbidden, KubeError, Unauthorized
 from tapestry.kube.objects import Object, uid_of, value_at, version_of
 from tapestry.kube.resources import NAMESPACES, SELF_ACCESS_REVIEWS
 from tapestry.manager.faults import Fault, Patience
+
+if TYPE_CHECKING:
+    from tapestry.controller import Informer
 
 KEY = "kubeconfig"
 SECONDS = 30.0
@@ -65,7 +68,7 @@ def access_in(secret: Object | None, reference: SecretReference, *, allow_loopba
         raise unusable(f"{place}: {KEY}: {error}") from error
 
 
-def secret_at(caches: Iterable[Informer], key: str) -> Object | None:
+def secret_at(caches: "Iterable[Informer]", key: str) -> Object | None:
     """The Secret of that key, in whichever namespace's cache it is."""
     return next((found for each in caches if (found := each.store.get(key)) is not None), None)
 

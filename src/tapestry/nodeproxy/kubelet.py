@@ -20,8 +20,9 @@ from tapestry.kube.errors import Forbidden, NotFound
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.nodeproxy.logs import Logs
+from tapestry.process.addresses import Address
 from tapestry.process.logs import logger
-from tapestry.process.probes import Address, answering, bound_socket, server_tls
+from tapestry.process.probes import answering, bound_socket, server_tls
 
 log = logger(__name__)
 

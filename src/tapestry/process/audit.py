@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
-from prometheus_client import Counter
 
 from tapestry.process import logs
-from tapestry.process.metrics import NAMESPACE
+from tapestry.process.counters import Counter
 
 STDERR = "-"
 FLUSH_SECONDS = 0.2
@@ -29,9 +28,7 @@ HEAVIEST = 64 << 20
 """Bytes of records, as far as their size is known, that may wait to be written."""
 CLOSE_SECONDS = 5.0
 
-DROPPED = Counter(
-    "audit_dropped_total", "Audit records lost to a full buffer or a file that refused them.", namespace=NAMESPACE
-)
+DROPPED = Counter("tapestry_audit_dropped_total", "Audit records lost to a full buffer or a file that refused them.")
 
 log = logs.logger("tapestry.audit")
 
@@ -117,7 +114,7 @@ class Audit:
             self._wake.clear()
             self._try_to_flush()
         self._try_to_flush()
-        DROPPED.inc(self._unwritten.count(b"\n") + len(self._buffer))
+        DROPPED.inc(by=self._unwritten.count(b"\n") + len(self._buffer))
         closed(self._file)
 
     def _try_to_flush(self) -> None:

@@ -4,12 +4,18 @@
                            buckets=LATENCY_BUCKETS)
 
 They live in the registry of prometheus_client, so whatever a controller author defines in the usual way is served too.
+What commands count that start and end, `tapestry.process.counters` keeps without that library; it is served here, too.
 """
 
 import asyncio
+from collections.abc import Iterator
 
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from tapestry.process.counters import COUNTERS
 
 NAMESPACE = "tapestry"
 
@@ -26,6 +32,24 @@ LOOP_LAG = Histogram(
     namespace=NAMESPACE,
     buckets=LATENCY_BUCKETS,
 )
+
+
+class LightCounters(Collector):
+    """Serves the counters of `tapestry.process.counters`; one without labels has a series from the start."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for counter in COUNTERS:
+            family = CounterMetricFamily(counter.name, counter.help, labels=counter.labels)
+            values = counter.values() or ({} if counter.labels else {(): 0.0})
+            for labels, value in values.items():
+                family.add_metric(labels, value)
+            yield family
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        return iter(())
+
+
+REGISTRY.register(LightCounters())
 
 
 def identify(component: str, version: str) -> None:

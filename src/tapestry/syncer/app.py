@@ -142,11 +142,11 @@ async def syncer(
     system = await manager.reads.get(NAMESPACES, "kube-system")
     doors = Door(connect, monotonic), Door(connect, monotonic)
     site = open_site(config, manager, binding, uid_of(system), doors)
-    manager.with_("syncer", lambda _: wire(site, connect, monotonic))
+    manager.with_("syncer", lambda _: wire(site, connect))
     return site
 
 
-def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
+def wire(site: Site, connect: Connect) -> None:
     """Which change is whose business."""
     current = wire_leases(site, lambda names: add_all(nodes, names))
     physical = PhysicalNodes(site, current)
@@ -188,7 +188,7 @@ def wire(site: Site, connect: Connect, monotonic: Callable[[], float]) -> None:
         pods()
         bindings.queue.add(site.binding_name)
 
-    watch = PartitionWatch(site, monotonic, look_at_everything)
+    watch = PartitionWatch(site, look_at_everything)
     site.manager.while_working("partition", watch.run)
     unfenced = Client(site.reads, audit=site.manager.audit, identity=site.manager.identity)
     site.manager.from_the_start("vigil", Vigil(site, physical, unfenced).run)

@@ -9,11 +9,11 @@ import base64
 import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tapestry.apis import keys
 from tapestry.apis.belongings import remove_all, selector
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, SYNCER_REASONS, Binding
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, LAST_SEEN_EVERY, SYNCER_REASONS, Binding
 from tapestry.apis.mounts import enforced_level, is_taken, mark_of, stricter, taken_message, unmarked_message
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.apis.priorities import missing_message
@@ -36,15 +36,13 @@ from tapestry.process.logs import logger
 from tapestry.syncer import metrics
 from tapestry.syncer.leasing import Rules, soonest
 from tapestry.syncer.site import Site, ground_of
-from tapestry.syncer.virtual_nodes import taint_named
+from tapestry.syncer.virtual_nodes import leased_of, taint_named
 
 log = logger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 """Seconds between attempts to connect."""
 MARKED = "MountNamespaceMarked"
-SEEN_EVERY = timedelta(minutes=5)
-"""How old `lastSeen` may become while nothing else changes."""
 
 
 @dataclass
@@ -163,7 +161,7 @@ class Bindings:
         if await self.pin(obj):
             return None  # the binding has moved on: the next pass sees it
         await self.tell(obj, binding, site.now())
-        return Result(requeue_after=SEEN_EVERY.total_seconds())
+        return Result(requeue_after=LAST_SEEN_EVERY.total_seconds())
 
     async def pin(self, obj: Object) -> bool:
         """Note which cluster this is, once; another one is refused until somebody approves of it."""
@@ -181,12 +179,10 @@ class Bindings:
         """Keep the part of the status that is ours."""
         status = status_of(self.site, obj, binding, now)
         patch = owned_patch(obj, {"status": status})
-        seen = value_at(obj, "status", "lastSeen")
-        answers = self.site.reads.is_open and self.site.partition.since is None
-        if answers and (patch or seen is None or now - parse_time(seen) >= SEEN_EVERY):
-            seen = timestamp(now)
-            patch = {"status": {**patch.get("status", {}), "lastSeen": seen}}
-        metrics.show(binding.name, status, parse_time(seen).timestamp() if seen else 0.0)
+        told, seen = value_at(obj, "status", "lastSeen"), self.site.last_seen()
+        if seen is not None and (patch or told is None or seen - parse_time(told) >= LAST_SEEN_EVERY):
+            patch = {"status": {**patch.get("status", {}), "lastSeen": timestamp(seen)}}
+        metrics.show(binding.name, status)
         if patch:
             await self.site.virtual.patch(CLUSTER_BINDINGS, obj, patch, subresource="status")
 
@@ -262,7 +258,7 @@ def access_in(secret: Object, *, allow_loopback: bool) -> Access:
 def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Object:
     nodes = site.virtual_nodes.store.list()
     pods = [pod for node in nodes for pod in site.pods_on(node["metadata"]["name"]) if holds_its_node(pod)]
-    leased = sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in nodes), Amounts())
+    leased = sum(map(leased_of, nodes), Amounts())
     used = sum((pod["held"] for pod in pods), Amounts())
     rules = site.rules(binding)
     changes = [policy.schedule.next_change(now) for policy in (*rules.operator, *rules.owner)]

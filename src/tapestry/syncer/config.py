@@ -7,8 +7,8 @@ from msgspec import Meta, field
 
 from tapestry.apis import keys
 from tapestry.controller.config import LeaderElection, ManagerConfig
+from tapestry.process.addresses import parse_address
 from tapestry.process.config import Section
-from tapestry.process.probes import parse_address
 
 
 class Kubelet(Section, frozen=True):

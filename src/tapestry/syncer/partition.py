@@ -19,7 +19,7 @@ from tapestry.kube.errors import Conflict, KubeError, NotFound
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, value_at
 from tapestry.kube.resources import PODS
 from tapestry.process.logs import logger
-from tapestry.syncer.metrics import UNREACHABLE
+from tapestry.syncer import metrics
 from tapestry.syncer.site import Site
 
 log = logger(__name__)
@@ -33,22 +33,36 @@ class PartitionWatch:
     """Notices that the physical cluster fell silent, or answers again, and sees to both."""
 
     site: Site
-    monotonic: Callable[[], float]
     look_again: Callable[[], None]
     """Has everything looked at."""
 
     async def run(self) -> None:
-        silence = self.site.config.silence_seconds
-        while True:
-            await self.probe(silence / PROBES_PER_SILENCE)
-            silent = self.monotonic() - self.site.reads.last_answer
-            if silent >= silence:
-                await self.hold()
-            elif self.site.partition.since is not None:
-                self.heal()
-            elif self.site.reads.is_open:
-                await self.restore()
-            await asyncio.sleep(silence / PROBES_PER_SILENCE)
+        metrics.begin(self.site.binding_name, self.last_seen)
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(self.pause)
+        finally:
+            metrics.end(self.site.binding_name)
+
+    @property
+    def pause(self) -> float:
+        """Seconds between looks."""
+        return self.site.config.silence_seconds / PROBES_PER_SILENCE
+
+    async def look(self) -> None:
+        await self.probe(self.pause)
+        if self.site.reads.silence() >= self.site.config.silence_seconds:
+            await self.hold()
+        elif self.site.partition.since is not None:
+            self.heal()
+        elif self.site.reads.is_open:
+            await self.restore()
+
+    def last_seen(self) -> float:
+        """For the metric: 0 where the cluster was never seen."""
+        found = self.site.last_seen()
+        return found.timestamp() if found is not None else 0.0
 
     async def probe(self, patience: float) -> None:
         """Ask for something that costs nothing; an answer of any kind counts."""
@@ -67,14 +81,14 @@ class PartitionWatch:
             return  # the next pass sees those as they are now
         if site.partition.since is None:
             log.warning("the physical cluster does not answer", binding=site.binding_name)
-            site.partition.since = site.now()
-            UNREACHABLE.labels(site.binding_name).set(1)
+            site.partition.since = site.last_seen() or site.now()
+            metrics.UNREACHABLE.labels(site.binding_name).set(1)
             self.look_again()
 
     def heal(self) -> None:
         log.info("the physical cluster answers again", binding=self.site.binding_name)
         self.site.partition.since = None
-        UNREACHABLE.labels(self.site.binding_name).set(0)
+        metrics.UNREACHABLE.labels(self.site.binding_name).set(0)
         self.look_again()
 
     async def restore(self) -> None:

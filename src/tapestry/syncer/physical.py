@@ -35,6 +35,10 @@ class Door:
     def is_open(self) -> bool:
         return self._open.is_set()
 
+    def silence(self) -> float:
+        """Seconds since something last came back."""
+        return self._monotonic() - self.last_answer
+
     async def open(self, access: Access) -> None:
         """Lead to another place, or to the same one with other credentials."""
         old, self._transport = self._transport, self._connect(access)

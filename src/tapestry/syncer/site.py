@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from tapestry.kube.objects import Object, is_deleting, key_of, name_of, named, n
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.requests import Hold, effective_requests
 from tapestry.kube.resources import CSI_NODES, NAMESPACES, NODES, PODS, SECRETS, Resource
+from tapestry.kube.times import parse_time
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.leasing import Rules, Side
 from tapestry.syncer.ledger import Ledger
@@ -151,6 +152,12 @@ class Site:
     outdated: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the binding leads elsewhere: another site has to take the place of this one."""
 
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            informer = getattr(self, each.name)
+            if isinstance(informer, Informer):
+                informer.called(each.name)
+
     @property
     def virtual_cluster(self) -> str:
         """The virtual cluster as a label value."""
@@ -166,6 +173,13 @@ class Site:
 
     def now(self) -> datetime:
         return self.manager.now()
+
+    def last_seen(self) -> datetime | None:
+        """When the physical cluster last answered: as we heard it or, before that, as the binding's status has it."""
+        if self.reads.is_open:
+            return self.now() - timedelta(seconds=self.reads.silence())
+        told = value_at(self.binding_object(), "status", "lastSeen")
+        return parse_time(told) if told else None
 
     def binding_object(self) -> Object | None:
         obj = self.bindings.store.get(self.binding_name)

@@ -16,7 +16,8 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.policies import SECONDS, Amount, ResourceLeasingPolicySpec, ResourceLimit
 from tapestry.kube.names import label_value
-from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
+from tapestry.kube.quantity import ZERO, Amounts
 from tapestry.kube.selectors import EVERY_NODE
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.syncer.leasing import FINISH, Lease, Policy, Rules, Side, State, Terms, counting
@@ -165,6 +166,19 @@ def our_taint(key: str, existing: Object | None, now: datetime) -> Taint:
 def taint_named(node: Object | None, key: str) -> Taint | None:
     taints: list[Taint] = value_at(node, "spec", "taints", default=[])
     return next((taint for taint in taints if taint["key"] == key), None)
+
+
+def state_of(node: Object) -> State:
+    """A virtual node's state as its taints tell it."""
+    if is_deleting(node) or taint_named(node, keys.WITHDRAWING):
+        return State.WITHDRAWN
+    return State.CLOSED if taint_named(node, keys.OUT_OF_TIME_WINDOWS) else State.OPEN
+
+
+def leased_of(node: Object) -> Amounts:
+    """What a virtual node lends now: nothing of any resource unless it is open, though its allocatable stays."""
+    allocatable = Amounts.parse(value_at(node, "status", "allocatable"))
+    return allocatable if state_of(node) is State.OPEN else Amounts(dict.fromkeys(allocatable, ZERO))
 
 
 def status_for(node: Object, lease: Lease, existing: Object | None) -> Object:

@@ -20,8 +20,8 @@ from tapestry.client.access import Access
 from tapestry.client.connection import HttpTransport
 from tapestry.client.credentials import Credentials, Fixed, bearer
 from tapestry.client.tls import Pem, Tls, Trust
+from tapestry.process.addresses import Address
 from tapestry.process.config import load
-from tapestry.process.probes import Address
 
 PAGE = "https://page.example"
 

@@ -25,11 +25,13 @@ from tapestry.client.addresses import AddressRule
 from tapestry.client.client import Client
 from tapestry.client.connection import PROBES, HttpTransport
 from tapestry.client.credentials import Credentials, Fixed, Source, TokenFile
+from tapestry.client.metrics import RECEIVED, SENT
 from tapestry.client.tls import KeyPair, Pem, Tls, Trust, as_file
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import AnswerTooLarge, TransportError
 from tapestry.kube.objects import name_of
 from tapestry.kube.resources import CONFIGMAPS
+from tapestry.process import metrics
 
 TOKEN = "the-token-of-the-administrator"
 PASSWORD = "the-password-of-the-proxy"
@@ -914,3 +916,20 @@ async def test_safety_rule_7_a_proxy_that_fails_is_an_error_without_secrets(prox
         assert PASSWORD not in shown
         assert base64.b64encode(f"us:not-{PASSWORD}".encode()).decode() not in shown
         assert TOKEN not in shown
+
+
+async def test_bytes_of_bodies_are_counted_both_ways() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=b"x" * 3000)
+
+    def counted() -> tuple[float, float]:
+        return SENT.values().get((), 0), RECEIVED.values().get((), 0)
+
+    async with serving(answer) as url, connected_to(url) as transport:
+        sent, received = counted()
+        await transport.send(Request("POST", "/", body=b"y" * 200))
+        assert counted() == (sent + 200, received + 3000)
+        assert len(await streamed(transport)) == 3000
+        assert counted() == (sent + 200, received + 6000)
+        assert f"tapestry_client_received_bytes_total {received + 6000}" in metrics.render()[0].decode()

@@ -202,6 +202,12 @@ def test_a_process_is_configured_once_and_for_all(capfd: pytest.CaptureFixture[s
     assert REGISTRY.get_sample_value("tapestry_build_info", {"component": "hub", "version": __version__}) == 1
 
 
+@pytest.mark.parametrize(("name", "shown"), [("tapestry", "syncer"), ("mine", "mine")])
+def test_the_build_names_the_component_unless_the_process_has_a_name_of_its_own(name: str, shown: str) -> None:
+    configure_process(ManagerConfig(name=name), "syncer")
+    assert REGISTRY.get_sample_value("tapestry_build_info", {"component": shown, "version": __version__}) == 1
+
+
 def test_tracing_is_on_where_there_is_a_collector() -> None:
     configure_process(ManagerConfig())
     with tracing.span("nothing") as nothing:

@@ -565,7 +565,7 @@ async def test_metrics_on_loopback_are_for_everybody(addresses: Callable[[], dic
     ):
         assert answer.status == 200
         page = await answer.text()
-    assert 'tapestry_cached_objects{resource="configmaps"} 1.0' in page
+    assert 'tapestry_cached_objects{informer="configmaps",resource="configmaps"} 1.0' in page
     assert "tapestry_reconcile_seconds_bucket" in page
 
 

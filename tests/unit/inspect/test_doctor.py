@@ -87,16 +87,31 @@ def test_a_leader_is_one_that_said_so_lately(lease: Object | None, level: str, f
     ],
 )
 def test_a_binding_is_judged_by_conditions_silence_and_token(binding: BindingStatus, level: list[str]) -> None:
-    assert levels(findings.bindings([binding], NOW)) == level
+    assert levels(findings.bindings([binding], (), NOW)) == level
+
+
+def test_a_cluster_that_gives_no_answer_now_is_wrong_at_once() -> None:
+    binding = a_binding(last_seen=NOW - timedelta(seconds=7), last_seen_exact=True)
+    told = list(findings.bindings([binding], {binding.name}, NOW))
+    assert [(each.level, each.found) for each in told] == [
+        ("wrong", "its cluster does not answer; it last answered 7s ago")
+    ]
+
+
+def test_a_minute_of_silence_is_wrong_where_the_time_is_exact() -> None:
+    binding = a_binding(last_seen=NOW - timedelta(seconds=70), last_seen_exact=True)
+    assert levels(findings.bindings([binding], (), NOW)) == ["wrong"]
+    vague = a_binding(last_seen=NOW - timedelta(minutes=5), last_seen_exact=False)
+    assert levels(findings.bindings([vague], (), NOW)) == ["ok"]
 
 
 def test_that_a_binding_which_is_well_lends_nothing_is_said() -> None:
-    (told,) = findings.bindings([a_binding(leasing="Reclaimed", pods=1)], NOW)
+    (told,) = findings.bindings([a_binding(leasing="Reclaimed", pods=1)], (), NOW)
     assert told.found == "Ready, Reclaimed, 2 nodes, 1 pod"
 
 
 def test_a_world_that_nobody_has_joined_is_worth_a_hint() -> None:
-    (told,) = findings.bindings([], NOW)
+    (told,) = findings.bindings([], (), NOW)
     assert (told.level, told.advice) == ("warning", "`tapestry join --help` says how")
 
 

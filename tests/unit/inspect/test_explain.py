@@ -1,6 +1,7 @@
 """Explanations: the answer is the syncer's own decision, with everything it was made of."""
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import given
@@ -10,7 +11,8 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.apis.policies import POLICIES
 from tapestry.inspect.explain import Asked, NodeAnswer, explained_node, explained_policy, told_node
-from tapestry.inspect.facts import Below
+from tapestry.inspect.facts import Below, Silent, Unseen
+from tapestry.inspect.tables import node_text, policy_text
 from tapestry.kube.objects import Object, of_resource
 from tapestry.kube.quantity import parse
 from tapestry.syncer.leasing import Side
@@ -221,16 +223,29 @@ def test_without_the_physical_cluster_the_virtual_node_speaks_for_itself() -> No
     )
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "owner/half", keys.LEASE_ENDS: CREATED}
     pods = [a_pod("work", "500m", "vnode-east-n1")]
-    answer = told_node(asked([a_policy("all")], virtual_node=node, pods=pods), "no answer", MONDAY_NOON)
+    answer = told_node(asked([a_policy("all")], virtual_node=node, pods=pods), Unseen("no answer"), MONDAY_NOON)
     assert (answer.state, answer.unseen) == ("Closed", "no answer")
     assert "owner/half" in answer.why
     (cpu,) = answer.resources
-    assert (cpu.leased, cpu.used, cpu.idle) == ("2", "500m", "")
+    assert (cpu.leased, cpu.used, cpu.idle) == ("0", "500m", "")  # it is closed
     assert [(each.policy, each.selects) for each in answer.policies] == [("operator/all", None)]
 
 
+def test_a_node_of_a_silent_cluster_is_unknown_and_says_since_when() -> None:
+    node = a_virtual_node(status={"allocatable": {"cpu": "2"}})
+    node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "owner/half"}
+    seen = MONDAY_NOON - timedelta(seconds=40)
+    question = replace(asked([a_policy("all")], virtual_node=node), last_seen=seen)
+    answer = told_node(question, Silent("no answer in 1.2 s"), MONDAY_NOON)
+    assert (answer.state, answer.reason, answer.last_seen) == ("Unknown", "PhysicalClusterUnreachable", seen)
+    assert answer.why == "the physical cluster does not answer; last known above: Open, lent under owner/half"
+    text = node_text(answer, MONDAY_NOON)
+    assert "it last answered at" in text
+    assert "(40s ago)" in text
+
+
 def test_without_either_nobody_can_tell() -> None:
-    assert told_node(asked(virtual_node=None), "no answer", MONDAY_NOON).state == "Unknown"
+    assert told_node(asked(virtual_node=None), Unseen("no answer"), MONDAY_NOON).state == "Unknown"
 
 
 # -- a policy
@@ -248,6 +263,34 @@ def test_a_policy_tells_its_window_limits_terms_and_nodes() -> None:
     assert (answer.limits, answer.terms) == ({"cpu": "50% of idle"}, "pods finish")
     assert [(each.node, each.state) for each in answer.nodes] == [("vnode-east-n1", "Open")]
     assert answer.leased == {"cpu": "2"}
+
+
+def test_a_closed_policy_lends_no_nodes() -> None:
+    policy = a_policy("night", timeWindows=[NIGHT])
+    node = a_virtual_node(status={"allocatable": {"cpu": "2"}})
+    node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night"}
+    answer = explained_policy(policy, Side.OPERATOR, a_binding(), [node], "UTC", MONDAY_NOON)
+    assert (answer.open, answer.nodes, answer.others, answer.leased) == (False, [], 1, {})
+    assert "lends nothing now; 1 node under it closed" in policy_text(answer, MONDAY_NOON)
+
+
+def test_the_next_change_is_that_of_the_windows_and_not_the_deadline_of_pods() -> None:
+    policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
+    policy["metadata"]["creationTimestamp"] = "2026-03-02T11:59:57Z"
+    answer = explained_node(asked([policy]), below(), MONDAY_NOON)
+    assert (answer.state, answer.reason) == ("Closed", "OutOfTimeWindows")
+    assert answer.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
+    assert answer.deadline == MONDAY_NOON + timedelta(seconds=597)
+    assert {each.leased for each in answer.resources} == {"0"}
+
+
+def test_a_closed_node_with_a_deadline_never_says_that_what_is_lent_stays() -> None:
+    policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True)
+    answer = explained_node(asked([policy]), below(), MONDAY_NOON)
+    text = node_text(answer, MONDAY_NOON)
+    assert "stays" not in text
+    assert "no policy of the operator is open now, so no new pods are let in" in text
+    assert "pods that are still there are being reclaimed, by operator/night" in text
 
 
 def test_an_invalid_policy_tells_whether_its_last_good_spec_goes_on() -> None:

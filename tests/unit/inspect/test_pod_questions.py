@@ -9,7 +9,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.controller.testing import in_virtual_time, running_clock
 from tapestry.inspect.facts import Unknown
 from tapestry.inspect.questions import Questions
-from tapestry.inspect.repair import SECOND_LOOK
+from tapestry.inspect.repair import SECOND_LOOK, repair
 from tapestry.kube.objects import Object, name_of, named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, LEASES, NODES, PODS, SECRETS
 from tapestry.kube.times import micro_timestamp
@@ -140,7 +140,7 @@ async def test_where_all_is_well_there_is_nothing_to_repair() -> None:
     world = await a_world()
     async with world.syncer():
         await a_pod_with_everything(world)
-        assert await questions(world).repair(None, dry_run=False) == ([], [])
+        assert await repair(questions(world), None, dry_run=False) == ([], [])
 
 
 @in_virtual_time
@@ -151,13 +151,13 @@ async def test_what_is_left_of_a_pod_is_removed_where_no_syncer_does_so() -> Non
     await world.add_foreign_pod("foreign", "n1")
     await world.physical.create(CONFIGMAPS, named("foreign", MOUNT))
     await world.delete_pod(grace=0)
-    found, _ = await questions(world).repair("east", dry_run=True)
+    found, _ = await repair(questions(world), "east", dry_run=True)
     assert sorted(each.resource for each in found) == ["configmaps", "pods"]
     assert not any(each.mended for each in found)
     assert {each.remedy for each in found} == {"`tapestry repair` without --dry-run, again if there is much of it"}
     assert len(await below(world)) == 3
     before = running_clock().monotonic()
-    found, _ = await questions(world).repair("east", dry_run=False)
+    found, _ = await repair(questions(world), "east", dry_run=False)
     assert running_clock().monotonic() - before == SECOND_LOOK
     assert [each.mended for each in found] == [True, True]
     assert await below(world) == ["foreign"]
@@ -170,18 +170,18 @@ async def test_what_only_a_syncer_can_mend_is_told_with_whether_there_is_one() -
     async with world.syncer():
         await a_pod_with_everything(world)
     await world.stop()
-    (finding,), _ = await questions(world).repair("east", dry_run=False)
+    (finding,), _ = await repair(questions(world), "east", dry_run=False)
     assert (finding.invariant, finding.key, finding.message) == ("Twins", "default/work", "its twin is gone")
     assert (finding.mended, finding.remedy) == (False, "the syncer of the binding, which seems to be at work")
     await asyncio.sleep(3600)
-    (finding,), _ = await questions(world).repair("east", dry_run=False)
+    (finding,), _ = await repair(questions(world), "east", dry_run=False)
     assert "none seems to be at work" in finding.remedy
     spec = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(running_clock().now())}
     await world.virtual.create(LEASES, {**named("tapestry-syncer-east", keys.SYSTEM_NAMESPACE), "spec": spec})
-    (finding,), _ = await questions(world).repair("east", dry_run=False)
+    (finding,), _ = await repair(questions(world), "east", dry_run=False)
     assert finding.remedy.endswith("which is at work as me")
     await asyncio.sleep(60)
-    (finding,), _ = await questions(world).repair("east", dry_run=False)
+    (finding,), _ = await repair(questions(world), "east", dry_run=False)
     assert "but nobody holds Lease" in finding.remedy
 
 
@@ -191,7 +191,7 @@ async def test_what_is_only_under_way_is_no_finding() -> None:
     async with world.syncer():
         await a_pod_with_everything(world)
         await world.physical.delete(CONFIGMAPS, (await world.physical.list(CONFIGMAPS, MOUNT))[0])
-        assert await questions(world).repair("east", dry_run=False) == ([], [])
+        assert await repair(questions(world), "east", dry_run=False) == ([], [])
 
 
 @in_virtual_time
@@ -200,9 +200,9 @@ async def test_a_twin_that_lost_its_marks_gets_them_back() -> None:
     async with world.syncer(check_seconds=0):
         await a_pod_with_everything(world)
         await world.set_twin({"metadata": {"annotations": {keys.VIRTUAL_POD_NAME: "x"}}})
-        (finding,), _ = await questions(world).repair("east", dry_run=False)
+        (finding,), _ = await repair(questions(world), "east", dry_run=False)
         assert (finding.side, finding.mended) == ("physical", True)
-        assert await questions(world).repair("east", dry_run=False) == ([], [])
+        assert await repair(questions(world), "east", dry_run=False) == ([], [])
 
 
 @in_virtual_time
@@ -210,12 +210,12 @@ async def test_clusters_that_cannot_be_looked_into_are_told_of() -> None:
     world = await a_world("east", "west")
     async with world.syncer("east"):
         await world.virtual.delete(SECRETS, named("west", keys.SYSTEM_NAMESPACE))
-        found, (sentence,) = await questions(world).repair(None, dry_run=False)
+        found, (sentence,) = await repair(questions(world), None, dry_run=False)
         assert found == []
         assert sentence.startswith("west was not looked at: ")
         binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
         assert uid_of(binding)
         await world.virtual.patch(CLUSTER_BINDINGS, binding, {"metadata": {"finalizers": ["x/y"]}})
         await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
-        _, (sentence,) = await questions(world).repair("east", dry_run=False)
+        _, (sentence,) = await repair(questions(world), "east", dry_run=False)
         assert "is being deleted" in sentence

@@ -1,5 +1,6 @@
 """Questions, asked of two clusters: where the facts come from, and what is said where they cannot be had."""
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable, Coroutine
@@ -12,11 +13,14 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
+from tapestry.client.transport import Request, Response
 from tapestry.controller.testing import InProcessApi, run, running_clock
-from tapestry.inspect.facts import Unknown
+from tapestry.inspect.doctor import Doctor
+from tapestry.inspect.facts import Unknown, Unseen
 from tapestry.inspect.questions import Questions
 from tapestry.kube.objects import Object, named, of_resource
-from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS
+from tapestry.kube.resources import DEPLOYMENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS
+from tapestry.syncer.leasing import Side
 
 KUBECONFIG = {
     "clusters": [{"name": "c", "cluster": {"server": "https://east.example"}}],
@@ -63,7 +67,9 @@ def in_a_world(scenario: Scenario, *below: Any) -> None:
         kinds = below or (NAMESPACES, NODES, PODS, POLICIES)
         physical_api = InProcessApi(kinds, now=clock.now)
         virtual = Client(
-            InProcessApi([CLUSTER_BINDINGS, POLICIES, NAMESPACES, NODES, PODS, SECRETS], now=clock.now).connect()
+            InProcessApi(
+                [CLUSTER_BINDINGS, POLICIES, NAMESPACES, NODES, PODS, SECRETS, LEASES, DEPLOYMENTS], now=clock.now
+            ).connect()
         )
         physical = Client(physical_api.connect())
         identities = [await each.create(NAMESPACES, named("kube-system")) for each in (virtual, physical)]
@@ -221,5 +227,74 @@ def test_windows_that_name_no_zone_are_in_that_of_the_syncer_unless_the_question
         assert (policy.windows, explained.windows, answer.policies[0].windows) == (shown, shown, shown)
         (explained,) = await replace(world.questions, zone="Europe/Berlin").policy("night")
         assert explained.windows == ["22:00-06:00 Europe/Berlin"]
+
+    in_a_world(scenario)
+
+
+# -- silence
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A transport to a server that takes connections and never answers."""
+
+    async def send(self, _: Request) -> Response:
+        await asyncio.sleep(3600)
+        raise AssertionError("nobody waits for so long")
+
+    def abort(self) -> None:
+        """There is nothing to cut."""
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+def frozen(world: World) -> Questions:
+    return replace(world.questions, connect=lambda _: Frozen())
+
+
+def test_that_a_cluster_is_silent_is_known_in_less_than_two_seconds() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        began, now = running_clock().monotonic(), running_clock().now
+        (answer,) = await frozen(world).node("n1")
+        assert (answer.state, answer.reason) == ("Unknown", "PhysicalClusterUnreachable")
+        assert running_clock().monotonic() - began < 2
+        began = running_clock().monotonic()
+        found = await Doctor(frozen(world), now).findings()
+        assert "its cluster does not answer" in next(each.found for each in found if each.about == "binding east")
+        assert running_clock().monotonic() - began < 2
+
+    in_a_world(scenario)
+
+
+def test_what_a_policy_would_lend_is_not_told_of_a_silent_cluster() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        with pytest.raises(Unseen, match="what the cluster of east has idle is not known: no answer in"):
+            await frozen(world).plan(of_resource(POLICIES, {**named("new"), "spec": {"cluster": "east"}}), None)
+
+    in_a_world(scenario)
+
+
+# -- a policy that is not there yet
+
+
+def test_a_policy_of_a_file_is_of_the_side_that_has_one_of_the_name() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
+        limit = [{"resource": "cpu", "quantity": "1"}]
+        proposed = of_resource(POLICIES, {**named("half"), "spec": {"cluster": "east", "resourceLimits": limit}})
+        (plan,) = await world.questions.plan(proposed, None)
+        assert (plan.policy, plan.is_new, plan.leased_now["cpu"], plan.leased_then["cpu"]) == (
+            *("owner/half", False),
+            *("4", "2"),
+        )
+        (plan,) = await world.questions.plan(proposed, Side.OPERATOR)
+        assert (plan.policy, plan.is_new) == ("operator/half", True)
+        stray = of_resource(POLICIES, {**named("x"), "spec": {"cluster": "west"}})
+        with pytest.raises(Unknown, match=r"spec.cluster: no ClusterBinding .* west; known are: east"):
+            await world.questions.plan(stray, None)
 
     in_a_world(scenario)

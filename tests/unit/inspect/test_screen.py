@@ -31,6 +31,7 @@ def a_binding(name: str, leasing: str = "Leasing", change: timedelta | None = No
         leased={"cpu": "20", "memory": "64Gi"},
         used={"cpu": "2500m", "memory": "3Gi"},
         next_change=NOW + change if change else None,
+        last_seen_exact=False,
         last_seen=NOW,
         created=NOW,
         mount_namespace="tapestry-leased",
@@ -100,6 +101,19 @@ def test_clusters_show_what_they_lend_and_when_that_changes() -> None:
         *("cluster-1", "Leasing", "5", "12", "2500m/20", "3Gi/64Gi"),
         *("changes", "22:00", "(in", "3h30m)"),
     ]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_memory_is_shown_wherever_it_fits(width: int) -> None:
+    seen = rows(a_scene(), width=width)
+    assert "3Gi/64Gi" in row_of(seen, "cluster-1 ")
+    assert "0/16Gi" in row_of(seen, "vnode-cluster-1-n1")
+
+
+def test_a_narrow_screen_drops_memory_before_processors() -> None:
+    line = row_of(rows(a_scene(), width=66), "cluster-1 ")
+    assert "2500m/20" in line
+    assert "3Gi/64Gi" not in line
 
 
 def test_a_closed_cluster_opens() -> None:

@@ -109,8 +109,8 @@ def test_a_policy_is_shown_as_it_counts_now_and_not_as_its_status_was() -> None:
     windows = [{"start": "22:00", "end": "06:00", "days": ["monday"]}]
     limits = [{"resource": "cpu", "percent": 50, "quantity": "4"}, {"resource": "gpu"}]
     policy = a_policy({"active": True, "nodes": 2}, timeWindows=windows, resourceLimits=limits, timeZone="Asia/Tokyo")
-    shown = policy_status(policy, Side.OPERATOR, None, "UTC", NOW)
-    assert (shown.open, shown.nodes) == (False, 2)
+    shown = policy_status(policy, Side.OPERATOR, None, None, "UTC", NOW)
+    assert (shown.open, shown.nodes) == (False, 0)
     assert shown.next_change == datetime(2026, 3, 2, 13, 0, tzinfo=UTC)
     assert shown.windows == ["22:00-06:00 Mon Asia/Tokyo"]
     assert shown.limits == {"cpu": "50% of idle, at most 4", "gpu": "all that is idle"}
@@ -123,13 +123,13 @@ def test_of_an_owners_policy_only_our_own_lease_is_shown() -> None:
         {**lease, "virtualCluster": "somebody-elses", "nodes": 7},
         {**lease, "virtualCluster": binding.virtual_cluster, "nodes": 1},
     ]
-    shown = policy_status(a_policy({"nodes": 8, "leases": leases}), Side.OWNER, binding, "UTC", NOW)
+    shown = policy_status(a_policy({"nodes": 8, "leases": leases}), Side.OWNER, binding, None, "UTC", NOW)
     assert (shown.nodes, shown.leased, shown.seen_by) == (1, {"cpu": "1"}, "east")
 
 
 def test_terms_are_told_in_words() -> None:
     def terms(**spec: Any) -> str:
-        return policy_status(a_policy(**spec), Side.OWNER, None, "UTC", NOW).terms
+        return policy_status(a_policy(**spec), Side.OWNER, None, None, "UTC", NOW).terms
 
     assert terms() == "pods finish"
     assert terms(forceReclaim=True, gracefulReclaimPeriodSeconds=5) == "reclaimed 5 s after the end"

@@ -6,14 +6,17 @@ import msgspec
 import pytest
 
 from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
-from tapestry.inspect.status import BindingStatus, PolicyStatus
+from tapestry.inspect.pods import PodStatus
+from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
 from tapestry.inspect.tables import (
+    WIDTH,
     ahead,
     amount,
     bindings_table,
     node_policies_table,
     node_text,
     nodes_table,
+    pods_table,
     policies_table,
     policy_text,
     span,
@@ -88,15 +91,15 @@ def a_binding(**fields: object) -> BindingStatus:
 def test_a_table_of_bindings_ends_with_what_is_wrong() -> None:
     text = bindings_table([a_binding(troubles=["Leasing=False: NoPolicy"], last_seen=NOW - HOUR)], NOW)
     header, line, _, trouble = text.splitlines()
-    assert header.split()[:4] == ["NAME", "CLUSTER-ID", "PHASE", "LEASING"]
-    assert line.split() == ["east", "e1", "-", "-", "2", "0", "4", "0", "-", "-", "-", "1h", "ago", "1h"]
+    assert header.split() == ["NAME", "LEASING", "NODES", "PODS", "CPU", "MEMORY", "NEXT-CHANGE", "LAST-SEEN"]
+    assert line.split() == ["east", "-", "2", "0", "0/4", "-", "-", "1h", "ago"]
     assert trouble == "east: Leasing=False: NoPolicy"
 
 
 def test_a_wide_table_has_more_columns() -> None:
     narrow, wide = (bindings_table([a_binding(identity="x")], NOW, wide=wide).splitlines()[0] for wide in (False, True))
     assert wide.split()[: len(narrow.split())] == narrow.split()
-    assert wide.split()[-1] == "IDENTITY"
+    assert {"CLUSTER-ID", "PHASE", "AGE", "IDENTITY"} <= set(wide.split())
 
 
 def test_where_there_is_nothing_a_sentence_says_so() -> None:
@@ -113,8 +116,10 @@ def a_listed_policy(**fields: object) -> PolicyStatus:
 
 @pytest.mark.parametrize(("complaint", "shown"), [("", ["Open", "always"]), ("no time zone", ["Invalid", "-"])])
 def test_a_policy_that_cannot_be_read_is_not_said_to_be_open_always(complaint: str, shown: list[str]) -> None:
-    line = policies_table([a_listed_policy(open=True, complaint=complaint)], NOW).splitlines()[1].split()
-    assert [line[2], line[-2]] == shown
+    line = (
+        policies_table([a_listed_policy(state=shown[0], open=True, complaint=complaint)], NOW).splitlines()[1].split()
+    )
+    assert [line[2], line[-1]] == shown
     (answered,) = node_policies_table([msgspec.structs.replace(POLICY, complaint=complaint)], NOW).splitlines()[1:]
     assert ("always" in answered) == (not complaint)
 
@@ -165,20 +170,85 @@ def test_a_syncer_that_is_behind_is_asked_for() -> None:
 
 def a_policy(**fields: object) -> PolicyExplanation:
     given = dict.fromkeys(PolicyExplanation.__struct_fields__, "")
-    lists = {"windows": [], "limits": {}, "nodes": [], "leased": {}, "since": None, "next_change": None}
+    lists = {"windows": [], "limits": {}, "nodes": [], "leased": {}, "since": None, "next_change": None, "others": 0}
     return PolicyExplanation(**{**given, **lists, "policy": "owner/half", "open": True, **fields})  # type: ignore[arg-type]
 
 
 def test_a_policy_for_nobody_says_which_name_nobody_has() -> None:
     text = policy_text(a_policy(cluster="est", terms="pods finish"), NOW)
     assert "no ClusterBinding has the name or clusterID est" in text
-    assert "no node is lent under it" in text
+    assert "lends nothing now" in text
 
 
 def test_an_invalid_policy_says_what_counts_instead() -> None:
     held = policy_text(a_policy(complaint="bad", uses_last_good=True), NOW)
     assert "bad; its last good spec goes on" in held
-    assert "lends: all that is idle" in held
+    assert "of each node: all that is idle" in held
     never_good = policy_text(a_policy(complaint="bad", uses_last_good=False), NOW)
     assert "bad; it offers nothing" in never_good
-    assert "lends:" not in never_good
+    assert "of each node:" not in never_good
+
+
+# -- tables of 80 columns
+
+
+def a_node(**fields: object) -> NodeStatus:
+    given: dict[str, object] = dict.fromkeys(NodeStatus.__struct_fields__)
+    shown = {"name": "vnode-north-worker-1", "binding": "north", "state": "Open", "ready": True, "cordoned": True}
+    amounts = {"leased": {"cpu": "1500m", "memory": "15.6Gi"}, "used": {"cpu": "750m", "memory": "512Mi"}, "pods": 12}
+    later = {"lease_ends": NOW + HOUR, "created": NOW - HOUR, "policies": ["owner/north-4yfifvdstqcuyrem"]}
+    return NodeStatus(**{**given, **shown, **amounts, **later, "physical_node": "n", **fields})  # type: ignore[arg-type]
+
+
+def a_waiting_pod(**fields: object) -> PodStatus:
+    given: dict[str, object] = dict.fromkeys(PodStatus.__struct_fields__, "")
+    shown = {"namespace": "default", "name": "web-7d4b9c6f5d-x2x7k", "phase": "Pending", "node": "vnode-north-worker-1"}
+    why = {"reason": "UnschedulableBelow", "why": "0/5 nodes are available: 5 Insufficient cpu. " * 4}
+    return PodStatus(**{**given, **shown, **why, "created": NOW, **fields})  # type: ignore[arg-type]
+
+
+WINDOW = "22:00-06:00 Mon,Tue,Wed,Thu,Fri Asia/Shanghai"
+TABLES = {
+    "status": bindings_table(
+        [
+            a_binding(
+                leased={"cpu": "200", "memory": "800Gi"}, used={"cpu": "20", "memory": "80Gi"}, leasing="Leasing"
+            ),
+            a_binding(leasing="PhysicalClusterUnreachable", next_change=NOW + 99 * HOUR, last_seen=NOW - HOUR),
+        ],
+        NOW,
+    ),
+    "nodes": nodes_table([a_node()], NOW),
+    "nodes with long names": nodes_table([a_node(name=f"vnode-{'c' * 24}-ip-10-0-12-34.ec2.internal")], NOW),
+    "pods": pods_table([a_waiting_pod(), a_waiting_pod(namespace="kube-public")], NOW),
+    "policies": policies_table(
+        [a_listed_policy(name="cluster-1-4yfifvdstqcuyrem", state="Reclaimed", complaint="", windows=[WINDOW] * 2)], NOW
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_fits_into_80_columns(name: str) -> None:
+    assert max(map(len, TABLES[name].splitlines())) <= WIDTH == 80
+
+
+def test_names_are_never_cut_to_make_a_table_fit() -> None:
+    long = f"vnode-{'c' * 24}-ip-10-0-12-34.ec2.internal"
+    assert nodes_table([a_node(name=long)], NOW).splitlines()[1].split()[0] == long
+
+
+def test_when_a_cluster_was_seen_is_exact_or_said_to_be_vague() -> None:
+    exact = bindings_table([a_binding(last_seen=NOW - timedelta(seconds=8), last_seen_exact=True)], NOW)
+    assert exact.endswith("8s ago")
+    vague = bindings_table([a_binding(last_seen=NOW - timedelta(minutes=4), last_seen_exact=False)], NOW)
+    assert vague.endswith("<6m ago")
+
+
+def test_pods_of_a_closed_node_may_finish_or_are_reclaimed_but_not_both() -> None:
+    closed = {"state": "Closed", "reason": "OutOfTimeWindows", "resources": (ROW,)}
+    forced = node_text(an_answer(**closed, deadline=NOW - timedelta(seconds=3), terms_by="owner/half"), NOW)
+    assert "pods that are still there are being reclaimed, by owner/half" in forced
+    assert forced.count("reclaimed") == 1
+    assert "stays" not in forced
+    kind = node_text(an_answer(**closed), NOW)
+    assert "pods that are there may finish" in kind

@@ -22,7 +22,8 @@ from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import TOKEN_REVIEWS
 from tapestry.nodeproxy.kubelet import Kubelet, kubelet_tls, serving
 from tapestry.nodeproxy.logs import Logs, Twins
-from tapestry.process.probes import Address, answering, bound_socket
+from tapestry.process.addresses import Address
+from tapestry.process.probes import answering, bound_socket
 
 NODE, POD, TWIN, MOUNT = "vnode-east-n1", "web", "web-7gfvdrrhrawakrtc", "leased"
 LOG = f"/containerLogs/default/{POD}/c"

@@ -20,7 +20,8 @@ from prometheus_client import CollectorRegistry, Counter
 
 from tapestry.kube.errors import TransportError
 from tapestry.process import probes
-from tapestry.process.probes import Address, Decisions, parse_address, serve_health, serve_metrics, server_tls
+from tapestry.process.addresses import Address, parse_address
+from tapestry.process.probes import Decisions, serve_health, serve_metrics, server_tls
 
 
 async def get(

@@ -1,12 +1,13 @@
 """Objects out of files: YAML or JSON, many to a file, files in a folder, or whatever comes in."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import NOTHING, Object
+from tapestry.kube.quantity import parse
 
 ENDINGS = (".yaml", ".yml", ".json")
 
@@ -59,17 +60,24 @@ def checked(document: Any, place: str) -> Object:
     return document
 
 
-def deployment(name: str, image: str, replicas: int = 1, command: Sequence[str] = ()) -> Object:
+Requests = Mapping[str, str]
+
+
+def deployment(
+    name: str, image: str, replicas: int = 1, command: Sequence[str] = (), requests: Requests = NOTHING
+) -> Object:
     """The simplest Deployment."""
     labels = {"app": name}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [container(name, image, command)]}}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container(name, image, command, requests)]}}
     spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
-def job(name: str, image: str, completions: int = 1, command: Sequence[str] = ()) -> Object:
+def job(
+    name: str, image: str, completions: int = 1, command: Sequence[str] = (), requests: Requests = NOTHING
+) -> Object:
     """The simplest Job: its pods run at once, and none of them again, but for those that an owner takes back."""
-    pod = {"restartPolicy": "Never", "containers": [container(name, image, command)]}
+    pod = {"restartPolicy": "Never", "containers": [container(name, image, command, requests)]}
     taken_back = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     spec: Object = {"podFailurePolicy": {"rules": [taken_back]}, "template": {"spec": pod}}
     if completions > 1:
@@ -77,8 +85,20 @@ def job(name: str, image: str, completions: int = 1, command: Sequence[str] = ()
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
 
 
-def container(name: str, image: str, command: Sequence[str]) -> Object:
-    return {"name": name, "image": image, **({"command": list(command)} if command else {})}
+def container(name: str, image: str, command: Sequence[str], requests: Requests) -> Object:
+    resources = {"resources": {"requests": dict(requests)}} if requests else {}
+    return {"name": name, "image": image, **({"command": list(command)} if command else {}), **resources}
+
+
+def requests_in(text: str) -> Requests:
+    """The amounts in `cpu=500m,memory=64Mi`; ValueError names the part that is none."""
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, equals, amount = part.partition("=")
+        if not name or not equals:
+            raise ValueError(f"{part!r}: NAME=AMOUNT was expected, such as cpu=500m")
+        found[name] = str(parse(amount, name))
+    return found
 
 
 def namespace(name: str) -> Object:

@@ -1,16 +1,18 @@
 """Node leases: the heartbeat of every virtual node, from one queue and a few workers.
 
 A virtual node is alive as long as its physical cluster answers: a node that is not ready says so in its conditions.
-While the cluster is out of reach no lease is renewed.
+While the cluster is out of reach no lease is renewed.  Each renewal also notes when the cluster last answered, which
+may be a few seconds earlier.
 """
 
 from dataclasses import dataclass, field
 
+from tapestry.apis import keys
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
-from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import LEASES, NODE_LEASES
-from tapestry.kube.times import micro_timestamp
+from tapestry.kube.times import micro_timestamp, timestamp
 from tapestry.syncer.site import Site
 
 RENEW_SECONDS = 10.0
@@ -43,17 +45,28 @@ class NodeLeases:
 
     async def renewed(self, node: Object) -> Object:
         name, now = name_of(node), micro_timestamp(self.site.now())
-        held = self.held.get(name)
+        held, annotations = self.held.get(name), self.annotations()
         if held is not None:
-            return await self.site.virtual.replace(LEASES, {**held, "spec": {**held["spec"], "renewTime": now}})
+            metadata = {**held["metadata"], "annotations": {**annotations_of(held), **annotations}}
+            renewed = {**held, "metadata": metadata, "spec": {**held["spec"], "renewTime": now}}
+            return await self.site.virtual.replace(LEASES, renewed)
         owner = owner_reference({"apiVersion": "v1", "kind": "Node", **node}, controller=False, block_deletion=False)
         lease = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
-            "metadata": {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]},
+            "metadata": {
+                "name": name,
+                "namespace": NODE_LEASES,
+                "ownerReferences": [owner],
+                "annotations": annotations,
+            },
             "spec": {"holderIdentity": name, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now},
         }
         return await self.site.virtual.create(LEASES, lease)
+
+    def annotations(self) -> dict[str, str]:
+        seen = self.site.last_seen()
+        return {keys.LAST_SEEN: timestamp(seen)} if seen is not None else {}
 
     async def remove(self, name: str) -> None:
         """The Lease goes with its node, where no garbage collector sees to that."""

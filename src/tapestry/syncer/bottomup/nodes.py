@@ -27,6 +27,7 @@ from tapestry.kube.requests import holds_its_node
 from tapestry.kube.resources import NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
+from tapestry.syncer import metrics
 from tapestry.syncer.leases import Leases, is_another
 from tapestry.syncer.leasing import Lease, State, Terms, earliest, soonest
 from tapestry.syncer.projections import is_placeholder, physical_node_of
@@ -196,6 +197,7 @@ class PhysicalNodes:
                 refused.append(error)
             else:
                 self.site.manager.events.warning(pod, "Reclaimed", f"{reason}: by {reclaim.terms.by}")
+                metrics.OUTCOMES.labels(self.site.binding_name, metrics.FAILED, "Reclaimed").inc()
         if refused:
             raise refused[0]
 

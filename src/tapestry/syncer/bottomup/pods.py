@@ -9,6 +9,7 @@ from tapestry.controller import Result
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, key_of, uid_of, version_of
 from tapestry.kube.resources import PODS
+from tapestry.syncer import metrics
 from tapestry.syncer.site import LAG, Site
 from tapestry.syncer.translate.meta import virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid, to_virtual
@@ -54,4 +55,6 @@ class PhysicalPods:
             return None
         if version_of(shown) != version_of(pod):
             self.patched[key] = version_of(pod)
+            if mapped_uid(pod) is None:
+                metrics.OUTCOMES.labels(self.site.binding_name, metrics.MAPPED, "").inc()
         return None

@@ -17,9 +17,10 @@ from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
 from tapestry.kube.patches import exactly, owned_patch
 from tapestry.kube.quantity import Amounts
 from tapestry.kube.times import timestamp
-from tapestry.syncer.leasing import Side
+from tapestry.syncer.leasing import Policy, Side, State
 from tapestry.syncer.policies import Reading, is_about, reading_of
 from tapestry.syncer.site import Site
+from tapestry.syncer.virtual_nodes import leased_of, state_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class PolicyStatus:
         if binding is None or policy is None or is_deleting(policy) or not is_about(policy, binding):
             return None
         reading = reading_of(policy, self.side, site.config.time_zone)
-        nodes = nodes_under(site, f"{self.side}/{name}")
+        nodes = nodes_under(site, reading.policy, now)
         status = status_of(policy, reading, nodes, now)
         if self.side is Side.OWNER:
             ours = None if site.is_unbinding else our_lease(binding, status, nodes)
@@ -52,13 +53,12 @@ class PolicyStatus:
         return self.site.virtual if self.side is Side.OPERATOR else self.site.physical
 
 
-def nodes_under(site: Site, policy: str) -> list[Object]:
-    """The virtual nodes that are lent under a policy."""
-    return [
-        node
-        for node in site.virtual_nodes.store.list()
-        if policy in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")
-    ]
+def nodes_under(site: Site, policy: Policy, now: datetime) -> list[Object]:
+    """The virtual nodes that a policy lends now: none while it is closed, and none that another policy closes."""
+    if not policy.is_open(now):
+        return []
+    found = [node for node in site.virtual_nodes.store.list() if state_of(node) is State.OPEN]
+    return [node for node in found if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")]
 
 
 def status_of(policy: Object, reading: Reading, nodes: list[Object], now: datetime) -> Object:
@@ -91,7 +91,7 @@ def status_of(policy: Object, reading: Reading, nodes: list[Object], now: dateti
 
 def totals(nodes: list[Object]) -> dict[str, str]:
     """What the nodes lend together."""
-    return sum((Amounts.parse(value_at(node, "status", "allocatable")) for node in nodes), Amounts()).texts()
+    return sum(map(leased_of, nodes), Amounts()).texts()
 
 
 def our_lease(binding: Binding, status: Object, nodes: list[Object]) -> Object:

@@ -24,7 +24,7 @@ def ours_below(
         labels=selector(site.virtual_cluster, site.binding_uid),
         transform=transform,
         indexers={"source": source_key, **indexers},
-    )
+    ).called(f"physical_{resource.plural}")
 
 
 class Following:

@@ -15,6 +15,7 @@ from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, key_of, uid_of
 from tapestry.kube.pods import ENDED, is_over
 from tapestry.kube.resources import PODS
+from tapestry.syncer import metrics
 from tapestry.syncer.site import LAG, Site
 from tapestry.syncer.topdown.verdicts import Verdicts
 from tapestry.syncer.translate import pod_status
@@ -76,6 +77,7 @@ class Losses:
             await self.site.virtual.delete(PODS, marked, grace_seconds=grace_of(pod))
         except NotFound:
             return
+        self.verdicts.count(metrics.FAILED, "Reclaimed")
         del self.site.reclaimed[uid]
 
     async def show_end(self, pod: Object) -> bool:

@@ -148,6 +148,7 @@ class Services:
 
     def _above(self, resource: Resource, services: Keys, namespace: str) -> Informer:
         informer = Informer(self.site.manager.reads, resource, namespace=namespace, indexers={"service": services})
+        informer.called(f"virtual_{resource.plural}")
         informer.on_change(partial(self._saw_above, services))
         informer.after_sync(self.look_at_all)
         return informer

@@ -70,6 +70,7 @@ class Sources:
 
     def _informer(self, kind: str, namespace: str) -> Informer:
         informer = Informer(self.site.manager.reads, RESOURCES[kind], namespace=namespace, transform=digested)
+        informer.called(f"virtual_{kind}")
         informer.on_change(partial(self._changed, kind))
         informer.after_sync(lambda: self.after_sync(namespace))
         return informer

@@ -12,6 +12,7 @@ from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, controller_of, uid_of
 from tapestry.kube.resources import PODS
 from tapestry.kube.times import parse_time
+from tapestry.syncer import metrics
 from tapestry.syncer.site import Site
 from tapestry.syncer.translate import pod_status
 from tapestry.syncer.translate.pods import untranslatable
@@ -48,8 +49,11 @@ class Verdicts:
     async def object_to(self, pod: Object, complaints: Sequence[str]) -> None:
         """The pod, or a change of it, does not go down."""
         message = "; ".join(complaints[:MOST_COMPLAINTS])
+        first = told_since(pod, keys.ACCEPTED, "PodSecurity") is None
         if await self.deny(pod, keys.ACCEPTED, "PodSecurity", message):
             self.site.manager.events.warning(pod, "PodSecurity", message)
+            if first and pod_status.mapped_uid(pod) is None:
+                self.count(metrics.REFUSED, "PodSecurity")
 
     async def accept(self, pod: Object) -> None:
         """Take back what was said against the pod, if anything was."""
@@ -67,6 +71,10 @@ class Verdicts:
         self.ending.add(uid_of(pod))
         await self.patch(pod, pod_status.ended(reason, message, self.site.now() if is_disrupted else None))
         self.site.manager.events.warning(pod, reason, message)
+        self.count(metrics.FAILED, reason)
+
+    def count(self, outcome: str, reason: str) -> None:
+        metrics.OUTCOMES.labels(self.site.binding_name, outcome, reason).inc()
 
     async def deny(self, pod: Object, type: str, reason: str, message: str) -> bool:
         """Set a condition to False, since when the same was said first; whether that was news."""

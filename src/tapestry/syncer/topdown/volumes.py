@@ -85,6 +85,7 @@ class Volumes:
 
     def _above(self, _: str) -> Informer:
         informer = Informer(self.site.manager.reads, PERSISTENT_VOLUME_CLAIMS, transform=identity)
+        informer.called(f"virtual_{PERSISTENT_VOLUME_CLAIMS.plural}")
         informer.on_change(self.saw_claim)
         return informer
 

@@ -1,0 +1,132 @@
+"""What a policy in a file would come to, if it were applied now."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
+from tapestry.apis.policies import POLICIES
+from tapestry.inspect.facts import Above, Cluster
+from tapestry.inspect.proposals import PolicyPlan, Proposal, planned, proposed_policy
+from tapestry.inspect.tables import plan_text
+from tapestry.kube.objects import Object, of_resource
+from tapestry.syncer.leasing import Side
+
+CREATED = "2026-01-01T00:00:00Z"
+NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+NIGHT = {"start": "22:00", "end": "06:00"}
+EAST = {
+    "clusterID": "e1",
+    "secretRef": {"name": "east", "namespace": "tapestry-system"},
+    "mountNamespace": "leased",
+}
+
+
+def an_object(name: str, **content: Any) -> Object:
+    return {"metadata": {"name": name, "uid": f"uid-of-{name}", "creationTimestamp": CREATED}, **content}
+
+
+def a_policy(name: str, **spec: Any) -> Object:
+    return of_resource(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
+
+
+def in_a_file(name: str, **spec: Any) -> Object:
+    written = {"apiVersion": POLICIES.api_version, "kind": POLICIES.kind, "metadata": {"name": name}}
+    return proposed_policy([{**written, "spec": {"cluster": "east", **spec}}], "file.yaml")
+
+
+def a_pod(name: str, cpu: str, node: str, priority: int = 0) -> Object:
+    container = {"name": "c", "resources": {"requests": {"cpu": cpu}}}
+    pod = an_object(name, spec={"nodeName": node, "priority": priority, "containers": [container]})
+    return {**pod, "metadata": {**pod["metadata"], "namespace": "shop"}}
+
+
+BINDING: Binding = binding_of(of_resource(CLUSTER_BINDINGS, an_object("east", spec=EAST)), "virtual")
+
+
+def plan(
+    proposed: Object, *policies: Object, owner: tuple[Object, ...] = (), pods: tuple[Object, ...] = ()
+) -> PolicyPlan:
+    """For a cluster of one node with 4 processors, of which the owner's own pods hold one."""
+    virtual = an_object("vnode-e1-n1", status={"allocatable": {"cpu": "3"}})
+    virtual["metadata"]["labels"] = {keys.CLUSTER_BINDING_UID: BINDING.uid}
+    virtual["metadata"]["annotations"] = {keys.PHYSICAL_NODE_NAME: "n1"}
+    node = an_object("n1", status={"allocatable": {"cpu": "4"}})
+    cluster = Cluster([node], [a_pod("foreign", "1", "n1")], list(owner), None)
+    facts = Above("virtual", [], [virtual], {"vnode-e1-n1": list(pods)}, list(policies))
+    mine = {each["metadata"]["name"]: each for each in policies}
+    proposal = Proposal(proposed, mine.get(proposed["metadata"]["name"]), Side.OPERATOR)
+    return planned(proposal, BINDING, cluster, facts, "UTC", NOON)
+
+
+def test_a_new_policy_lends_where_nothing_was_lent() -> None:
+    found = plan(in_a_file("half", resourceLimits=[{"resource": "cpu", "percent": 50}]))
+    (node,) = found.nodes
+    assert (found.is_new, node.state_now, node.state_then) == (True, "Withdrawn", "Open")
+    assert (found.leased_now, found.leased_then) == ({}, {"cpu": "1500m"})
+
+
+def test_a_changed_policy_takes_the_place_of_the_one_that_there_is() -> None:
+    found = plan(in_a_file("all", resourceLimits=[{"resource": "cpu", "quantity": 1}]), a_policy("all"))
+    assert (found.is_new, found.leased_now, found.leased_then) == (False, {"cpu": "3"}, {"cpu": "1"})
+
+
+def test_a_policy_that_would_be_closed_lends_nothing_and_says_who_must_leave_and_when() -> None:
+    pods = (a_pod("web", "1", "vnode-e1-n1"), a_pod("db", "1", "vnode-e1-n1"))
+    night = in_a_file("all", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
+    found = plan(night, a_policy("all"), pods=pods)
+    (node,) = found.nodes
+    assert (found.open, node.state_then, node.leased_then) == (False, "Closed", {"cpu": "0"})
+    assert (node.reclaimed, node.deadline) == (["shop/db", "shop/web"], NOON + timedelta(minutes=10))
+    text = plan_text(found, NOON)
+    assert "Open -> Closed" in text
+    assert "2 in 10m0s" in text
+    assert "shop/web on n1" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_pods_that_may_finish_are_not_reclaimed() -> None:
+    found = plan(in_a_file("all", timeWindows=[NIGHT]), a_policy("all"), pods=(a_pod("web", "1", "vnode-e1-n1"),))
+    (node,) = found.nodes
+    assert (node.state_then, node.reclaimed, node.deadline) == ("Closed", [], None)
+
+
+def test_a_file_that_says_what_there_is_changes_nothing() -> None:
+    night = {"timeWindows": [NIGHT], "forceReclaim": True, "gracefulReclaimPeriodSeconds": 600}
+    found = plan(in_a_file("all", **night), a_policy("all", **night))
+    assert (found.leased_now, found.leased_then) == ({"cpu": "0"}, {"cpu": "0"})
+    assert found.nodes[0].state_now == found.nodes[0].state_then == "Closed"
+
+
+def test_the_owner_has_the_last_word_in_a_plan_too() -> None:
+    owner = (a_policy("little", resourceLimits=[{"resource": "cpu", "quantity": "500m"}]),)
+    assert plan(in_a_file("all"), owner=owner).leased_then == {"cpu": "500m"}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"kind": "Pod"}, "f: cloud.tencent.com/v1beta1 ResourceLeasingPolicy was expected, found"),
+        ({"spec": None}, "f: spec: is missing"),
+        ({"spec": {}}, "f: spec.cluster: is required"),
+        ({"spec": {"cluster": "east", "timeWindow": []}}, "f: spec.timeWindow: there is no such field"),
+        (
+            {"spec": {"cluster": "e", "timeWindows": [{"from": "1"}]}},
+            r"f: spec.timeWindows\[0\].from: there is no",
+        ),
+        ({"spec": {"cluster": "e", "resourceLimits": [{"resource": "cpu", "percent": 140}]}}, r"\[0\].percent: .* 140"),
+        ({"spec": {"cluster": "e", "timeZone": "Mars"}}, "f: spec.timeZone: 'Mars' is not a time zone"),
+        ({"spec": {"cluster": "e", "nodeSelector": {"nodeSelectorTerms": []}}}, "spec.nodeSelector"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(change: dict[str, Any], complaint: str) -> None:
+    written = {"apiVersion": POLICIES.api_version, "kind": POLICIES.kind, "metadata": {"name": "x"}, **change}
+    with pytest.raises(ValueError, match=complaint):
+        proposed_policy([written], "f")
+
+
+def test_a_file_has_one_policy() -> None:
+    with pytest.raises(ValueError, match="one ResourceLeasingPolicy was expected, found 0 objects"):
+        proposed_policy([], "f")
