@@ -151,7 +151,7 @@ async def prepare(client: Client, objects: int) -> None:
     await client.make(f"{HERE}/configmaps", ENCODE({**made("small"), "data": {"a": "b"}}))
     data = {"a": "b", **{f"key{n}": "v" * 20 for n in range(30_000)}}
     await client.make(f"{HERE}/configmaps", ENCODE({**made("large"), "data": data}))
-    many = msgspec.json.decode(ports(20_000, containerPort=lambda n: n + 1))
+    many = msgspec.json.decode(ports(8_000, containerPort=lambda n: n + 1))
     await client.make(f"{HERE}/pods", ENCODE({**many, "metadata": {"name": "many"}}))
     numbers = iter(range(objects))
 
