@@ -16,7 +16,7 @@ COMPILE  := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --ge
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api conformance kube-assets node-assets client-assets queue-assets conformance-assets kube-assets-if-possible lock clean
+.PHONY: help setup up test test-long check reference fmt bench bench-windows bench-nodes bench-sync bench-startup bench-api bench-hostile conformance kube-assets node-assets client-assets queue-assets conformance-assets kube-assets-if-possible lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ bench-startup: setup ## Measure how much longer than its libraries a command tak
 
 bench-api: setup kube-assets ## Measure our API server against kube-apiserver with etcd
 	$(BIN)/python -m benchmarks.api
+
+bench-hostile: setup kube-assets ## Measure whether hostile and large requests keep our API server from answering others
+	$(BIN)/python -m benchmarks.hostile
 
 kube-assets: ## Build Kubernetes and etcd into the user's cache folder (needs Go 1.24+)
 	@$(PYTHON) tools/kube_assets.py

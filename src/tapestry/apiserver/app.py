@@ -57,7 +57,7 @@ from tapestry.apiserver.defaults import kinds as defaults
 from tapestry.apiserver.documents.documents import Documents
 from tapestry.apiserver.ownership.apply import Ownership
 from tapestry.apiserver.ownership.shapes import Shapes
-from tapestry.apiserver.pipeline import Only, Pipeline, TypedReading, is_built_in, is_custom, stored
+from tapestry.apiserver.pipeline import Only, Pipeline, Pure, TypedReading, is_built_in, is_custom, stored
 from tapestry.apiserver.rows import Rows, built_in
 from tapestry.apiserver.server import Attributes, Authorize, Page, Server, everybody_may, no_objection
 from tapestry.apiserver.service_addresses import Addresses, Network
@@ -81,6 +81,7 @@ from tapestry.apiserver.subresources.signing_requests import SigningRequests
 from tapestry.apiserver.types import Types
 from tapestry.apiserver.validation import kinds as validation
 from tapestry.apiserver.verbs import Verbs
+from tapestry.apiserver.workers import Worker
 from tapestry.kube.objects import NOTHING, Object
 from tapestry.kube.resources import CRDS, DISRUPTION_BUDGETS, NAMESPACES, RESOURCE_QUOTAS, SERVICES
 from tapestry.process.addresses import parse_address
@@ -125,7 +126,8 @@ async def running(
         sweep(folder, now())
         ways, gate, clients = ways_of(config, accounts), gate_of(config), clients_of(config)
         server = server_of(config, store, accounts, ways, now)
-        reception = replace(reception_of(config, server, accounts, gate, clients), mounted=mounted)
+        worker = Worker()
+        reception = replace(reception_of(config, server, accounts, gate, clients), mounted=mounted, worker=worker)
         async with asyncio.TaskGroup() as group:
             chores = store.run(), forget(store, config.history_seconds)
             tasks = [group.create_task(chore) for chore in chores]
@@ -150,6 +152,7 @@ async def running(
                 for runner in runners.values():
                     await runner.cleanup()
                 await server.close()
+                worker.close()
                 for task in tasks:
                     task.cancel()
                 if reception.auditor is not None:
@@ -172,9 +175,9 @@ def server_of(
     crds, hooks, requested = stored(CRDS.name), stored(*MATCHES), stored(REQUESTS)
     pods, bearers, giving = stored("pods"), stored("pods", "persistentvolumeclaims"), stored(*ROLES, *BINDINGS)
     reading = (
-        *(Only(is_built_in, TypedReading(types)), Only(is_custom, definitions.read)),
-        *(Only(stored("secrets"), admission.plain_secrets), defaults.step),
-        *(Only(crds, rules.default), Only(hooks, policy_rules.default)),
+        *(Only(is_built_in, Pure(TypedReading(types))), Only(is_custom, Pure(definitions.read))),
+        *(Only(stored("secrets"), Pure(admission.plain_secrets)), Pure(defaults.step)),
+        *(Only(crds, Pure(rules.default)), Only(hooks, Pure(policy_rules.default))),
     )
     on_pods = (
         *(limits.default, admission.Priorities(store), admission.default_tolerations),
@@ -189,7 +192,7 @@ def server_of(
     prepare = Pipeline(
         [
             *(*reading, Only(nodes_write, restriction)),
-            *(Only(requested, requests.prepare), ownership.track, admission.Namespaces(store)),
+            *(Only(requested, requests.prepare), Pure(ownership.track), admission.Namespaces(store)),
             *plugins,
             webhooks.mutate,
         ]
@@ -200,9 +203,9 @@ def server_of(
             Only(nodes_write, restriction.deletion),
             *((Only(giving, Escalation(authorize)),) if isinstance(authorize, Authorizer) else ()),
             *(Only(stored("namespaces"), admission.immortal), admission.kinds),
-            *(Only(stored(SERVICES.name), addresses), validation.step),
-            *(Only(is_custom, definitions.check), Only(crds, rules.settle), Only(hooks, policy_rules.settle)),
-            *(Only(requested, requests.check), advice.step, ownership.steady, Only(bearers, limits.check)),
+            *(Only(stored(SERVICES.name), addresses), Pure(validation.step), Only(is_custom, Pure(definitions.check))),
+            *(Only(crds, Pure(rules.settle)), Only(hooks, Pure(policy_rules.settle)), Only(requested, requests.check)),
+            *(Pure(advice.step), Pure(ownership.steady), Only(bearers, limits.check)),
             *(PodSecurity(store), *judges),
             Quotas(store, rows.of(RESOURCE_QUOTAS), now),  # the last: what is charged follows at once
         ]

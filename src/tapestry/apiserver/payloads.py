@@ -1,29 +1,23 @@
 """Payloads: the body of a request, received once its sender is authorized, and decoded once.
 
-JSON is decoded in C, on the event loop.  YAML and protobuf are decoded in Python: a large one keeps a thread busy, and
-never more than one, so that other requests are answered meanwhile.
+A small body is decoded on the event loop.  A large one waits for room in memory and is decoded in the worker's thread,
+so that other requests are answered meanwhile.
 """
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import structs
 
-from tapestry.apiserver.codec import PROTOBUF, YAML_TYPES, decoded, from_protobuf, from_yaml, media_type
+from tapestry.apiserver.codec import YAML_TYPES, decoded, from_yaml, media_type
 from tapestry.apiserver.requests import Call
-
-INLINE = 1 << 15
-"""Bytes of a body that is decoded on the event loop, whatever its format."""
-Result = TypeVar("Result")
-DECODER = ThreadPoolExecutor(1, "decoder")
+from tapestry.apiserver.workers import LARGE, make_room, run_if_large
 
 
 def is_pending(call: Call) -> bool:
-    """Whether a call needs `received` before its handler: its body has not arrived, or is perhaps not JSON."""
-    return call.incoming is not None or (call.body != b"" and call.body[:1] != b"{")
+    """Whether a call needs `received` before its handler: its body has not arrived, is large, or may not be JSON."""
+    body = call.body
+    return call.incoming is not None or len(body) >= LARGE or (body != b"" and body[:1] != b"{")
 
 
 async def arrived(call: Call) -> Call:
@@ -36,18 +30,14 @@ async def arrived(call: Call) -> Call:
 async def received(call: Call) -> Call:
     """The call with all of its body, decoded if that is slow.  Raises BadRequest where it cannot be decoded."""
     call = await arrived(call)
-    kind, body = media_type(call.headers.get("content-type", "")), call.body
-    if kind in YAML_TYPES and body and body[:1] != b"{":
-        document = from_yaml(body) if len(body) <= INLINE else await elsewhere(from_yaml, body)
+    content_type, body = call.headers.get("content-type", ""), call.body
+    await make_room(len(body))
+    if media_type(content_type) in YAML_TYPES and body and body[:1] != b"{":
+        document = await run_if_large(len(body), from_yaml, body)
         return structs.replace(call, sent=document.value, repeated=document.repeated)
-    if kind == PROTOBUF and len(body) > INLINE:
-        return structs.replace(call, sent=await elsewhere(from_protobuf, body))
-    return call
-
-
-async def elsewhere(function: Callable[[bytes], Result], body: bytes) -> Result:
-    """The result of a function that takes long, called in a thread; one after the other."""
-    return await asyncio.get_running_loop().run_in_executor(DECODER, function, body)
+    if len(body) < LARGE:
+        return call
+    return structs.replace(call, sent=await run_if_large(len(body), decoded, body, content_type))
 
 
 def sent_in(call: Call) -> Any:

@@ -3,16 +3,18 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import msgspec
 
 from tapestry.apiserver import refusals
-from tapestry.apiserver.payloads import INLINE, elsewhere
+from tapestry.apiserver.customs.structural import path_below
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.types import Types
 from tapestry.apiserver.verbs import Request, Step
+from tapestry.apiserver.workers import finished, run_if_large
+from tapestry.kube.budget import checkpoint
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
@@ -22,11 +24,18 @@ encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
+class Pure:
+    """A step that never waits and looks at nothing but what it is given: it may run in a thread."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
 class Only:
     """A step that concerns some resources, and of which the others see nothing."""
 
     concerns: Callable[[Row], bool]
-    step: Step
+    step: Step | Pure
 
 
 def stored(*resources: str) -> Callable[[Row], bool]:
@@ -43,29 +52,55 @@ def is_built_in(row: Row) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps that follow each other, all of them pure or none."""
+
+    steps: Sequence[Step]
+    is_pure: bool
+
+    def result(self, request: Request, old: Object | None, new: Object, warnings: int) -> Object:
+        """What pure steps make of an object; they may begin again, so `warnings` is how many there were before."""
+        del request.warnings[warnings:]
+        checkpoint()
+        for step in self.steps:
+            new = finished(step(request, old, new))
+        return new
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """Steps one after the other, as one."""
 
-    steps: Sequence[Step | Only]
-    _of: dict[str, Sequence[Step]] = field(default_factory=dict)
+    steps: Sequence[Step | Only | Pure]
+    _of: dict[str, Sequence[Stretch]] = field(default_factory=dict)
     """Those that concern a resource."""
 
-    def of(self, row: Row) -> Sequence[Step]:
+    def of(self, row: Row) -> Sequence[Stretch]:
         found = self._of.get(row.storage)
         if found is None:
-            steps = [each for each in self.steps if not isinstance(each, Only) or each.concerns(row)]
-            found = self._of[row.storage] = [each.step if isinstance(each, Only) else each for each in steps]
+            concerned = [each for each in self.steps if not isinstance(each, Only) or each.concerns(row)]
+            steps = [each.step if isinstance(each, Only) else each for each in concerned]
+            found = self._of[row.storage] = [
+                Stretch([each.step if isinstance(each, Pure) else each for each in group], is_pure)
+                for is_pure, group in groupby(steps, lambda each: isinstance(each, Pure))
+            ]
         return found
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        steps = self.of(request.target.row)
+        stretches = self.of(request.target.row)
         if new is None:
             assert old is not None
-            for step in steps:
-                await step(request, old, None)
+            for stretch in stretches:
+                for step in stretch.steps:
+                    await step(request, old, None)
             return old
-        for step in steps:
-            new = await step(request, old, new)
+        for stretch in stretches:
+            if stretch.is_pure:
+                warnings = len(request.warnings)
+                new = await run_if_large(request.size, stretch.result, request, old, new, warnings)
+            else:
+                for step in stretch.steps:
+                    new = await step(request, old, new)
         return new
 
 
@@ -103,7 +138,7 @@ def may_repeat(request: Request) -> bool:
 
 async def duplicates(request: Request) -> list[str]:
     """The first fields that the body names twice."""
-    return twice(request.body) if len(request.body) <= INLINE else await elsewhere(twice, request.body)
+    return await run_if_large(len(request.body), twice, request.body)
 
 
 def report_repetitions(request: Request) -> None:
@@ -123,7 +158,8 @@ def report_fields(request: Request, unknown: Sequence[str], repeated: Sequence[s
     complaints += [f'duplicate field "{path}"' for path in repeated[:MOST_REPORTED]]
     mode = request.query.get("fieldValidation") or "Warn"
     if mode == "Strict" and complaints:
-        raise refusals.bad_request(f"{undecodable(request)}strict decoding error: " + ", ".join(complaints))
+        listed = ", ".join(complaints)
+        raise refusals.bad_request(f"{undecodable(request)}strict decoding error: {listed}")
     if mode == "Warn":
         request.warnings.extend(complaints)
 
@@ -153,7 +189,7 @@ def repeated_in(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, Pairs):
         seen: set[str] = set()
         for key, each in value:
-            below = f"{path}.{key}" if path else key
+            below = path_below(path, key)
             if key in seen:
                 yield below
             seen.add(key)

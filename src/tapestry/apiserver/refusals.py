@@ -187,6 +187,11 @@ def too_many_requests() -> TooManyRequests:
     return TooManyRequests(429, "TooManyRequests", message, details={"retryAfterSeconds": 1})
 
 
+def too_costly() -> TooLarge:
+    why = "Request entity too large: it takes more work than the server does for one request"
+    return TooLarge(413, "RequestEntityTooLarge", why)
+
+
 def out_of_time() -> Timeout:
     return Timeout(504, "Timeout", "Timeout: request did not complete within the allotted timeout")
 

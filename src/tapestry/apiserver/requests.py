@@ -158,6 +158,14 @@ class Selection:
     """The one name that can match, where the fields say so."""
     stored: Query = field(default_factory=dict)
     """What fields are called in the store, where that is something else."""
+    _values: dict[str, tuple[set[str], set[str]]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """The values that a field must have, of which there can be one, and those that it must not have."""
+
+    def __post_init__(self) -> None:
+        for term in self.fields.terms:
+            path = self.stored.get(term.field, term.field)
+            wanted, refused = self._values.setdefault(path, (set(), set()))
+            (wanted if term.equal else refused).add(term.value)
 
     @property
     def matches(self) -> Callable[[Version], bool] | None:
@@ -173,11 +181,11 @@ class Selection:
         if not self.labels.matches(version.labels):
             return False
         texts = version.texts
-        for term in self.fields.terms:
-            path = self.stored.get(term.field, term.field)
+        for path, (wanted, refused) in self._values.items():
             if path not in texts:
                 remember(version, path)
-            if (texts[path] == term.value) != term.equal:
+            text = texts[path]
+            if text in refused or (wanted and wanted != {text}):
                 return False
         return True
 
@@ -212,6 +220,8 @@ def unknown_field(row: Row, name: str) -> str:
 
 
 NAME = "metadata.name"
+LONGEST_NUMBER = 19
+"""Digits of a number of 64 bits."""
 BOOLEANS = ("spec.hostNetwork", "spec.unschedulable")
 
 

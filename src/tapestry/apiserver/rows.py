@@ -73,6 +73,8 @@ class Row:
     """What a list is called, where that is not the kind and `List`."""
     deprecation: str = ""
     """What is said to whoever still uses it."""
+    schema_size: int = 0
+    """Bytes of the schema of a custom resource, as JSON."""
 
     @property
     def list_kind(self) -> str:
@@ -178,7 +180,7 @@ class Rows:
         self.edition += 1
 
     def has_built_in(self, group: str, plural: str) -> bool:
-        return any((key[0], key[2]) == (group, plural) and not row.is_custom for key, row in self._rows.items())
+        return any((key[0], key[2]) == (group, plural) and not row.is_custom for key, row in list(self._rows.items()))
 
     def __iter__(self) -> Iterator[Row]:
         return iter(list(self._rows.values()))
@@ -186,7 +188,7 @@ class Rows:
     def groups(self) -> dict[str, dict[str, list[Row]]]:
         """The rows by group and version, each in the order that clients should prefer."""
         found: dict[str, dict[str, list[Row]]] = {}
-        for row in self._rows.values():
+        for row in list(self._rows.values()):
             found.setdefault(row.resource.group, {}).setdefault(row.resource.version, []).append(row)
         return {
             group: dict(sorted(versions.items(), key=lambda each: precedence(each[0])))

@@ -24,6 +24,8 @@ from tapestry.apiserver.rows import Rows
 from tapestry.apiserver.storage.log import LogError
 from tapestry.apiserver.verbs import APPLY_PATCH, Request, Verbs
 from tapestry.apiserver.watches import Watching, line
+from tapestry.apiserver.workers import run_if_large
+from tapestry.kube.budget import OutOfTime, OverBudget
 from tapestry.kube.errors import ApiError, Gone, NotFound
 from tapestry.kube.objects import NOTHING, Object
 from tapestry.kube.selectors import SelectorError, parse_field_selector
@@ -32,6 +34,12 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 TRUE = ("1", "true")
+LONGEST_WHOLE = 8 << 20
+"""Bytes of a list that is sent as a whole."""
+LONGEST_SELECTOR = 4 << 10
+"""Of fields, in which a name is looked for that somebody may have rights to."""
+PIECE = 1 << 18
+"""Bytes that are sent at a time of one that is not."""
 
 
 class Stream(Protocol):
@@ -125,6 +133,10 @@ class Server:
             return refused(refusals.not_kept(error))
         except RecursionError:  # of JSON in an annotation or a key: bodies are not as deep
             return refused(refusals.bad_request("a text in the request is nested too deeply"))
+        except OverBudget:
+            return refused(refusals.too_costly())
+        except OutOfTime:
+            raise TimeoutError from None
         except Exception:
             log.exception("cannot answer", method=call.method, path=call.path)
             return refused(refusals.internal("the server failed; its log says where"))
@@ -134,7 +146,7 @@ class Server:
         if page is not None:
             self.check_path(call)
             return await page(call)
-        if (found := self.about_itself(call)) is not None:
+        if (found := await self.about_itself(call)) is not None:
             return found
         if call.method not in ("GET", "HEAD"):
             await self.verbs.store.wait_for_latest()  # it may be defined by now
@@ -183,9 +195,12 @@ class Server:
 
     # -- the server itself
 
-    def about_itself(self, call: Call) -> Answer | None:
+    async def about_itself(self, call: Call) -> Answer | None:
         """What is under paths that name no resource; None where the path may name one."""
         segments = call.path.strip("/").split("/")
+        if segments[0] == "openapi":
+            self.check_path(call)
+            return await self.openapi(call, segments[1:])
         document = self.document(call, segments)
         if document is None:
             return None
@@ -213,8 +228,6 @@ class Server:
         match segments:
             case ["version"]:
                 return answered(200, self.version)
-            case ["openapi", *rest]:
-                return self.openapi(call, rest)
             case ["api" | "apis" as root]:
                 return self.roots(call, legacy=root == "api")
             case ["api", version]:
@@ -232,20 +245,20 @@ class Server:
             return answered(200, discovery.api_resources(group, version, versions[version]))
         return answered(200, discovery.api_group(group, list(versions)))
 
-    def openapi(self, call: Call, rest: list[str]) -> Answer | None:
+    async def openapi(self, call: Call, rest: list[str]) -> Answer | None:
         with suppress(KeyError):  # a group or a version that is not served
             match rest:
                 case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted(call.headers.get("accept", ""))):
-                    return tagged(call, self.documents.swagger_protobuf(), CONTENT_TYPE)
+                    return tagged(call, await self.documents.swagger_protobuf(), CONTENT_TYPE)
                 case ["v2"]:
                     chosen_form(call.headers.get("accept", ""), frozenset())
-                    return tagged(call, self.documents.swagger())
+                    return tagged(call, await self.documents.swagger())
                 case ["v3"]:
-                    return tagged(call, self.documents.index())
+                    return tagged(call, await self.documents.index())
                 case ["v3", "api", version]:
-                    return tagged(call, self.documents.group("", version))
+                    return tagged(call, await self.documents.group("", version))
                 case ["v3", "apis", group, version]:
-                    return tagged(call, self.documents.group(group, version))
+                    return tagged(call, await self.documents.group(group, version))
         return None
 
     def roots(self, call: Call, *, legacy: bool) -> Answer:
@@ -264,7 +277,8 @@ class Server:
             form, include = form_of(call)
             if call.query.get("watch") in TRUE:
                 return await self.watched(call, target, form, include)
-            return Answer(200, views.many(target.row, await self.verbs.list(target, call.query), form, include))
+            listing = await self.verbs.list(target, call.query)
+            return listed(await views.many(target.row, listing, form, include))
         request, body = self.read(call, target)
         if call.method == "POST":
             return warned(request, 201, await self.verbs.create(request, body))
@@ -287,13 +301,16 @@ class Server:
                 if target.subresource:
                     raise refusals.not_allowed()
                 return await self.watched(call, target, form, include)
-            return Answer(200, views.one(target.row, await self.verbs.get(target, call.query), form, include))
+            raw = await self.verbs.get(target, call.query)
+            if form == views.TABLE:
+                return Answer(200, await run_if_large(len(raw), views.one, target.row, raw, form, include))
+            return Answer(200, views.one(target.row, raw, form, include))
         request, body = self.read(call, target)
         match call.method:
             case "PUT":
                 return warned(request, 200, await self.verbs.replace(request, body))
             case "PATCH" if request.content_type == APPLY_PATCH:
-                report_repetitions(request)
+                await run_if_large(len(call.body), report_repetitions, request)
                 return warned(request, *await self.verbs.apply(request, body))
             case "PATCH":
                 if "force" in call.query:
@@ -351,6 +368,8 @@ def serves(target: Target, verb: str) -> bool:
 
 def only_name(fields: str) -> str:
     """The name of the one object that a field selector can choose: who may see that one may look for it so."""
+    if len(fields) > LONGEST_SELECTOR:
+        return ""
     try:
         terms = parse_field_selector(fields).terms
     except SelectorError:
@@ -361,6 +380,35 @@ def only_name(fields: str) -> str:
 def form_of(call: Call) -> tuple[str, str]:
     """In which form the client wants objects, and how much of them beside a table."""
     return chosen_form(call.headers.get("accept", ""), views.FORMS), call.query.get("includeObject") or "Metadata"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A long answer that is there already, in pieces: all of it is never copied."""
+
+    parts: Sequence[bytes | memoryview]
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        waiting: list[bytes | memoryview] = []
+        size = 0
+        for part in self.parts:
+            waiting.append(part)
+            size += len(part)
+            if size >= PIECE:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+        if waiting:
+            yield b"".join(waiting)
+
+    def end(self) -> None:
+        """There is nothing to give back."""
+
+
+def listed(parts: Sequence[bytes | memoryview]) -> Answer:
+    """The answer with a list; one that is long goes out in pieces."""
+    if sum(map(len, parts)) <= LONGEST_WHOLE:
+        return Answer(200, b"".join(parts))
+    return Answer(200, b"", stream=Pieces(parts))
 
 
 def answered(status: int, body: Any, content_type: str = JSON) -> Answer:

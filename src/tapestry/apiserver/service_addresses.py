@@ -152,6 +152,7 @@ class Addresses:
 
     def with_ports(self, spec: Object, had: set[str | int], owner: str, *, is_dry: bool) -> tuple[Object, list[Fault]]:
         faults: list[Fault] = []
+        free = self.free_ports(owner, keep=not is_dry)
         if needs_node_ports(spec):
             ports = []
             for number, port in enumerate(spec.get("ports") or ()):
@@ -160,12 +161,12 @@ class Addresses:
                         faults += self.port_faults(asked, f"spec.ports[{number}].nodePort", owner)
                     ports.append(port)
                 else:
-                    ports.append({**port, "nodePort": self.free_port(owner, keep=not is_dry)})
+                    ports.append({**port, "nodePort": next(free)})
             spec = {**spec, "ports": ports}
         if needs_health_check(spec):
             asked = spec.get("healthCheckNodePort")
             if not asked:
-                spec = {**spec, "healthCheckNodePort": self.free_port(owner, keep=not is_dry)}
+                spec = {**spec, "healthCheckNodePort": next(free)}
             elif asked not in had and not is_dry:
                 faults += self.port_faults(asked, "spec.healthCheckNodePort", owner)
         return spec, faults
@@ -177,15 +178,15 @@ class Addresses:
         elif not self.is_free(port, owner):
             yield invalid(path, port, "provided port is already allocated")
 
-    def free_port(self, owner: str, *, keep: bool) -> int:
+    def free_ports(self, owner: str, *, keep: bool) -> Iterator[int]:
+        """Ports that nobody has, each once; raises an error where there are no more."""
         start = self.random.randrange(len(NODE_PORTS))
         for offset in range(len(NODE_PORTS)):
             port = NODE_PORTS[(start + offset) % len(NODE_PORTS)]
             if self.is_free(port):
-                self.speak_for(port, owner)
-                if not keep:
-                    del self.spoken_for[port]
-                return port
+                if keep:
+                    self.speak_for(port, owner)
+                yield port
         raise exhausted("failed to allocate a nodePort: range is full")
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver import recurring, refusals
+from tapestry.apiserver.customs.structural import path_below
+from tapestry.kube.budget import checkpoint
 from tapestry.kube.objects import Object
 from tapestry.kube.quantity import QuantityError, parse
 from tapestry.kube.times import micro_timestamp, timestamp
@@ -37,6 +39,8 @@ SCALARS: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "number": (int, float),
 }
+MANY = 1_000
+"""Items of a list before which a request looks at its time."""
 BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 QUANTITIES = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
 GO_NAMES = {"string": "string", "boolean": "bool", "number": "float64"}
@@ -196,6 +200,8 @@ def array(item: Read) -> Read:
     def read(value: Any, path: str, reading: Reading) -> Any:
         if type(value) is not list:
             raise Mismatch(value, path, "slice")
+        if len(value) > MANY:
+            checkpoint()
         return [item(each, f"{path}[{number}]", reading) for number, each in enumerate(value) if each is not None]
 
     return read
@@ -216,7 +222,7 @@ def struct(fields: Mapping[str, Read], several: frozenset[str], always: Object) 
         for key, each in value.items():
             known = fields.get(key)
             if known is None:
-                reading.unknown.append(f"{path}.{key}" if path else key)
+                reading.unknown.append(path_below(path, key))
             elif each is not None:
                 inside = known(each, f"{path}.{key}" if path else key, reading)
                 if inside or key not in several:
@@ -232,7 +238,7 @@ def mapping(item: Read) -> Read:
     def read(value: Any, path: str, reading: Reading) -> Any:
         if type(value) is not dict:
             raise Mismatch(value, path, "map")
-        return {key: item(each, f"{path}.{key}", reading) for key, each in value.items() if each is not None}
+        return {key: item(each, path_below(path, key), reading) for key, each in value.items() if each is not None}
 
     return read
 

@@ -5,7 +5,7 @@ in the place of just that version; where another write came first it begins agai
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from random import Random
@@ -20,12 +20,16 @@ from tapestry.apiserver.rows import MADE_BY_PUT, SHOWN_WHEN_GONE, Row
 from tapestry.apiserver.storage.log import Key
 from tapestry.apiserver.storage.store import Claim, Compacted, Make, Stale, Store, Version
 from tapestry.apiserver.watches import AS_IS, Flavour, Watching
+from tapestry.apiserver.workers import LARGE, MANY, current_work, make_room, run_if_large
+from tapestry.kube.budget import checkpoint
 from tapestry.kube.errors import AlreadyExists, ApiError
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, uid_from, uid_of, with_value, without
 from tapestry.kube.patches import PatchError, json_patched, merged
 from tapestry.kube.strategic import strategic_merged
 
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # of generated names: without vowels, hence without words
+DELETIONS = 16
+"""Objects of a collection that are deleted at the same time."""
 TRIES = 200
 """How often a write begins again that named no version: as many others may be under way, and come first."""
 PATIENCE = 3.0
@@ -66,6 +70,8 @@ class Request:
     """For the audit log."""
     claim: Claim | None = None
     """Of what is about to be written."""
+    size: int = 0
+    """Bytes of JSON that have to be looked at: of the body, of the object that is changed, or of its schema."""
 
     @property
     def is_dry(self) -> bool:
@@ -146,9 +152,9 @@ class Verbs:
         return await self.shown(target.row, version.raw)
 
     async def list(self, target: Target, query: Query) -> Listing:
-        selection = selection_of(target.row, query)
+        selection = await self.selection_of(target.row, query)
         versions, revision, limit = await self.listed(target, query)
-        chosen = self.chosen(versions, selection)
+        chosen = await self.chosen_of(versions, selection)
         page = chosen[:limit] if limit else chosen
         metadata: Object = {"resourceVersion": str(revision)}
         if len(page) < len(chosen):
@@ -160,13 +166,19 @@ class Verbs:
 
     async def shown(self, row: Row, raw: bytes) -> bytes:
         """An object out of the store as this version shows it."""
-        return shown(row, (await self.converted(row, [raw]))[0] if row.conversion else raw)
+        raw = (await self.converted(row, [raw]))[0] if row.conversion else raw
+        if row.guise is None:
+            return shown(row, raw)
+        return await run_if_large(max(len(raw), row.schema_size), shown, row, raw)
 
     async def all_shown(self, row: Row, versions: Sequence[Version]) -> Sequence[bytes]:
         raws = [version.raw for version in versions]
         if not row.is_custom and row.guise is None:
             return raws
-        return [shown(row, raw) for raw in (await self.converted(row, raws) if row.conversion else raws)]
+        raws = list(await self.converted(row, raws)) if row.conversion else raws
+        if row.guise is None:
+            return [shown(row, raw) for raw in raws]
+        return await run_if_large(sum(map(len, raws)), all_shown, row, raws)
 
     async def converted(self, row: Row, raws: Sequence[bytes]) -> Sequence[bytes]:
         """Objects out of the store in the version of a row, in one call for all that are in another one."""
@@ -214,18 +226,26 @@ class Verbs:
         except Compacted:
             raise refusals.ExpiredList(token) from None
 
-    def chosen(self, versions: Sequence[Version], selection: Selection) -> Sequence[Version]:
+    async def selection_of(self, row: Row, query: Query) -> Selection:
+        size = len(query.get("labelSelector", "")) + len(query.get("fieldSelector", ""))
+        return selection_of(row, query) if size < LARGE else await run_if_large(size, selection_of, row, query)
+
+    async def chosen_of(self, versions: Sequence[Version], selection: Selection) -> Sequence[Version]:
         if selection.name:
             versions = [version for version in versions if version.key.name == selection.name]
         matches = selection.matches
-        return versions if matches is None else [version for version in versions if matches(version)]
+        if matches is None:
+            return versions
+        if len(versions) <= MANY:
+            return [version for version in versions if matches(version)]
+        return await run_if_large(LARGE, matching, versions, matches)
 
     async def watch(self, target: Target, query: Query, flavour: Flavour = AS_IS) -> Watching:
         row, version, initial = target.row, query.get("resourceVersion", ""), query.get("sendInitialEvents")
         if initial is not None and query.get("resourceVersionMatch") != "NotOlderThan":
             why = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
             raise refusals.invalid(refusals.LIST_OPTIONS, "", "resourceVersionMatch", why)
-        selection = selection_of(row, query)
+        selection = await self.selection_of(row, query)
         anywhere = version in ("", "0")
         with_list = anywhere if initial is None else initial == "true"
         if with_list or anywhere:
@@ -236,7 +256,13 @@ class Verbs:
             subscription = self.store.watch(row.storage, target.namespace, name, after=after)
         except Compacted as error:
             raise refusals.expired(after, error.oldest) from None
-        first = self.chosen(self.store.every(row.storage, target.namespace), selection) if with_list else None
+        first = None
+        if with_list:
+            try:
+                first = await self.chosen_of(self.store.every(row.storage, target.namespace), selection)
+            except BaseException:
+                self.store.unwatch(row.storage, subscription)
+                raise
         asked = min(number(query.get("timeoutSeconds") or "0", "timeoutSeconds"), LONGEST_WATCH)
         seconds = asked or self.random.randrange(*WATCH_SECONDS)
         bookmarks = query.get("allowWatchBookmarks") in ("1", "true")
@@ -252,6 +278,7 @@ class Verbs:
             seconds,
             marks_end=initial == "true",
             convert=(lambda raws: self.converted(row, raws)) if row.conversion else None,
+            work=current_work(),
         )
 
     async def wait_for_revision(self, version: str) -> None:
@@ -269,6 +296,7 @@ class Verbs:
         if resource.namespaced and not target.namespace:
             raise refusals.not_allowed()
         wanted = writes.placed(target, body)
+        request.size = max(request.size, len(request.body), row.schema_size)
         if request.is_dry:
             wanted = without(wanted, "metadata", "resourceVersion")  # which Kubernetes minds only where it stores
         base = str(wanted["metadata"].get("generateName", ""))
@@ -323,7 +351,9 @@ class Verbs:
                     request, lambda current: writes.placed(target, self.applied(request, current, body))
                 )
             try:
-                return 201, await self.create(self.creation(request), self.applied(request, None, body))
+                creating = self.creation(request)
+                config = await run_if_large(len(request.body), self.applied, request, None, body)
+                return 201, await self.create(creating, config)
             except AlreadyExists:
                 continue
         raise refusals.conflict(target.row.resource, target.name, refusals.MODIFIED)
@@ -342,8 +372,16 @@ class Verbs:
             head = self.store.head(*key)
             if head is None:
                 raise refusals.not_found(row.resource, target.name)
-            current: Object = DECODER.decode(await self.shown(row, head.raw))
-            ready = await self.prepare(request, current, wanted(current))
+            request.size = max(len(request.body), len(head.raw), row.schema_size)
+            raw = await self.shown(row, head.raw) if row.conversion or row.guise is not None else shown(row, head.raw)
+            if request.size < LARGE:
+                current: Object = DECODER.decode(raw)
+                changed = wanted(current)
+            else:
+                await make_room(request.size)
+                current = await run_if_large(request.size, DECODER.decode, raw)
+                changed = await run_if_large(request.size, wanted, current)
+            ready = await self.prepare(request, current, changed)
             new = writes.updated(row, current, ready, target.subresource, free=free or self.unrestricted)
             settled = await (self.settle if new is not current else self.judge)(request, current, new)
             if settled == current:
@@ -410,12 +448,19 @@ class Verbs:
 
     async def delete_collection(self, request: Request, options: Mapping[str, Any]) -> bytes:
         target = request.target
-        selection = selection_of(target.row, request.query)
-        going = self.chosen(self.store.every(target.row.storage, target.namespace), selection)
+        selection = await self.selection_of(target.row, request.query)
+        going = await self.chosen_of(self.store.every(target.row.storage, target.namespace), selection)
+        waiting = iter(going)
+
+        async def delete_next() -> None:
+            for version in waiting:
+                await self.delete_quietly(request, version, options)
+                await asyncio.sleep(0)
+
         try:
             async with asyncio.TaskGroup() as group:
-                for version in going:
-                    group.create_task(self.delete_quietly(request, version, options))
+                for _ in range(min(DELETIONS, len(going))):
+                    group.create_task(delete_next())
         except ExceptionGroup as errors:
             refusal = next((each for each in errors.exceptions if isinstance(each, ApiError)), None)
             if refusal is None:
@@ -440,6 +485,24 @@ class Verbs:
             why = "Required value: name or generateName is required"
             raise refusals.invalid(row.resource, "", "metadata.name", why)
         return base[:58] + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
+
+
+def matching(versions: Iterable[Version], matches: Callable[[Version], bool]) -> list[Version]:
+    found = []
+    for place, version in enumerate(versions):
+        if not place % 256:
+            checkpoint()
+        if matches(version):
+            found.append(version)
+    return found
+
+
+def all_shown(row: Row, raws: Iterable[bytes]) -> list[bytes]:
+    found = []
+    for raw in raws:
+        checkpoint()
+        found.append(shown(row, raw))
+    return found
 
 
 def shown(row: Row, raw: bytes) -> bytes:
@@ -478,21 +541,37 @@ def text_of(spec: Any) -> Any:
 
 def list_text(row: Row, metadata: Object, items: Sequence[bytes]) -> bytes:
     """A list in JSON; built-in kinds are told by the list alone, not by each of its items."""
-    resource = row.resource
-    head = {"kind": row.list_kind, "apiVersion": resource.api_version, "metadata": metadata}
-    begin, between, end = ENCODER.encode(head)[:-1] + b',"items":[', b",", b"]}"
-    parts: Sequence[bytes | memoryview] = items
-    if not row.is_custom and items:
-        kind = text_head(resource.api_version) + b',"kind":"%b",' % resource.kind.encode()
-        if all(each.startswith(kind) for each in items):
-            begin, between = begin + b"{", b",{"
-            parts = [memoryview(each)[len(kind) :] for each in items]
+    begin, between, parts, end = list_pieces(row, metadata, items)
     if not parts:
         return begin + end
     if len(parts) == 1:
         return b"".join((begin, parts[0], end))
     # A long list is copied just once.
     return between.join((b"".join((begin, parts[0])), *parts[1:-1], b"".join((parts[-1], end))))
+
+
+def list_parts(row: Row, metadata: Object, items: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+    """The same text in pieces that follow each other: objects are not copied."""
+    begin, between, parts, end = list_pieces(row, metadata, items)
+    found: list[bytes | memoryview] = [begin]
+    for each in parts:
+        found += (each, between)
+    found[-1] = end if parts else begin + end
+    return found
+
+
+def list_pieces(
+    row: Row, metadata: Object, items: Sequence[bytes]
+) -> tuple[bytes, bytes, Sequence[bytes | memoryview], bytes]:
+    """How a list begins, what is between its items, what it has of each of them, and how it ends."""
+    resource = row.resource
+    head = {"kind": row.list_kind, "apiVersion": resource.api_version, "metadata": metadata}
+    begin, between, end = ENCODER.encode(head)[:-1] + b',"items":[', b",", b"]}"
+    if not row.is_custom and items:
+        kind = text_head(resource.api_version) + b',"kind":"%b",' % resource.kind.encode()
+        if all(each.startswith(kind) for each in items):
+            return begin + b"{", b",{", [memoryview(each)[len(kind) :] for each in items], end
+    return begin, between, items, end
 
 
 def check_list_options(version: str, match: str, query: Query) -> None:

@@ -7,21 +7,28 @@ its client comes back at the revision it has reached.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.storage.store import Change, Event, Store, Subscription, Version, change
+from tapestry.apiserver.workers import LARGE, Work
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object
 
 BOOKMARK_SECONDS = 60.0
 LAST_BOOKMARK = 2.0
 """Seconds before its end that a watch says how far it got, so that the next one need not begin earlier."""
+BATCH = 256
+"""Objects or events that are sent at a time."""
+FEW = 16
+"""Events that are shown at once, whatever that takes."""
 TICK = 0.01
 """Seconds by which a clock may be early."""
 INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
+T = TypeVar("T")
 Matches = Callable[[Version], bool] | None
 Show = Callable[[bytes], bytes]
 """An object as the watcher wants to see it."""
@@ -36,6 +43,8 @@ class Flavour:
     show: Show | None = None
     mark: Show | None = None
     """The same for the objects of bookmarks, which have nothing but their version."""
+    is_slow: bool = False
+    """Whether objects are read for that."""
 
 
 AS_IS = Flavour()
@@ -61,6 +70,8 @@ class Watching:
     """Called once, when it ends."""
     convert: Convert | None = None
     """Where objects are not stored in the version that is watched, and it takes somebody else to convert them."""
+    work: Work | None = None
+    """Of the request, which has been answered since."""
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
@@ -69,9 +80,8 @@ class Watching:
         wake = self.subscription.wake
         alarm = loop.call_at(min(deadline, bookmark_at), wake)
         try:
-            if self.first is not None:
-                yield await self._initial(self.first)
-                self.first = None
+            async for chunk in self._initial():
+                yield chunk
             while loop.time() < deadline:
                 if alarm.when() <= loop.time() + TICK:  # it has rung, or is about to
                     alarm.cancel()
@@ -81,8 +91,9 @@ class Watching:
                     self.revision = events[-1].revision
                     if self.convert is not None:
                         await self._prepare(self.convert, events)
-                    if text := b"".join(self._line(event, what) for event, what in self._seen(events)):
-                        yield text
+                    for at in range(0, len(events), BATCH):
+                        if text := await self._text(events[at : at + BATCH]):
+                            yield text
                 elif self.subscription.dropped:
                     return
                 if bookmark_at <= loop.time() < deadline and not self.subscription.is_behind:
@@ -102,14 +113,41 @@ class Watching:
         if over is not None:
             over()
 
-    async def _initial(self, versions: Iterable[Version]) -> bytes:
+    async def _initial(self) -> AsyncGenerator[bytes, None]:
+        """What is there already."""
+        first, self.first = self.first, None
+        if first is None:
+            return
+        for at in range(0, len(first), BATCH):
+            yield await self._added(first[at : at + BATCH])
+        if self.bookmarks and self.marks_end:
+            yield self._bookmark({"annotations": INITIAL_END})
+
+    async def _added(self, versions: Iterable[Version]) -> bytes:
         raws: Sequence[bytes] = [version.raw for version in versions]
         if self.convert is not None:
             raws = await self.convert(raws)
-        lines = [line("ADDED", self._shown(raw)) for raw in raws]
-        if self.bookmarks and self.marks_end:
-            lines.append(self._bookmark({"annotations": INITIAL_END}))
-        return b"".join(lines)
+        size = sum(map(len, raws)) if self.flavour.is_slow else 0
+        return await self._run(size, lambda: b"".join([line("ADDED", self._shown(raw)) for raw in raws]))
+
+    async def _run(self, size: int, function: Callable[[], T]) -> T:
+        """The result of a function, in the thread where it looks at much."""
+        if size < LARGE or self.work is None or self.work.worker is None:
+            return function()
+        return await self.work.worker.run(self.work.user, function)
+
+    async def _text(self, events: Sequence[Event]) -> bytes:
+        """What the watcher sees of some events."""
+        if len(events) < FEW or not self.flavour.is_slow:
+            return b"".join([self._line(event, what) for event, what in self._seen(events)])
+        is_shared = self.store.watchers(self.row.storage) > 1
+        made = await self._run(
+            LARGE, lambda: [(event, what, self._made(event, what)) for event, what in self._seen(events)]
+        )
+        if is_shared:
+            for event, what, text in made:
+                event.lines[what + self.flavour.name] = text
+        return b"".join([text for _, _, text in made])
 
     def _seen(self, events: Iterable[Event]) -> Iterable[tuple[Event, Change]]:
         for event in events:
@@ -127,10 +165,13 @@ class Watching:
     def _line(self, event: Event, what: Change) -> bytes:
         known = event.lines.get(what + self.flavour.name)
         if known is None:
-            known = line(what, self._shown(raw_of(event, what)))
+            known = self._made(event, what)
             if self.store.watchers(self.row.storage) > 1:  # else it would be kept for nobody
                 event.lines[what + self.flavour.name] = known
         return known
+
+    def _made(self, event: Event, what: Change) -> bytes:
+        return event.lines.get(what + self.flavour.name) or line(what, self._shown(raw_of(event, what)))
 
     def _shown(self, raw: bytes) -> bytes:
         return self.flavour.show(raw) if self.flavour.show else raw

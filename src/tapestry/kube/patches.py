@@ -16,12 +16,16 @@ from typing import Any
 
 import msgspec
 
+from tapestry.kube.budget import charge
 from tapestry.kube.objects import NOTHING, Object
 
 MAX_OPERATIONS = 10_000
 """In one JSON Patch, as in kube-apiserver."""
 MAX_COPIED_BYTES = 3 * 1024 * 1024
 """What all copy operations of one JSON Patch may add, as JSON, as in kube-apiserver."""
+
+MOVED_AT_ONCE = 1_000
+"""Elements of a list that are moved or copied in a microsecond, about."""
 
 FIELDS = {
     "add": ("path", "value"),
@@ -133,19 +137,15 @@ def json_patched(document: Any, operations: Any) -> Any:
         raise PatchError(f"patch: a JSON Patch is a list of operations, not {json_type(operations)}")
     if len(operations) > MAX_OPERATIONS:
         raise PatchTooLarge(f"patch: {len(operations)} operations are over {MAX_OPERATIONS}; send several patches")
-    copied = 0
+    patching = Patching(document)
     for index, operation in enumerate(operations):
         if flaw := flaw_of(operation):
             raise PatchError(f"patch[{index}]: {flaw}")
         try:
-            if operation["op"] == "copy":
-                copied += len(msgspec.json.encode(found_at(document, pointer(operation["from"]))))
-                if copied > MAX_COPIED_BYTES:
-                    raise PatchError(f"the copies so far are {copied} bytes, over {MAX_COPIED_BYTES}")
-            document = operated(document, operation)
+            patching.operate(operation)
         except PatchError as error:
             raise PatchError(f"patch[{index}]: {operation['op']} {operation['path']}: {error}") from None
-    return document
+    return patching.document
 
 
 def flaw_of(operation: Any) -> str:
@@ -163,23 +163,97 @@ def flaw_of(operation: Any) -> str:
     return ""
 
 
-def operated(document: Any, operation: Object) -> Any:
-    path = pointer(operation["path"])
-    match operation["op"]:
-        case "add":
-            return added(document, path, operation["value"])
-        case "remove":
-            return removed(document, path)
-        case "replace":
-            return replaced(document, path, operation["value"])
-        case "move":
-            return moved(document, pointer(operation["from"]), path)
-        case "copy":
-            return added(document, path, found_at(document, pointer(operation["from"])))
-        case _:
-            if not is_same(found_at(document, path), operation["value"]):
-                raise PatchError("the value there is another")
-            return document
+class Patching:
+    """A document while operations are made.
+
+    A container is copied when it is first changed, and changed in place from then on: all operations together cost
+    what the document and the patch have, not what each operation would cost alone.
+    """
+
+    def __init__(self, document: Any) -> None:
+        self.document = document
+        self._own: dict[int, Any] = {}
+        """The containers that nobody else holds, by their ids."""
+        self._copied = 0
+
+    def operate(self, operation: Object) -> None:
+        path = pointer(operation["path"])
+        match operation["op"]:
+            case "add":
+                self._add(path, operation["value"])
+            case "remove":
+                self._remove(path)
+            case "replace":
+                self._replace(path, operation["value"])
+            case "move":
+                self._move(pointer(operation["from"]), path)
+            case "copy":
+                self._add(path, self._copy(pointer(operation["from"])))
+            case _:
+                if not is_same(found_at(self.document, path), operation["value"]):
+                    raise PatchError("the value there is another")
+
+    def _add(self, path: Pointer, value: Any) -> None:
+        if not path:
+            self.document = value
+            return
+        container, step = self._container(path[:-1]), path[-1]
+        if isinstance(container, dict):
+            container[step] = value
+            return
+        if not isinstance(container, list):
+            raise PatchError(f"nothing can be added to {json_type(container)}")
+        index = len(container) if step == "-" else int(step) if INDEX.fullmatch(step) else -1
+        if not 0 <= index <= len(container):
+            raise PatchError(f"{step!r} is no index of a list of {len(container)}")
+        charge((len(container) - index) // MOVED_AT_ONCE + 1)
+        container.insert(index, value)
+
+    def _remove(self, path: Pointer) -> None:
+        if not path:
+            raise PatchError("the whole document cannot go")
+        container = self._container(path[:-1])
+        charge(len(container) // MOVED_AT_ONCE + 1 if isinstance(container, list) else 1)
+        del container[place(container, path[-1])]
+
+    def _replace(self, path: Pointer, value: Any) -> None:
+        if not path:
+            self.document = value
+            return
+        container = self._container(path[:-1])
+        container[place(container, path[-1])] = value
+
+    def _move(self, source: Pointer, path: Pointer) -> None:
+        if len(path) > len(source) and path[: len(source)] == source:
+            raise PatchError("a value cannot move into itself")
+        value = found_at(self.document, source)
+        if path != source:
+            self._remove(source)
+            self._add(path, value)
+
+    def _copy(self, source: Pointer) -> Any:
+        text = msgspec.json.encode(found_at(self.document, source))
+        self._copied += len(text)
+        if self._copied > MAX_COPIED_BYTES:
+            raise PatchError(f"the copies so far are {self._copied} bytes, over {MAX_COPIED_BYTES}")
+        return msgspec.json.decode(text)  # of its own: what is at the source may change in place
+
+    def _container(self, path: Pointer) -> Any:
+        """What is at a path, and may be changed."""
+        self.document = found = self._owned(self.document)
+        for step in path:
+            at = place(found, step)
+            found[at] = below = self._owned(found[at])
+            found = below
+        return found
+
+    def _owned(self, value: Any) -> Any:
+        if not isinstance(value, dict | list) or id(value) in self._own:
+            return value
+        charge(len(value) // MOVED_AT_ONCE + 1)
+        copy = value.copy()
+        self._own[id(copy)] = copy
+        return copy
 
 
 def pointer(text: str) -> Pointer:
@@ -206,52 +280,6 @@ def place(container: Any, step: str) -> Any:
     if isinstance(container, list) and INDEX.fullmatch(step) and int(step) < len(container):
         return int(step)
     raise PatchError("there is nothing there")
-
-
-def added(document: Any, path: Pointer, value: Any) -> Any:
-    if not path:
-        return value
-    above, step = path[:-1], path[-1]
-    container = found_at(document, above)
-    if isinstance(container, dict):
-        return replaced(document, above, {**container, step: value})
-    if not isinstance(container, list):
-        raise PatchError(f"nothing can be added to {json_type(container)}")
-    index = len(container) if step == "-" else int(step) if INDEX.fullmatch(step) else -1
-    if not 0 <= index <= len(container):
-        raise PatchError(f"{step!r} is no index of a list of {len(container)}")
-    return replaced(document, above, [*container[:index], value, *container[index:]])
-
-
-def removed(document: Any, path: Pointer) -> Any:
-    if not path:
-        raise PatchError("the whole document cannot go")
-    above, step = path[:-1], path[-1]
-    container = found_at(document, above)
-    gone = place(container, step)
-    rest = container.copy()
-    del rest[gone]
-    return replaced(document, above, rest)
-
-
-def moved(document: Any, source: Pointer, path: Pointer) -> Any:
-    if len(path) > len(source) and path[: len(source)] == source:
-        raise PatchError("a value cannot move into itself")
-    value = found_at(document, source)
-    return document if path == source else added(removed(document, source), path, value)
-
-
-def replaced(document: Any, path: Pointer, value: Any) -> Any:
-    """`document` with `value` in the place of what is at `path`; a loop, because a client chooses how deep that is."""
-    containers = []
-    for step in path:
-        containers.append(document)
-        document = document[place(document, step)]
-    for container, step in zip(reversed(containers), reversed(path), strict=True):
-        copy = container.copy()
-        copy[place(container, step)] = value
-        value = copy
-    return value
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -11,8 +11,8 @@ A field that we do not know is an error: a selector with part of its conditions 
 
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -33,6 +33,8 @@ class Operator(StrEnum):
     LESS = "Lt"
 
 
+MANY = 8
+"""Requirements, or values of one, that are looked at one after the other."""
 LABEL_OPERATORS = (Operator.IN, Operator.NOT_IN, Operator.EXISTS, Operator.DOES_NOT_EXIST)
 FIELD_OPERATORS = (Operator.IN, Operator.NOT_IN)
 
@@ -100,12 +102,60 @@ class LabelSelector:
     """All of its requirements must hold; without any, everything matches."""
 
     requirements: tuple[Requirement, ...] = ()
+    _index: "LabelIndex | None" = field(default=None, init=False, compare=False, repr=False)
+    """Where there are many requirements, or many values in one."""
+
+    def __post_init__(self) -> None:
+        if len(self.requirements) > MANY or any(len(each.values) > MANY for each in self.requirements):
+            object.__setattr__(self, "_index", LabelIndex(self.requirements))
 
     def matches(self, labels: Mapping[str, str]) -> bool:
+        if self._index is not None:
+            return self._index.matches(labels)
         return all(requirement.matches(labels) for requirement in self.requirements)
 
     def __str__(self) -> str:
         return ",".join(map(str, self.requirements))
+
+
+class LabelIndex:
+    """Many requirements by key, so that an object is asked about what it has, and not about each of them."""
+
+    def __init__(self, requirements: Iterable[Requirement]) -> None:
+        self._allowed: dict[str, frozenset[str] | None] = {}
+        """The labels that there must be, with the values that they may have, or None for any value."""
+        self._bounds: list[Requirement] = []
+        self._refused: dict[str, set[str] | None] = {}
+        """The labels that there must not be, with the values that they must not have, or None for every value."""
+        for each in requirements:
+            match each.operator:
+                case Operator.IN:
+                    known = self._allowed.get(each.key)
+                    values = frozenset(each.values)
+                    self._allowed[each.key] = values if known is None else known & values
+                case Operator.EXISTS:
+                    self._allowed.setdefault(each.key, None)
+                case Operator.NOT_IN:
+                    refused = self._refused.setdefault(each.key, set())
+                    if refused is not None:
+                        refused.update(each.values)
+                case Operator.DOES_NOT_EXIST:
+                    self._refused[each.key] = None
+                case _:
+                    self._allowed.setdefault(each.key, None)
+                    self._bounds.append(each)
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        if len(self._allowed) > len(labels):
+            return False
+        for key, allowed in self._allowed.items():
+            value = labels.get(key)
+            if value is None or (allowed is not None and value not in allowed):
+                return False
+        for key, value in labels.items():
+            if key in self._refused and ((refused := self._refused[key]) is None or value in refused):
+                return False
+        return all(each.matches(labels) for each in self._bounds)
 
 
 EVERYTHING = LabelSelector()

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from tapestry.kube.budget import charge
 from tapestry.kube.objects import Object
 from tapestry.kube.patches import PatchError, json_type
 
@@ -92,6 +93,7 @@ def strategic_merged(original: Object, patch: Object, schema: PatchSchema) -> Ob
 
 
 def merged_object(original: Object, patch: Object, schema: PatchSchema, path: str) -> Object:
+    charge(len(original) + len(patch))  # an element that the patch names again and again is copied each time
     if DIRECTIVE in patch:
         return directed_object(patch, path)
     result = retained(original, patch, path) if RETAIN_KEYS in patch else dict(original)
@@ -151,6 +153,7 @@ def retained(original: Object, patch: Object, path: str) -> Object:
 
 
 def merged_list(had: list[Any], patch: list[Any], field: PatchField, path: str) -> list[Any]:
+    charge(len(had) + len(patch))
     if not had and not patch:
         return had
     items, named, live = united(had, patch, field, path)

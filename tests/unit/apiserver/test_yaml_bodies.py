@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apiserver.codec import LARGEST, LONGEST_BODY, decoded
+from tapestry.apiserver.workers import Work, Worker
 from tapestry.apiserver.yaml_bodies import MOST_REPEATED, YamlError, document
+from tapestry.kube.budget import BUDGET
 from tapestry.kube.errors import BadRequest
 
 from .conftest import Hand
@@ -166,13 +168,15 @@ async def test_others_are_answered_while_a_large_yaml_is_decoded(call: Hand, kin
     lines = b"".join(b"  k%d: v\n" % at for at in range(90_000))
     head = b"apiVersion: v1\nkind: Other\nmetadata: {name: a}\ndata:\n"
     method, path = ("POST", MAPS) if kind == YAML else ("PATCH", f"{MAPS}/a")
-    answered = 0
+    answered, worker = 0, Worker()
+    BUDGET.set(Work(worker, "admin"))
     async with asyncio.TaskGroup() as group:
         decoding = group.create_task(call(method, path, head + lines, kind=kind, fieldManager="m"))
         while not decoding.done():
             assert (await call("GET", "/version"))[0] == 200
             answered += 1
             await asyncio.sleep(0)
+    worker.close()
     assert decoding.result()[0] == 400
     assert answered > 20
 

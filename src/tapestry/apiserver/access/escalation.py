@@ -12,6 +12,7 @@ from tapestry.apiserver.requests import Target
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.server import Attributes
 from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.workers import run_if_large
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import Resource
@@ -23,6 +24,8 @@ KINDS = {
     "Role": Row(Resource(GROUP, "v1", "Role", "roles"), "role", ()),
 }
 EVERYTHING = (Rule(("*",), ("*",), ("*",)), Rule(("*",), paths=("*",)))
+MOST_LACKING = 1_000
+"""Rights that a refusal names."""
 HARMLESS = ("ownerReferences", "finalizers", "managedFields")
 """Metadata that whoever collects garbage may change."""
 
@@ -38,17 +41,17 @@ class Escalation:
             return old or {}
         if MASTERS not in request.user.groups and (old is None or bare(old) != bare(new)):
             is_role = request.target.row.storage in ROLES
-            (self.check_role if is_role else self.check_binding)(request, old, new)
+            await (self.check_role if is_role else self.check_binding)(request, old, new)
         return new
 
-    def check_role(self, request: Request, old: Object | None, role: Object) -> None:
+    async def check_role(self, request: Request, old: Object | None, role: Object) -> None:
         if self.authorizer(Attributes(request.user, "escalate", request.target)):
             return
-        self.check(request, role, rules_of(role))
-        if (is_aggregated(role) or is_aggregated(old)) and self.lacking(request, EVERYTHING):
+        await self.check(request, role, rules_of(role))
+        if (is_aggregated(role) or is_aggregated(old)) and await self.lacking(request, EVERYTHING):
             raise refused(request, role, "must have cluster-admin privileges to use the aggregationRule")
 
-    def check_binding(self, request: Request, _: Object | None, binding: Object) -> None:
+    async def check_binding(self, request: Request, _: Object | None, binding: Object) -> None:
         reference, namespace = binding["roleRef"], request.target.namespace
         row = KINDS.get(reference.get("kind", ""))
         if row is None:
@@ -58,18 +61,19 @@ class Escalation:
         rules = self.authorizer.roles.rules(namespace if row.resource.namespaced else "", reference["name"])
         if rules is None:
             raise refusals.not_found(request.target.row.resource, reference["name"])  # Kubernetes mixes them up, too
-        self.check(request, binding, rules)
+        await self.check(request, binding, rules)
 
-    def check(self, request: Request, obj: Object, rules: tuple[Rule, ...]) -> None:
-        lacking = self.lacking(request, rules)
+    async def check(self, request: Request, obj: Object, rules: tuple[Rule, ...]) -> None:
+        lacking = await self.lacking(request, rules)
         if lacking:
             user = request.user
             who = f'user "{user.name}" (groups={quoted(user.groups)})'
             why = f"{who} is attempting to grant RBAC permissions not currently held:"
             raise refused(request, obj, "\n".join([why, *sorted({str(rule) for rule in compact(lacking)})]))
 
-    def lacking(self, request: Request, rules: tuple[Rule, ...]) -> list[Rule]:
-        return uncovered(rules, self.authorizer.rules(request.user, request.target.namespace))
+    async def lacking(self, request: Request, rules: tuple[Rule, ...]) -> list[Rule]:
+        held = list(self.authorizer.rules(request.user, request.target.namespace))
+        return await run_if_large(request.size, uncovered, rules, held, MOST_LACKING)
 
 
 def bare(obj: Object) -> Object:

@@ -115,6 +115,7 @@ def evaluated(program: Program, variables: Mapping[str, Any], left: Meter) -> An
         raise EvaluationError(f"expression '{program.text}' resulted in error: {error}") from error
     finally:
         left.left -= before - max(own.left, 0)
+        own.report()
 
 
 def bindings(attempt: Attempt, known_as: Resource, authorize: Authorize) -> dict[str, Any]:

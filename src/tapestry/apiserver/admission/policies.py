@@ -26,6 +26,8 @@ from tapestry.apiserver.rows import Rows
 from tapestry.apiserver.server import Authorize
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.workers import run_if_large
+from tapestry.kube.budget import charge
 from tapestry.kube.cel.compiling import Program, compiled
 from tapestry.kube.cel.errors import CompileError, CostExceeded, EvaluationError, Meter
 from tapestry.kube.cel.library.moments import moment
@@ -109,6 +111,7 @@ def declared_variables(spec: Object) -> Mapping[str, Type]:
 
 def composed(found: Mapping[str, Type]) -> Type:
     """The type of `variables`."""
+    charge(len(found))
     return Type("kubernetes.variables", fields={name: Field(name, each) for name, each in found.items()})
 
 
@@ -184,24 +187,26 @@ class Policies:
         self._bound: list[tuple[Policy, list[Binding]]] = []
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        if self.bound():
-            self.check(request, old, new)
+        if bound := await self.bound():
+            await self.check(bound, request, old, new)
         return new if new is not None else old or {}
 
-    def bound(self) -> list[tuple[Policy, list[Binding]]]:
+    async def bound(self) -> list[tuple[Policy, list[Binding]]]:
         """The policies that hold somewhere, as of the last change."""
-        latest = self._store.changed_at(POLICIES), self._store.changed_at(BINDINGS)
-        if latest != self._read:
+        while (latest := (self._store.changed_at(POLICIES), self._store.changed_at(BINDINGS))) != self._read:
             by_policy: dict[str, list[Binding]] = {}
             for obj in self._objects(BINDINGS):
                 by_policy.setdefault(obj["spec"]["policyName"], []).append(binding_of(obj))
             policies = {(uid_of(obj), obj["metadata"].get("generation", 0)): obj for obj in self._objects(POLICIES)}
-            self._compiled = {
-                key: found
-                for key, obj in policies.items()
-                if name_of(obj) in by_policy and (found := self._compiled.get(key) or usable(obj)) is not None
-            }
-            self._bound = [(policy, by_policy[policy.name]) for policy in self._compiled.values()]
+            compiled: dict[tuple[str, int], Policy] = {}
+            for key, obj in policies.items():
+                if name_of(obj) in by_policy:
+                    size = sum(len(version.raw) for version in self._store.every(POLICIES))
+                    found = self._compiled.get(key) or await run_if_large(size, usable, obj)
+                    if found is not None:
+                        compiled[key] = found
+            self._compiled = compiled
+            self._bound = [(policy, by_policy[policy.name]) for policy in compiled.values()]
             self._read = latest
         return self._bound
 
@@ -215,20 +220,26 @@ class Policies:
     def labels(self, name: str) -> Mapping[str, str]:
         return labels_of(self.namespace(name) or {"metadata": {}})
 
-    def check(self, request: Request, old: Object | None, new: Object | None) -> None:
+    async def check(
+        self,
+        every: list[tuple[Policy, list[Binding]]],
+        request: Request,
+        old: Object | None,
+        new: Object | None,
+    ) -> None:
         if request.target.row.resource.name in EXCLUDED:
             return
         attempt = attempt_of(request, old, new)
         denied: list[tuple[Policy, Binding, Denial]] = []
         remarks: dict[str, list[str]] = {}
-        for policy, bound in self.bound():
+        for policy, bound in every:
             known_as = policy.criteria.matches(attempt, self._equivalents, self.labels)
             if known_as is None:
                 continue
             for binding in bound:
                 if binding.criteria.matches(attempt, self._equivalents, self.labels) is None:
                     continue
-                for found in self.said(policy, binding, attempt, known_as):
+                for found in await self.said(policy, binding, attempt, known_as):
                     if isinstance(found, Remark):
                         remarks.setdefault(f"{policy.name}/{found.key}", []).append(found.value)
                     elif follow(request, policy, binding, found):
@@ -237,19 +248,22 @@ class Policies:
         if denied:
             raise refusal(attempt, *denied[0])
 
-    def said(self, policy: Policy, binding: Binding, attempt: Attempt, known_as: Resource) -> Iterator[Denial | Remark]:
+    async def said(
+        self, policy: Policy, binding: Binding, attempt: Attempt, known_as: Resource
+    ) -> list[Denial | Remark]:
         """What a policy says to an attempt, with each of the parameters that a binding gives it."""
         try:
             parameters = self._parameters.of(policy.param_kind, binding.param_ref, attempt.namespace)
         except ParameterError as error:
-            if not policy.forgiving:
-                yield Denial(f"failed to configure binding: {error}")
-            return
+            return [] if policy.forgiving else [Denial(f"failed to configure binding: {error}")]
         is_namespace = attempt.resource.name == NAMESPACES.name
         namespace = self.namespace(attempt.namespace) if attempt.namespace and not is_namespace else None
+        found: list[Denial | Remark] = []
         for each in parameters:
             given = bindings(attempt, known_as, self._authorize)
-            yield from verdict(policy, {**given, "params": each, "namespaceObject": dated(namespace)})
+            variables = {**given, "params": each, "namespaceObject": dated(namespace)}
+            found += await run_if_large(0, verdicts, policy, variables)
+        return found
 
 
 def follow(request: Request, policy: Policy, binding: Binding, denial: Denial) -> bool:
@@ -286,6 +300,10 @@ def usable(obj: Object) -> Policy | None:
         return policy_of(obj)
     except (CompileError, SelectorError):
         return None
+
+
+def verdicts(policy: Policy, variables: dict[str, Any]) -> list[Denial | Remark]:
+    return list(verdict(policy, variables))
 
 
 def verdict(policy: Policy, variables: dict[str, Any]) -> Iterator[Denial | Remark]:

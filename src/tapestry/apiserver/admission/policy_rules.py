@@ -12,7 +12,7 @@ from tapestry.apiserver.admission.conditions import VARIABLES
 from tapestry.apiserver.admission.policies import BINDINGS, POLICIES, composed, declared_variables
 from tapestry.apiserver.customs.definitions import OBJECT_META, invalid_object
 from tapestry.apiserver.customs.expressions import declared_type
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customs.structural import Fault, first_faults
 from tapestry.apiserver.rows import Row, Rows
 from tapestry.apiserver.verbs import Request
 from tapestry.kube.cel.compiling import compiled
@@ -51,7 +51,7 @@ class PolicyRules:
         storage = request.target.row.storage
         if new is None or request.target.subresource:
             return new if new is not None else old or {}
-        faults = list(policy_faults(new["spec"]) if storage == POLICIES else binding_faults(new["spec"]))
+        faults = first_faults(policy_faults(new["spec"]) if storage == POLICIES else binding_faults(new["spec"]))
         if faults:
             raise invalid_object(request.target.row.resource, name_of(new), faults)
         return self.with_status(new) if storage == POLICIES else new
@@ -264,12 +264,14 @@ def binding_faults(spec: Object) -> Iterator[Fault]:
     if not actions:
         why = "Required value: at least one validation action is required"
         yield Fault("spec.validationActions", "FieldValueRequired", why)
+    seen = set()
     for number, each in enumerate(actions):
         at = f"spec.validationActions[{number}]"
         if each not in ACTIONS:
             yield unsupported(at, each, ACTIONS)
-        if each in actions[:number]:
+        if each in seen:
             yield Fault(at, "FieldValueDuplicate", f'Duplicate value: "{each}"')
+        seen.add(each)
     if {"Deny", "Warn"} <= set(actions):
         shown = ",".join(f'"{each}"' for each in actions)
         why = (

@@ -26,6 +26,7 @@ from tapestry.apiserver.rows import Rows
 from tapestry.apiserver.server import Answer, Authorize, Handler, warned
 from tapestry.apiserver.storage.store import Store
 from tapestry.apiserver.verbs import Convert, Request, Step
+from tapestry.apiserver.workers import run_if_large
 from tapestry.apiserver.writes import placed
 from tapestry.kube.cel.errors import EvaluationError
 from tapestry.kube.errors import ApiError, BadRequest
@@ -149,7 +150,7 @@ class Webhooks:
             why = "attempted to modify the object, which is not supported for this operation"
             raise refusals.internal(f'admission webhook "{hook.name}" {why}')
         try:
-            patched = json_patched(shown.new, operations)
+            patched = await run_if_large(request.size, json_patched, shown.new, operations)
         except PatchError as error:
             raise refusals.internal(str(error)) from error
         return await self._read_again(request, attempt, known_as, patched)
@@ -200,7 +201,7 @@ class Webhooks:
         shown = await self._shown(request, attempt, known_as)
         if hook.conditions is not None:
             try:
-                if not hook.conditions.hold(bindings(shown, known_as, self._authorize)):
+                if not await run_if_large(0, hook.conditions.hold, bindings(shown, known_as, self._authorize)):
                     return None
             except EvaluationError as error:
                 if hook.may_fail:

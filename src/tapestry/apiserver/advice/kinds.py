@@ -5,9 +5,18 @@ only the addresses in some of them are looked at.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 from tapestry.apiserver.advice.addresses import cidr_advice, ip_advice
-from tapestry.apiserver.advice.pods import NODE_LABELS, SHOWN_AS, VOLUMES, claim_advice, node_term_advice, pod_advice
+from tapestry.apiserver.advice.pods import (
+    MOST_ADVICE,
+    NODE_LABELS,
+    SHOWN_AS,
+    VOLUMES,
+    claim_advice,
+    node_term_advice,
+    pod_advice,
+)
 from tapestry.apiserver.validation.names import label
 from tapestry.apiserver.verbs import Request
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, value_at
@@ -44,7 +53,7 @@ async def step(request: Request, old: Object | None, new: Object | None) -> Obje
             request.warnings.append(CHILDREN)
         return old or {}
     if (advice := KINDS.get((row.storage, request.target.subresource))) is not None:
-        request.warnings.extend(advice(new, old))
+        request.warnings.extend(islice(advice(new, old), MOST_ADVICE))
     return new
 
 

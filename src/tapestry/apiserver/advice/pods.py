@@ -4,6 +4,9 @@ A plain pod passes by in a few microseconds: what can be wrong is asked for by t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Any
 
 from tapestry.apiserver.advice.addresses import ip_advice
 from tapestry.apiserver.recurring import remembered
@@ -48,8 +51,12 @@ PARTS_OF_BYTES = ("m", "u", "n")
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 PLACING = frozenset({"nodeSelector", "topologySpreadConstraints", "affinity"})
 REPEATING = frozenset({"hostAliases", "imagePullSecrets", "dnsConfig"})
+MOST_STEPS = 50_000
+"""Parts of paths that are compared with each other."""
 OWN_VOLUMES = "kube-api-access-"
 """How the volumes are called that the server itself gives to pods."""
+MOST_ADVICE = 200
+"""Warnings about one object: a header has no place for more."""
 NO_SELECTOR = "a null labelSelector results in matching no pod"
 
 
@@ -65,7 +72,7 @@ def pod_advice(at: str, pod: Object) -> Iterator[str]:
 
 @remembered
 def spec_advice(spec: Object, at: str) -> Sequence[str]:
-    return [*volumes_and_containers(at, spec)]
+    return [*islice(volumes_and_containers(at, spec), MOST_ADVICE)]
 
 
 def volumes_and_containers(at: str, spec: Object) -> Iterator[str]:
@@ -205,12 +212,38 @@ def path_of(item: Object) -> str:
     return str(item.get("path", "")).rstrip("/")
 
 
+class Folder:
+    """A place that paths go through or end at."""
+
+    __slots__ = ("below", "ends", "within")
+
+    def __init__(self) -> None:
+        self.below: dict[str, Folder] = {}
+        self.ends: list[int] = []
+        """Which paths end here, as numbers."""
+        self.within: list[int] = []
+        """Which go on from here."""
+
+
 def collisions(paths: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Paths that are equal to an earlier one, above it or below it; of very many only the first are looked at."""
+    root, left = Folder(), MOST_STEPS
     for number, (path, source) in enumerate(paths):
-        for other, whose in paths[:number]:
-            one, two = f"{path}/", f"{other}/"
-            if path and other and (one.startswith(two) or two.startswith(one)):
-                yield f"{placed(path, source)} with {placed(other, whose)}"
+        left -= path.count("/") + 1
+        if left < 0:
+            return
+        if not path:
+            continue
+        passed, folder = [], root
+        for step in path.split("/"):
+            passed.append(folder)
+            folder = folder.below.setdefault(step, Folder())
+        for earlier in merge(*(each.ends for each in passed[1:] if each.ends), folder.ends, folder.within):
+            other, whose = paths[earlier]
+            yield f"{placed(path, source)} with {placed(other, whose)}"
+        for each in passed[1:]:
+            each.within.append(number)
+        folder.ends.append(number)
 
 
 def placed(path: str, source: str) -> str:
@@ -261,27 +294,35 @@ def broken_bytes(at: str, amounts: Mapping[str, str], kinds: Sequence[str] = BYT
 def port_advice(ports: Sequence[tuple[str, Object]]) -> Iterator[str]:
     """Of the ports of all containers of a pod, which share one address."""
     first: dict[str, str] = {}
+    known: dict[Any, list[int]] = {}
     for number, (where, port) in enumerate(ports):
         if port.get("hostIP") and not port.get("hostPort"):
             yield f"{where}: hostIP set without hostPort: {go_port(port)}"
-        for other, earlier in ports[:number]:
-            if word := conflict(port, earlier):
-                yield f"{where}: {word} port definition with {other}"
+        same = port.get("containerPort"), port.get("protocol")
+        ip, host_port = port.get("hostIP", ""), port.get("hostPort", 0)
+        for earlier, word in conflicts(known, same, ip, host_port):
+            yield f"{where}: {word} port definition with {ports[earlier][0]}"
+        for key in ((same, ip, host_port), (same, host_port, bool(ip)), (same, bool(host_port))):
+            known.setdefault(key, []).append(number)
         if (name := port.get("name")) and (other := first.setdefault(name, where)) != where:
             use = "services and probes that select ports by name will use"
             yield f'{where}: duplicate port name "{name}" with {other}, {use} {other}'
 
 
-def conflict(port: Object, other: Object) -> str:
-    if any(port.get(field) != other.get(field) for field in ("containerPort", "protocol")):
-        return ""
-    places = [(each.get("hostIP", ""), each.get("hostPort", 0)) for each in (port, other)]
-    (ip, number), (other_ip, other_number) = places
-    if places[0] == places[1]:
-        return "duplicate"
-    if not number or not other_number:
-        return "overlapping"
-    return "dangerously ambiguous" if number == other_number and bool(ip) is not bool(other_ip) else ""
+def conflicts(known: Mapping[Any, list[int]], same: Any, ip: str, host_port: int) -> Iterator[tuple[int, str]]:
+    """Which earlier ports a port is in conflict with, and how; `known` has their numbers by what can be the same."""
+    duplicates = known.get((same, ip, host_port), ())
+    groups = [((number, "duplicate") for number in duplicates)]
+    without = known.get((same, False), ())
+    if host_port:
+        others = known.get((same, host_port, not ip), ())
+        groups.append((number, "dangerously ambiguous") for number in others)
+        groups.append((number, "overlapping") for number in without)
+    else:
+        equal = set(duplicates)
+        groups.append((number, "overlapping") for number in known.get((same, True), ()))
+        groups.append((number, "overlapping") for number in without if number not in equal)
+    yield from merge(*groups)
 
 
 def go_port(port: Object) -> str:

@@ -67,10 +67,10 @@ class Conversions:
     def _pruned(self, row: Row, obj: Object, api_version: str) -> Object:
         """An object without what the schema of its version does not know; of a version that is not served, as it is."""
         version = api_version.rpartition("/")[2]
-        node = self.definitions.nodes.get((row.resource.group, version, row.resource.plural))
-        if node is None:
+        schema = self.definitions.schemas.get((row.resource.group, version, row.resource.plural))
+        if schema is None:
             return obj
-        found = node.read({key: value for key, value in obj.items() if key != "metadata"}, "", [])
+        found = schema.node.read({key: value for key, value in obj.items() if key != "metadata"}, "", [])
         return {"apiVersion": api_version, "kind": obj["kind"], **found, "metadata": obj["metadata"]}
 
     async def _asked(self, webhook: Object, objects: Sequence[Object], api_version: str) -> list[Any]:

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from tapestry.apiserver import refusals
 from tapestry.apiserver.customs.rule_checks import rule_faults
-from tapestry.apiserver.customs.rules import Ruled, ruled
-from tapestry.apiserver.customs.structural import Fault, Node, compiled
+from tapestry.apiserver.customs.rules import Ruled, below, ruled
+from tapestry.apiserver.customs.structural import Fault, Node, compiled, first_faults
 from tapestry.apiserver.pipeline import report_fields
 from tapestry.apiserver.rows import Column, Row, Rows, Subresource, precedence
 from tapestry.apiserver.storage.store import Event, Store
@@ -41,9 +43,7 @@ class Definitions:
     store: Store
     rows: Rows
     types: Types
-    nodes: dict[tuple[str, str, str], Node] = field(default_factory=dict)
-    rules: dict[tuple[str, str, str], Ruled] = field(default_factory=dict)
-    """Of those that have any."""
+    schemas: dict[tuple[str, str, str], "Schema"] = field(default_factory=dict)
 
     def load(self) -> None:
         for version in self.store.every(STORAGE):
@@ -68,25 +68,26 @@ class Definitions:
         if self.rows.has_built_in(spec["group"], spec["names"]["plural"]):
             return  # Kubernetes lets such definitions be written, and nobody ever sees anything of them either
         for row in rows_of(definition):
-            resource, node = row.resource, compiled(row.schema)
-            self.rows.add(replace(row, guise=defaulting(row, node)) if node.has_defaults else row)
-            self.nodes[resource.group, resource.version, resource.plural] = node
-            if (found := ruled(row.schema)) is not None:
-                self.rules[resource.group, resource.version, resource.plural] = found
+            resource, schema = row.resource, Schema(row.schema)
+            self.rows.add(replace(row, guise=defaulting(row, schema)) if has_defaults(row.schema) else row)
+            self.schemas[resource.group, resource.version, resource.plural] = schema
 
     def withdraw(self, definition: Object) -> None:
         spec = definition["spec"]
         self.rows.remove(spec["group"], spec["names"]["plural"])
-        self.nodes = {
-            key: node
-            for key, node in self.nodes.items()
+        self.schemas = {
+            key: schema
+            for key, schema in self.schemas.items()
             if (key[0], key[2]) != (spec["group"], spec["names"]["plural"])
         }
-        self.rules = {key: found for key, found in self.rules.items() if key in self.nodes}
 
-    def node(self, row: Row) -> Node:
+    def schema(self, row: Row) -> "Schema":
+        """The schema of a row; raises NotFound where its definition has gone meanwhile."""
         resource = row.resource
-        return self.nodes[resource.group, resource.version, resource.plural]
+        found = self.schemas.get((resource.group, resource.version, resource.plural))
+        if found is None:
+            raise refusals.no_such_path()
+        return found
 
     # -- steps
 
@@ -98,7 +99,7 @@ class Definitions:
         if request.verb == "create" and "create" not in row.verbs:
             raise refusals.terminating()
         unknown: list[str] = []
-        found = self.node(row).read({key: each for key, each in new.items() if key != "metadata"}, "", unknown)
+        found = self.schema(row).node.read({key: each for key, each in new.items() if key != "metadata"}, "", unknown)
         metadata, reading = self.types.read(OBJECT_META, new["metadata"], row.resource.kind)
         strange = [path for path in unknown if path not in ("apiVersion", "kind")]
         report_fields(request, [*(f"metadata.{path}" for path in reading.unknown), *strange], [])
@@ -109,23 +110,43 @@ class Definitions:
         if new is None:
             return old or {}
         row = request.target.row
-        found = list(self.node(row).faults({key: each for key, each in new.items() if key != "metadata"}, ""))
+        schema = self.schema(row)
+        faults = schema.node.faults({key: each for key, each in new.items() if key != "metadata"}, "")
+        found = first_faults(faults)
         if found and old is not None:
-            before = {(each.path, each.message) for each in self.node(row).faults(old, "")}
-            found = [each for each in found if (each.path, each.message) not in before]
-        rules = self.rules.get((row.resource.group, row.resource.version, row.resource.plural)) if self.rules else None
-        if rules is not None:
-            found += rules.faults(new, old, found, request.warnings)
+            before = {(each.path, each.message) for each in schema.node.faults(old, "")}
+            found = first_faults(each for each in chain(found, faults) if (each.path, each.message) not in before)
+        if schema.rules is not None:
+            found += schema.rules.faults(new, old, found, request.warnings)
         if found:
             raise invalid_object(row.resource, name_of(new), found)
         return new
 
 
-def defaulting(row: Row, node: Node) -> Guise:
+class Schema:
+    """The schema of a custom resource, compiled when an object is first held against it."""
+
+    def __init__(self, schema: Object) -> None:
+        self._schema = schema
+
+    @cached_property
+    def node(self) -> Node:
+        return compiled(self._schema)
+
+    @cached_property
+    def rules(self) -> Ruled | None:
+        return ruled(self._schema)
+
+
+def has_defaults(schema: Object) -> bool:
+    return "default" in schema or any(map(has_defaults, below(schema)))
+
+
+def defaulting(row: Row, schema: Schema) -> Guise:
     """Objects of before a default came have it, too."""
 
     def served(obj: Object) -> Object:
-        found = node.read({key: each for key, each in obj.items() if key != "metadata"}, "", [])
+        found = schema.node.read({key: each for key, each in obj.items() if key != "metadata"}, "", [])
         return {"kind": obj["kind"], **found, "metadata": obj["metadata"]}
 
     return Guise(row.stored_as, lambda obj: obj, served)
@@ -152,7 +173,7 @@ class DefinitionRules:
     async def settle(self, request: Request, old: Object | None, new: Object | None) -> Object:
         if new is None:
             return old or {}
-        if faults := [*definition_faults(new), *self.contested(new)]:
+        if faults := first_faults(chain(definition_faults(new), self.contested(new))):
             raise invalid_object(request.target.row.resource, name_of(new), faults)
         return established(new, self.now())
 
@@ -280,6 +301,7 @@ def rows_of(definition: Object) -> list[Row]:
             conversion=conversion_of(spec),
             other_list_kind=names.get("listKind", ""),
             deprecation=deprecation_of(version, spec) if version.get("deprecated") else "",
+            schema_size=len(msgspec.json.encode(version.get("schema"))),
         )
         found.append(replace(row, stored_as=storage) if storage != resource.api_version else row)
     return found

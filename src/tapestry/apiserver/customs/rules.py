@@ -10,7 +10,8 @@ from typing import Any
 
 from tapestry.apiserver.customs.expressions import Convert, conversion, declared_type
 from tapestry.apiserver.customs.rule_paths import PathError, normal_path
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customs.structural import MOST_FAULTS, Fault
+from tapestry.kube.budget import charge
 from tapestry.kube.cel.compiling import Program, compiled
 from tapestry.kube.cel.errors import CompileError, CostExceeded, EvaluationError, Meter
 from tapestry.kube.cel.types import BOOL, Type, optional_of
@@ -147,6 +148,7 @@ class Ruled:
         """Have every rule look at the value, and gather what it finds."""
         if value is None or asking.is_over:
             return
+        charge(1)
         self.ask_here(value, old, path, history, asking)
         if isinstance(value, list) and self.items is not None:
             was = by_keys(self.schema, old)
@@ -194,7 +196,9 @@ class Ruled:
         else:
             if holds is not True:
                 fault = self.fault(rule, variables, (path + rule.path).lstrip("."), asking)
-                if not rule.compares and history.is_unchanged():
+                if len(asking.warnings) + len(asking.faults) >= MOST_FAULTS:
+                    asking.end(fault)
+                elif not rule.compares and history.is_unchanged():
                     asking.warnings.append(str(fault))
                 else:
                     asking.faults.append(fault)
@@ -225,6 +229,7 @@ def metered(program: Program, variables: Object, left: Meter) -> Any:
         return program.evaluate(variables, own)
     finally:
         left.left -= allowed - own.left
+        own.report()
 
 
 def message(rule: Rule, variables: Object, asking: Asking) -> str:
@@ -289,6 +294,7 @@ def ruled(schema: Object, name: str = "selfType", *, is_whole: bool = True) -> R
 
 def rule_of(source: Object, schema: Object, found: Type) -> Rule:
     known = {"self": found, "oldSelf": optional_of(found) if source.get("optionalOldSelf") else found}
+    charge(len(source["rule"]))
     try:
         program = compiled(source["rule"], known)
         words = compiled(source["messageExpression"], known) if source.get("messageExpression") else None

@@ -13,6 +13,7 @@ import msgspec
 
 from tapestry.apiserver.documents import discovery, openapi, swagger, swagger_protobuf
 from tapestry.apiserver.rows import Row, Rows, descriptions
+from tapestry.apiserver.workers import LARGE, run_if_large
 from tapestry.kube.objects import Object
 
 
@@ -46,21 +47,25 @@ class Documents:
     def _definitions(self) -> dict[str, Any]:
         return swagger.built_in_definitions(self._described)
 
-    def index(self) -> Document:
+    async def index(self) -> Document:
         """/openapi/v3"""
-        return self._kept("index", self._index)
+        return await self._kept_large("index", self._index)
 
-    def group(self, group: str, version: str) -> Document:
+    async def group(self, group: str, version: str) -> Document:
         """/openapi/v3/apis/<group>/<version>; KeyError where it is not served."""
-        return self._group(group, version, self._rows.groups()[group][version])
+        rows = self._rows.groups()[group][version]
+        known = self._groups.get((group, version))
+        if known is not None and known[0] == rows:
+            return known[1]
+        return await run_if_large(LARGE, self._group, group, version, rows)
 
-    def swagger(self) -> Document:
+    async def swagger(self) -> Document:
         """/openapi/v2"""
-        return self._kept("swagger", self._swagger)
+        return await self._kept_large("swagger", self._swagger)
 
-    def swagger_protobuf(self) -> Document:
+    async def swagger_protobuf(self) -> Document:
         """The same for Go clients."""
-        return self._kept("swagger protobuf", lambda: swagger_protobuf.document(self._swagger()))
+        return await self._kept_large("swagger protobuf", lambda: swagger_protobuf.document(self._swagger()))
 
     def discovery(self, *, legacy: bool) -> Document:
         """/api and /apis, with all that is below."""
@@ -68,14 +73,29 @@ class Documents:
             return self._kept("api", lambda: discovery.aggregated(self._rows, legacy=True))
         return self._kept("apis", lambda: discovery.aggregated(self._rows, legacy=False))
 
+    async def _kept_large(self, name: str, make: Callable[[], Object | bytes]) -> Document:
+        """The same of a document that takes long to make; one that is out of date by then is not kept."""
+        self._forget_old()
+        known = self._made.get(name)
+        if known is not None:
+            return known
+        edition = self._edition
+        made = await run_if_large(LARGE, lambda: document(make()))
+        if self._edition == edition == self._rows.edition:
+            self._made[name] = made
+        return made
+
     def _kept(self, name: str, make: Callable[[], Object | bytes]) -> Document:
-        if self._edition != self._rows.edition:
-            self._made, self._edition = {}, self._rows.edition
-            served = self._rows.groups()
-            self._groups = {key: kept for key, kept in self._groups.items() if key[1] in served.get(key[0], ())}
+        self._forget_old()
         if name not in self._made:
             self._made[name] = document(make())
         return self._made[name]
+
+    def _forget_old(self) -> None:
+        if self._edition != self._rows.edition:
+            self._made, self._edition = {}, self._rows.edition
+            served = self._rows.groups()
+            self._groups = {key: kept for key, kept in self._groups.copy().items() if key[1] in served.get(key[0], ())}
 
     def _group(self, group: str, version: str, rows: list[Row]) -> Document:
         """Kept for as long as just these rows are the group: most never change."""

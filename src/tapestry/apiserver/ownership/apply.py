@@ -7,11 +7,13 @@ begins with `Ownership.apply`, which makes of the object and of what is stated t
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from tapestry.apiserver import refusals
+from tapestry.apiserver.customs.structural import MOST_FAULTS
 from tapestry.apiserver.ownership import managed_fields
 from tapestry.apiserver.ownership.fieldsets import LEAF, Fields, difference
 from tapestry.apiserver.ownership.managed_fields import BEFORE_APPLY, Conflicts, Entry, Managed, Manager, is_reset
@@ -173,7 +175,7 @@ def without_nulls(value: Any) -> Any:
 
 def check(shape: Shape, config: Object, request: Request) -> None:
     """Refuse what cannot be owned, for it is not in the schema or there twice."""
-    faults = [f"{path}: {why}" for path, why in shape.faults(config)]
+    faults = [f"{path}: {why}" for path, why in islice(shape.faults(config), MOST_FAULTS)]
     if not faults:
         return
     target, resource = request.target, request.target.row.resource
@@ -206,6 +208,6 @@ def last_applied(config: Object) -> str:
 def conflicting(error: Conflicts) -> Conflict:
     causes = [
         {"reason": "FieldManagerConflict", "message": f"conflict with {manager}", "field": path}
-        for manager, path in error.paths
+        for manager, path in error.paths[: managed_fields.MOST_CONFLICTS]
     ]
     return Conflict(409, "Conflict", str(error), details={"causes": causes})

@@ -18,6 +18,7 @@ from tapestry.apiserver.ownership.fieldsets import (
     difference,
     intersection,
     union,
+    union_of,
     without_trees,
 )
 from tapestry.apiserver.ownership.shapes import Shape
@@ -29,6 +30,8 @@ Operation = Literal["Apply", "Update"]
 MOST_UPDATERS = 10
 ANCIENT = "ancient-changes"
 """In whose name the oldest updates are owned, once there are too many."""
+MOST_CONFLICTS = 1_000
+"""Conflicts that are named."""
 BEFORE_APPLY = "before-first-apply"
 """In whose name everything is owned that was there before anybody's fields were kept account of."""
 REPLICA = {"apiVersion", "kind", "metadata", "spec", "status"}
@@ -94,9 +97,7 @@ class Conflicts(Exception):
             for manager in sorted(fields, key=lambda each: (each.name, each.operation, each.api_version))
             for path in fieldsets.paths_of(fields[manager])
         ]
-        self.fields: Fields = {}
-        for each in fields.values():
-            self.fields = union(self.fields, each)
+        self.fields: Fields = union_of(fields.values())
         super().__init__(self.message())
 
     def message(self) -> str:
@@ -104,9 +105,11 @@ class Conflicts(Exception):
             [(manager, path)] = self.paths
             return f"Apply failed with 1 conflict: conflict with {manager}: {path}"
         lines: list[str] = []
-        for manager, path in self.paths:
-            if (head := f"conflicts with {manager}:") not in lines:
-                lines.append(head)
+        known: set[Manager] = set()
+        for manager, path in self.paths[:MOST_CONFLICTS]:
+            if manager not in known:
+                lines.append(f"conflicts with {manager}:")
+                known.add(manager)
             lines.append(f"- {path}")
         return f"Apply failed with {len(self.paths)} conflicts: " + "\n".join(lines)
 
@@ -226,20 +229,24 @@ def capped(managed: dict[Manager, Entry]) -> Managed:
         return managed
     updates = [each for each in managed.values() if each.manager.operation == "Update"]
     excess = len(updates) - MOST_UPDATERS
-    first: dict[str, Entry] = {}
+    oldest: dict[str, list[Entry]] = {}
     for each in sorted(updates, key=lambda each: (each.time, each.manager)):
         if excess <= 0:
             break
-        version = each.manager.api_version
-        bucket = Manager(ANCIENT, "Update", version)
-        if version not in first:
-            first[version] = each
-            continue
-        start = managed.get(bucket) or first[version]
-        managed = {key: one for key, one in managed.items() if one is not start and one is not each}
-        managed[bucket] = Entry(bucket, union(start.fields, each.fields), each.time)
-        excess -= 1
-    return managed
+        same = oldest.setdefault(each.manager.api_version, [])
+        if not same and (known := managed.get(Manager(ANCIENT, "Update", each.manager.api_version))) is not None:
+            same.append(known)
+        if each not in same[:1]:
+            excess -= bool(same)
+            same.append(each)
+    found = dict(managed)
+    for version, entries in oldest.items():
+        if len(entries) > 1:
+            for each in entries:
+                del found[each.manager.key]
+            bucket = Manager(ANCIENT, "Update", version)
+            found[bucket] = Entry(bucket, union_of(each.fields for each in entries), entries[-1].time)
+    return found
 
 
 def applied(
@@ -275,9 +282,7 @@ def pruned(shape: Shape, merged: Object, before: Fields, owned: Iterable[Fields]
     An item of a list goes with everything in it: whoever owns a field of it only does not hold it.
     """
     last = shape.named(before)
-    kept: Fields = {}
-    for each in owned:
-        kept = union(kept, each)
+    kept = union_of(owned)
     there = below_of(shape.whole(merged))
     bare = below_of(shape.whole(shape.pruned(merged, last)))
     owned_only = shape.pruned(merged, difference(there, union(bare, shape.named(kept))))

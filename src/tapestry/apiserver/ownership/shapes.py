@@ -5,6 +5,7 @@ A scalar is one field; so is a list or map that is atomic.  A struct or map has 
 what is there: objects by their keys, anything else not at all.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -317,7 +318,7 @@ def interleaved(old: list[str], new: list[str]) -> Iterator[tuple[str, int]]:
     What both have comes in the order of `new`; what only `old` has stays behind what it was behind, as far as it can.
     """
     known, wanted = set(old), set(new)
-    shared = [step for step in new if step in known]
+    shared = deque(step for step in new if step in known)
     done: set[str] = set()
     here = there = 0
     while here < len(old) or there < len(new):
@@ -331,7 +332,7 @@ def interleaved(old: list[str], new: list[str]) -> Iterator[tuple[str, int]]:
             here += bool(step) and (step in done or step == new[there])
             if there < len(new):
                 if shared and shared[0] == new[there]:
-                    shared.pop(0)
+                    shared.popleft()
                 done.add(new[there])
                 yield new[there], -1
                 there += 1

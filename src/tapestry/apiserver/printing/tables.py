@@ -4,10 +4,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from tapestry.apiserver.jsonpath import JsonPathError, first
 from tapestry.apiserver.printing import network, pods, policies, records, storage, workloads
 from tapestry.apiserver.printing.prints import AGE, NAME, Columns, Print, age
 from tapestry.apiserver.rows import Column, Row
+from tapestry.kube.budget import charge
 from tapestry.kube.objects import Object, name_of, value_at
 
 COLUMNS: Columns = {
@@ -49,6 +52,26 @@ def text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+class Rows:
+    """Makes the rows of a Table one by one."""
+
+    def __init__(self, row: Row, include: str) -> None:
+        self._columns = columns(row)
+        self._include = include
+        self._is_pods = row.storage == PODS
+        self._now = datetime.now(UTC)
+
+    def head(self, metadata: Object) -> Object:
+        """A Table without rows."""
+        return table_of(self._columns, (), metadata, self._include)
+
+    def row_text(self, raw: bytes) -> bytes:
+        obj: Object = msgspec.json.decode(raw)
+        charge(len(self._columns))
+        found = row_of(self._columns, obj, self._now, self._include)
+        return msgspec.json.encode({**found, **pods.ending(obj)} if self._is_pods else found)
+
+
 def table(row: Row, objects: Sequence[Object], metadata: Object, include: str) -> Object:
     """A Table of `objects`; each row has the object with it as far as `include` says."""
     if row.storage == FLOW_SCHEMAS:
@@ -66,10 +89,12 @@ def table_of(shown: Sequence[Print], objects: Iterable[Object], metadata: Object
         "apiVersion": "meta.k8s.io/v1",
         "metadata": metadata,
         "columnDefinitions": [head(each) for each in shown],
-        "rows": [
-            {"cells": [each.show(obj, now) for each in shown], "object": included(obj, include)} for obj in objects
-        ],
+        "rows": [row_of(shown, obj, now, include) for obj in objects],
     }
+
+
+def row_of(shown: Sequence[Print], obj: Object, now: datetime, include: str) -> Object:
+    return {"cells": [each.show(obj, now) for each in shown], "object": included(obj, include)}
 
 
 def precedence(schema: Object) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from tapestry.apiserver.access.impersonation import PREFIX
 from tapestry.apiserver.access.rbac import MASTERS
 from tapestry.apiserver.codec import JSON
 from tapestry.apiserver.requests import Call, Query, User
-from tapestry.apiserver.server import WRITES, Answer, Refusing, Stream, refused
+from tapestry.apiserver.server import WRITES, Answer, Pieces, Refusing, Stream, refused
 from tapestry.apiserver.serving.clients import Clients
 from tapestry.apiserver.serving.gate import Gate
 from tapestry.apiserver.serving.listening import Listening
@@ -130,11 +130,19 @@ class Listener:
         if isinstance(answer, Watching):
             await watched(exchange, answer)
         elif answer.stream is not None:
-            await relayed(exchange, answer, answer.stream)
+            await self._relayed(exchange, answer, answer.stream)
         elif len(answer.body) <= AT_ONCE and not exchange.is_backed_up:
             send(exchange, answer)
         else:
             await self._sent(exchange, answer)
+
+    async def _relayed(self, exchange: Exchange, answer: Answer, source: Stream) -> None:
+        """Send what comes in pieces; a list that its client does not take in time is cut off."""
+        try:
+            async with asyncio.timeout(self.seconds if isinstance(source, Pieces) else None):
+                await relayed(exchange, answer, source)
+        except TimeoutError:
+            exchange.abort()
 
     async def _sent(self, exchange: Exchange, answer: Answer) -> None:
         """Send what does not go at once; who does not take it is cut off."""
@@ -241,7 +249,7 @@ async def relayed(exchange: Exchange, answer: Answer, source: Stream) -> None:
     try:
         with suppress(ConnectionError):
             async with aclosing(source.chunks()) as chunks:
-                await exchange.begin(answer.status, {"Content-Type": answer.content_type, **answer.headers})
+                await exchange.begin(answer.status, headers_of(answer))
                 async for chunk in chunks:
                     await exchange.go_on(chunk)
                 exchange.end()

@@ -32,6 +32,8 @@ from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED, Tally, tally_of
 from tapestry.apiserver.serving.presentation import presented
 from tapestry.apiserver.watches import Watching
+from tapestry.apiserver.workers import Work, Worker
+from tapestry.kube.budget import BUDGET
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.times import parse_duration
 
@@ -52,6 +54,8 @@ class Reception:
     mounted: Mapping[str, Mounted] = field(default_factory=dict)
     """What others serve, by the first segment of the path; what they ask for in turn is received as any other call."""
     deadlines: Deadlines = field(default_factory=Deadlines)
+    worker: Worker | None = None
+    """Does what takes long; without one the event loop does all."""
 
     async def answer(self, call: Call) -> Answer | Watching:
         """What is to be sent back."""
@@ -60,11 +64,16 @@ class Reception:
         if trail is not None:
             call = structs.replace(call, record=trail.record)
         tally, began = tally_of(call, asked), time.perf_counter()
+        work = Work(self.worker, call.user.name)
+        before = BUDGET.set(work)
         try:
-            answer = await self.answered(call, asked, trail)
+            answer = await self.answered(call, asked, trail, work)
         except asyncio.CancelledError:
             tally.count(499, time.perf_counter() - began)  # the client is gone
             raise
+        finally:
+            await work.end()
+            BUDGET.reset(before)
         if isinstance(answer, Watching):
             return watched(answer, tally, trail)
         tally.count(answer.status, time.perf_counter() - began)
@@ -96,7 +105,7 @@ class Reception:
             return Attributes(call.user, call.method.lower(), path=call.path)
         return Attributes(call.user, verb_of(call, target), target)
 
-    async def answered(self, call: Call, asked: Attributes, trail: Trail | None) -> Answer | Watching:
+    async def answered(self, call: Call, asked: Attributes, trail: Trail | None, work: Work) -> Answer | Watching:
         try:
             if call.impersonates:
                 call = impersonated(call, self.server.authorize)
@@ -104,13 +113,15 @@ class Reception:
                     trail.user = call.user
             if asked.verb == "watch" or (asked.target is not None and asked.target.subresource in LONG):
                 return await self.server.answer(call, asked.target)
-            return await self.in_time(call, asked.target)
+            return await self.in_time(call, asked.target, work)
         except ApiError as error:
             return refused(error)
 
-    async def in_time(self, call: Call, target: Target | None) -> Answer | Watching:
+    async def in_time(self, call: Call, target: Target | None, work: Work) -> Answer | Watching:
         try:
-            with self.deadlines.within(allowed(call, self.seconds)):
+            seconds = allowed(call, self.seconds)
+            work.allow(seconds)
+            with self.deadlines.within(seconds):
                 mounted = self.mounted.get(first_segment(call.path)) if target is None else None
                 if mounted is None:
                     return await self.server.answer(call, target)

@@ -139,6 +139,19 @@ class Shelf:
             self.order = sorted(self.objects)
         return self.order
 
+    def events_after(self, revision: int, namespace: str, name: str) -> list["Event"]:
+        """Raises Compacted also where a watcher would be dropped at once, for there are too many."""
+        found: list[Event] = []
+        for event in reversed(self.events):
+            if event.revision <= revision:
+                break
+            if concerns(event, namespace, name):
+                if len(found) >= LONGEST_BACKLOG:
+                    raise Compacted(event.revision)
+                found.append(event)
+        found.reverse()
+        return found
+
     def restock(self, objects: dict[tuple[str, str], Version], revision: int) -> None:
         """Have just these from now on.  How it came to that is not known, hence watchers are dropped."""
         before, self.objects = self.objects, objects
@@ -232,7 +245,7 @@ class Store(ABC):
         if after is not None and after < self.revision:
             if after < shelf.compacted:
                 raise Compacted(shelf.compacted)
-            missed = [each for each in shelf.events if each.revision > after and concerns(each, namespace, name)]
+            missed = shelf.events_after(after, namespace, name)
         subscription = Subscription(namespace, name, after or 0, missed)
         shelf.subscriptions.add(subscription)
         return subscription

@@ -10,6 +10,7 @@ from tapestry.apiserver.payloads import sent_in
 from tapestry.apiserver.requests import Call, Target
 from tapestry.apiserver.server import Answer, Handler
 from tapestry.apiserver.types import Types
+from tapestry.apiserver.workers import make_room, run_if_large
 
 TYPES = {
     "Binding": "io.k8s.api.core.v1.Binding",
@@ -31,7 +32,10 @@ class Bodies:
         """The handler, where a body is what it should be; one of another type is a bad request."""
 
         async def check(call: Call, target: Target) -> Answer:
-            return await handler(self.read(call, target) if call.method in ("POST", "PUT") else call, target)
+            if call.method in ("POST", "PUT"):
+                await make_room(len(call.body))
+                call = await run_if_large(len(call.body), self.read, call, target)
+            return await handler(call, target)
 
         return check
 

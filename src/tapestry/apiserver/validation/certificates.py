@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from tapestry.apiserver.access.certificate_requests import NO_REQUEST, parsed_request
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customs.structural import Fault, repetitions
 from tapestry.apiserver.validation.faults import duplicate, forbidden, invalid, required, unsupported
 from tapestry.kube.objects import Object, value_at
 
@@ -37,9 +37,8 @@ def request(value: Any, _: str) -> Iterator[Fault]:
     for number, each in enumerate(usages):
         if each not in USAGES:
             yield unsupported(f"spec.usages[{number}]", each, USAGES)
-    for number, each in enumerate(usages):
-        if each in usages[:number]:
-            yield duplicate(f"spec.usages[{number}]", each)
+    for number, each in repetitions(usages):
+        yield duplicate(f"spec.usages[{number}]", each)
     yield from signer(spec.get("signerName", ""), "spec.signerName")
     seconds = spec.get("expirationSeconds")
     if seconds is not None and seconds < SHORTEST:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tapestry.apiserver.customs.structural import Fault
+from tapestry.kube.budget import checkpoint
 
 Rule = Callable[[Any, str], Iterator[Fault]]
 Complaints = Callable[[str], Sequence[str]]
@@ -83,6 +84,8 @@ def every(rule: Rule) -> Rule:
 
     def faults(value: Any, path: str) -> Iterator[Fault]:
         for number, each in enumerate(value):
+            if not number % 64:
+                checkpoint()
             yield from rule(each, f"{path}[{number}]")
 
     return faults

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tapestry.apiserver.customs.definitions import invalid_object
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customs.structural import Fault, first_faults
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.validation import (
     certificates,
@@ -166,7 +166,7 @@ async def step(request: Request, old: Object | None, new: Object | None) -> Obje
     target = request.target
     if target.row.is_custom and new["metadata"].get("finalizers"):
         request.warnings.extend(metadata.doubtful_finalizers(old, new))
-    if faults := [*faults_of(target.row, target.subresource, old, new)]:
+    if faults := first_faults(faults_of(target.row, target.subresource, old, new)):
         resource = EVENTS if target.row.storage == EVENTS.name else target.row.resource
         raise invalid_object(resource, name_of(new), faults)
     return new

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customs.structural import Fault, repetitions
 from tapestry.apiserver.validation import names
 from tapestry.apiserver.validation.faults import (
     IMMUTABLE,
@@ -76,9 +76,8 @@ def node_resources(obj: Object) -> Iterator[Fault]:
 def changed_node(old: Object, new: Object) -> Iterator[Fault]:
     before, after = old.get("spec") or {}, new.get("spec") or {}
     yield from node_resources(new)
-    for number, each in enumerate(found := value_at(new, "status", "addresses", default=[])):
-        if each in found[:number]:
-            yield duplicate(f"status.addresses[{number}]", each)
+    for number, each in repetitions(value_at(new, "status", "addresses", default=[])):
+        yield duplicate(f"status.addresses[{number}]", each)
     if before.get("podCIDRs") and before["podCIDRs"] != after.get("podCIDRs"):
         yield forbidden("spec.podCIDRs", 'node updates may not change podCIDR except from "" to valid')
     if before.get("providerID") and before["providerID"] != after.get("providerID"):

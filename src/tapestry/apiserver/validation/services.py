@@ -169,12 +169,13 @@ def addresses(spec: Object, path: str, old: Object | None) -> Iterator[Fault]:
 
 
 def families(spec: Object, path: str) -> Iterator[Fault]:
-    found = spec.get("ipFamilies") or []
-    for number, each in enumerate(found):
+    seen = set()
+    for number, each in enumerate(spec.get("ipFamilies") or ()):
         if each not in FAMILIES:
             yield unsupported(f"{path}.ipFamilies[{number}]", each, FAMILIES)
-        if each in found[:number]:
+        if each in seen:
             yield duplicate(f"{path}.ipFamilies[{number}]", each)
+        seen.add(each)
     if policy := spec.get("ipFamilyPolicy"):
         allowed = ("PreferDualStack", "RequireDualStack", "SingleStack")
         yield from one_of(*allowed)(policy, f"{path}.ipFamilyPolicy")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customs.structural import Fault, repetitions
 from tapestry.apiserver.validation import names
 from tapestry.apiserver.validation.differences import difference
 from tapestry.apiserver.validation.faults import (
@@ -208,9 +208,8 @@ def topologies(value: Any, path: str) -> Iterator[Fault]:
             values = each.get("values") or []
             if not values:
                 yield required(f"{at}[{index}].values")
-            for place, text in enumerate(values):
-                if text in values[:place]:
-                    yield duplicate(f"{at}[{index}].values[{place}]", text)
+            for place, text in repetitions(values):
+                yield duplicate(f"{at}[{index}].values[{place}]", text)
             yield from matching(names.qualified)(each.get("key", ""), f"{at}[{index}].key")
 
 

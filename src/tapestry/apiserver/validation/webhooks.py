@@ -99,10 +99,12 @@ def review_versions(value: Sequence[str], path: str, why: str = "") -> Iterator[
     if not value:
         yield required(path, why)
         return
+    seen = set()
     for number, each in enumerate(value):
-        if each in value[:number]:
+        if each in seen:
             yield invalid(f"{path}[{number}]", each, "duplicate version")
             continue
+        seen.add(each)
         for complaint in names.label_1035(each):
             yield invalid(f"{path}[{number}]", each, complaint)
     if not set(value) & set(REVIEWS):

@@ -3,6 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tapestry.kube.budget import charge
+
+REPORT_EVERY = 1_000
+"""Cost after which the budget of the request is charged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Issue:
@@ -45,16 +50,26 @@ class CostExceeded(Exception):
 class Meter:
     """What an evaluation may still cost: a unit is about what one operator takes."""
 
-    __slots__ = ("left",)
+    __slots__ = ("_mark", "_reported", "left")
 
     def __init__(self, left: int) -> None:
-        self.left = left
+        self.left = self._reported = left
+        self._mark = max(left - REPORT_EVERY, 0)
 
     def charge(self, cost: float) -> None:
         """Call this before doing what costs, with what is made of texts and lists a tenth of their length."""
         self.left -= int(cost)
-        if self.left < 0:
-            raise CostExceeded("operation cancelled: actual cost limit exceeded")
+        if self.left < self._mark:
+            self.report()
+            if self.left < 0:
+                raise CostExceeded("operation cancelled: actual cost limit exceeded")
+
+    def report(self) -> None:
+        """Charge the budget of the request with what was spent since the last time."""
+        left = max(self.left, 0)
+        spent, self._reported = self._reported - left, left
+        self._mark = max(left - REPORT_EVERY, 0)
+        charge(spent)
 
 
 def no_overload() -> EvaluationError:
