@@ -27,7 +27,7 @@ def told(folder: Path, *flags: str, code: int = 1, **variables: str) -> str:
     ("flags", "words"),
     [
         (("--clusters", "0"), "0 is not in the range x>=1"),
-        (("--nodes", "-1"), "-1 is not in the range x>=0"),
+        (("--nodes", "-1"), "-1 is not in the range 0<=x<=5000"),
         (("--nodes", "many"), "'many' is not a valid integer"),
     ],
 )
