@@ -10,7 +10,7 @@ a digit (`Gi`) is an error here and not zero; digits and exponents have a bound,
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
@@ -170,6 +170,18 @@ class Amounts(dict[str, Quantity]):
     def parse(cls, texts: Mapping[str, Any] | None, path: str = "") -> Self:
         """The amounts of a ResourceList; none for a field that is missing."""
         return cls({name: parse(text, f"{path}[{name}]" if path else name) for name, text in (texts or {}).items()})
+
+    @classmethod
+    def total(cls, parts: "Iterable[Amounts]") -> Self:
+        """The sum of many amounts, without a new object for each addition."""
+        nanos: dict[str, int] = {}
+        formats: dict[str, Format] = {}
+        for amounts in parts:
+            for name, amount in amounts.items():
+                if not nanos.get(name):
+                    formats[name] = amount.format
+                nanos[name] = nanos.get(name, 0) + amount.nano
+        return cls({name: Quantity(nano, formats[name]) for name, nano in nanos.items()})
 
     def texts(self) -> dict[str, str]:
         """The ResourceList, in canonical form."""

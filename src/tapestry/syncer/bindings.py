@@ -258,8 +258,8 @@ def access_in(secret: Object, *, allow_loopback: bool) -> Access:
 def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Object:
     nodes = site.virtual_nodes.store.list()
     pods = [pod for node in nodes for pod in site.pods_on(node["metadata"]["name"]) if holds_its_node(pod)]
-    leased = sum(map(leased_of, nodes), Amounts())
-    used = sum((pod["held"] for pod in pods), Amounts())
+    leased = Amounts.total(map(leased_of, nodes))
+    used = Amounts.total(pod["held"] for pod in pods)
     rules = site.rules(binding)
     changes = [policy.schedule.next_change(now) for policy in (*rules.operator, *rules.owner)]
     change = soonest(*changes)

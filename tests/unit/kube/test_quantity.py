@@ -372,3 +372,13 @@ def test_a_missing_resource_list_has_no_amounts() -> None:
 def test_a_bad_amount_is_named_by_its_path() -> None:
     with pytest.raises(QuantityError, match=r"^status\.allocatable\[cpu\]: 'lots' is not a quantity"):
         Amounts.parse({"pods": "1", "cpu": "lots"}, "status.allocatable")
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from(["cpu", "memory", "pods"]), st.sampled_from(["1", "500m", "1Gi", "0"])))
+)
+def test_a_total_is_the_sum_of_its_parts(texts: list[dict[str, str]]) -> None:
+    parts = [Amounts.parse(each) for each in texts]
+    summed = sum(parts, Amounts())
+    assert Amounts.total(parts) == summed
+    assert Amounts.total(parts).texts() == summed.texts()

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object
-from tapestry.kube.quantity import Amounts
-from tapestry.kube.requests import effective_requests, hold_of, holds_its_node
+from tapestry.kube.quantity import Amounts, parse
+from tapestry.kube.requests import computed_requests, effective_requests, hold_of, holds_its_node
 
 
 def a_container(name: str = "main", limits: Object | None = None, **requests: Any) -> Object:
@@ -206,3 +206,13 @@ def test_a_pod_holds_its_node_since_it_was_scheduled_or_else_since_it_was_made_f
     bound = a_pod(a_container(cpu="1"), status={"conditions": [scheduled]})
     assert hold_of(bound).since == datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
     assert hold_of(bound).amounts == amounts(cpu=1)
+
+
+def test_a_plain_pod_is_counted_like_any_other() -> None:
+    resources = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+    pod = {"spec": {"containers": [{"name": "c", "resources": resources}]}}
+    assert effective_requests(pod) == computed_requests(pod)
+    assert effective_requests(pod).texts() == {"cpu": "100m", "memory": "1Gi", "pods": "1"}
+    report = {"name": "c", "resources": {"requests": {"cpu": "2"}}}
+    resized = {**pod, "status": {"containerStatuses": [report]}}
+    assert effective_requests(resized)["cpu"] == parse("2")
