@@ -16,7 +16,7 @@ from tapestry.kube.errors import Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, SECRETS, Resource
 
-from ..world import MAPPED, MOUNT, World, a_world, forbidden, phase, refusing, said
+from ..world import MAPPED, MOUNT, World, a_world, forbidden, nothing, phase, refusing, said
 
 HIDDEN = "aHVzaC1odXNo"
 A_WHILE = 5.0
@@ -696,12 +696,18 @@ def stores() -> Iterator[Store]:
 
 
 @in_virtual_time
-async def test_a_quota_below_is_told_and_in_the_end_fails_the_pod() -> None:
+async def test_pod_waits_while_a_quota_below_refuses_its_secret() -> None:
     world = await a_world()
     await add(world, SECRETS, "password", data={"p": HIDDEN})
     async with world.syncer():
         full = forbidden('secrets "password" is forbidden: exceeded quota: mount')
         world.down.refusal = refusing("POST", "/secrets", full)
         await world.add_pod(volumes=[secret("password")])
-        await world.wait_for_pod(said(keys.MAPPED, "False", "RefusedBelow"))
-        await world.wait_for_pod(phase("Failed"), timeout=301)
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "QuotaExceeded"))
+        await asyncio.sleep(600)
+        assert await world.ended() == ("Pending", None)
+        assert await world.condition(keys.ACCEPTED) == ("False", "QuotaExceeded")
+        assert await world.twins() == []
+        world.down.refusal = nothing
+        await world.wait_for_pod(MAPPED, timeout=301)
+        assert await world.condition(keys.ACCEPTED) is None
