@@ -39,7 +39,7 @@ from tapestry.syncer.bottomup.csinodes import CsiNodes
 from tapestry.syncer.bottomup.events import TwinEvents
 from tapestry.syncer.bottomup.hostports import HostPorts
 from tapestry.syncer.bottomup.leases import NodeLeases
-from tapestry.syncer.bottomup.nodes import PhysicalNodes
+from tapestry.syncer.bottomup.nodes import PhysicalNodes, tells_its_twin
 from tapestry.syncer.bottomup.pods import PhysicalPods
 from tapestry.syncer.bottomup.policies import PolicyStatus, policy_names
 from tapestry.syncer.changes import (
@@ -77,7 +77,7 @@ from tapestry.syncer.topdown.services import Services
 from tapestry.syncer.topdown.sources import RESOURCES, Sources
 from tapestry.syncer.topdown.tokens import Tokens
 from tapestry.syncer.topdown.volumes import Volumes, claims_of, may_matter
-from tapestry.syncer.translate.meta import source_key, virtual_key
+from tapestry.syncer.translate.meta import source_key, virtual_key, virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid
 from tapestry.syncer.translate.references import tokens as tokens_of
 from tapestry.syncer.vigil import Vigil
@@ -161,6 +161,9 @@ def wire(site: Site, connect: Connect) -> None:
     def nodes_concerned(pod: Object) -> Iterable[str]:
         return (name for name in node_below(site, pod) if physical.depends_on_pods(name))
 
+    def nodes_taking_back(twin: Object) -> Iterable[str]:
+        return (name for name in node_of_stray(site, twin) if physical.depends_on_pods(name))
+
     def look_at_every_node() -> None:
         for name in every_node():
             nodes.queue.add(name)
@@ -171,6 +174,7 @@ def wire(site: Site, connect: Connect) -> None:
     nodes.watch(site.physical_nodes)
     nodes.watch(site.physical_pods, claimed_node, when=is_foreign)
     nodes.watch(site.physical_pods, lambda twin: node_left_by(site, twin), when=twin_went)
+    nodes.watch(site.physical_pods, lambda twin: nodes_taking_back(twin), when=came)
     nodes.watch(site.virtual_nodes, physical_node_of)
     nodes.watch(site.virtual_pods, lambda pod: nodes_concerned(pod), when=hold_changed)
     nodes.watch(site.virtual_pods, lambda pod: nodes_concerned(pod), when=came, after=SUMMARY_SECONDS)
@@ -461,6 +465,17 @@ def node_left_by(site: Site, twin: Object) -> Iterable[str]:
     if any(key in site.virtual_pods.store for key in virtual_key(twin)):
         return ()
     node = site.virtual_nodes.store.get(annotations_of(twin).get(keys.VIRTUAL_NODE_NAME, ""))
+    return physical_node_of(node) if node is not None else ()
+
+
+def node_of_stray(site: Site, pod: Object) -> Iterable[str]:
+    """The physical node of a twin which no pod tells to go: nobody else ends it in time where the lease is over."""
+    if "twin" not in pod:
+        return ()
+    above = [site.virtual_pods.store.get(key) for key in virtual_key(pod)]
+    if any(each is not None and uid_of(each) == virtual_uid(pod) and tells_its_twin(each) for each in above):
+        return ()
+    node = site.virtual_nodes.store.get(annotations_of(pod).get(keys.VIRTUAL_NODE_NAME, ""))
     return physical_node_of(node) if node is not None else ()
 
 

@@ -16,7 +16,7 @@ from tapestry.syncer.bottomup.nodes import PhysicalNodes
 from tapestry.syncer.leases import Leases
 from tapestry.syncer.vigil import Vigil
 
-from .world import MOUNT, World, a_world
+from .world import MOUNT, Gate, World, a_world
 
 A_WEEK = 604800
 GRACE = 30
@@ -139,6 +139,21 @@ async def test_withdrawal_with_force_shortens_the_grace_of_deleted_pods() -> Non
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         await world.virtual.delete(POLICIES, named("east-all"))
         await wait_for_end_of_twin(world, timeout=10)
+
+
+@pytest.mark.parametrize("finalizers", [[], ["example.com/keep"]], ids=["gone", "kept by a finalizer"])
+@in_virtual_time
+async def test_kill_switch_shortens_the_grace_of_a_twin_that_comes_after_it(finalizers: list[str]) -> None:
+    world = await a_world(directScheduling=True)
+    async with world.syncer():
+        world.down.before = gate = Gate("POST", "/pods")
+        await world.add_pod(terminationGracePeriodSeconds=A_WEEK, metadata={"finalizers": finalizers})
+        await gate.reached()
+        await world.delete_pod(grace=0)
+        await pull_switch(world)
+        await asyncio.sleep(5)
+        gate.open()
+        await wait_for_end_of_twin(world)
 
 
 @in_virtual_time

@@ -7,7 +7,7 @@ it, and can be cut.  What kubelets and schedulers do is done by the test, in wor
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -58,6 +58,10 @@ Until = Callable[[Object], bool]
 
 def nothing(_: Request) -> ApiError | None:
     return None
+
+
+async def at_once(_: Request) -> None:
+    """Requests do not wait."""
 
 
 @cache
@@ -265,6 +269,8 @@ class Link:
 
     api: InProcessApi
     refusal: Refusal = nothing
+    before: Callable[[Request], Awaitable[None]] = at_once
+    """What a request waits for before it is sent or refused."""
     is_cut: bool = False
     asked: list[Request] = field(default_factory=list)
     _ends: list["End"] = field(default_factory=list)
@@ -302,6 +308,7 @@ class End:
     async def send(self, request: Request) -> Response:
         self.link.check(request)
         self.link.asked.append(request)
+        await self.link.before(request)
         error = self.link.refusal(request)
         if error is not None:
             return Response(error.code, {}, ENCODER.encode(error.status()))
@@ -360,6 +367,25 @@ async def a_world(*bindings: str, **spec: Any) -> World:
 def refusing(method: str, end: str, error: ApiError) -> Refusal:
     """Refuse one method where paths end so."""
     return lambda request: error if request.method == method and request.path.endswith(end) else None
+
+
+class Gate:
+    """Holds requests of one method whose paths end so, from the first one on, until it is opened."""
+
+    def __init__(self, method: str, end: str) -> None:
+        self._method, self._end = method, end
+        self._reached, self._opened = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, request: Request) -> None:
+        if request.method == self._method and request.path.endswith(self._end):
+            self._reached.set()
+            await self._opened.wait()
+
+    async def reached(self) -> None:
+        await self._reached.wait()
+
+    def open(self) -> None:
+        self._opened.set()
 
 
 def forbidden(message: str) -> Forbidden:

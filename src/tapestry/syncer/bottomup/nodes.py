@@ -261,13 +261,18 @@ class PhysicalNodes:
 
 
 async def end_all(twins: Iterable[tuple[Object, int]], below: Client) -> None:
-    """Delete twins, each with its grace; one whose deletion is refused does not keep the others."""
+    """Delete twins, each with its grace; one whose deletion is refused does not keep the others.
+
+    Raises Conflict where a twin is not as the cache has it: no change of a twin brings the node back.
+    """
     refused: list[KubeError] = []
     for twin, grace in twins:
         try:
             await below.delete(PODS, twin, grace_seconds=grace)
-        except (NotFound, Conflict):  # its change wakes us
+        except NotFound:
             continue
+        except Conflict as error:
+            refused.append(error)
         except KubeError as error:
             log.warning("cannot take back", twin=key_of(twin), error=str(error))
             refused.append(error)
