@@ -1,7 +1,8 @@
 """Admits virtual pods to the leases of their nodes: reserves what each takes, and wakes those that wait."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, uid_of, value_at
@@ -21,10 +22,14 @@ from tapestry.syncer.admission import (
     resize_decision,
 )
 from tapestry.syncer.leases import Leases
+from tapestry.syncer.ledger import RESERVED_FOR
 from tapestry.syncer.site import Site
 from tapestry.syncer.translate.pod_status import shown_conditions
+from tapestry.syncer.virtual_nodes import taint_named
 
 RESIZE_PENDING = "PodResizePending"
+SHOWN_WITHIN = timedelta(seconds=10)
+"""Until a pod is looked at again that waits for a node which does not show yet that it takes no pods."""
 
 
 def nobody(_: str) -> None:
@@ -54,7 +59,7 @@ class Admitter:
         now, ledger, above = self.site.now(), self.site.ledger, pod["spec"]["nodeName"]
         physical, lease = self.leases.current(node, now)
         if closure := closure_of(physical, lease, now):
-            return self.noted(pod, closed_decision(pod, closure))
+            return self.noted(pod, closed_decision(pod, closure), closure)
         assert lease is not None
         requests, leased = pod["held"], lease.amounts
         refusal = capacity_decision(requests, leased, ledger.held(above) - ledger.held_by(twin), Amounts())
@@ -86,6 +91,9 @@ class Admitter:
         wanted, own = effective_requests({"spec": pod["spec"]}), ledger.held_by(key)
         closure = closure_of(physical, lease, now)
         pending = resize_decision(wanted, own, leased, ledger.held(above), closure)
+        if pending is not None and ledger.release_expired(above, now):
+            own = ledger.held_by(key)
+            pending = resize_decision(wanted, own, leased, ledger.held(above), closure)
         if pending is None:
             self.resized(pod)
             ledger.reserve(key, pod, wanted)
@@ -99,7 +107,7 @@ class Admitter:
                 [{**told, "lastTransitionTime": since or timestamp(now)}]
             )
             self.show(key_of(pod))
-        return pending
+        return replace(pending, until=self.look_again(above, closure))
 
     def resized(self, pod: Object) -> None:
         """The pod waits for no resize, or no longer."""
@@ -107,10 +115,25 @@ class Admitter:
             self.show(key_of(pod))
             self.forget(pod)
 
-    def noted(self, pod: Object, decision: Wait | Reject) -> Wait | Reject:
-        if isinstance(decision, Wait):
-            self.waiting.setdefault(pod["spec"]["nodeName"], set()).add(key_of(pod))
-        return decision
+    def noted(self, pod: Object, decision: Wait | Reject, closure: Closure | None = None) -> Wait | Reject:
+        if isinstance(decision, Reject):
+            return decision
+        node = pod["spec"]["nodeName"]
+        self.waiting.setdefault(node, set()).add(key_of(pod))
+        return replace(decision, until=self.look_again(node, closure))
+
+    def look_again(self, node: str, closure: Closure | None) -> datetime | None:
+        """When to look again at a pod that waits for a virtual node; None where `wake_on` is sure to be called.
+
+        A node that does not show its closure may never do so: the lease may open first.  A reservation may end without
+        a twin.
+        """
+        if closure is None:
+            is_reserved = any(entry.reserved is not None for _, entry in self.site.ledger.on(node))
+            return self.site.now() + RESERVED_FOR if is_reserved else None
+        if taint_named(self.site.virtual_nodes.store.get(node), closure.taint) is None:
+            return self.site.now() + SHOWN_WITHIN
+        return closure.opens
 
     def forget(self, pod: Object) -> None:
         """The pod waits for nothing."""

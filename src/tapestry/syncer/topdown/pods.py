@@ -12,7 +12,7 @@ A pod that has ended never runs again, whatever becomes of its twin.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 
 import msgspec
@@ -21,7 +21,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.client.options import PatchType
 from tapestry.controller import Result
-from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound
+from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound, ServerError
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.pods import ENDED, is_over
 from tapestry.kube.resources import PODS
@@ -192,13 +192,22 @@ class VirtualPods:
         except BaseException:
             ledger.release(key)
             raise
+        return await self.submit(pod, binding, node, wanted)
+
+    async def submit(self, pod: Object, binding: Binding, node: str, wanted: Object) -> Result | None:
+        """Create the twin; its reservation ends at once only where it is certain that there is none."""
+        key, ledger = self.twin_key(pod), self.site.ledger
         try:
             await self.site.physical.create(PODS, wanted)
-        except AlreadyExists:
-            ledger.written(key, self.site.now())
-            return await self.adopt(pod, binding)
-        except ApiError as error:
-            ledger.release(key)
+        except BaseException as error:
+            if isinstance(error, ApiError) and not isinstance(error, AlreadyExists | ServerError):
+                ledger.release(key)
+            else:
+                ledger.written(key, self.site.now())
+            if isinstance(error, AlreadyExists):
+                return await self.adopt(pod, binding)
+            if not isinstance(error, ApiError):
+                raise
             if is_missing(error):
                 return await self.priority.refused(pod, binding)
             return await self.patience.refused(pod, node, error)
@@ -253,35 +262,39 @@ class VirtualPods:
         elif mapped_uid(pod) not in (None, uid_of(twin)):
             return await self.losses.settle(pod, binding)
         elif not is_deleting(twin) and (node := self.physical_node(pod)) is not None:
-            await self.follow(pod, twin, binding, node)
-            return await self.patience.wait_for_place(pod, twin, node)
+            again = await self.follow(pod, twin, binding, node)
+            wait = await self.patience.wait_for_place(pod, twin, node)
+            return wait or (Result(requeue_at=again) if again is not None else None)
         return None
 
-    async def follow(self, pod: Object, twin: Object, binding: Binding, node: str) -> None:
-        """Have the twin show what changed of the pod."""
+    async def follow(self, pod: Object, twin: Object, binding: Binding, node: str) -> datetime | None:
+        """Have the twin show what changed of the pod; when to look again at a resize that waits."""
+        pending = None
         wanted = pods.twin(pod, binding, node)  # host aliases do not change
         added = pods.ephemeral_patch(twin, pod, binding)
         if not is_as_applied(twin, wanted) and pods.resize_patch(twin, wanted) is not None:
-            if self.admitter.resize(pod, twin, node) is not None:
+            if (pending := self.admitter.resize(pod, twin, node)) is not None:
                 wanted = pods.twin(with_resources_of(twin, pod), binding, node)
         else:
             self.admitter.resized(pod)
+        again = pending.until if pending is not None else None
         if is_as_applied(twin, wanted) and added is None:
             await self.verdicts.accept(pod)
-            return
+            return again
         try:
             if complaints := complaints_about(pod, binding):
                 await self.verdicts.object_to(pod, complaints)
-                return
+                return again
             await self.verdicts.accept(pod)
             await self.change_all(twin, wanted, added)
         except NotFound:  # its going wakes us
-            return
+            return None
         except (Forbidden, Invalid, BadRequest) as error:
             self.site.manager.events.warning(pod, "RefusedBelow", error.message)
             raise
         finally:
             self.site.ledger.written(key_of(twin), self.site.now())
+        return again
 
     async def change_all(self, twin: Object, wanted: Object, added: Object | None) -> None:
         """The note of what we set is written last: where one of the writes fails, all of them come again."""

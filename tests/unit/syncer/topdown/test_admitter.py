@@ -1,19 +1,21 @@
 """Pods and the leases of their nodes: who gets a twin, who waits and for what, who has failed."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.policies import POLICIES
+from tapestry.client.transport import Request
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find
-from tapestry.kube.errors import Invalid
+from tapestry.kube.errors import Invalid, KubeError, Timeout, TransportError
 from tapestry.kube.objects import Object, labels_of, named, value_at
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS
 
-from ..world import MAPPED, NODE, World, a_world, phase, said
+from ..world import MAPPED, NODE, Gate, World, a_world, phase, said
 
 ONE_CPU = {"cpu": "1"}
 EVERYTHING = [{"operator": "Exists"}]
@@ -37,6 +39,11 @@ async def bind(world: World, name: str) -> None:
 
 async def set_switch(world: World, value: str | None) -> None:
     await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: value}}})
+    await asyncio.sleep(1)
+
+
+async def change_policy(world: World, **spec: Any) -> None:
+    await world.virtual.patch(POLICIES, named("east-all"), {"spec": spec})
     await asyncio.sleep(1)
 
 
@@ -286,6 +293,63 @@ async def test_refused_creation_gives_its_reservation_back() -> None:
         assert await world.ended() == ("Failed", "OutOfcpu")
 
 
+@in_virtual_time
+async def test_pod_that_waits_for_a_reservation_runs_when_no_twin_comes_of_it() -> None:
+    world = await a_world()
+    async with world.syncer():
+        world.down.before = gate = Gate("POST", "/pods")
+        await world.add_pod("old", requests={"cpu": "4"})
+        await gate.reached()
+        await world.delete_pod("old", grace=0)
+        await world.add_pod(requests=ONE_CPU)
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "CapacityPending"))
+        await asyncio.sleep(5)
+        world.down.refusal = lambda request: (
+            Invalid(422, "Invalid", "no") if request.method == "POST" and b'"name":"old-' in request.body else None
+        )
+        gate.open()
+        await world.wait_for_pod(MAPPED, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TransportError("lost", maybe_sent=True), Timeout(504, "Timeout", "slow")],
+    ids=lambda error: type(error).__name__,
+)
+@in_virtual_time
+async def test_creation_of_unknown_outcome_keeps_its_reservation_for_a_while(error: KubeError) -> None:
+    world = await a_world()
+
+    async def fail(request: Request) -> None:
+        if request.method == "POST" and request.path.endswith("/pods"):
+            raise error
+
+    async with world.syncer() as site:
+        world.down.before = fail
+        await world.add_pod(requests=ONE_CPU)
+        await asyncio.sleep(1)
+        await change_policy(world, timeWindows=[{"start": "08:00", "end": "09:00"}])
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "OutOfTimeWindows"), timeout=600)
+        assert str(site.ledger.held(NODE)["cpu"]) == "1"
+        assert site.ledger.release_expired(NODE, site.now() + timedelta(minutes=1))
+        assert dict(site.ledger.held(NODE)) == {}
+
+
+@in_virtual_time
+async def test_pod_runs_when_the_lease_opens_before_the_virtual_node_shows_that_it_was_closed() -> None:
+    world = await a_world()
+    async with world.syncer():
+        world.up.before = gate = Gate("PATCH", f"/nodes/{NODE}")
+        await world.physical.patch(NODES, named("n1"), {"metadata": {"labels": {"a": "b"}}})
+        await gate.reached()
+        await set_switch(world, keys.NOW)
+        await world.add_pod()
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "Reclaimed"))
+        await set_switch(world, None)
+        gate.open()
+        await world.wait_for_pod(MAPPED)
+
+
 # -- resize
 
 
@@ -348,6 +412,22 @@ async def test_two_resizes_at_once_stay_within_the_lease() -> None:
             await resize(world, "3", name)
         await asyncio.sleep(60)
         assert sorted([cpu_of(await world.twin(name)) for name in ("a", "b")]) == ["1", "3"]
+
+
+@in_virtual_time
+async def test_resize_is_done_when_the_lease_opens_before_the_virtual_node_shows_that_it_was_closed() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await world.run_pod(requests=ONE_CPU)
+        world.up.before = gate = Gate("PATCH", f"/nodes/{NODE}")
+        await world.physical.patch(NODES, named("n1"), {"metadata": {"labels": {"a": "b"}}})
+        await gate.reached()
+        await change_policy(world, timeWindows=[{"start": "08:00", "end": "09:00"}])
+        await resize(world, "2")
+        await world.wait_for_pod(said("PodResizePending", "True", "Deferred"))
+        await change_policy(world, timeWindows=None)
+        gate.open()
+        await world.wait_for_twin(lambda twin: cpu_of(twin) == "2")
 
 
 @in_virtual_time
