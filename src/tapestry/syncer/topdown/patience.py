@@ -73,8 +73,8 @@ class Patience:
         pause = min(max(now - (since or now), timedelta(seconds=1)), LONGEST_PAUSE)
         return Result(requeue_after=pause.total_seconds())
 
-    def taken(self, pod: Object) -> None:
-        """The pod has a twin now.  Where it had to wait for a quota, the next one is tried, too."""
+    def passed(self, pod: Object) -> None:
+        """The pod has a twin, or waits for something else.  Where it waited for a quota, the next one is tried."""
         if key_of(pod) in self.over_quota:
             self.forget(pod)
             self.wake_next()

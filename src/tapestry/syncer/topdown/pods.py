@@ -147,6 +147,7 @@ class VirtualPods:
 
     async def turn_away(self, pod: Object, refusal: Wait | Reject) -> Result | None:
         """The lease of its node does not admit the pod."""
+        self.patience.passed(pod)
         if isinstance(refusal, Reject):
             await self.verdicts.end(pod, refusal.reason, refusal.message, is_disrupted=refusal.is_disrupted)
             return None
@@ -183,6 +184,7 @@ class VirtualPods:
                 return Result(requeue_after=0)
         except NotYet as wait:
             ledger.release(key)
+            self.patience.passed(pod)
             await self.verdicts.wait(pod, wait.reason, str(wait))
             seconds = TAKEN if wait.reason in UNTOLD else wait.seconds
             return Result(requeue_after=seconds) if seconds is not None else None
@@ -212,7 +214,7 @@ class VirtualPods:
                 return await self.priority.refused(pod, binding)
             return await self.patience.refused(pod, node, error)
         ledger.written(key, self.site.now())
-        self.patience.taken(pod)
+        self.patience.passed(pod)
         self.priority.found()
         if uncopied := uncopied_keys(pod, binding):
             self.site.manager.events.normal(pod, "MetadataNotCopied", uncopied_message(uncopied))
@@ -262,6 +264,7 @@ class VirtualPods:
         elif mapped_uid(pod) not in (None, uid_of(twin)):
             return await self.losses.settle(pod, binding)
         elif not is_deleting(twin) and (node := self.physical_node(pod)) is not None:
+            self.patience.passed(pod)
             again = await self.follow(pod, twin, binding, node)
             wait = await self.patience.wait_for_place(pod, twin, node)
             return wait or (Result(requeue_at=again) if again is not None else None)

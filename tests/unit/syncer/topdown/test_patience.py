@@ -15,7 +15,7 @@ from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import ApiError, Invalid, NotFound, ServerError, Unavailable
 from tapestry.kube.objects import named, value_at
-from tapestry.kube.resources import PODS
+from tapestry.kube.resources import NODES, PODS
 
 from ..world import MAPPED, NO_ROOM, NODE, World, a_world, forbidden, nothing, phase, refusing, said
 
@@ -231,6 +231,26 @@ async def test_pods_that_wait_for_a_quota_are_tried_one_after_the_other_when_a_t
         await world.stop("first")
         await asyncio.sleep(FIVE_MINUTES)
         assert len(await world.twins()) == 20
+
+
+@in_virtual_time
+async def test_pod_that_waits_for_its_lease_keeps_no_other_from_a_quota() -> None:
+    world = await a_world()
+    await world.add_node("n2")
+    async with world.syncer():
+        await wait_for(world.virtual, NODES, "vnode-east-n2", until=bool, timeout=60)
+        await world.run_pod("running", node="vnode-east-n2")
+        world.down.refusal = refusing_pods(OVER_QUOTA)
+        await world.add_pod()
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "QuotaExceeded"))
+        await world.add_pod("other", node="vnode-east-n2")
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "QuotaExceeded"), "other")
+        await asyncio.sleep(2 * TEN_MINUTES)
+        await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": True}})
+        await world.wait_for_pod(said(keys.ACCEPTED, "False", "Cordoned"), timeout=FIVE_MINUTES + 1)
+        world.down.refusal = nothing
+        await world.end("Succeeded", "running")
+        await world.wait_for_pod(MAPPED, "other", timeout=5)
 
 
 @in_virtual_time
