@@ -226,7 +226,7 @@ async def a_lease_is_full(world: Clusters) -> None:
     spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}
     await world.virtual.patch(PODS, where, {"spec": spec}, type=PatchType.STRATEGIC, subresource="resize")
     await world.wait_for_pod(said("PodResizePending", "True", "Infeasible"), timeout=LONG)
-    assert (await world.twin())["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "3"}
+    assert (await world.twin())["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "3", "memory": "0"}
 
 
 async def a_deleted_pod_is_reclaimed(world: Clusters) -> None:
