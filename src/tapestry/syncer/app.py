@@ -26,6 +26,7 @@ from tapestry.kube.objects import (
     name_of,
     uid_of,
 )
+from tapestry.kube.pods import is_over
 from tapestry.kube.resources import (
     ENDPOINT_SLICES,
     NAMESPACES,
@@ -461,8 +462,9 @@ def node_below(site: Site, pod: Object) -> Iterable[str]:
 
 
 def node_left_by(site: Site, twin: Object) -> Iterable[str]:
-    """The physical node of a twin whose pod is gone: nobody else tells that the node may go, too."""
-    if any(key in site.virtual_pods.store for key in virtual_key(twin)):
+    """The physical node of a twin whose pod has ended or is gone: nobody else tells that the node may go, too."""
+    above = (site.virtual_pods.store.get(key) for key in virtual_key(twin))
+    if any(pod is not None and not is_over(pod) for pod in above):
         return ()
     node = site.virtual_nodes.store.get(annotations_of(twin).get(keys.VIRTUAL_NODE_NAME, ""))
     return physical_node_of(node) if node is not None else ()

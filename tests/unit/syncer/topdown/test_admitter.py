@@ -12,7 +12,7 @@ from tapestry.client.transport import Request
 from tapestry.controller.testing import in_virtual_time
 from tapestry.kube.conditions import find
 from tapestry.kube.errors import Invalid, KubeError, Timeout, TransportError
-from tapestry.kube.objects import Object, labels_of, named, value_at
+from tapestry.kube.objects import Object, is_deleting, labels_of, named, value_at
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS
 
 from ..world import MAPPED, NODE, Gate, World, a_world, phase, said
@@ -148,6 +148,23 @@ async def test_withdrawn_node_takes_no_pods_and_waiting_ones_go_with_it() -> Non
         await world.end("Succeeded", "before")
         await world.wait_until_pod_is_gone("after")
         await asyncio.sleep(10)
+        assert await world.virtual.find(NODES, NODE) is None
+
+
+@in_virtual_time
+async def test_withdrawn_node_goes_when_the_twin_of_a_failed_pod_has_ended() -> None:
+    world = await a_world(directScheduling=True)
+    async with world.syncer():
+        await world.run_pod()
+        await world.virtual.delete(POLICIES, named("east-all"))
+        await asyncio.sleep(5)
+        await world.change_pod(
+            {"status": {"phase": "Failed"}}, subresource="status"
+        )  # as the pod garbage collector does
+        await world.wait_for_twin(is_deleting)
+        await asyncio.sleep(5)
+        await world.stop()
+        await asyncio.sleep(5)
         assert await world.virtual.find(NODES, NODE) is None
 
 
