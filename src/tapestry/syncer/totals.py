@@ -78,7 +78,7 @@ def from_units(resource: str, units: int) -> Quantity:
 def division(total: int, claims: Mapping[str, Claim]) -> dict[str, int]:
     """The share of each node: together they are the total, or all that there is where that is less."""
     weights = sum(claim.weight for claim in claims.values())
-    if weights <= total:
+    if weights <= max(total, 0):
         return {name: claim.weight for name, claim in claims.items()}
     fair = proportional(max(total, 0), {name: claim.weight for name, claim in claims.items()}, weights)
     spread = {name: max(1, share // TOLERANCE) for name, share in fair.items()}

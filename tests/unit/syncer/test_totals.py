@@ -5,7 +5,7 @@ from dataclasses import replace
 from time import process_time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -36,6 +36,7 @@ def following(shares: dict[str, int], weights: dict[str, int]) -> dict[str, Clai
 
 
 @given(st.integers(-5, 400), CLAIMS)
+@example(-1, {"a": Claim(0)})
 def test_shares_are_the_total_or_all_there_is(total: int, claims: dict[str, Claim]) -> None:
     shares = division(total, claims)
     assert sum(shares.values()) == min(max(total, 0), sum(claim.weight for claim in claims.values()))
