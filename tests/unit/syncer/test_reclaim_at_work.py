@@ -16,7 +16,7 @@ from tapestry.syncer.bottomup.nodes import PhysicalNodes
 from tapestry.syncer.leases import Leases
 from tapestry.syncer.vigil import Vigil
 
-from .world import MOUNT, Gate, World, a_world
+from .world import MOUNT, NODE, Gate, World, a_world
 
 A_WEEK = 604800
 GRACE = 30
@@ -175,3 +175,18 @@ async def test_unbinding_shortens_the_grace_of_twins_that_are_being_deleted() ->
         )
         await world.physical.delete(PODS, place, grace_seconds=0)
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
+
+
+@in_virtual_time
+async def test_unbinding_a_silent_cluster_keeps_no_virtual_node() -> None:
+    world = await a_world()
+    async with world.syncer():
+        await run_lasting_pod(world)
+        world.down.cut()
+        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await world.delete_pod(grace=0)
+        await wait_for(world.virtual, NODES, NODE, until=lambda node: node is None, timeout=60)
+        world.down.mend()
+        await world.wait_for_twin(is_deleting)
+        await world.stop()
+        await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda binding: binding is None, timeout=600)

@@ -149,7 +149,8 @@ class PhysicalNodes:
             return None
         name = name_of(existing)
         pods, running = [pod for pod in site.pods_on(name) if holds_its_node(pod)], self.running_on(existing)
-        is_empty = not running and not any(entry.held for _, entry in site.ledger.on(name))
+        # What an unbinding leaves below is removed there once the cluster answers: its node does not wait for that.
+        is_empty = not running and (site.is_unbinding or not any(entry.held for _, entry in site.ledger.on(name)))
         # Pods that wait for a lease which is no more go with the node, once nothing runs there.
         reclaim = leaving(pods, Terms(now, by="withdrawal"), now) if is_empty else leaving(running, terms, now)
         async with self.even_untold(name, reclaim, reason):
