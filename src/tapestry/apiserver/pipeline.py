@@ -124,7 +124,7 @@ class TypedReading:
             if request.verb == "patch":
                 raise refusals.unfit_patch(error.message) from error
             raise
-        report_fields(request, reading.unknown, await duplicates(request) if may_repeat(request) else ())
+        report_fields(request, reading.unknown, twice(request.body) if may_repeat(request) else ())
         if changed is new:
             return found
         kept = {key: each for key, each in new.items() if key not in changed}
@@ -134,11 +134,6 @@ class TypedReading:
 def may_repeat(request: Request) -> bool:
     """Whether the body may name a field twice: its text has more keys than what was read of it."""
     return request.verb in ("create", "update") and request.body.count(b'":') > encode(request.sent).count(b'":')
-
-
-async def duplicates(request: Request) -> list[str]:
-    """The first fields that the body names twice."""
-    return await run_if_large(len(request.body), twice, request.body)
 
 
 def report_repetitions(request: Request) -> None:

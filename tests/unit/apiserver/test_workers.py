@@ -259,3 +259,12 @@ async def test_a_collection_is_deleted_a_few_at_a_time(desk: Desk) -> None:
     assert pause < 1
     left = msgspec.json.decode((await desk("GET", f"{HERE}/configmaps")).body)["items"]
     assert not [each for each in left if each["metadata"]["name"].startswith("m")]
+
+
+async def test_a_large_body_that_names_a_field_twice_is_answered(desk: Desk) -> None:
+    text = b'{"metadata":{"name":"%s"},"data":{"a":"1","a":"2","long":"' + b"x" * LARGE + b'"}}'
+    warned = await desk("POST", f"{HERE}/configmaps", text.replace(b"%s", b"warned"))
+    assert warned.status == 201
+    assert 'duplicate field "data.a"' in warned.headers["Warning"].replace("\\", "")
+    strict = await desk("POST", f"{HERE}/configmaps", text.replace(b"%s", b"strict"), fieldValidation="Strict")
+    assert strict.status == 400
