@@ -52,3 +52,9 @@ def test_other_documents_stay_as_they_are() -> None:
     assert shown("/livez", "text/plain", user_agent="curl") == ONE_LINE
     event = Call("GET", "/api/v1/pods", {"pretty": "true"}, {}, b"", ADMIN)
     assert presented(ONE_LINE + b"\n", "application/json", event) == ONE_LINE + b"\n"
+
+
+def test_a_long_answer_is_not_indented() -> None:
+    text = b'{"a":' * 200 + b"[" + b"1," * 50_000 + b"1]" + b"}" * 200
+    call = Call("GET", "/api/v1/pods", {"pretty": "true"}, {}, b"", ADMIN)
+    assert presented(text, "application/json", call) == text + b"\n"

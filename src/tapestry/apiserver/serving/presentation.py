@@ -1,7 +1,8 @@
 """How the JSON of an answer is written: in one line that ends, or indented for people.
 
 As kube-apiserver does it: `?pretty` decides, then the Accept header, and then whether the client is a browser, curl or
-Wget.  What is not indented ends in a line break; what is indented does not.
+Wget.  What is not indented ends in a line break; what is indented does not.  A long answer is never indented: one of a
+megabyte that is nested deeply would become one of hundreds.
 """
 
 import msgspec
@@ -12,6 +13,8 @@ from tapestry.apiserver.requests import Call
 PEOPLE = ("curl", "Wget", "Mozilla/5.0")
 """How the User-Agent of programs begins that people use."""
 TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+LONGEST_INDENTED = 64 << 10
+"""Bytes of JSON that are indented."""
 RAW = ("/openapi/", "/.well-known/", "/openid/")
 """Documents that are served as they are."""
 
@@ -20,7 +23,7 @@ def presented(body: bytes, content_type: str, call: Call) -> bytes:
     """The body of an answer as the client is to see it; lines that end already are left alone."""
     if not body or not content_type.startswith(JSON) or body.endswith(b"\n") or call.path.startswith(RAW):
         return body
-    if call.path == "/version" or is_pretty(call):
+    if len(body) <= LONGEST_INDENTED and (call.path == "/version" or is_pretty(call)):
         return msgspec.json.format(body, indent=2)
     return body + b"\n"
 
