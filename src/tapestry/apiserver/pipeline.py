@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
@@ -13,13 +14,14 @@ from tapestry.apiserver.customs.structural import path_below
 from tapestry.apiserver.rows import Row
 from tapestry.apiserver.types import Types
 from tapestry.apiserver.verbs import Request, Step
-from tapestry.apiserver.workers import finished, run_if_large
-from tapestry.kube.budget import checkpoint
+from tapestry.apiserver.workers import LARGE, current_work, finished, run_if_large
+from tapestry.kube.budget import OverSlice, checkpoint
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
 MOST_REPORTED = 100
 """Fields that a refusal or a warning lists, as in Kubernetes."""
+NO_SLICE = nullcontext()
 encode = msgspec.json.Encoder().encode
 
 
@@ -53,7 +55,7 @@ def is_built_in(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps that follow each other, all of them pure or none."""
+    """Steps that follow each other, all of them pure or none; pure ones never wait, so they are also one slice."""
 
     steps: Sequence[Step]
     is_pure: bool
@@ -95,12 +97,20 @@ class Pipeline:
                     await step(request, old, None)
             return old
         for stretch in stretches:
-            if stretch.is_pure:
-                warnings = len(request.warnings)
-                new = await run_if_large(request.size, stretch.result, request, old, new, warnings)
-            else:
+            if not stretch.is_pure:
                 for step in stretch.steps:
                     new = await step(request, old, new)
+                continue
+            warnings, given, work = len(request.warnings), new, current_work()
+            if work is None or request.size < LARGE:
+                try:
+                    with work or NO_SLICE:
+                        for step in stretch.steps:
+                            new = await step(request, old, new)
+                    continue
+                except OverSlice:
+                    pass
+            new = await run_if_large(LARGE, stretch.result, request, old, given, warnings)
         return new
 
 

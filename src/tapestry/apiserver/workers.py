@@ -19,7 +19,7 @@ from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
 from tapestry.apiserver.fairness import FairQueue
-from tapestry.kube.budget import BUDGET, Budget, OverSlice, checkpoint
+from tapestry.kube.budget import BUDGET, UNITS, Budget, OverSlice, checkpoint
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class Work(Budget):
     __slots__ = ("_due", "_has_paused", "_held", "_is_cancelled", "user", "worker")
 
     def __init__(self, worker: Worker | None, user: str) -> None:
-        super().__init__()
+        self.left, self._floor, self._unchecked, self.is_over = UNITS, 0, 0, None  # as in `super`, without a call
         self.worker, self.user = worker, user
         self._due, self._is_cancelled = 0.0, False
         self._held: AsyncExitStack | None = None
