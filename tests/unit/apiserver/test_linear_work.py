@@ -27,7 +27,7 @@ from tapestry.kube.resources import CONFIGMAPS
 from tapestry.kube.selectors import Operator, label_selector, parse_label_selector, requirement
 from tapestry.kube.strategic import PatchSchemas, strategic_merged
 
-BAR = 5.0
+BAR = 2.0
 ROW = Row(CONFIGMAPS, "configmap", (), storage="configmaps")
 
 
