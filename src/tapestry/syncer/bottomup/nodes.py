@@ -163,7 +163,8 @@ class PhysicalNodes:
                 await self.remove(existing)
                 return None
             await self.take_back(reclaim, reason)
-        await end_all(self.lingering(name, reclaim), site.physical)
+        if not site.is_unbinding:  # an unbinding ends what is left below by itself, and its node must not wait for that
+            await end_all(self.lingering(name, reclaim), site.physical)
         again = soonest(reclaim.look_again, terms.deadline if terms.deadline and terms.deadline > now else None)
         return Result(requeue_at=again) if again else None
 
