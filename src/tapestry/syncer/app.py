@@ -225,8 +225,8 @@ def wire_pods(site: Site, leases: Leases) -> Callable[[], None]:
     tokens, minting = wire_tokens(site, mirrored.copies[SECRETS.plural])
     volumes = wire_volumes(site, mirrored, lambda key: down.queue.add(key))
     wire_checks(site, mirrored, services, volumes)
-    # Services come first: nothing may happen between a look at their addresses and their own word that all are there.
     admitter = Admitter(site, leases, wake=lambda key: down.queue.add(key), show=lambda key: up.queue.add(key))
+    # Services come first: nothing may happen between a look at their addresses and their own word that all are there.
     virtual = VirtualPods(site, admitter, (services, mirrored, volumes, tokens), services.aliases)
     down = site.manager.controller("pods", virtual.reconcile, workers=POD_WORKERS)
     physical = PhysicalPods(site)
