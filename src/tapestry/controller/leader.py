@@ -243,20 +243,32 @@ class Elector:
             self._may_write_until = float("-inf")
 
     async def _release(self) -> None:
-        """Give the Lease up, so that the next leader need not wait for it to run out."""
+        """Give up the Lease, so that the next leader need not wait until it expires.
+
+        A renewal that was cancelled may have reached the server: the Lease is then read again and released as it is.
+        """
         if self._held is None or not self.leading:
             return
         self._may_write_until = float("-inf")
-        spec = {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
         try:
             async with asyncio.timeout(self.terms.retry):
-                await self.client.replace(LEASES, {**self._held, "spec": spec})
+                try:
+                    await self.client.replace(LEASES, released(self._held))
+                except Conflict:
+                    lease = await self.client.get(LEASES, self.name, self.namespace)
+                    if holder_of(lease) == self.identity:
+                        await self.client.replace(LEASES, released(lease))
         except (KubeError, TimeoutError) as error:
             log.warning(
                 "could not release the lease; the next leader waits for it", election=self.name, error=str(error)
             )
         else:
             log.info("released the lease", election=self.name, identity=self.identity)
+
+
+def released(lease: Object) -> Object:
+    """The same Lease without a holder."""
+    return {**lease, "spec": {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
 
 
 def holder_of(lease: Object) -> str:

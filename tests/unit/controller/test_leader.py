@@ -14,6 +14,7 @@ from tapestry.controller.leader import Elector, Terms
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
 from tapestry.kube.objects import Object, value_at, version_of
 from tapestry.kube.resources import LEASES
+from tapestry.kube.times import micro_timestamp
 
 TERMS = Terms(lease=15, deadline=10, retry=2)
 
@@ -89,6 +90,26 @@ async def test_one_candidate_leads_and_the_other_waits() -> None:
             assert first.elector.leading
             assert not second.elector.leading
             assert (first.history, second.history) == (["began"], [])
+
+
+@in_virtual_time
+async def test_a_leader_releases_the_lease_after_an_interrupted_renewal() -> None:
+    api = an_api()
+    first, second = Candidate(api, "first"), Candidate(api, "second")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(first.run())
+        await first.began.wait()
+        standby = group.create_task(second.run())
+        await asyncio.sleep(1)
+        # The server has a renewal whose response the leader never read.
+        lease = await lease_of(api)
+        renewed = {**lease["spec"], "renewTime": micro_timestamp(running_clock().now())}
+        await Client(api).replace(LEASES, {**lease, "spec": renewed})
+        stopped = running_clock().monotonic()
+        first.done.set()
+        await second.began.wait()
+        assert running_clock().monotonic() - stopped < 0.5
+        standby.cancel()
 
 
 @in_virtual_time
