@@ -6,7 +6,7 @@ What is too long to be kept is new each time, and everything is forgotten once t
 """
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 LONGEST = 1 << 14
@@ -27,19 +27,29 @@ _said: dict[int, tuple[Any, dict[Any, Any]]] = {}
 """What was said of each part, which is held here, too: as long as it is, no other value has its id."""
 
 
+class Cache(dict[Text, T]):
+    """The answers of a function by its argument.  A lookup that hits does not run any Python code."""
+
+    def __init__(self, function: Callable[[Text], T], most: int, longest: int) -> None:
+        super().__init__()
+        self._function: Callable[[Text], T] = function
+        self._most, self._longest = most, longest
+
+    def __missing__(self, text: Text) -> T:
+        found = self._function(text)
+        if len(text) <= self._longest:
+            if len(self) >= self._most:
+                self.clear()
+            self[text] = found
+        return found
+
+
 def cached(most: int, longest: int = 256) -> Callable[[Callable[[Text], T]], Callable[[Text], T]]:
-    """A cache for a pure function of a text that callers send; long ones are not kept: they could fill the memory."""
+    """A cache for a pure function of a text that callers send.
 
-    def decorate(function: Callable[[Text], T]) -> Callable[[Text], T]:
-        known = lru_cache(maxsize=most)(function)
-
-        @wraps(function)
-        def answer(text: Text) -> T:
-            return known(text) if len(text) <= longest else function(text)
-
-        return answer
-
-    return decorate
+    Long texts are not kept: they could fill the memory.  Once `most` are kept, all of them are forgotten.
+    """
+    return lambda function: Cache(function, most, longest).__getitem__
 
 
 def met(text: bytes, place: Any, read: Callable[[], tuple[T, Any]]) -> tuple[T, Any]:
@@ -76,31 +86,39 @@ def once(part: Any, question: Any, answer: Callable[[], T], *, is_part_too: bool
         found: T = answers[question]
         return found
     found = answer()
+    _keep(answers, question, found, is_part_too=is_part_too)
+    return found
+
+
+def _keep(answers: dict[Any, Any], question: Any, found: Any, *, is_part_too: bool) -> None:
     if len(answers) < QUESTIONS:
         answers[question] = found
         if is_part_too:
             _said.setdefault(id(found), (found, {}))
-    return found
 
 
 def remembered(function: Of[P, T]) -> Of[P, T]:
     """A pure function of a part, and of what can be hashed: it is asked once."""
-
-    @wraps(function)
-    def answer(part: Any, /, *others: P.args, **named: P.kwargs) -> T:
-        question = function, others, *named.items()
-        return once(part, question, lambda: function(part, *others, **named))
-
-    return answer
+    return _asked_once(function, is_part_too=False)
 
 
 def derived(function: Of[P, T]) -> Of[P, T]:
     """The same of a function that makes another part of one."""
+    return _asked_once(function, is_part_too=True)
 
+
+def _asked_once(function: Of[P, T], *, is_part_too: bool) -> Of[P, T]:
     @wraps(function)
     def answer(part: Any, /, *others: P.args, **named: P.kwargs) -> T:
-        return once(
-            part, (function, others, *named.items()), lambda: function(part, *others, **named), is_part_too=True
-        )
+        known = _said.get(id(part))
+        if known is None:
+            return function(part, *others, **named)
+        answers, question = known[1], (function, others, *named.items())
+        if question in answers:
+            found: T = answers[question]
+            return found
+        found = function(part, *others, **named)
+        _keep(answers, question, found, is_part_too=is_part_too)
+        return found
 
     return answer

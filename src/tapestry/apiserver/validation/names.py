@@ -33,10 +33,14 @@ def regex_error(message: str, pattern: str, *examples: str) -> str:
 
 def pattern(expression: str, message: str, *examples: str, limit: int = 0) -> Complaints:
     """Complaints of texts that are too long, or that do not match."""
+    return cached(4096)(uncached_pattern(expression, message, *examples, limit=limit))
+
+
+def uncached_pattern(expression: str, message: str, *examples: str, limit: int = 0) -> Complaints:
+    """The same for whoever remembers what is made of the answer."""
     compiled = re.compile(expression)
     mismatch = regex_error(message, expression, *examples)
 
-    @cached(4096)
     def complaints(text: str) -> tuple[str, ...]:
         if limit and len(text) > limit:
             long = (longer_than(limit),)
@@ -82,8 +86,10 @@ header_name = pattern(
     "[-A-Za-z0-9]+", "a valid HTTP header must consist of alphanumeric characters or '-'", "X-Header-Name"
 )
 
-_label = pattern(LABEL, f"a lowercase RFC 1123 label {LOWER} or '-', {ENDS}", "my-name", "123-abc", limit=LABEL_LIMIT)
-_key = pattern(
+_label = uncached_pattern(
+    LABEL, f"a lowercase RFC 1123 label {LOWER} or '-', {ENDS}", "my-name", "123-abc", limit=LABEL_LIMIT
+)
+_key = uncached_pattern(
     "[-._a-zA-Z0-9]+",
     "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
     "key.name",
@@ -91,7 +97,7 @@ _key = pattern(
     "key-name",
     limit=SUBDOMAIN_LIMIT,
 )
-_part = pattern(
+_part = uncached_pattern(
     QUALIFIED, f"must consist of alphanumeric characters, '-', '_' or '.', {ENDS}", "MyName", "my.name", "123-abc"
 )
 IS_SUBDOMAIN, IS_LABEL, IS_PORT_NAME = re.compile(SUBDOMAIN), re.compile(LABEL), re.compile("[-a-z0-9]+")
