@@ -82,21 +82,23 @@ class Watching:
         try:
             async for chunk in self._initial():
                 yield chunk
-            while loop.time() < deadline:
-                if alarm.when() <= loop.time() + TICK:  # it has rung, or is about to
+            while (now := loop.time()) < deadline:
+                if alarm.when() <= now + TICK:  # it has rung, or is about to
                     alarm.cancel()
-                    alarm = loop.call_at(max(min(deadline, bookmark_at), loop.time() + TICK), wake)
+                    alarm = loop.call_at(max(min(deadline, bookmark_at), now + TICK), wake)
                 events = await self.subscription.take()
                 if events:
                     self.revision = events[-1].revision
                     if self.convert is not None:
                         await self._prepare(self.convert, events)
                     for at in range(0, len(events), BATCH):
-                        if text := await self._text(events[at : at + BATCH]):
+                        batch = events[at : at + BATCH] if len(events) > BATCH else events
+                        is_fast = len(batch) < FEW or not self.flavour.is_slow
+                        if text := self._lines(batch) if is_fast else await self._slow_lines(batch):
                             yield text
                 elif self.subscription.dropped:
                     return
-                if bookmark_at <= loop.time() < deadline and not self.subscription.is_behind:
+                if self.bookmarks and bookmark_at <= loop.time() < deadline and not self.subscription.is_behind:
                     bookmark_at = max(bookmark_at + BOOKMARK_SECONDS, loop.time())
                     self.revision = max(self.revision, self.store.revision)
                     yield self._bookmark({})
@@ -136,10 +138,14 @@ class Watching:
             return function()
         return await self.work.worker.run(self.work.user, function)
 
-    async def _text(self, events: Sequence[Event]) -> bytes:
+    def _lines(self, events: Sequence[Event]) -> bytes:
         """What the watcher sees of some events."""
-        if len(events) < FEW or not self.flavour.is_slow:
-            return b"".join([self._line(event, what) for event, what in self._seen(events)])
+        if self.matches is None:
+            return b"".join([self._line(event, plain_change(event)) for event in events])
+        return b"".join([self._line(event, what) for event, what in self._seen(events)])
+
+    async def _slow_lines(self, events: Sequence[Event]) -> bytes:
+        """The same where every object is read for that, and there are many."""
         is_shared = self.store.watchers(self.row.storage) > 1
         made = await self._run(
             LARGE, lambda: [(event, what, self._made(event, what)) for event, what in self._seen(events)]

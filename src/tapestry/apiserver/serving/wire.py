@@ -140,7 +140,10 @@ class Exchange:
 
     async def go_on(self, data: bytes) -> None:
         if data:
-            await self.connection.write_all(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+            connection = self.connection
+            connection.write_open(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+            if connection.is_full:
+                await connection.drained()
 
     def end(self) -> None:
         """That was all of it."""
@@ -361,11 +364,19 @@ class Connection(asyncio.Protocol):
     def is_full(self) -> bool:
         return self._full is not None
 
-    async def write_all(self, data: bytes | memoryview) -> None:
-        """Write once the client has taken most of what was written before."""
+    def write_open(self, data: bytes | memoryview) -> None:
+        """Write; raises ConnectionResetError where the client is gone."""
         if self._transport.is_closing():
             raise ConnectionResetError("the client is gone")
         self._transport.write(data)
+
+    async def write_all(self, data: bytes | memoryview) -> None:
+        """Write, and wait until the client has taken most of what was written."""
+        self.write_open(data)
+        await self.drained()
+
+    async def drained(self) -> None:
+        """Wait until the client has taken most of what was written."""
         if self._full is not None:
             try:
                 async with asyncio.timeout(STALLED_SECONDS):

@@ -68,11 +68,8 @@ class LocalStore(Store):
 
     def head(self, resource: str, namespace: str, name: str) -> Version | None:
         """The object as the next write finds it: writes that are still on their way to the log included."""
-        return self._head(Key(resource, namespace, name))
-
-    def _head(self, key: Key) -> Version | None:
-        coming = self._heads.get(key)
-        return coming.event.new if coming is not None else self.get(*key)
+        coming = self._heads.get(Key(resource, namespace, name))
+        return coming.event.new if coming is not None else self.get(resource, namespace, name)
 
     async def put(self, key: Key, expected: Version | None, make: Make, claim: Claim | None = None) -> Version:
         self._expect(key, expected)
@@ -92,7 +89,7 @@ class LocalStore(Store):
         return Version(key, revision, raw, labels)
 
     def _expect(self, key: Key, expected: Version | None) -> None:
-        if self._head(key) is not expected:
+        if self.head(*key) is not expected:
             raise Stale
 
     def _next(self) -> int:

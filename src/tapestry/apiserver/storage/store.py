@@ -76,28 +76,28 @@ class Event(msgspec.Struct, eq=False):
 class Subscription:
     """One watcher: events after its revision.  It is dropped, not waited for, when it falls too far behind."""
 
-    __slots__ = ("_after", "_events", "_wake", "dropped", "name", "namespace")
+    __slots__ = ("_after", "_events", "_is_awake", "_waiter", "dropped", "name", "namespace")
 
     def __init__(self, namespace: str, name: str, after: int, events: Sequence[Event]) -> None:
         self.namespace, self.name = namespace, name
         self.dropped = False
         self._after = after
-        self._events = deque(events)
-        self._wake = asyncio.Event()
-        if events:
-            self._wake.set()
+        self._events = list(events)
+        self._is_awake = bool(events)
+        self._waiter: asyncio.Future[None] | None = None
+        """While somebody waits in `take`."""
 
     def push(self, event: Event) -> None:
         if len(self._events) >= LONGEST_BACKLOG:
             self.drop()
         elif not self.dropped and event.revision > self._after:  # another server may have told him of this one
             self._events.append(event)
-            self._wake.set()
+            self.wake()
 
     def drop(self) -> None:
         self.dropped = True
-        self._events.clear()
-        self._wake.set()
+        self._events = []
+        self.wake()
 
     @property
     def is_behind(self) -> bool:
@@ -106,17 +106,23 @@ class Subscription:
 
     def wake(self) -> None:
         """Have `take` return, whether or not anything happened."""
-        self._wake.set()
+        self._is_awake = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def take(self) -> list[Event]:
-        """What has happened since the last time; waits until something has.
+        """What has happened since the last time; waits until something has.  One may wait at a time.
 
         Nothing, once the subscription is dropped, or where somebody called `wake`.
         """
-        await self._wake.wait()
-        self._wake.clear()
-        taken = list(self._events)
-        self._events.clear()
+        if not self._is_awake:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._is_awake = False
+        taken, self._events = self._events, []
         return taken
 
 
@@ -187,7 +193,8 @@ class Store(ABC):
     # -- reading
 
     def get(self, resource: str, namespace: str, name: str) -> Version | None:
-        return self._shelf(resource).objects.get((namespace, name))
+        shelf = self._shelves.get(resource)
+        return shelf.objects.get((namespace, name)) if shelf is not None else None
 
     def every(self, resource: str, namespace: str = "") -> list[Version]:
         """The objects of a namespace, or of all, by namespace and name."""
@@ -215,10 +222,12 @@ class Store(ABC):
 
     def changed_at(self, resource: str) -> int:
         """The revision of the last change of any object of the resource."""
-        return self._shelf(resource).changed
+        shelf = self._shelves.get(resource)
+        return shelf.changed if shelf is not None else 0
 
     def count(self, resource: str) -> int:
-        return len(self._shelf(resource).objects)
+        shelf = self._shelves.get(resource)
+        return len(shelf.objects) if shelf is not None else 0
 
     def resources(self) -> Iterator[str]:
         return (name for name, shelf in self._shelves.items() if shelf.objects)
@@ -331,7 +340,7 @@ class Store(ABC):
         for listener in shelf.listeners:
             listener(event)
         for subscription in shelf.subscriptions:
-            if concerns(event, subscription.namespace, subscription.name):
+            if subscription.namespace in ("", namespace) and subscription.name in ("", name):
                 subscription.push(event)
 
     def _reach(self, revision: int) -> None:
