@@ -101,7 +101,7 @@ class Target(NamedTuple):
 def target_of(path: str, rows: Rows) -> Target:
     """What `path` names; raises NotFound where nothing is served."""
     group, version, namespace, rest = parts(path)
-    if rest[2:3] == ["proxy"]:
+    if len(rest) > 3 and rest[2] == "proxy":
         rest = rest[:3]  # what follows is for whoever is behind it
     row = rows.get(group, version, rest[0]) if rest else None
     if row is None or len(rest) > 3 or not fits(row, namespace, rest[1:]):
@@ -124,14 +124,13 @@ def parts(path: str) -> tuple[str, str, str, list[str]]:
         segments = [unquote(each) for each in segments]
     if not NO_SEGMENTS.isdisjoint(segments):
         return "", "", "", []
-    match segments:
-        case ["api", version, *rest]:
-            group = ""
-        case ["apis", group, version, *rest]:
-            pass
-        case _:
-            return "", "", "", []
-    if rest[:1] == ["namespaces"] and len(rest) > 2 and (group, rest[2]) not in OF_NAMESPACES:
+    if segments[0] == "api" and len(segments) > 1:
+        group, version, rest = "", segments[1], segments[2:]
+    elif segments[0] == "apis" and len(segments) > 2:
+        group, version, rest = segments[1], segments[2], segments[3:]
+    else:
+        return "", "", "", []
+    if len(rest) > 2 and rest[0] == "namespaces" and (group, rest[2]) not in OF_NAMESPACES:
         return group, version, rest[1], rest[2:]
     return group, version, "", rest
 

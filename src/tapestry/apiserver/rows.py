@@ -7,6 +7,7 @@ and remove rows while the server runs.  What the published data does not say of 
 import gzip
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from typing import Any
 
@@ -80,15 +81,20 @@ class Row:
     def list_kind(self) -> str:
         return self.other_list_kind or f"{self.resource.kind}List"
 
-    @property
+    @cached_property
     def is_custom(self) -> bool:
         return not self.type
 
-    @property
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether objects are stored as they are shown."""
+        return not self.is_custom and self.guise is None
+
+    @cached_property
     def has_status(self) -> bool:
         return "status" in self.subresources
 
-    @property
+    @cached_property
     def counts_generations(self) -> bool:
         return self.is_custom or self.resource.name in WITH_GENERATION
 

@@ -153,7 +153,8 @@ class Server:
         try:
             target = target_of(call.path, self.rows)
         except NotFound:
-            self.check(call, unserved(call.path))
+            missing = unserved(call.path)
+            self.check(call, missing, verb_of(call, missing) if missing is not None else call.method.lower())
             raise
         return await self.permitted(call, target)
 
@@ -161,8 +162,9 @@ class Server:
         """The answer, if its sender may have it; a body is not received before that is known."""
         if call.method not in ("GET", "HEAD"):  # these say themselves how new it must be what they read
             await self.verbs.store.wait_for_latest()
-        self.check(call, target)
-        if call.method not in METHODS or not serves(target, verb_of(call, target)):
+        verb = verb_of(call, target)
+        self.check(call, target, verb)
+        if call.method not in METHODS or not serves(target, verb):
             raise refusals.not_allowed()
         if call.method in WRITES and is_pending(call):
             call = await received(call)
@@ -208,13 +210,12 @@ class Server:
         return document
 
     def check_path(self, call: Call) -> None:
-        self.check(call, None)
+        self.check(call, None, call.method.lower())
         if call.method not in ("GET", "HEAD"):
             raise refusals.not_allowed()
 
-    def check(self, call: Call, target: Target | None) -> None:
+    def check(self, call: Call, target: Target | None, verb: str) -> None:
         """Raise Forbidden if its sender may not do that, to a resource or to the path itself."""
-        verb = verb_of(call, target) if target is not None else call.method.lower()
         if target is not None and not target.name and verb in SELECTING and "fieldSelector" in call.query:
             target = target._replace(name=only_name(call.query["fieldSelector"]))
         asked = Attributes(call.user, verb, target, call.path, call.query.get("fieldSelector", ""))

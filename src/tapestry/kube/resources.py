@@ -1,10 +1,11 @@
 """Resources: where a kind lives in the API, as values that every verb takes."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from urllib.parse import quote
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resource:
     """One resource of an API server: `Resource("apps", "v1", "Deployment", "deployments")`."""
 
@@ -14,11 +15,11 @@ class Resource:
     plural: str
     namespaced: bool = True
 
-    @property
+    @cached_property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 
-    @property
+    @cached_property
     def name(self) -> str:
         """`pods`, `deployments.apps`: how people, metrics and rights name it."""
         return f"{self.plural}.{self.group}" if self.group else self.plural

@@ -5,6 +5,7 @@ as much as to read an object.  So one timer rings when somebody may be due, look
 """
 
 import asyncio
+from math import inf
 from types import TracebackType
 
 
@@ -14,6 +15,8 @@ class Deadlines:
     def __init__(self) -> None:
         self.limits: set[Limit] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self.rings_at = inf
+        """When the timer is set for."""
 
     def within(self, seconds: float) -> "Limit":
         """A context that ends with a TimeoutError after so many seconds."""
@@ -21,13 +24,13 @@ class Deadlines:
 
     def mind(self, due: float) -> None:
         """Ring at that time at the latest."""
-        if self._timer is None or due < self._timer.when():
+        if due < self.rings_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+            self._timer, self.rings_at = asyncio.get_running_loop().call_at(due, self._ring), due
 
     def _ring(self) -> None:
-        self._timer = None
+        self._timer, self.rings_at = None, inf
         now = asyncio.get_running_loop().time()
         for limit in [each for each in self.limits if each.due <= now]:
             limit.end()
@@ -48,7 +51,8 @@ class Limit:
         assert task is not None
         self._task, self._others = task, task.cancelling()
         self._deadlines.limits.add(self)
-        self._deadlines.mind(self.due)
+        if self.due < self._deadlines.rings_at:
+            self._deadlines.mind(self.due)
 
     def end(self) -> None:
         self._deadlines.limits.discard(self)

@@ -163,7 +163,9 @@ def place_of(exchange: Exchange) -> tuple[str, Query]:
 
 
 def call_of(exchange: Exchange, path: str, query: Query, user: User, body: bytes, upload: Upload | None = None) -> Call:
-    named = tuple([pair for pair in exchange.pairs if pair[0].startswith(PREFIX)])
+    named: tuple[tuple[str, str], ...] = ()
+    if PREFIX in "\n".join(exchange.headers):
+        named = tuple([pair for pair in exchange.pairs if pair[0].startswith(PREFIX)])
     uri = exchange.target.decode("latin-1")
     peer = exchange.connection.peer
     return Call(exchange.method, path, query, exchange.headers, body, user, named, uri, peer, incoming=upload)
