@@ -301,23 +301,24 @@ class Verbs:
             wanted = without(wanted, "metadata", "resourceVersion")  # which Kubernetes minds only where it stores
         base = str(wanted["metadata"].get("generateName", ""))
         for _ in range(TRIES):
-            request.name = name = wanted["metadata"].get("name") or self.generated_name(row, base)
-            is_named = name == wanted["metadata"].get("name")
-            named = wanted if is_named else with_value(wanted, ("metadata", "name"), name)
+            given = wanted["metadata"].get("name")
+            request.name = name = given or self.generated_name(row, base)
+            named = wanted if given else with_value(wanted, ("metadata", "name"), name)
             ready = await self.prepare(request, None, named)
             request.name = name = name_of(ready)  # which admission may have changed
             made = writes.created(row, ready, uid=self.uid(), now=self.now())
             settled = await self.settle(request, None, made)
             key = Key(row.storage, target.namespace, name)
             if (head := self.store.head(*key)) is not None:
-                if base and not wanted["metadata"].get("name"):
+                if base and not given:
                     continue
                 raise refusals.already_exists(resource, name, is_deleting=is_deleting(DECODER.decode(head.raw)))
             if request.is_dry:
                 return ENCODER.encode(settled)
             try:
-                make = await self.kept(row, settled)
-                return await self.shown(row, (await self.store.put(key, None, make, request.claim)).raw)
+                make = await self.kept(row, settled) if row.conversion else making(row, settled)
+                raw = (await self.store.put(key, None, make, request.claim)).raw
+                return raw if row.is_plain else await self.shown(row, raw)
             except Stale:
                 continue
         raise refusals.already_exists(resource, base)
@@ -373,7 +374,7 @@ class Verbs:
             if head is None:
                 raise refusals.not_found(row.resource, target.name)
             request.size = max(len(request.body), len(head.raw), row.schema_size)
-            raw = await self.shown(row, head.raw) if row.conversion or row.guise is not None else shown(row, head.raw)
+            raw = head.raw if row.is_plain else await self.shown(row, head.raw)
             if request.size < LARGE:
                 current: Object = DECODER.decode(raw)
                 changed = wanted(current)
@@ -526,7 +527,10 @@ def making(row: Row, obj: Object) -> Make:
         obj = row.guise.stored(obj)
 
     def make(revision: int) -> tuple[bytes, Object]:
-        at = {**version, **obj, **version, "metadata": {**obj["metadata"], "resourceVersion": str(revision)}}
+        metadata = {**obj["metadata"], "resourceVersion": str(revision)}
+        if "managedFields" in metadata:
+            metadata["managedFields"] = [with_text_of_fields(each) for each in metadata["managedFields"]]
+        at = {**version, **obj, **version, "metadata": metadata}
         if "spec" in at:
             at["spec"] = text_of(at["spec"])
         return ENCODER.encode(at), dict(labels_of(obj))
@@ -534,9 +538,15 @@ def making(row: Row, obj: Object) -> Make:
     return make
 
 
-def text_of(spec: Any) -> Any:
-    """What is written in the place of a spec: of one that comes again its text, which is known."""
-    return once(spec, text_of, lambda: msgspec.Raw(ENCODER.encode(spec))) if is_part(spec) else spec
+def text_of(part: Any) -> Any:
+    """What is written in the place of a spec, or of owned fields: of those that come again their text, if known."""
+    return once(part, text_of, lambda: msgspec.Raw(ENCODER.encode(part))) if is_part(part) else part
+
+
+def with_text_of_fields(entry: Object) -> Object:
+    """An entry of `metadata.managedFields`, for the encoder."""
+    fields = entry.get("fieldsV1")
+    return {**entry, "fieldsV1": text_of(fields)} if is_part(fields) else entry
 
 
 def list_text(row: Row, metadata: Object, items: Sequence[bytes]) -> bytes:

@@ -55,7 +55,7 @@ class Ownership:
         shape, nothing = self.shapes.of(row), self.shapes.nothing(row)
         if old is None and not managed:
             fields = managed_fields.made(shape, nothing, bare, ignored)
-            return owned(bare, {entry.manager: entry._replace(fields=fields)} if fields else {})
+            return owned(bare, {entry.manager: Entry(entry.manager, fields, entry.time)} if fields else {})
         before = nothing if old is None else {**nothing, **without(old, "metadata", "managedFields")}
         return owned(bare, managed_fields.updated(shape, before, {**nothing, **bare}, managed, entry, ignored))
 
@@ -136,15 +136,22 @@ def known_to(request: Request, old: Object | None, entries: Any) -> Managed:
 
 
 def owned(obj: Object, managed: Managed) -> Object:
-    return with_value(obj, ("metadata", "managedFields"), managed_fields.written(managed)) if managed else obj
+    if not managed:
+        return obj
+    return {**obj, "metadata": {**obj["metadata"], "managedFields": managed_fields.written(managed)}}
 
 
 def beyond(request: Request) -> Fields:
     """Fields that a write does not reach: to the status what is wanted, to the object its status."""
     row = request.target.row
     if request.target.subresource == "status":
-        return {"f:spec": LEAF, "f:metadata": LEAF if row.is_custom else {"f:ownerReferences": LEAF}}
-    return {"f:status": LEAF} if row.has_status else LEAF
+        return BESIDE_CUSTOM_STATUS if row.is_custom else BESIDE_STATUS
+    return STATUS if row.has_status else LEAF
+
+
+STATUS: Fields = {"f:status": LEAF}
+BESIDE_STATUS: Fields = {"f:spec": LEAF, "f:metadata": {"f:ownerReferences": LEAF}}
+BESIDE_CUSTOM_STATUS: Fields = {"f:spec": LEAF, "f:metadata": LEAF}
 
 
 def stated_by(request: Request, body: Any) -> Object:

@@ -138,8 +138,10 @@ def fields_in(text: bytes) -> Fields:
 
 def written(managed: Managed) -> list[Object]:
     """As they stand in an object: who applies before who updates, the oldest first."""
-    order = sorted(managed.values(), key=lambda each: (each.manager.operation, each.time, each.manager))
-    return [entry_of(each) for each in order]
+    entries: Iterable[Entry] = managed.values()
+    if len(managed) > 1:
+        entries = sorted(entries, key=lambda each: (each.manager.operation, each.time, each.manager))
+    return [entry_of(each) for each in entries]
 
 
 def entry_of(entry: Entry) -> Object:
@@ -147,8 +149,10 @@ def entry_of(entry: Entry) -> Object:
     found: Object = {"manager": name, "operation": operation, "apiVersion": api_version}
     if entry.time:
         found["time"] = entry.time
-    found |= {"fieldsType": "FieldsV1", "fieldsV1": entry.fields}
-    return {**found, "subresource": subresource} if subresource else found
+    found["fieldsType"], found["fieldsV1"] = "FieldsV1", entry.fields
+    if subresource:
+        found["subresource"] = subresource
+    return found
 
 
 def is_reset(entries: Any) -> bool:
@@ -183,7 +187,7 @@ def made(shape: Shape, nothing: Object, new: Object, ignored: Fields) -> Fields:
     if new.keys() <= REPLICA and is_part(new.get("spec")) and "f:status" in ignored:
         text = msgspec.json.encode(outline(new["metadata"]))
         if len(text) <= LONGEST_OUTLINE:
-            return once(new["spec"], (shape, text), owned)
+            return once(new["spec"], (shape, text), owned, is_part_too=True)
     return owned()
 
 

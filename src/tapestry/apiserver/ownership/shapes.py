@@ -350,7 +350,7 @@ class Shapes:
         self._types = types
         self._named: dict[str, Shape] = {}
         self._custom: dict[str, tuple[Object, Shape]] = {}
-        self._nothing: dict[str, Object] = {}
+        self._nothing: dict[tuple[str, str], Object] = {}
 
     def of(self, row: Row) -> Shape:
         if not row.is_custom:
@@ -364,7 +364,7 @@ class Shapes:
 
     def nothing(self, row: Row) -> Object:
         """An object before anything is written into it: structs that Go always has are there."""
-        where = f"{row.resource.name}/{row.resource.version}"
+        where = row.resource.name, row.resource.version
         found = self._nothing.get(where)
         if found is None:
             kind = {"apiVersion": row.resource.api_version, "kind": row.resource.kind}
