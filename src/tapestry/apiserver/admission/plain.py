@@ -79,11 +79,13 @@ IS_DEFAULT = b'"globalDefault":true'
 """As it is stored: few classes have it, and pods are many."""
 
 
-@dataclass(frozen=True)
 class Priorities:
     """A pod's priority is that of its class, and nothing that its writer chooses."""
 
-    store: Store
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._default, self._read = "", -1
+        """The default class, and the revision at which it was."""
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
         if new is None or request.verb != "create":
@@ -108,10 +110,13 @@ class Priorities:
 
     def default_class(self) -> str:
         """The PriorityClass of pods that name none: of those that say they are the default, the lowest."""
-        raws = [each.raw for each in self.store.every(PRIORITY_CLASSES)]
-        found: list[Object] = [msgspec.json.decode(raw) for raw in raws if IS_DEFAULT in raw]
-        marked = [(each.get("value", 0), name_of(each)) for each in found if each.get("globalDefault")]
-        return min(marked)[1] if marked else ""
+        changed = self.store.changed_at(PRIORITY_CLASSES)
+        if changed != self._read:
+            raws = [each.raw for each in self.store.every(PRIORITY_CLASSES)]
+            found: list[Object] = [msgspec.json.decode(raw) for raw in raws if IS_DEFAULT in raw]
+            marked = [(each.get("value", 0), name_of(each)) for each in found if each.get("globalDefault")]
+            self._default, self._read = min(marked)[1] if marked else "", changed
+        return self._default
 
     def value(self, request: Request, name: str) -> tuple[int, str]:
         version = self.store.get(PRIORITY_CLASSES, "", name)
