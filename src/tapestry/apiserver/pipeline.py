@@ -89,7 +89,7 @@ class Pipeline:
         return found
 
     async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        stretches = self.of(request.target.row)
+        stretches, work = self.of(request.target.row), current_work()
         if new is None:
             assert old is not None
             for stretch in stretches:
@@ -101,7 +101,7 @@ class Pipeline:
                 for step in stretch.steps:
                     new = await step(request, old, new)
                 continue
-            warnings, given, work = len(request.warnings), new, current_work()
+            warnings, given = len(request.warnings), new
             if work is None or request.size < LARGE:
                 try:
                     with work or NO_SLICE:

@@ -190,7 +190,11 @@ def grace_seconds(row: Row, current: Object, asked: int | None) -> int:
 
 def theirs(obj: Object) -> Object:
     """The metadata that is the writer's to choose."""
-    return tidy({key: value for key, value in obj["metadata"].items() if key not in SERVER_OWNED})
+    return {
+        key: value
+        for key, value in obj["metadata"].items()
+        if key not in SERVER_OWNED and (value or isinstance(value, int))
+    }
 
 
 def tidy(metadata: Object, keep: tuple[str, ...] = ()) -> Object:

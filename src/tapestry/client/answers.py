@@ -12,7 +12,7 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import Object
+from tapestry.kube.objects import NOTHING, Object
 
 T = TypeVar("T")
 
@@ -113,13 +113,14 @@ def complete(fields: Fields, *, lean: bool, only_metadata: bool = False) -> Obje
 def check_identity(obj: Object) -> None:
     """Raises ValueError for what is no object: it has no name, or a name or a version that is no text."""
     metadata = obj.get("metadata")
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+    if type(metadata) is not dict or type(metadata.get("name")) is not str:
         raise ValueError("an object without a name")
-    if not isinstance(metadata.get("namespace", ""), str) or not isinstance(metadata.get("resourceVersion", ""), str):
+    if type(metadata.get("namespace", "")) is not str or type(metadata.get("resourceVersion", "")) is not str:
         raise ValueError("an object whose namespace or version is no text")
-    for field in ("labels", "annotations"):
-        if not isinstance(metadata.get(field), dict | None):
-            raise ValueError(f"an object whose {field} are no object")
+    if type(metadata.get("labels", NOTHING)) is not dict and metadata["labels"] is not None:
+        raise ValueError("an object whose labels are no object")
+    if type(metadata.get("annotations", NOTHING)) is not dict and metadata["annotations"] is not None:
+        raise ValueError("an object whose annotations are no object")
 
 
 def metadata_of(raw: msgspec.Raw) -> Object:

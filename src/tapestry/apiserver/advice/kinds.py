@@ -4,8 +4,8 @@ It is given when an object is made, and when what is wanted of it changes; write
 only the addresses in some of them are looked at.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 from tapestry.apiserver.advice.addresses import cidr_advice, ip_advice
 from tapestry.apiserver.advice.pods import (
@@ -67,9 +67,9 @@ def says_what_follows(request: Request) -> bool:
 
 
 def pod(new: Object, old: Object | None) -> Iterator[str]:
-    if old is None:  # changes of pods are made by programs, and often
-        yield from odd_name(new, "the Pod's hostname")
-        yield from pod_advice("", new)
+    if old is not None:  # changes of pods are made by programs, and often
+        return iter(())
+    return chain(odd_name(new, "the Pod's hostname"), pod_advice("", new))
 
 
 def made_of(*steps: str, is_named: bool = True) -> Advice:
@@ -85,9 +85,9 @@ def made_of(*steps: str, is_named: bool = True) -> Advice:
     return advice
 
 
-def odd_name(obj: Object, use: str) -> Iterator[str]:
-    if complaints := label(name_of(obj)):
-        yield f"metadata.name: this is used in {use}, {SURPRISING}: [{' '.join(complaints)}]"
+def odd_name(obj: Object, use: str) -> Sequence[str]:
+    complaints = label(name_of(obj))
+    return [f"metadata.name: this is used in {use}, {SURPRISING}: [{' '.join(complaints)}]"] if complaints else ()
 
 
 def stateful_set(new: Object, old: Object | None) -> Iterator[str]:

@@ -65,7 +65,7 @@ def pod_advice(at: str, pod: Object) -> Iterator[str]:
     spec = pod.get("spec") or {}
     if not PLACING.isdisjoint(spec):
         yield from placement(f"{at}spec.", spec)
-    if annotations := value_at(pod, "metadata", "annotations"):
+    if annotations := (pod.get("metadata") or {}).get("annotations"):
         yield from old_annotations(f"{at}metadata.annotations", spec, annotations)
     yield from spec_advice(spec, at)
 
