@@ -159,10 +159,12 @@ def report_repetitions(request: Request) -> None:
 
 def report_fields(request: Request, unknown: Sequence[str], repeated: Sequence[str]) -> None:
     """Refuse, warn of, or ignore what was not understood, as the client asked for; warn unless told otherwise."""
+    if not unknown and not repeated:
+        return
     complaints = [f'unknown field "{path}"' for path in unknown[:MOST_REPORTED]]
     complaints += [f'duplicate field "{path}"' for path in repeated[:MOST_REPORTED]]
     mode = request.query.get("fieldValidation") or "Warn"
-    if mode == "Strict" and complaints:
+    if mode == "Strict":
         listed = ", ".join(complaints)
         raise refusals.bad_request(f"{undecodable(request)}strict decoding error: {listed}")
     if mode == "Warn":

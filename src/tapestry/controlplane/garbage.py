@@ -135,7 +135,7 @@ class Garbage:
         if owner is not None and (new is None or (is_waiting(new) and (old is None or not is_waiting(old)))):
             for each, dependent in self.everything.dependents(owner):
                 queue.add(key(each, dependent))
-        if new is not None and standing(new) != standing(old) and any(standing(new)):
+        if new is not None and any(now := standing(new)) and now != standing(old):
             queue.add(key(resource, new))
         if old is not None and (new is None or owners_of(new) != owners_of(old)):
             for waiting in self.waiting_owners(old):

@@ -112,8 +112,8 @@ class Held(Subscription):
         self._store = store
 
     async def take(self) -> list[Event]:
-        await self._wake.wait()
+        taken = await super().take()
         if not self._store.frozen:
-            return await super().take()
-        self._wake.clear()
+            return taken
+        self._events[:0] = taken
         return []
