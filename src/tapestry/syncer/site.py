@@ -98,12 +98,17 @@ class Readings:
         self._last: dict[str, tuple[tuple[object, ...], Any]] = {}
 
     def of(self, what: str, sources: tuple[object, ...], read: Callable[[], T]) -> T:
-        """What `read` makes of `sources`, unless it is known."""
+        """What `read` makes of `sources`, unless it is known.
+
+        A reading that equals the last one is that very object: our own status writes change the sources every second,
+        and whoever computed something from the reading need not do so again.
+        """
         known = self._last.get(what)
         if known is None or list(map(id, known[0])) != list(map(id, sources)):
-            known = self._last[what] = (sources, read())
-        found: T = known[1]
-        return found
+            found = read()
+            known = self._last[what] = (sources, known[1] if known is not None and known[1] == found else found)
+        reading: T = known[1]
+        return reading
 
 
 @dataclass(frozen=True)
