@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -163,7 +164,7 @@ class Site:
             if isinstance(informer, Informer):
                 informer.called(each.name)
 
-    @property
+    @cached_property
     def virtual_cluster(self) -> str:
         """The virtual cluster as a label value."""
         return virtual_cluster_label(self.virtual_cluster_uid)
@@ -253,9 +254,15 @@ class Site:
         namespace, name = key.split("/")
         return named(physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace)
 
+    def twin_key(self, key: str) -> str:
+        """The key of the twin of the virtual pod under `key`."""
+        namespace, name = key.split("/")
+        below, mount = physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace
+        return f"{mount}/{below}" if mount else below
+
     def twin_of(self, key: str) -> Object | None:
         """The twin of the virtual pod under `key`, as last seen; whether it is of that very pod its UID tells."""
-        found = self.physical_pods.store.get(key_of(self.below(key)))
+        found = self.physical_pods.store.get(self.twin_key(key))
         return found if found is not None and "twin" in found else None
 
     async def live_pod(self, key: str) -> Object | None:
