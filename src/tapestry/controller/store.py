@@ -54,10 +54,11 @@ class Store:
         old = self._objects.get(key)
         self._objects[key] = obj
         for name, indexer in self._indexers.items():
-            before = set(indexer(old)) if old is not None else set()
-            after = set(indexer(obj))
-            if before != after:
-                self._reindex(self._indexes[name], key, before - after, after - before)
+            before: Iterable[str] = indexer(old) if old is not None else ()
+            after = indexer(obj)
+            if before != after:  # most changes leave every index as it is, and sets take time to make
+                left, entered = set(before), set(after)
+                self._reindex(self._indexes[name], key, left - entered, entered - left)
         return old
 
     def remove(self, key: str) -> Object | None:

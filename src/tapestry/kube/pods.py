@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from tapestry.kube.objects import Object, value_at
+from tapestry.kube.objects import Object
 
 LISTS = ("initContainers", "containers", "ephemeralContainers")
 """Where a pod's containers are, in the order in which they come to run."""
@@ -24,4 +24,5 @@ def is_sidecar(container: Object) -> bool:
 
 def is_over(pod: Object) -> bool:
     """Whether the pod has ended; it never runs again."""
-    return value_at(pod, "status", "phase") in ENDED
+    status = pod.get("status")
+    return isinstance(status, dict) and status.get("phase") in ENDED

@@ -10,6 +10,7 @@ a digit (`Gi`) is an error here and not zero; digits and exponents have a bound,
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -173,14 +174,16 @@ class Amounts(dict[str, Quantity]):
 
     @classmethod
     def total(cls, parts: "Iterable[Amounts]") -> Self:
-        """The sum of many amounts, without a new object for each addition."""
+        """The sum of many amounts, without a new object for each addition; replicas share theirs, and count at once."""
         nanos: dict[str, int] = {}
         formats: dict[str, Format] = {}
-        for amounts in parts:
-            for name, amount in amounts.items():
+        summands = list(parts)
+        distinct = {id(amounts): amounts for amounts in summands}
+        for identity, count in Counter(map(id, summands)).items():
+            for name, amount in distinct[identity].items():
                 if not nanos.get(name):
                     formats[name] = amount.format
-                nanos[name] = nanos.get(name, 0) + amount.nano
+                nanos[name] = nanos.get(name, 0) + count * amount.nano
         return cls({name: Quantity(nano, formats[name]) for name, nano in nanos.items()})
 
     def texts(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ import msgspec
 
 from tapestry.kube.conditions import find
 from tapestry.kube.objects import Object, value_at
-from tapestry.kube.pods import ENDED, is_sidecar
+from tapestry.kube.pods import is_over, is_sidecar
 from tapestry.kube.quantity import Amounts, parse
 from tapestry.kube.times import parse_time
 
@@ -94,4 +94,4 @@ def held_by(container: Object, pod: Object) -> Amounts:
 
 def holds_its_node(pod: Object) -> bool:
     """Whether the pod still counts: it is bound and neither succeeded nor failed."""
-    return bool(value_at(pod, "spec", "nodeName")) and value_at(pod, "status", "phase") not in ENDED
+    return bool(value_at(pod, "spec", "nodeName")) and not is_over(pod)

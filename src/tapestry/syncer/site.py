@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -98,12 +99,17 @@ class Readings:
         self._last: dict[str, tuple[tuple[object, ...], Any]] = {}
 
     def of(self, what: str, sources: tuple[object, ...], read: Callable[[], T]) -> T:
-        """What `read` makes of `sources`, unless it is known."""
+        """What `read` makes of `sources`, unless it is known.
+
+        A reading that equals the last one is that very object: our own status writes change the sources every second,
+        and whoever computed something from the reading need not do so again.
+        """
         known = self._last.get(what)
         if known is None or list(map(id, known[0])) != list(map(id, sources)):
-            known = self._last[what] = (sources, read())
-        found: T = known[1]
-        return found
+            found = read()
+            known = self._last[what] = (sources, known[1] if known is not None and known[1] == found else found)
+        reading: T = known[1]
+        return reading
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ class Site:
             if isinstance(informer, Informer):
                 informer.called(each.name)
 
-    @property
+    @cached_property
     def virtual_cluster(self) -> str:
         """The virtual cluster as a label value."""
         return virtual_cluster_label(self.virtual_cluster_uid)
@@ -248,9 +254,15 @@ class Site:
         namespace, name = key.split("/")
         return named(physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace)
 
+    def twin_key(self, key: str) -> str:
+        """The key of the twin of the virtual pod under `key`."""
+        namespace, name = key.split("/")
+        below, mount = physical_name(self.virtual_cluster, self.binding_uid, namespace, name), self.mount_namespace
+        return f"{mount}/{below}" if mount else below
+
     def twin_of(self, key: str) -> Object | None:
         """The twin of the virtual pod under `key`, as last seen; whether it is of that very pod its UID tells."""
-        found = self.physical_pods.store.get(key_of(self.below(key)))
+        found = self.physical_pods.store.get(self.twin_key(key))
         return found if found is not None and "twin" in found else None
 
     async def live_pod(self, key: str) -> Object | None:

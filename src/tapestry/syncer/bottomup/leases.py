@@ -5,6 +5,7 @@ While the cluster is out of reach no lease is renewed.  Each renewal also notes 
 may be a few seconds earlier.
 """
 
+import random
 from dataclasses import dataclass, field
 
 from tapestry.apis import keys
@@ -17,6 +18,9 @@ from tapestry.syncer.site import Site
 
 RENEW_SECONDS = 10.0
 DURATION_SECONDS = 40
+JITTER = 0.1
+"""The part of `RENEW_SECONDS` by which a renewal may come early.  Leases that were all written at the start would be
+renewed all at once for ever, and keep pods waiting each time."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class NodeLeases:
             if isinstance(error, AlreadyExists):
                 self.held[name] = await self.site.virtual.get(LEASES, name, NODE_LEASES)
             return Result(requeue_after=0.05)
-        return Result(requeue_after=RENEW_SECONDS)
+        return Result(requeue_after=RENEW_SECONDS * random.uniform(1 - JITTER, 1))
 
     async def renewed(self, node: Object) -> Object:
         name, now = name_of(node), micro_timestamp(self.site.now())

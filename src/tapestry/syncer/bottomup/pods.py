@@ -1,6 +1,7 @@
 """Twins tell how their pods are: one patch for each real change, the first of which also says that there is a twin."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,18 +19,31 @@ NODE_SECONDS = 30.0
 """Until a pod is looked at again whose node is not among ours."""
 
 
+class Patch(NamedTuple):
+    """A patch of a pod's status."""
+
+    before: str
+    """The version that was patched: while the cache still shows it, another patch would conflict."""
+    after: str
+    """The version that came of it: it shows the twin, and needs no comparison."""
+    twin: str
+    """The version of the twin."""
+    resize: Object | None
+    """The condition of a resize that was shown with it."""
+
+
 @dataclass(frozen=True)
 class PhysicalPods:
     """Keeps the status of each virtual pod that of its twin; keyed by the virtual pod."""
 
     site: Site
-    patched: dict[str, str] = field(default_factory=dict)
-    """By key, the version of the pod that was patched last: while the cache still shows it, another would conflict."""
+    patches: dict[str, Patch] = field(default_factory=dict)
+    """By key, the last patch of each pod."""
 
     def saw(self, old: Object | None, new: Object | None) -> None:
         """A handler of the virtual pods' changes: forget what was patched of a pod that is gone."""
         if old is not None and new is None:
-            self.patched.pop(key_of(old), None)
+            self.patches.pop(key_of(old), None)
 
     async def reconcile(self, key: str) -> Result | None:
         if self.site.partition.since is not None:
@@ -42,11 +56,12 @@ class PhysicalPods:
         if self.site.pod_here(key) is None:
             # It is on a node of another binding, whose cluster alone may tell how it is; or our node is not seen yet.
             return Result(requeue_after=NODE_SECONDS)
-        if self.patched.get(key) == version_of(pod):
+        resize, last = self.site.resizes.get(uid_of(pod)), self.patches.get(key)
+        if last is not None and last.before == version_of(pod):
             return Result(requeue_after=LAG)
-        patch = to_virtual(
-            pod, twin, msgspec.json.decode(twin["twin"]), self.site.now(), self.site.resizes.get(uid_of(pod))
-        )
+        if last is not None and last[1:] == (version_of(pod), version_of(twin), resize):
+            return None
+        patch = to_virtual(pod, twin, msgspec.json.decode(twin["twin"]), self.site.now(), resize)
         if patch is None:
             return None
         try:
@@ -54,7 +69,7 @@ class PhysicalPods:
         except NotFound:
             return None
         if version_of(shown) != version_of(pod):
-            self.patched[key] = version_of(pod)
+            self.patches[key] = Patch(version_of(pod), version_of(shown), version_of(twin), resize)
             if mapped_uid(pod) is None:
                 metrics.OUTCOMES.labels(self.site.binding_name, metrics.MAPPED, "").inc()
         return None

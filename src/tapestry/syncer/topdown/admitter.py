@@ -148,7 +148,7 @@ class Admitter:
         self.forget(pod)
         self.site.resizes.pop(uid_of(pod), None)
         if self.site.ledger.has(uid_of(pod)):
-            self.site.ledger.written(key_of(self.site.below(key_of(pod))), self.site.now())
+            self.site.ledger.written(self.site.twin_key(key_of(pod)), self.site.now())
 
     def saw_below(self, old: Object | None, new: Object | None) -> None:
         """A handler of the physical pods' changes: what a twin gives back may be what others wait for."""

@@ -143,7 +143,7 @@ class VirtualPods:
         return await self.create(pod, binding, node)
 
     def twin_key(self, pod: Object) -> str:
-        return key_of(self.site.below(key_of(pod)))
+        return self.site.twin_key(key_of(pod))
 
     async def turn_away(self, pod: Object, refusal: Wait | Reject) -> Result | None:
         """The lease of its node does not admit the pod."""

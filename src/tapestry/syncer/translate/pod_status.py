@@ -74,8 +74,10 @@ def shown(status: object) -> Object:
         "conditions": shown_conditions(source.get("conditions")),
         **shown_addresses(source),
     }
-    containers = {field: listed for field in CONTAINER_LISTS if (listed := shown_containers(source.get(field)))}
-    return found | containers if len(msgspec.json.encode(containers)) <= LARGEST else found
+    containers = {
+        field: listed for field in CONTAINER_LISTS if field in source and (listed := shown_containers(source[field]))
+    }
+    return found | containers if not containers or len(msgspec.json.encode(containers)) <= LARGEST else found
 
 
 def shown_conditions(conditions: object) -> list[Object]:
@@ -104,6 +106,8 @@ def shown_addresses(status: Mapping[str, Any]) -> Object:
     """Of each family one address, the first of which is the one."""
     found: Object = {}
     for one, many in (("hostIP", "hostIPs"), ("podIP", "podIPs")):
+        if one not in status and many not in status:
+            continue
         listed = [as_object(each).get("ip") for each in as_list(status.get(many))[:MOST_ADDRESSES]]
         families: dict[bool, str] = {}
         for text in (status.get(one), *listed):
@@ -196,7 +200,8 @@ def set_fields(condition: Mapping[str, Any]) -> Object:
 
 def mapped_uid(pod: Object) -> str | None:
     """The UID of the twin that the pod has, or had."""
-    condition = find(value_at(pod, "status", "conditions"), keys.MAPPED)
+    status = pod.get("status") or {}
+    condition = find(status.get("conditions"), keys.MAPPED)
     return condition.get("message") if condition is not None and condition.get("status") == "True" else None
 
 
