@@ -32,7 +32,7 @@ MANY = 1_000
 """Objects from which on a selector is asked in the thread."""
 ROOMY = 256 << 10
 """Bytes of JSON from which on a request waits for room before its objects are read into memory."""
-ROOM = 4 << 20
+ROOM = 3 << 20
 """Bytes of JSON that requests may hold in memory as objects, which take up to 50 times as much, at the same time."""
 REST_SECONDS = 0.1
 """Seconds after its end by which the objects of a request are freed."""
