@@ -19,7 +19,7 @@ from tests.integration.lending import Lending, install_kinds, lending, ready
 from tests.integration.processes import cpu_seconds, rss_megabytes
 
 from benchmarks.table import Row, say, table
-from tapestry.kube.objects import Object, named, value_at
+from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import LEASES, NODES
 from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
 
@@ -105,14 +105,14 @@ async def add_node(site: Lending, name: str) -> None:
         {"names": [f"images.example/{name}/service-{number}@sha256:{number:064x}"], "sizeBytes": 100_000_000}
         for number in range(50)
     ]
-    await site.physical.patch(NODES, named(name), {"status": {"images": images}}, subresource="status")
+    await site.physical.patch(NODES, object_named(name), {"status": {"images": images}}, subresource="status")
 
 
 async def report(site: Lending, name: str) -> None:
     """What a kubelet says when nothing has changed."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     condition: Object = {**ready("True"), "lastHeartbeatTime": now}
-    await site.physical.patch(NODES, named(name), {"status": {"conditions": [condition]}}, subresource="status")
+    await site.physical.patch(NODES, object_named(name), {"status": {"conditions": [condition]}}, subresource="status")
 
 
 async def in_parallel(names: list[str], do: Callable[[str], Awaitable[None]]) -> None:

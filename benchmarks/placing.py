@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.table import Row, alone, say
-from tapestry.controlplane.scheduler.asked import asked_by
-from tapestry.controlplane.scheduler.placing import Wishes, choose
-from tapestry.controlplane.scheduler.rooms import Rooms
-from tapestry.controlplane.scheduler.verdicts import Verdicts
+from tapestry.controlplane.scheduler.cache import SchedulerCache
+from tapestry.controlplane.scheduler.node_fit import NodeFitCache
+from tapestry.controlplane.scheduler.placement import SchedulingContext, select_node
+from tapestry.controlplane.scheduler.pod_info import pod_info_of
 from tapestry.kube.objects import Object
 
 NODES, PODS = 1_000, 2_000
@@ -61,19 +61,19 @@ def rows() -> Iterator[Row]:
     for kind, made in KINDS.items():
         say(f"placing: {PODS} pods, {kind}")
         pods = [made(number) for number in range(PODS)]
-        rooms, verdicts, start = Rooms(), Verdicts(), 0
+        rooms, verdicts, start = SchedulerCache(), NodeFitCache(), 0
         for number in range(NODES):
             rooms.set_node(a_node(number))
         begun = time.process_time()
         for pod in pods:
-            asked = asked_by(pod)
-            choice = choose(Wishes(asked), rooms, verdicts, start)
-            start += choice.asked
+            asked = pod_info_of(pod)
+            choice = select_node(SchedulingContext(asked), rooms, verdicts, start)
+            start += choice.evaluated_nodes
             if choice.node is not None:
-                rooms.add(asked, choice.node)
+                rooms.add_pod(asked, choice.node)
         spent = time.process_time() - begun
         what = f"{PODS:,} pods on {NODES:,} nodes, {kind}"
-        yield Row(what, spent, "s of CPU", at_most=SECONDS, detail=f"{len(rooms.places)} placed")
+        yield Row(what, spent, "s of CPU", at_most=SECONDS, detail=f"{len(rooms.assignments)} placed")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import aiohttp
 import uvloop
 from msgspec import json
 
-from tapestry.client.kubeconfig import load
+from tapestry.client.kubeconfig import load_access
 
 WORKERS = 32
 TWIN = "benchmarks/relay"
@@ -125,7 +125,7 @@ async def follow(session: aiohttp.ClientSession, query: str, see: Callable[[str,
 
 
 async def session_of(kubeconfig: str) -> aiohttp.ClientSession:
-    access = load([Path(kubeconfig)], environ=os.environ)
+    access = load_access([Path(kubeconfig)], environ=os.environ)
     return aiohttp.ClientSession(
         access.server,
         headers=await access.credentials.headers(),

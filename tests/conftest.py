@@ -16,8 +16,8 @@ import pytest
 from hypothesis import settings
 
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.local.control_planes import kubelet_flags
 from tapestry.local.kubernetes import AssetsMissing, ControlPlane, find_assets
 
@@ -73,7 +73,7 @@ def kubeconfig(control_plane: ControlPlane) -> Path:
 @pytest.fixture
 async def client(kubeconfig: Path) -> AsyncIterator[Client]:
     """A client of the control plane."""
-    opened = Client(HttpTransport(load([kubeconfig], environ=os.environ)))
+    opened = Client(HttpTransport(load_access([kubeconfig], environ=os.environ)))
     yield opened
     await opened.close()
 

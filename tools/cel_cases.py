@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.kube.errors import Invalid, NotFound
 from tapestry.kube.resources import Resource
 
@@ -133,7 +133,7 @@ async def said_to_rules(client: Client, cases: dict[str, dict[str, Any]]) -> dic
 
 async def main() -> None:
     look = json.loads((FOLDER / "subject.json").read_text())
-    transport = HttpTransport(load([Path(sys.argv[1])], environ={}))
+    transport = HttpTransport(load_access([Path(sys.argv[1])], environ={}))
     client = Client(transport)
     try:
         cases = cases_in("expressions.jsonl")

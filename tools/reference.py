@@ -19,8 +19,8 @@ import click
 import tapestry.apis.keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING
 from tapestry.apis.policies import POLICY
+from tapestry.cli.help_text import exit_codes
 from tapestry.cli.main import COMMANDS, GROUPS, main
-from tapestry.cli.manual import exit_codes
 from tapestry.kube.crds import Kind, crd
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from benchmarks.fresh import held_bytes
 from benchmarks.pods import PAGE
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response, Stream
-from tapestry.controller.app import configure_process, run_app, settle_memory
+from tapestry.controller.app import configure_process, freeze_heap, run_app
 from tapestry.controller.config import ManagerConfig
 from tapestry.controller.informer import Informer
 from tapestry.controller.store import Indexer
@@ -99,7 +99,7 @@ def filled(file: str, transform: str) -> dict[str, float]:
             following = group.create_task(informer.run())
             await informer.synced.wait()
             measured["cpu"] = time.process_time() - began
-            settle_memory()
+            freeze_heap()
             measured["held"] = held_bytes() - before
             measured["objects"] = len(informer.store)
             following.cancel()

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
+from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import default_access
-from tapestry.controller.app import configure_process, run_app, settle_memory
+from tapestry.controller.app import configure_process, freeze_heap, run_app
 from tapestry.controller.config import Logs, ManagerConfig
 from tapestry.controller.controller import Controller, Result
 from tapestry.kube.objects import Object, with_value
@@ -66,7 +66,7 @@ def renewed(kubeconfig: str, nodes: str, seconds: str) -> dict[str, float]:
         async with asyncio.TaskGroup() as group:
             for name in names:
                 group.create_task(renewals.create(name))
-        settle_memory()
+        freeze_heap()
         async with asyncio.TaskGroup() as group:
             for name in names:
                 delay = random.uniform(0, PERIOD)

@@ -5,7 +5,7 @@ import asyncio
 from benchmarks.sides.api import WIDGETS
 from benchmarks.sides.rounds import Rounds
 from tapestry.client.access import Access
-from tapestry.client.connection import HttpTransport
+from tapestry.client.http_transport import HttpTransport
 from tapestry.controller.app import App, configure_process, run_app
 from tapestry.controller.config import Logs, ManagerConfig, Metrics, Probes
 from tapestry.controller.manager import Manager
@@ -25,7 +25,7 @@ def reconciled(url: str, objects: str, rounds: str) -> dict[str, float]:
         def setup(manager: Manager) -> None:
             manager.controller("widgets", reconcile).watch(manager.informer(WIDGETS))
 
-        app = App(Manager(config, lambda: HttpTransport(Access(url)), identity="benchmark").with_("widgets", setup))
+        app = App(Manager(config, lambda: HttpTransport(Access(url)), identity="benchmark").register("widgets", setup))
         async with asyncio.TaskGroup() as group:
             group.create_task(app.run())
             measured.update(await clock.measured())

@@ -13,9 +13,9 @@ from benchmarks import pods
 from benchmarks.sides.api import SMALL, running
 from benchmarks.sides.informer import INDEXERS, Prepared
 from tapestry.client.access import Access
-from tapestry.client.answers import OBJECTS
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.responses import OBJECT_DECODER
 from tapestry.client.watch import Synced, Watch
 from tapestry.controller.app import configure_process, run_app
 from tapestry.controller.config import ManagerConfig
@@ -120,4 +120,4 @@ async def requests(ask: Callable[[], Awaitable[Any]]) -> float:
 
 async def bare_get(session: aiohttp.ClientSession) -> Any:
     async with session.get(SMALL) as answer:
-        return OBJECTS.decode(await answer.read())
+        return OBJECT_DECODER.decode(await answer.read())

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tapestry.controller import Informer, Manager, Registry, Result, controller_key, ensure_owned
-from tapestry.kube.crds import AGE, Column, Kind, decode
-from tapestry.kube.fields import Fields
+from tapestry.kube.api_types import ApiStruct
+from tapestry.kube.crds import AGE, Column, Kind, decode_spec
 from tapestry.kube.objects import is_deleting, value_at
 from tapestry.kube.resources import PODS, Resource
 
 
-class AtSpec(Fields):
+class AtSpec(ApiStruct):
     """What to run, and when."""
 
     schedule: datetime
@@ -18,7 +18,7 @@ class AtSpec(Fields):
     image: str = "busybox"
 
 
-class AtStatus(Fields):
+class AtStatus(ApiStruct):
     phase: str = ""
 
 
@@ -38,7 +38,7 @@ class Ats:
         at = self.ats.store.get(key)
         if at is None or is_deleting(at) or value_at(at, "status", "phase") in ("Succeeded", "Failed"):
             return None
-        spec, client = decode(AT, at), self.manager.client
+        spec, client = decode_spec(AT, at), self.manager.client
         if spec.schedule > self.manager.now():
             await client.converge(ATS, at, {"status": {"phase": "Waiting"}})
             return Result(requeue_at=spec.schedule)

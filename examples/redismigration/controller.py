@@ -16,16 +16,16 @@ from tapestry.controller import (
     controller_key,
     ensure_owned,
 )
-from tapestry.kube.conditions import is_true
-from tapestry.kube.crds import AGE, Column, Kind, decode
-from tapestry.kube.fields import Fields
+from tapestry.kube.api_types import ApiStruct
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.crds import AGE, Column, Kind, decode_spec
 from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import JOBS, Resource
 
 Instance = Annotated[str, Meta(pattern="^[a-z]+-[0-9]+$", description="A Redis instance, as its cloud names it.")]
 
 
-class RedisMigrationSpec(Fields):
+class RedisMigrationSpec(ApiStruct):
     """From where to where."""
 
     source: Instance
@@ -48,19 +48,19 @@ class Migrations:
         return Next("Precheck", "{source} -> {dest}".format_map(migration["spec"]))
 
     async def precheck(self, migration: Object) -> Next:
-        spec = decode(REDIS_MIGRATION, migration)
+        spec = decode_spec(REDIS_MIGRATION, migration)
         if spec.source == spec.dest:
             return Next("PreFailed", f"spec.dest: {spec.dest} is the source too")
         return Next("Migrate")
 
     async def migrate(self, migration: Object) -> Next | None:
-        spec = decode(REDIS_MIGRATION, migration)
+        spec = decode_spec(REDIS_MIGRATION, migration)
         container = {"name": "migrate", "image": "redis-migrate", "args": ["--from", spec.source, "--to", spec.dest]}
         content = {"spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}}
         job = await ensure_owned(self.manager.client, self.jobs, migration, content)
-        if is_true(job, "Complete"):
+        if is_condition_true(job, "Complete"):
             return Next("Succeeded")
-        return Next("Failed", f"Job {key_of(job)} failed") if is_true(job, "Failed") else None
+        return Next("Failed", f"Job {key_of(job)} failed") if is_condition_true(job, "Failed") else None
 
     def phases(self) -> dict[str, Phase]:
         return {

@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.kube.objects import Object, name_of, uid_of
 from tapestry.kube.resources import NODES, PODS
-from tapestry.local.cluster import ClusterPlan, with_kubelets
-from tapestry.local.control_planes import beside
+from tapestry.local.cluster import ClusterPlan, run_kubelets
+from tapestry.local.control_planes import kubelet_manager
 from tapestry.local.kubernetes import ControlPlane
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
@@ -39,7 +39,7 @@ def tapestry(*command: object) -> str:
 
 
 def client_of(plane: ControlPlane) -> Client:
-    return Client(HttpTransport(load([plane.kubeconfig], environ={})))
+    return Client(HttpTransport(load_access([plane.kubeconfig], environ={})))
 
 
 def apply(manifests: str, plane: ControlPlane, assets: Path) -> None:
@@ -109,8 +109,8 @@ async def at_work(
     told = [with_settings(each, variables) for each in manifests]
     await asyncio.to_thread(apply, yaml.safe_dump_all(told), plane, assets)
     plan = ClusterPlan(folder, process_node=True, run_pods=True)  # syncers have a configuration file
-    async with beside(plane) as served:
-        async with with_kubelets(plan, served):
+    async with kubelet_manager(plane) as served:
+        async with run_kubelets(plan, served):
             yield Installed(served.client, folder / "pods")
         await served.client.delete(NODES, {"metadata": {"name": "this-machine"}})
 

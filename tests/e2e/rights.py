@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tapestry.apis.rights import Place, Right, placed, single
+from tapestry.apis.permissions import Permission, Placeholder, single_permissions, with_names
 from tapestry.kube.objects import value_at
 from tapestry.local.kubernetes import ControlPlane
 
@@ -34,11 +34,11 @@ class Ledger:
     namespace: str
     account: str
     plane: ControlPlane
-    rights: tuple[Right, ...]
-    places: Mapping[Place, str]
+    rights: tuple[Permission, ...]
+    places: Mapping[Placeholder, str]
 
-    def granted(self) -> list[Right]:
-        return single(placed(self.rights, self.places))
+    def granted(self) -> list[Permission]:
+        return single_permissions(with_names(self.rights, self.places))
 
     def requests(self, *, refused: bool) -> set[Request]:
         """What the account asked for, as long as it had its rights: whoever takes them away does not wait for it."""
@@ -50,7 +50,7 @@ class Ledger:
                 found.add(request)
         return found
 
-    def unused(self) -> list[Right]:
+    def unused(self) -> list[Permission]:
         """Rights that no request needed.  Where several cover a request it is the narrowest that was needed."""
         granted, needed = self.granted(), set()
         for request in self.requests(refused=False):
@@ -72,16 +72,16 @@ def audited(plane: ControlPlane) -> Iterator[tuple[Request, str, int]]:
             yield request, entry["user"].get("username", ""), value_at(entry, "responseStatus", "code", default=0)
 
 
-def covers(right: Right, request: Request) -> bool:
+def covers(right: Permission, request: Request) -> bool:
     return (
         right.verbs == (request.verb,)
-        and (right.resource.group, right.kind) == (request.group, request.kind)
+        and (right.resource.group, right.rule_resource) == (request.group, request.kind)
         and right.namespace in ("", request.namespace)
         and (not right.names or request.name in right.names)
     )
 
 
-def narrowness(right: Right) -> int:
+def narrowness(right: Permission) -> int:
     return bool(right.namespace) + 2 * bool(right.names)
 
 

@@ -25,7 +25,7 @@ import uvloop
 
 from tapestry.apis import keys
 from tapestry.kube.errors import Conflict, NotFound
-from tapestry.kube.objects import Object, key_of, name_of, named, namespace_of, uid_of, version_of
+from tapestry.kube.objects import Object, key_of, name_of, namespace_of, object_named, uid_of, version_of
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, SERVICES
 from tapestry.local.kubernetes import ControlPlane
 
@@ -187,7 +187,9 @@ async def finish_twins(seen: Witness, sites: Sequence[Lending]) -> None:
         done = [{**each, "ready": False, "state": {"terminated": {"exitCode": 0}}} for each in statuses(twin)]
         patch = {"metadata": {"uid": uid_of(twin)}, "status": {"phase": "Succeeded", "containerStatuses": done}}
         try:
-            await clients[site].patch(PODS, named(name_of(twin), namespace_of(twin)), patch, subresource="status")
+            await clients[site].patch(
+                PODS, object_named(name_of(twin), namespace_of(twin)), patch, subresource="status"
+            )
         except (NotFound, Conflict):  # it is gone, or another has taken its name
             continue
 

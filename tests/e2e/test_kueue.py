@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from smells import command_blocks
-from tapestry.apiserver.access.certificates import Authority
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.kube.objects import Object
 
 from .documents import ROOT, Reader, reader
@@ -96,11 +96,11 @@ def configuration(port: int, certificates: Path) -> Object:
 def manager(program: Path, somebody: Reader) -> Iterator[None]:
     """Kueue installed in the world, and its manager as a process."""
     folder = somebody.folder / "kueue"
-    authority, port = Authority(folder), free_port()
-    certificate, key = authority.server(["127.0.0.1"])
+    authority, port = CertificateAuthority(folder), free_port()
+    certificate, key = authority.server_certificate(["127.0.0.1"])
     for source, name in ((certificate, "tls.crt"), (key, "tls.key")):
         (folder / name).write_bytes(source.read_bytes())
-    objects = list(installed(program.with_suffix(".yaml"), authority.certificate(), port))
+    objects = list(installed(program.with_suffix(".yaml"), authority.certificate_pem(), port))
     (folder / "kinds.yaml").write_text(yaml.safe_dump_all(each for each in objects if "webhooks" not in each))
     (folder / "webhooks.yaml").write_text(yaml.safe_dump_all(each for each in objects if "webhooks" in each))
     (folder / "config.yaml").write_text(yaml.safe_dump(configuration(port, folder)))

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.watch import Changes, Page, Watch
+from tapestry.client.watch import Changes, ListPage, Watch
 from tapestry.kube.objects import Object, value_at, version_of
 from tapestry.kube.resources import CONFIGMAPS, LEASES
 
@@ -65,7 +65,7 @@ class Chronicle:
         async with aclosing(watch.events()) as events:
             async for event in events:
                 match event:
-                    case Page(objects):
+                    case ListPage(objects):
                         seen = list(objects)
                     case Changes(changes):
                         seen = [change.object for change in changes]

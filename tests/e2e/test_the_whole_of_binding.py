@@ -30,28 +30,37 @@ from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from tapestry.apis import keys
-from tapestry.apis.belongings import selector
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
-from tapestry.apis.names import physical_name, syncer_election, syncer_name
-from tapestry.apis.policies import POLICIES
-from tapestry.apis.rights import (
-    MANAGER,
-    SYNCER_ABOVE,
-    SYNCER_BELOW,
-    SYNCER_HOME,
+from tapestry.apis.names import physical_name, syncer_lease_name, syncer_name
+from tapestry.apis.ownership import owner_selector
+from tapestry.apis.permissions import (
+    MANAGER_PERMISSIONS,
     SYNCER_HOST_PORTS,
+    SYNCER_IN_PHYSICAL,
+    SYNCER_IN_VIRTUAL,
     SYNCER_KUBECONFIG,
+    SYNCER_LEADER_ELECTION,
     SYNCER_ROLE,
     SYNCER_VOLUMES,
-    Place,
+    Placeholder,
 )
+from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.logs import pod_log
 from tapestry.client.options import PatchType
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Informer
-from tapestry.kube.conditions import is_true
-from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, namespace_of, uid_of, value_at
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    labels_of,
+    name_of,
+    namespace_of,
+    object_named,
+    uid_of,
+    value_at,
+)
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CONFIGMAPS,
@@ -73,10 +82,10 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.local import nodes
-from tapestry.local.control_planes import beside, kubelet_flags
-from tapestry.local.kubelets import SIMULATED
+from tapestry.local.control_planes import kubelet_flags, kubelet_manager
 from tapestry.local.kubernetes import ControlPlane
 from tapestry.local.nodes import new_node
+from tapestry.local.simulated_kubelet import SIMULATED_NODES
 
 from .installation import SYSTEM, Installed, at_work, client_of, tapestry
 from .rights import Ledger, complaints
@@ -99,14 +108,18 @@ SPARE = {"the manager": {f"bind clusterroles {SYNCER_ROLE}": "asked for when a C
 
 
 def ledgers(above: ControlPlane, below: ControlPlane, account: str) -> list[Ledger]:
-    home = {Place.HOME: SYSTEM, Place.KUBECONFIGS: SYSTEM}
-    own = {**home, Place.ELECTION: syncer_election("east"), Place.KUBECONFIG: "east"}
-    there = {Place.MOUNT: MOUNT, Place.ACCOUNT_NAMESPACE: MOUNT, Place.ACCOUNT: account}
-    wide = (*SYNCER_ABOVE, *SYNCER_HOME, *SYNCER_HOST_PORTS, *SYNCER_KUBECONFIG)
+    home = {Placeholder.MANAGER_NAMESPACE: SYSTEM, Placeholder.KUBECONFIG_NAMESPACE: SYSTEM}
+    own = {**home, Placeholder.SYNCER_LEASE: syncer_lease_name("east"), Placeholder.KUBECONFIG_SECRET: "east"}
+    there = {
+        Placeholder.MOUNT_NAMESPACE: MOUNT,
+        Placeholder.SYNCER_ACCOUNT_NAMESPACE: MOUNT,
+        Placeholder.SYNCER_ACCOUNT: account,
+    }
+    wide = (*SYNCER_IN_VIRTUAL, *SYNCER_LEADER_ELECTION, *SYNCER_HOST_PORTS, *SYNCER_KUBECONFIG)
     return [
-        Ledger("the manager", SYSTEM, "tapestry-manager", above, MANAGER, home),
+        Ledger("the manager", SYSTEM, "tapestry-manager", above, MANAGER_PERMISSIONS, home),
         Ledger("a syncer above", SYSTEM, syncer_name("east"), above, wide, own),
-        Ledger("a syncer below", MOUNT, account, below, (*SYNCER_BELOW, *SYNCER_VOLUMES), there),
+        Ledger("a syncer below", MOUNT, account, below, (*SYNCER_IN_PHYSICAL, *SYNCER_VOLUMES), there),
     ]
 
 
@@ -137,7 +150,7 @@ class World:
         await self.virtual.create(CLUSTER_BINDINGS, {**an_object(CLUSTER_BINDINGS, "east"), "spec": spec})
         await self.tapestry("join", "east", "--cluster-kubeconfig", self.below.kubeconfig, "--lease", "50%")
         await reaches(self.virtual, NODES, NODE, lambda node: node["status"]["allocatable"]["cpu"] == "2")
-        await reaches(self.virtual, CLUSTER_BINDINGS, "east", lambda binding: is_true(binding, "SyncerReady"))
+        await reaches(self.virtual, CLUSTER_BINDINGS, "east", lambda binding: is_condition_true(binding, "SyncerReady"))
 
     async def binding(self) -> Binding:
         system = await self.virtual.get(NAMESPACES, "kube-system")
@@ -177,10 +190,10 @@ async def metrics_are_read(world: World) -> None:
 async def syncers_are_killed(world: World) -> None:
     """Those that come after them find what is there, and a name that is taken."""
     await world.kill_syncers()
-    await world.virtual.create(NODES, named("vnode-east-n2"))
+    await world.virtual.create(NODES, object_named("vnode-east-n2"))
     await world.physical.create(NODES, a_node("n2"))
     await reaches_any(world.virtual, NODES, lambda node: annotations_of(node).get(keys.PHYSICAL_NODE_NAME) == "n2")
-    await world.virtual.delete(NODES, named("vnode-east-n2"))
+    await world.virtual.delete(NODES, object_named("vnode-east-n2"))
 
 
 async def elections_are_meddled_with(world: World) -> None:
@@ -189,11 +202,11 @@ async def elections_are_meddled_with(world: World) -> None:
 
     async def meddle(election: str) -> None:
         patch = {"metadata": {"annotations": {"number": next(numbers)}}}
-        await world.virtual.patch(LEASES, named(election, SYSTEM), patch)
+        await world.virtual.patch(LEASES, object_named(election, SYSTEM), patch)
 
     manager, syncer, _ = await world.ledgers()
     await until_used(manager, "get leases", partial(meddle, "tapestry-manager"))
-    await until_used(syncer, "get leases", partial(meddle, syncer_election("east")))
+    await until_used(syncer, "get leases", partial(meddle, syncer_lease_name("east")))
 
 
 async def what_runs_a_syncer_drifts(world: World) -> None:
@@ -210,24 +223,32 @@ async def what_runs_a_syncer_drifts(world: World) -> None:
         down = {"status": {"availableReplicas": 0, "readyReplicas": 0}}
         world.above.pause("kube-controller-manager")  # it would say what is true, perhaps before anybody has looked
         try:
-            await world.virtual.patch(DEPLOYMENTS, named(syncer_name("east"), SYSTEM), down, subresource="status")
-            await reaches(world.virtual, CLUSTER_BINDINGS, "east", lambda binding: not is_true(binding, "SyncerReady"))
+            await world.virtual.patch(
+                DEPLOYMENTS, object_named(syncer_name("east"), SYSTEM), down, subresource="status"
+            )
+            await reaches(
+                world.virtual, CLUSTER_BINDINGS, "east", lambda binding: not is_condition_true(binding, "SyncerReady")
+            )
         finally:
             world.above.resume("kube-controller-manager")
-        await reaches(world.virtual, CLUSTER_BINDINGS, "east", lambda binding: is_true(binding, "SyncerReady"))
+        await reaches(
+            world.virtual, CLUSTER_BINDINGS, "east", lambda binding: is_condition_true(binding, "SyncerReady")
+        )
 
 
 async def a_node_is_shown(world: World) -> None:
     """With its drivers, with host ports that are taken, and under a policy of the operator's too."""
     drivers = [{"name": DRIVER, "nodeID": "n1"}, {"name": "csi.other", "nodeID": "n1"}]
-    await world.physical.create(CSI_NODES, {**named("n1"), "spec": {"drivers": drivers[:1]}})
+    await world.physical.create(CSI_NODES, {**object_named("n1"), "spec": {"drivers": drivers[:1]}})
     await reaches(world.virtual, CSI_NODES, NODE, lambda node: len(node["spec"]["drivers"]) == 1)
-    await world.physical.patch(CSI_NODES, named("n1"), {"spec": {"drivers": drivers}})
+    await world.physical.patch(CSI_NODES, object_named("n1"), {"spec": {"drivers": drivers}})
     await reaches(world.virtual, CSI_NODES, NODE, lambda node: len(node["spec"]["drivers"]) == 2)
     port = {"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}
-    await world.physical.create(PODS, {**named("web", "default"), "spec": {"nodeName": "n1", "containers": [port]}})
+    await world.physical.create(
+        PODS, {**object_named("web", "default"), "spec": {"nodeName": "n1", "containers": [port]}}
+    )
     await reaches_any(world.virtual, PODS, lambda pod: pod["spec"].get("nodeName") == NODE, keys.HOST_PORTS_NAMESPACE)
-    await world.physical.delete(PODS, named("web", "default"), grace_seconds=0)
+    await world.physical.delete(PODS, object_named("web", "default"), grace_seconds=0)
     await world.virtual.create(POLICIES, {**an_object(POLICIES, "ours"), "spec": {"cluster": "east"}})
     await reaches(world.virtual, POLICIES, "ours", lambda policy: value_at(policy, "status", "nodes") == 2)
 
@@ -236,9 +257,9 @@ async def a_pod_runs_with_all_it_needs(world: World) -> None:
     """And a kubelet says the same of it twice."""
     virtual, physical = world.virtual, world.physical
     for resource in (CONFIGMAPS, SECRETS):
-        await virtual.create(resource, named("settings", "default"))
+        await virtual.create(resource, object_named("settings", "default"))
     ports = [{"port": 80}]
-    await virtual.create(SERVICES, {**named("web", "default"), "spec": {"ports": ports}})
+    await virtual.create(SERVICES, {**object_named("web", "default"), "spec": {"ports": ports}})
     labels = {"kubernetes.io/service-name": "web"}
     endpoints = [{"addresses": ["10.1.2.3"]}]
     slice = {"metadata": {"name": "web-1", "namespace": "default", "labels": labels}, "addressType": "IPv4"}
@@ -248,7 +269,7 @@ async def a_pod_runs_with_all_it_needs(world: World) -> None:
     about = {"kind": "Pod", "namespace": MOUNT, "name": name_of(twin), "uid": uid_of(twin)}
     for number in (1, 2):
         said = {"involvedObject": about, "reason": "Pulled", "message": "it is there", "type": "Normal"}
-        await physical.create(EVENTS, {**named(f"pulled-{number}", MOUNT), **said})
+        await physical.create(EVENTS, {**object_named(f"pulled-{number}", MOUNT), **said})
         seen = lambda event, number=number: (event["reason"], event.get("count")) == ("Pulled", number)  # noqa: E731
         await reaches_any(virtual, EVENTS, seen, "default")
 
@@ -262,25 +283,25 @@ async def its_log_is_asked_for(world: World) -> None:
 async def all_of_it_changes(world: World) -> None:
     virtual, physical = world.virtual, world.physical
     below = await world.name_below("work")
-    await virtual.patch(PODS, named("work", "default"), {"metadata": {"labels": {"changed": "yes"}}})
+    await virtual.patch(PODS, object_named("work", "default"), {"metadata": {"labels": {"changed": "yes"}}})
     await reaches(physical, PODS, below, lambda pod: "changed" in labels_of(pod), MOUNT)
     debugger = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "i"}]}}
     how = {"type": PatchType.STRATEGIC}
-    await virtual.patch(PODS, named("work", "default"), debugger, subresource="ephemeralcontainers", **how)
+    await virtual.patch(PODS, object_named("work", "default"), debugger, subresource="ephemeralcontainers", **how)
     await reaches(physical, PODS, below, lambda pod: value_at(pod, "spec", "ephemeralContainers", 0), MOUNT)
     more = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "200m"}}}]}}
-    await virtual.patch(PODS, named("work", "default"), more, subresource="resize", **how)
+    await virtual.patch(PODS, object_named("work", "default"), more, subresource="resize", **how)
     asks = lambda pod: value_at(pod, "spec", "containers", 0, "resources", "requests", "cpu") == "200m"  # noqa: E731
     await reaches(physical, PODS, below, asks, MOUNT)
     copy = await world.name_below("settings")
     for resource in (CONFIGMAPS, SECRETS):
         data = {"data": {"key": base64.b64encode(b"new").decode()}}
-        await virtual.patch(resource, named("settings", "default"), data)
+        await virtual.patch(resource, object_named("settings", "default"), data)
         await reaches(physical, resource, copy, lambda obj: value_at(obj, "data", "key"), MOUNT)
-    await virtual.patch(SERVICES, named("web", "default"), {"spec": {"ports": [{"port": 81}]}})
+    await virtual.patch(SERVICES, object_named("web", "default"), {"spec": {"ports": [{"port": 81}]}})
     port = lambda service: value_at(service, "spec", "ports", 0, "port") == 81  # noqa: E731
     await reaches_any(physical, SERVICES, port, MOUNT)
-    await virtual.patch(ENDPOINT_SLICES, named("web-1", "default"), {"endpoints": [{"addresses": ["10.1.2.4"]}]})
+    await virtual.patch(ENDPOINT_SLICES, object_named("web-1", "default"), {"endpoints": [{"addresses": ["10.1.2.4"]}]})
     address = lambda slice: value_at(slice, "endpoints", 0, "addresses", 0) == "10.1.2.4"  # noqa: E731
     await reaches_any(physical, ENDPOINT_SLICES, address, MOUNT)
 
@@ -288,13 +309,15 @@ async def all_of_it_changes(world: World) -> None:
 async def a_volume_grows(world: World) -> None:
     virtual, physical = world.virtual, world.physical
     size = {"storage": "2Gi"}
-    await virtual.patch(PERSISTENT_VOLUMES, named("data"), {"spec": {"capacity": size}})
+    await virtual.patch(PERSISTENT_VOLUMES, object_named("data"), {"spec": {"capacity": size}})
     pending = {"conditions": [{"type": "FileSystemResizePending", "status": "True"}]}
-    await virtual.patch(PERSISTENT_VOLUME_CLAIMS, named("data", "default"), {"status": pending}, subresource="status")
+    await virtual.patch(
+        PERSISTENT_VOLUME_CLAIMS, object_named("data", "default"), {"status": pending}, subresource="status"
+    )
     volume, claim = await world.name_below("data", ""), await world.name_below("data")
     await reaches(physical, PERSISTENT_VOLUMES, volume, lambda each: each["spec"]["capacity"] == size)
     grown = {"status": {"capacity": size}}
-    await physical.patch(PERSISTENT_VOLUME_CLAIMS, named(claim, MOUNT), grown, subresource="status")
+    await physical.patch(PERSISTENT_VOLUME_CLAIMS, object_named(claim, MOUNT), grown, subresource="status")
     done = lambda claim: value_at(claim, "status", "capacity") == size  # noqa: E731
     await reaches(virtual, PERSISTENT_VOLUME_CLAIMS, "data", done, "default")
 
@@ -303,16 +326,16 @@ async def what_is_ours_below_loses_its_labels(world: World) -> None:
     """It is nobody's then: its name is taken, until somebody gives it back to us."""
     *_, ledger = await world.ledgers()
     binding = await world.binding()
-    ours = selector(binding.virtual_cluster, binding.uid)
+    ours = owner_selector(binding.virtual_cluster, binding.uid)
     for resource in (CONFIGMAPS, SECRETS, SERVICES, ENDPOINT_SLICES):
         async with stripped(world.physical, resource, ours):
-            await until_used(ledger, f"get {resource.plural}", world.physical.version)
+            await until_used(ledger, f"get {resource.plural}", world.physical.server_version)
     for resource in (PERSISTENT_VOLUMES, PERSISTENT_VOLUME_CLAIMS):
         async with stripped(world.physical, resource, ours):
             if resource is PERSISTENT_VOLUMES:
                 await world.virtual.create(PODS, a_pod("second"))
-            await until_used(ledger, f"get {resource.plural}", world.physical.version)
-    await world.virtual.delete(PODS, named("second", "default"))
+            await until_used(ledger, f"get {resource.plural}", world.physical.server_version)
+    await world.virtual.delete(PODS, object_named("second", "default"))
 
 
 @asynccontextmanager
@@ -330,7 +353,7 @@ async def stripped(client: Client, resource: Resource, labels: str) -> AsyncIter
 
 
 async def a_service_goes(world: World) -> None:
-    await world.virtual.delete(SERVICES, named("web", "default"))
+    await world.virtual.delete(SERVICES, object_named("web", "default"))
     gone_below = lambda found: not any(name_of(each).startswith("web-") for each in found)  # noqa: E731
     await wait_for_all(world.physical, SERVICES, MOUNT, gone_below)
 
@@ -353,14 +376,16 @@ async def a_lease_ends(world: World) -> None:
     gently = {"gracefulReclaimPeriodSeconds": 600, "evictDuringGrace": True}
     await world.physical.patch(POLICIES, policy, {"spec": {**closed, **gently}})
     await gone(world.virtual, PODS, "work", "default")
-    await world.physical.patch(POLICIES, named(name_of(policy)), {"spec": {"timeWindows": None}})
+    await world.physical.patch(POLICIES, object_named(name_of(policy)), {"spec": {"timeWindows": None}})
     await reaches(world.virtual, NODES, NODE, lambda node: not out_of_windows(node))
     await world.virtual.create(PODS, a_pod("more"))
     await reaches(world.physical, PODS, await world.name_below("more"), bool, MOUNT)
-    await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+    await world.physical.patch(
+        NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+    )
     await gone(world.virtual, PODS, "more", "default")
-    await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: None}}})
-    await world.physical.delete(NODES, named("n2"))
+    await world.physical.patch(NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: None}}})
+    await world.physical.delete(NODES, object_named("n2"))
     await reaches(world.virtual, CLUSTER_BINDINGS, "east", lambda binding: value_at(binding, "status", "nodes") == 1)
 
 
@@ -370,7 +395,7 @@ async def the_token_is_near_its_end(world: World) -> None:
     old = aged(kubeconfig["users"][0]["user"]["token"], world.below.folder / "certs" / "apiserver.key")
     kubeconfig["users"][0]["user"]["token"] = old
     data = base64.b64encode(yaml.safe_dump(kubeconfig).encode()).decode()
-    await world.virtual.patch(SECRETS, named("east", SYSTEM), {"data": {"kubeconfig": data}})
+    await world.virtual.patch(SECRETS, object_named("east", SYSTEM), {"data": {"kubeconfig": data}})
     renewed = lambda found: value_at(found, "data", "kubeconfig") != data  # noqa: E731
     await reaches(world.virtual, SECRETS, "east", renewed, SYSTEM)
 
@@ -448,8 +473,8 @@ async def a_world(planes: tuple[ControlPlane, ControlPlane], assets: Path, folde
 @asynccontextmanager
 async def nodes_alive(plane: ControlPlane) -> AsyncIterator[None]:
     """The nodes of a cluster are said to be ready; nobody runs pods there."""
-    async with beside(plane) as served, asyncio.TaskGroup() as group:
-        nodes.install(served.manager, SIMULATED, lambda: 10250)
+    async with kubelet_manager(plane) as served, asyncio.TaskGroup() as group:
+        nodes.install(served.manager, SIMULATED_NODES, lambda: 10250)
         group.create_task(served.manager.run())
         try:
             yield
@@ -531,16 +556,16 @@ def metrics_at(port: int, token: str) -> tuple[int, str]:
 
 def like(obj: Object) -> Object:
     """Whatever has the object's name."""
-    return named(name_of(obj), namespace_of(obj))
+    return object_named(name_of(obj), namespace_of(obj))
 
 
 def an_object(resource: Resource, name: str) -> Object:
-    return {"apiVersion": resource.api_version, "kind": resource.kind, **named(name)}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **object_named(name)}
 
 
 def a_node(name: str) -> Object:
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
-    return new_node(SIMULATED, name, amounts)
+    return new_node(SIMULATED_NODES, name, amounts)
 
 
 def a_pod(name: str) -> Object:
@@ -556,7 +581,7 @@ def a_pod(name: str) -> Object:
         "resources": {"requests": {"cpu": "100m"}},
         "volumeMounts": [{"name": each["name"], "mountPath": f"/{each['name']}"} for each in volumes],
     }
-    return {**named(name, "default"), "spec": {"nodeName": NODE, "containers": [container], "volumes": volumes}}
+    return {**object_named(name, "default"), "spec": {"nodeName": NODE, "containers": [container], "volumes": volumes}}
 
 
 def a_volume(name: str) -> Object:
@@ -566,7 +591,7 @@ def a_volume(name: str) -> Object:
         "claimRef": {"namespace": "default", "name": name},
         "csi": {"driver": DRIVER, "volumeHandle": name},
     }
-    return {**named(name), "spec": spec}
+    return {**object_named(name), "spec": spec}
 
 
 def a_claim(name: str) -> Object:
@@ -576,7 +601,7 @@ def a_claim(name: str) -> Object:
         "storageClassName": "",
         "volumeName": name,
     }
-    return {**named(name, "default"), "spec": spec}
+    return {**object_named(name, "default"), "spec": spec}
 
 
 def an_hour_ago() -> Object:
@@ -586,7 +611,7 @@ def an_hour_ago() -> Object:
 
 
 def out_of_windows(node: Object) -> bool:
-    return any(taint["key"] == keys.OUT_OF_TIME_WINDOWS for taint in value_at(node, "spec", "taints", default=[]))
+    return any(taint["key"] == keys.OUT_OF_TIME_WINDOWS_TAINT for taint in value_at(node, "spec", "taints", default=[]))
 
 
 def aged(token: str, key: Path) -> str:

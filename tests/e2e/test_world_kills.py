@@ -12,10 +12,10 @@ import pytest
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
-from tapestry.kube.conditions import is_true
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, key_of, name_of, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, NODES, PODS, REPLICA_SETS, SECRETS, SERVICE_ACCOUNTS
-from tapestry.local.members import opened
+from tapestry.local.cluster_processes import open_client
 from tapestry.local.readiness import wait_for_nodes
 from tapestry.local.world import World
 
@@ -71,7 +71,7 @@ async def kill_pod(virtual: Client, deployment: str, victim: int) -> None:
         PODS,
         name_of(before),
         SYSTEM,
-        until=lambda pod: pod is not None and restarts(pod) > restarts(before) and is_true(pod, "Ready"),
+        until=lambda pod: pod is not None and restarts(pod) > restarts(before) and is_condition_true(pod, "Ready"),
         timeout=LONGEST,
     )
 
@@ -81,7 +81,7 @@ async def kill_cluster(world: Up, name: str, victim: int) -> None:
     os.kill(victim, signal.SIGKILL)
     said = await asyncio.to_thread(world.read_until, "it is started again")
     assert f"{name} was ended by SIGKILL" in said
-    await World(world.folder).wait_for_answer(name)
+    await World(world.folder).wait_for_cluster(name)
 
 
 def guard_of(pid: int) -> int:
@@ -122,7 +122,7 @@ async def test_whichever_process_is_killed_and_its_runner_too_everything_is_ther
     folder = tmp_path / "world"
     with started(folder, *FLAGS) as world:
         world.read_until(AT_WORK)
-        async with opened(world.kubeconfig) as virtual:
+        async with open_client(world.kubeconfig) as virtual:
             await work(virtual)
             await kill_each(world, virtual)
             before = await all_there_is(virtual)
@@ -130,7 +130,7 @@ async def test_whichever_process_is_killed_and_its_runner_too_everything_is_ther
             world.process.kill()
             world.process.communicate()
     with up(folder) as world:
-        async with opened(world.kubeconfig) as virtual:
+        async with open_client(world.kubeconfig) as virtual:
             await recovered(virtual, datetime.now(UTC))
             assert await all_there_is(virtual) == before
 
@@ -139,7 +139,7 @@ async def test_whichever_process_is_killed_and_its_runner_too_everything_is_ther
 @pytest.mark.timeout(1800)
 async def test_a_world_survives_many_rounds_of_kills(tmp_path: Path) -> None:
     with up(tmp_path / "world", *FLAGS) as world:
-        async with opened(world.kubeconfig) as virtual:
+        async with open_client(world.kubeconfig) as virtual:
             await work(virtual)
             before = await all_there_is(virtual)
             for _ in range(10):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tapestry.kube.objects import Object, named
+from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import DEPLOYMENTS
-from tapestry.local.members import opened
+from tapestry.local.cluster_processes import open_client
 from tapestry.local.world import World
 
 from .worlds import LONGEST, TAPESTRY, command_of, parents_of_all
@@ -121,15 +121,15 @@ async def test_what_happens_is_seen_and_ctrl_z_and_ctrl_c_give_the_terminal_back
         before = termios.tcgetattr(screen.master)
         await screen.shows("in another terminal")
         assert re.search(rb"\d s  virtual nodes", screen.written)
-        async with opened(folder / "virtual" / "kubeconfig") as virtual:
+        async with open_client(folder / "virtual" / "kubeconfig") as virtual:
             await virtual.create(DEPLOYMENTS, a_deployment(3))
         await screen.shows("1 Pending, 2 Running")
         await screen.shows("Unscheduled: 0/")
         os.kill(process_of(folder / "virtual"), signal.SIGKILL)
         await screen.shows("virtual was ended by SIGKILL; it is started again")
-        await World(folder).wait_for_answer("virtual")
-        async with opened(folder / "virtual" / "kubeconfig") as virtual:
-            await virtual.delete(DEPLOYMENTS, named("web", "default"))
+        await World(folder).wait_for_cluster("virtual")
+        async with open_client(folder / "virtual" / "kubeconfig") as virtual:
+            await virtual.delete(DEPLOYMENTS, object_named("web", "default"))
         await screen.shows("PODS  none yet")
         screen.resize(40, 40)
         await screen.shows("export KUBECONFIG=" + str(folder)[:21] + "\\")

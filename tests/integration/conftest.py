@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.kube.objects import named
+from tapestry.kube.objects import object_named
 from tapestry.kube.resources import NAMESPACES
 from tapestry.local.kubernetes import ControlPlane
 
@@ -61,7 +61,7 @@ def kubectl(kube_assets: Path, shared_plane: Plane) -> Kubectl:
 async def namespace(client: Client) -> str:
     """The name of a new namespace.  It goes with its cluster: nothing here empties namespaces."""
     name = f"test-{secrets.token_hex(5)}"
-    await client.create(NAMESPACES, named(name))
+    await client.create(NAMESPACES, object_named(name))
     return name
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.controller import Informer
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
 from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.virtual_nodes import taint_named
@@ -39,7 +39,7 @@ class Sights:
 
     def see_node(self, _: Object | None, node: Object | None) -> None:
         if node is not None:
-            closed = taint_named(node, keys.OUT_OF_TIME_WINDOWS) is not None
+            closed = taint_named(node, keys.OUT_OF_TIME_WINDOWS_TAINT) is not None
             if self.closed.get(name_of(node), closed) != closed:
                 self.turned.append((name_of(node), datetime.now(UTC)))
             self.closed[name_of(node)] = closed
@@ -94,7 +94,7 @@ async def measured(site: Lending, minutes: int) -> Measured:
 
 def is_at_work(binding: Object) -> bool:
     """Whether a syncer has said something of what it leases."""
-    return find(value_at(binding, "status", "conditions"), "Leasing") is not None
+    return find_condition(value_at(binding, "status", "conditions"), "Leasing") is not None
 
 
 def next_minute(moment: datetime) -> datetime:

@@ -11,11 +11,11 @@ from typing import Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tapestry.apiserver.rows import built_in
-from tapestry.apiserver.storage.etcd.client import Certificates, Client
-from tapestry.apiserver.storage.etcd.layout import Layout
+from tapestry.apiserver.resource_registry import published_api
+from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient
+from tapestry.apiserver.storage.etcd.layout import KeyLayout
 from tapestry.apiserver.storage.etcd.store import EtcdStore
-from tapestry.kube.objects import NOTHING
+from tapestry.kube.objects import EMPTY_MAPPING
 from tapestry.local.kubernetes import free_ports
 
 READY_SECONDS = 30.0
@@ -25,7 +25,9 @@ NO_CERTIFICATES = Certificates()
 class Etcd:
     """One member on loopback.  It syncs: what it acknowledges is there."""
 
-    def __init__(self, assets: Path, folder: Path, flags: Mapping[str, str] = NOTHING, *, scheme: str = "http") -> None:
+    def __init__(
+        self, assets: Path, folder: Path, flags: Mapping[str, str] = EMPTY_MAPPING, *, scheme: str = "http"
+    ) -> None:
         client, peer, health = free_ports(3)
         self.url = f"{scheme}://127.0.0.1:{client}"
         self.peer_url = f"http://127.0.0.1:{peer}"
@@ -117,8 +119,8 @@ def answers(url: str) -> bool:
         return False
 
 
-def a_layout(prefix: str) -> Layout:
-    return Layout(prefix, {row.storage for row in built_in().rows})
+def a_layout(prefix: str) -> KeyLayout:
+    return KeyLayout(prefix, {row.storage for row in published_api().resources})
 
 
 @asynccontextmanager
@@ -126,7 +128,7 @@ async def following(
     urls: str | Sequence[str], prefix: str, certificates: Certificates = NO_CERTIFICATES
 ) -> AsyncIterator[EtcdStore]:
     """A store that has caught up with etcd, of a server of its own."""
-    async with Client([urls] if isinstance(urls, str) else urls, certificates) as client:
+    async with EtcdClient([urls] if isinstance(urls, str) else urls, certificates) as client:
         store = EtcdStore(client, a_layout(prefix), history_seconds=300)
         await store.load()
         async with asyncio.TaskGroup() as group:

@@ -16,11 +16,11 @@ from pathlib import Path
 import uvloop
 
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
-from tapestry.client.watch import Changes, Page, Watch
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
+from tapestry.client.watch import Changes, ListPage, Watch
 from tapestry.kube.errors import Conflict, NotFound
-from tapestry.kube.objects import Object, is_deleting, name_of, named, namespace_of, uid_of, value_at
+from tapestry.kube.objects import Object, is_deleting, name_of, namespace_of, object_named, uid_of, value_at
 from tapestry.kube.resources import PODS
 from tapestry.kube.times import timestamp
 
@@ -40,10 +40,12 @@ class Kubelet:
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self.do_its_work())
-            async with aclosing(Watch(self.client, PODS, fields="spec.nodeName!=", lean=True).events()) as events:
+            async with aclosing(
+                Watch(self.client, PODS, fields="spec.nodeName!=", without_managed_fields=True).events()
+            ) as events:
                 async for event in events:
                     match event:
-                        case Page(pods):
+                        case ListPage(pods):
                             self.see(pods)
                         case Changes(changes):
                             self.see([pod for type, pod in changes if type != "DELETED"])
@@ -71,7 +73,7 @@ class Kubelet:
 
 def this(pod: Object) -> Object:
     """The pod in whatever state it is now."""
-    target = named(name_of(pod), namespace_of(pod))
+    target = object_named(name_of(pod), namespace_of(pod))
     return {"metadata": {**target["metadata"], "uid": uid_of(pod)}}
 
 
@@ -100,7 +102,7 @@ def running_container(container: Object, now: str) -> Object:
 
 
 async def main(kubeconfig: Path) -> None:
-    client = Client(HttpTransport(load([kubeconfig], environ=os.environ)))
+    client = Client(HttpTransport(load_access([kubeconfig], environ=os.environ)))
     try:
         await Kubelet(client).run()
     finally:

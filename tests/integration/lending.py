@@ -22,14 +22,23 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
 from tapestry.apis.names import physical_name, virtual_cluster_label, virtual_node_name
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Informer
-from tapestry.kube.conditions import is_true
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import crd
 from tapestry.kube.errors import AlreadyExists
-from tapestry.kube.objects import NOTHING, Object, annotations_of, is_deleting, name_of, named, uid_of, value_at
+from tapestry.kube.objects import (
+    EMPTY_MAPPING,
+    Object,
+    annotations_of,
+    is_deleting,
+    name_of,
+    object_named,
+    uid_of,
+    value_at,
+)
 from tapestry.kube.resources import CRDS, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
 from tapestry.syncer.virtual_nodes import taint_named
@@ -64,7 +73,7 @@ class Lending:
         capacity = {"cpu": "4", "memory": "8Gi", "pods": "110", **amounts}
         made = await self.physical.create(NODES, an_object("Node", metadata))
         status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready("True")]}
-        return await self.physical.patch(NODES, named(name_of(made)), {"status": status}, subresource="status")
+        return await self.physical.patch(NODES, object_named(name_of(made)), {"status": status}, subresource="status")
 
     async def add_policy(self, name: str, *, below: bool = False, **spec: Any) -> Object:
         """The operator's policy, or the owner's if it is `below`."""
@@ -77,10 +86,10 @@ class Lending:
 
     async def set_policy(self, name: str, *, below: bool = False, **spec: Any) -> None:
         client = self.physical if below else self.virtual
-        await client.patch(POLICIES, named(f"{self.name}-{name}"), {"spec": spec})
+        await client.patch(POLICIES, object_named(f"{self.name}-{name}"), {"spec": spec})
 
     async def drop_policy(self, name: str, *, below: bool = False) -> None:
-        await (self.physical if below else self.virtual).delete(POLICIES, named(f"{self.name}-{name}"))
+        await (self.physical if below else self.virtual).delete(POLICIES, object_named(f"{self.name}-{name}"))
 
     async def add_foreign_pod(
         self, name: str, node: str, *, ports: list[Object] | None = None, **requests: str
@@ -89,7 +98,7 @@ class Lending:
         await self.physical.create(PODS, a_pod(f"{self.name}-{name}", node, ports=ports or [], requests=requests))
 
     async def drop_foreign_pod(self, name: str) -> None:
-        await self.physical.delete(PODS, named(f"{self.name}-{name}", "default"), grace_seconds=0)
+        await self.physical.delete(PODS, object_named(f"{self.name}-{name}", "default"), grace_seconds=0)
 
     async def bind_pod(self, name: str, node: str, **spec: Any) -> Object:
         """A pod in the virtual cluster, bound to the virtual node of `node`."""
@@ -106,18 +115,18 @@ class Lending:
 
     async def end_twin(self, name: str) -> None:
         """What a kubelet does last with a pod that is to go: the twin is gone."""
-        await self.physical.delete(PODS, named(await self.twin_name(name), self.mount), grace_seconds=0)
+        await self.physical.delete(PODS, object_named(await self.twin_name(name), self.mount), grace_seconds=0)
 
     async def end_pod(self, name: str) -> None:
         """What a kubelet does last: the pod is gone."""
-        await self.virtual.delete(PODS, named(f"{self.name}-{name}", "default"), grace_seconds=0)
+        await self.virtual.delete(PODS, object_named(f"{self.name}-{name}", "default"), grace_seconds=0)
 
     async def set_binding(self, **spec: Any) -> None:
-        await self.virtual.patch(CLUSTER_BINDINGS, named(self.name), {"spec": spec})
+        await self.virtual.patch(CLUSTER_BINDINGS, object_named(self.name), {"spec": spec})
 
     async def set_kubeconfig(self, text: str) -> None:
         data = {"kubeconfig": base64.b64encode(text.encode()).decode()}
-        await self.virtual.patch(SECRETS, named(self.name, keys.SYSTEM_NAMESPACE), {"data": data})
+        await self.virtual.patch(SECRETS, object_named(self.name, keys.SYSTEM_NAMESPACE), {"data": data})
 
     def above(self, node: str) -> str:
         """The name of the virtual node."""
@@ -156,7 +165,7 @@ class Lending:
 
     async def set_twin_status(self, name: str, **status: Any) -> None:
         """What a kubelet says."""
-        target = named(await self.twin_name(name), self.mount)
+        target = object_named(await self.twin_name(name), self.mount)
         await self.physical.patch(PODS, target, {"status": status}, subresource="status")
 
     async def wait_for_pod(self, name: str, until: Until, *, timeout: float = PATIENCE) -> Object:
@@ -229,7 +238,7 @@ async def lending(
 
 @asynccontextmanager
 async def client_of(plane: Plane) -> AsyncIterator[Client]:
-    client = Client(HttpTransport(load([plane.kubeconfig], environ=os.environ)))
+    client = Client(HttpTransport(load_access([plane.kubeconfig], environ=os.environ)))
     try:
         yield client
     finally:
@@ -242,7 +251,7 @@ async def install_kinds(plane: Plane) -> None:
         for kind in (CLUSTER_BINDING, POLICY):
             definition = crd(kind)
             await give(client, CRDS, definition)
-            await wait_until(client, CRDS, name_of(definition), lambda found: is_true(found, "Established"))
+            await wait_until(client, CRDS, name_of(definition), lambda found: is_condition_true(found, "Established"))
 
 
 async def give(client: Client, resource: Resource, obj: Object) -> None:
@@ -312,7 +321,7 @@ def an_object(kind: str, metadata: Object, api_version: str = "v1", **content: A
 
 
 def a_pod(
-    name: str, node: str, *, ports: Sequence[Object] = (), requests: Mapping[str, str] = NOTHING, **spec: Any
+    name: str, node: str, *, ports: Sequence[Object] = (), requests: Mapping[str, str] = EMPTY_MAPPING, **spec: Any
 ) -> Object:
     container = {"name": "c", "image": "none", "ports": list(ports), "resources": {"requests": {**requests}}}
     return an_object(

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from tapestry.apiserver.access.certificates import Authority
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.local.kubernetes import free_ports
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
@@ -50,7 +50,9 @@ class OwnServer:
         tokens.write_text(f'{self.token},admin,admin,"system:masters"\n')
         command = [TAPESTRY, "apiserver", "--file-rootpath", self.folder, "--token-auth-file", tokens]
         command += ["--bind-address", self.url.removeprefix("https://"), *self._flags]
-        certificate, key = Authority(self.ca.parent).client("apiserver-kubelet-client", ["system:masters"])
+        certificate, key = CertificateAuthority(self.ca.parent).client_certificate(
+            "apiserver-kubelet-client", ["system:masters"]
+        )
         command += ["--kubelet-client-certificate", certificate, "--kubelet-client-key", key]
         said = self.log.stat().st_size if self.log.exists() else 0
         begun = time.monotonic()

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer, Server
+from tapestry.apiserver.server import ApiResponse, Server
 from tapestry.local.kubernetes import ControlPlane
 
 ADMIN = User("admin", ("system:masters",))
@@ -28,8 +28,8 @@ class Ours:
 
     async def __call__(self, method: str, path: str, body: Any, kind: str, query: dict[str, str]) -> tuple[int, Any]:
         headers = {"content-type": kind, "user-agent": "tests/1"}
-        answer = await self.server.answer(Call(method, path, query, headers, msgspec.json.encode(body), ADMIN))
-        assert isinstance(answer, Answer)
+        answer = await self.server.handle(Call(method, path, query, headers, msgspec.json.encode(body), ADMIN))
+        assert isinstance(answer, ApiResponse)
         return answer.status, msgspec.json.decode(answer.body)
 
 
@@ -51,7 +51,7 @@ class Theirs:
 @asynccontextmanager
 async def our_side(folder: Path) -> AsyncIterator[Ours]:
     config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=str(folder), pod_accounts=False)
-    async with running(config) as served:
+    async with run_apiserver(config) as served:
         yield Ours(served.server)
 
 

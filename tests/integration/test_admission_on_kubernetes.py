@@ -3,15 +3,15 @@
 from datetime import UTC, datetime, timedelta
 
 from tapestry.apis import keys
-from tapestry.kube.conditions import find
-from tapestry.kube.objects import is_deleting, named, value_at
+from tapestry.kube.conditions import find_condition
+from tapestry.kube.objects import is_deleting, object_named, value_at
 from tapestry.kube.resources import NODES, PODS
 
 from .lending import Lending
 from .test_pods_on_kubernetes import mapped, phase, told
 
 EVERYTHING = [{"operator": "Exists"}]
-OUR_TAINT = [{"key": keys.OUT_OF_TIME_WINDOWS, "operator": "Exists"}]
+OUR_TAINT = [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "operator": "Exists"}]
 A_WEEK = 604800
 ONE_CPU = {"cpu": "1"}
 
@@ -34,8 +34,8 @@ async def test_no_pod_starts_outside_its_lease_or_outlasts_it(site: Lending) -> 
         await site.bind_pod("our-taint", node, requests=ONE_CPU, tolerations=OUR_TAINT)
         await site.bind_pod("node-name", node, requests=ONE_CPU, tolerations=[], terminationGracePeriodSeconds=A_WEEK)
         for name in ("everything", "our-taint", "node-name"):
-            pod = await site.wait_for_pod(name, told(keys.ACCEPTED, "OutOfTimeWindows"))
-            assert "it opens at" in find(pod["status"]["conditions"], keys.ACCEPTED)["message"]
+            pod = await site.wait_for_pod(name, told(keys.ACCEPTED_CONDITION, "OutOfTimeWindows"))
+            assert "it opens at" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
         assert await site.physical.list(PODS, site.mount) == []
         await site.set_policy("all", timeWindows=[])
         for name in ("everything", "our-taint", "node-name"):
@@ -52,13 +52,20 @@ async def test_no_pod_starts_outside_its_lease_or_outlasts_it(site: Lending) -> 
         # The kill switch: a pod with a week to stop, which its tenant deleted, has 30 seconds; nothing new starts.
         twin = await site.wait_for_twin("node-name")
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
-        place = {"apiVersion": "v1", "kind": "Binding", **named(twin["metadata"]["name"], site.mount), "target": target}
+        place = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            **object_named(twin["metadata"]["name"], site.mount),
+            "target": target,
+        }
         await site.physical.create(PODS, place, subresource="binding")
-        await site.virtual.delete(PODS, named(f"{site.name}-node-name", "default"))
+        await site.virtual.delete(PODS, object_named(f"{site.name}-node-name", "default"))
         await site.wait_for_twin("node-name", lambda twin: twin["metadata"].get("deletionGracePeriodSeconds") == A_WEEK)
-        await site.physical.patch(NODES, named(node), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await site.physical.patch(
+            NODES, object_named(node), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+        )
         await site.wait_for_twin("node-name", lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= 30)
         assert is_deleting(await site.wait_for_twin("node-name"))
         await site.bind_pod("late", node, tolerations=EVERYTHING)
-        await site.wait_for_pod("late", told(keys.ACCEPTED, "Reclaimed"))
+        await site.wait_for_pod("late", told(keys.ACCEPTED_CONDITION, "Reclaimed"))
         assert not [pod for pod in await site.physical.list(PODS, site.mount) if "late" in pod["metadata"]["name"]]

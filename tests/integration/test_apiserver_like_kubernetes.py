@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.local.kubernetes import ControlPlane
 
@@ -48,7 +48,7 @@ async def both(plane: ControlPlane, folder: Path) -> AsyncIterator[tuple[Caller,
     config = msgspec.structs.replace(OURS, file_rootpath=str(folder))
     tls = ssl.create_default_context(cafile=str(plane.ca))
     async with (
-        running(config) as served,
+        run_apiserver(config) as served,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session,
     ):
         theirs = Caller(session, plane.url, {**AGENT, "authorization": f"Bearer {plane.token}"})
@@ -92,7 +92,7 @@ async def test_no_spoiled_object_makes_our_server_fail(tmp_path: Path) -> None:
     cases = [(step, changes) for step in made for changes in spoiled(step.body)][::SAMPLE]
     config = msgspec.structs.replace(OURS, file_rootpath=str(tmp_path))
     failed = []
-    async with running(config) as served, aiohttp.ClientSession() as session:
+    async with run_apiserver(config) as served, aiohttp.ClientSession() as session:
         ours = Caller(session, f"http://{served.addresses['local']}", AGENT)
         await ours.send(Step("", "POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}))
         for step, changes in cases:

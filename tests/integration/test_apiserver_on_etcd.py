@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.config import Etcd as Servers
 from tapestry.apiserver.requests import User
-from tapestry.apiserver.watches import Watching
+from tapestry.apiserver.watches import WatchResponse
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.waiting import wait_for
 from tapestry.kube.objects import Object, name_of
-from tapestry.kube.patches import merged
+from tapestry.kube.patches import apply_merge_patch
 from tapestry.kube.resources import CRDS, Resource
 from tapestry.local.kubernetes import ControlPlane
 
@@ -66,8 +66,8 @@ async def a_server(folder: Path, servers: Servers, **more: Any) -> AsyncIterator
     """One of ours, without a socket."""
     here = {"etcd": servers, "file_rootpath": str(folder), **more}
     config = ApiServerConfig(backend="etcd", secure_address="", pod_accounts=False, **here)
-    async with running(config) as made:
-        yield Hand(made.server, made.accounts)
+    async with run_apiserver(config) as made:
+        yield Hand(made.server, made.account_tokens)
 
 
 @asynccontextmanager
@@ -99,7 +99,7 @@ async def test_a_node_reads_at_one_server_what_its_pod_at_another_refers_to(etcd
 async def test_what_one_server_acknowledged_the_other_has(etcd: Etcd, tmp_path: Path) -> None:
     async with two_servers(tmp_path, etcd.url, "/read") as (one, other):
         watching = await other.answer("GET", CONFIGMAPS, watch="true")
-        assert isinstance(watching, Watching)
+        assert isinstance(watching, WatchResponse)
         chunks = watching.chunks()
         for number in range(20):
             made = await one.made(CONFIGMAPS, a_map(f"m{number}"))
@@ -207,7 +207,7 @@ async def test_without_etcd_the_answer_is_503_and_with_it_again_200(
             await hand.made(CONFIGMAPS, a_map("kept"))
             etcd.kill()
             with monkeypatch.context() as hurried:
-                hurried.setattr("tapestry.apiserver.storage.etcd.store.PATIENCE", 1.0)
+                hurried.setattr("tapestry.apiserver.storage.etcd.store.READ_TIMEOUT", 1.0)
                 status, said = 504, {}
                 while status == 504:  # what was under way when it died
                     status, said = await hand("POST", CONFIGMAPS, a_map("lost"))
@@ -228,7 +228,7 @@ async def test_the_command_serves_what_is_in_etcd_and_leaves_it_there(etcd: Etcd
     found = []
     for name in ("one", "other"):  # the second has nothing of the first but etcd
         with OwnServer(tmp_path / name, *flags) as server:
-            client = Client(HttpTransport(load([server.kubeconfig], environ=os.environ)))
+            client = Client(HttpTransport(load_access([server.kubeconfig], environ=os.environ)))
             if name == "one":
                 await client.create(maps, {**a_map("m"), "metadata": {"name": "m", "namespace": "default"}})
             found.append(await client.get(maps, "m", "default"))
@@ -288,7 +288,7 @@ def a_sample(resource: Resource, name: str, body: Object) -> Object:
 async def test_a_kube_apiserver_and_ours_share_what_is_in_etcd(kube_assets: Path, tmp_path: Path) -> None:
     in_json = {"storage-media-type": "application/json"}  # else we could not share it
     with ControlPlane(tmp_path / "kubernetes", kube_assets, fsync=False, flags=in_json) as plane:
-        kube = Client(HttpTransport(load([plane.kubeconfig], environ=os.environ)))
+        kube = Client(HttpTransport(load_access([plane.kubeconfig], environ=os.environ)))
         async with a_server(tmp_path / "own", Servers(servers=[plane.etcd_url])) as ours:
             await ours.made(CRDS.path(), DEFINITION)
             await wait_for(kube, WIDGETS, "w", "default", until=lambda found: found is None)
@@ -300,7 +300,7 @@ async def test_a_kube_apiserver_and_ours_share_what_is_in_etcd(kube_assets: Path
                 assert (await ours("GET", resource.path(namespace, name_of(made))))[1] == made
                 made = await ours.made(resource.path(namespace), a_sample(resource, "ours", body))
                 found = await kube.get(resource, name_of(made), namespace)
-                assert merged(found, made) == found, "what they fill in beside it is theirs to know"
+                assert apply_merge_patch(found, made) == found, "what they fill in beside it is theirs to know"
                 assert found["metadata"] == made["metadata"]
         await kube.close()
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.waiting import wait_for
 from tapestry.client.watch import Changes, Watch
 from tapestry.kube.objects import Object, value_at
@@ -78,7 +78,7 @@ def the_operator(server: OwnServer, seen: list[str]) -> Any:
 
 @asynccontextmanager
 async def client_of(server: OwnServer) -> AsyncIterator[Client]:
-    client = Client(HttpTransport(load([server.kubeconfig], environ={})))
+    client = Client(HttpTransport(load_access([server.kubeconfig], environ={})))
     try:
         yield client
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tapestry.kube.objects import Object, value_at, without
+from tapestry.kube.objects import Object, value_at, without_field
 
 from .sides import JSON, Ours, Theirs
 
@@ -396,7 +396,7 @@ def comparable(obj: Object) -> Object:
         )
     rest = {key: each for key, each in obj.items() if each and key not in ("metadata", "status")}
     for field in ALLOCATED:
-        rest = without(rest, "spec", field) if "spec" in rest else rest
+        rest = without_field(rest, "spec", field) if "spec" in rest else rest
     return {**rest, "metadata": metadata}
 
 

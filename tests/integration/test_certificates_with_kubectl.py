@@ -14,8 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tapestry.apiserver.access.certificates import Authority, private_bytes, subject
-from tapestry.local.control_planes import ours
+from tapestry.apiserver.access.certificates import CertificateAuthority, private_key_pem, subject_name
+from tapestry.local.control_planes import tapestry_control_plane
 
 from .servers import OwnServer
 
@@ -36,7 +36,7 @@ async def an_apiserver(folder: Path) -> AsyncIterator[Path]:
 @asynccontextmanager
 async def a_cluster(folder: Path) -> AsyncIterator[Path]:
     """What `tapestry cluster` serves, and `tapestry up` for each cluster of its world."""
-    async with ours(folder) as served, asyncio.TaskGroup() as group:
+    async with tapestry_control_plane(folder) as served, asyncio.TaskGroup() as group:
         group.create_task(served.manager.run())
         yield folder / "kubeconfig"
         served.manager.stop()
@@ -53,7 +53,7 @@ def by(kube_assets: Path, kubeconfig: Path, *flags: str) -> Kubectl:
 
 
 def a_request(key: ec.EllipticCurvePrivateKey, name: str, *groups: str) -> str:
-    made = x509.CertificateSigningRequestBuilder().subject_name(subject("jane", groups)).sign(key, hashes.SHA256())
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject_name("jane", groups)).sign(key, hashes.SHA256())
     text = base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode()
     return json.dumps(
         {
@@ -73,7 +73,7 @@ async def test_an_approved_request_gives_a_certificate_that_works(
     files = {name: tmp_path / name for name in ("good.json", "bad.json", "jane.crt", "jane.key")}
     files["good.json"].write_text(a_request(key, "jane", "devs"))
     files["bad.json"].write_text(a_request(key, "root", "system:masters"))
-    files["jane.key"].write_bytes(private_bytes(key))
+    files["jane.key"].write_bytes(private_key_pem(key))
     async with serving(tmp_path / "data") as kubeconfig:
         admin = by(kube_assets, kubeconfig)
         refused = await admin("apply", "-f", str(files["bad.json"]), fails=True)
@@ -86,7 +86,7 @@ async def test_an_approved_request_gives_a_certificate_that_works(
         files["jane.crt"].write_bytes(base64.b64decode(text))
         shown = f"--client-certificate={files['jane.crt']}", f"--client-key={files['jane.key']}"
         assert await who(by(kube_assets, bare(kubeconfig, tmp_path), *shown)) == "jane"
-        strange = Authority(tmp_path / "strangers").client("root", ["system:masters"])
+        strange = CertificateAuthority(tmp_path / "strangers").client_certificate("root", ["system:masters"])
         shown = f"--client-certificate={strange[0]}", f"--client-key={strange[1]}"
         stranger = by(kube_assets, bare(kubeconfig, tmp_path), *shown)
         assert "Unauthorized" in await stranger("get", "--raw", "/version", fails=True)

@@ -12,11 +12,11 @@ import pytest
 
 from tapestry.client.access import Access
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.credentials import Credentials, Fixed
-from tapestry.client.kubeconfig import load
+from tapestry.client.credentials import Credentials, StaticAuthorization
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.options import PatchType, Propagation
-from tapestry.client.tls import Tls
+from tapestry.client.tls import TlsContextSource
 from tapestry.kube.errors import (
     AlreadyExists,
     BadRequest,
@@ -27,19 +27,19 @@ from tapestry.kube.errors import (
     TooManyRequests,
     Unauthorized,
 )
-from tapestry.kube.objects import Object, is_deleting, name_of, named, uid_of, value_at, version_of, with_value
+from tapestry.kube.objects import Object, is_deleting, name_of, object_named, uid_of, value_at, version_of, with_value
 from tapestry.kube.resources import (
-    ACCESS_REVIEWS,
     CONFIGMAPS,
     DEPLOYMENTS,
     PODS,
-    SELF_ACCESS_REVIEWS,
+    SELF_SUBJECT_ACCESS_REVIEWS,
     SERVICE_ACCOUNTS,
+    SUBJECT_ACCESS_REVIEWS,
     TOKEN_REVIEWS,
     Resource,
 )
 from tapestry.local.kubernetes import KUBERNETES_VERSION
-from tapestry.process.audit import Audit
+from tapestry.process.audit import AuditLog
 
 BUDGETS = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 
@@ -51,7 +51,7 @@ def a_pod(name: str, namespace: str, **spec: Any) -> Object:
 
 
 def a_config(name: str, namespace: str, **data: str) -> Object:
-    return {**named(name, namespace), "data": data}
+    return {**object_named(name, namespace), "data": data}
 
 
 @asynccontextmanager
@@ -82,12 +82,12 @@ async def test_what_is_not_there_is_not_found_under_its_name(client: Client, nam
     with pytest.raises(NotFound, match=f"GET /api/v1/namespaces/{namespace}/pods/ghost: 404 NotFound: pods"):
         await client.get(PODS, "ghost", namespace)
     with pytest.raises(NotFound):
-        await client.delete(PODS, named("ghost", namespace))
+        await client.delete(PODS, object_named("ghost", namespace))
 
 
 async def test_what_is_invalid_comes_back_with_its_causes(client: Client, namespace: str) -> None:
     with pytest.raises(Invalid) as caught:
-        await client.create(PODS, {**named("p", namespace), "spec": {"containers": [{"name": "Main"}]}})
+        await client.create(PODS, {**object_named("p", namespace), "spec": {"containers": [{"name": "Main"}]}})
     fields = {cause["field"] for cause in caught.value.details["causes"]}
     assert "spec.containers[0].name" in fields
 
@@ -104,7 +104,9 @@ async def test_a_dry_run_changes_nothing(client: Client, namespace: str) -> None
     red = {"data": {"colour": "red"}}
     assert (await client.replace(CONFIGMAPS, {**made, **red}, dry_run=True))["data"] == red["data"]
     assert (await client.patch(CONFIGMAPS, made, red, dry_run=True))["data"] == red["data"]
-    assert (await client.apply(CONFIGMAPS, {**named("new", namespace), **red}, dry_run=True))["data"] == red["data"]
+    assert (await client.apply(CONFIGMAPS, {**object_named("new", namespace), **red}, dry_run=True))["data"] == red[
+        "data"
+    ]
     await client.delete(CONFIGMAPS, made, dry_run=True)
     assert await client.list(CONFIGMAPS, namespace) == [made]
 
@@ -118,7 +120,7 @@ async def test_the_three_kinds_of_patch(client: Client, namespace: str) -> None:
         "spec": {"containers": [{"name": "one", "image": "a"}, {"name": "two", "image": "b"}]},
     }
     spec = {"selector": {"matchLabels": {"app": "web"}}, "template": template}
-    web = await client.create(DEPLOYMENTS, {**named("web", namespace), "spec": spec})
+    web = await client.create(DEPLOYMENTS, {**object_named("web", namespace), "spec": spec})
 
     def images(obj: Object) -> dict[str, str]:
         return {each["name"]: each["image"] for each in value_at(obj, "spec", "template", "spec", "containers")}
@@ -151,7 +153,7 @@ async def test_safety_rule_4_a_patch_for_another_version_is_a_conflict(
     with pytest.raises(Conflict):
         await client.patch(CONFIGMAPS, stale, patch, type=type)
     assert await client.get(CONFIGMAPS, "c", namespace) == current
-    by_name = await client.patch(CONFIGMAPS, named("c", namespace), patch, type=type)
+    by_name = await client.patch(CONFIGMAPS, object_named("c", namespace), patch, type=type)
     assert by_name["data"] == {"colour": "red", "size": "small"}
 
 
@@ -163,7 +165,7 @@ async def test_managers_that_apply_conflict_until_one_forces(client: Client, nam
     forced = await client.apply(CONFIGMAPS, a_config("c", namespace, colour="red"), manager="two", force=True)
     assert forced["data"] == {"colour": "red", "size": "small"}
     # What a manager no longer applies, and nobody else does, goes.
-    left = await client.apply(CONFIGMAPS, named("c", namespace), manager="one")
+    left = await client.apply(CONFIGMAPS, object_named("c", namespace), manager="one")
     assert left["data"] == {"colour": "red"}
 
 
@@ -183,13 +185,16 @@ async def test_status_is_written_through_its_subresource(client: Client, namespa
 
 
 async def test_converge_writes_what_differs_and_nothing_twice(client: Client, namespace: str) -> None:
-    config = {**named("c", namespace), "data": {"colour": "blue", "size": None}}
+    config = {**object_named("c", namespace), "data": {"colour": "blue", "size": None}}
     made = await client.converge(CONFIGMAPS, None, config)
     assert made["data"] == {"colour": "blue"}
     assert await client.converge(CONFIGMAPS, made, config) is made
     pod = await client.create(PODS, a_pod("p", namespace))
     labels = {"app": None, "new": "yes"}
-    wanted = {**with_value(named("p", namespace), ("metadata", "labels"), labels), "status": {"phase": "Running"}}
+    wanted = {
+        **with_value(object_named("p", namespace), ("metadata", "labels"), labels),
+        "status": {"phase": "Running"},
+    }
     found = await client.converge(PODS, pod, wanted)
     assert found["metadata"]["labels"] == {"new": "yes"}
     assert found["status"]["phase"] == "Running"
@@ -203,13 +208,13 @@ async def test_a_list_comes_in_pages_of_one_moment(client: Client, namespace: st
     for number in range(5):
         await client.create(CONFIGMAPS, a_config(f"c{number}", namespace))
     names, versions = [], set()
-    async for part in client.pages(CONFIGMAPS, namespace, page=2):
+    async for part in client.pages(CONFIGMAPS, namespace, page_size=2):
         names.append([name_of(item) for item in part.items or ()])
         versions.add(part.metadata.resource_version)
         await client.delete_collection(CONFIGMAPS, namespace, fields="metadata.name=c4")
     assert names == [["c0", "c1"], ["c2", "c3"], ["c4"]]
     assert len(versions) == 1
-    items = await client.list(CONFIGMAPS, namespace, page=3)
+    items = await client.list(CONFIGMAPS, namespace, page_size=3)
     assert [name_of(item) for item in items] == ["c0", "c1", "c2", "c3"]
     assert {(item["apiVersion"], item["kind"]) for item in items} == {("v1", "ConfigMap")}
     everywhere = await client.list(CONFIGMAPS)
@@ -285,7 +290,7 @@ async def test_a_collection_is_deleted_as_far_as_the_selectors_reach(client: Cli
 
 async def test_an_eviction_asks_the_disruption_budget(client: Client, namespace: str) -> None:
     budget = {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}}
-    await client.create(BUDGETS, {**named("b", namespace), "spec": budget})
+    await client.create(BUDGETS, {**object_named("b", namespace), "spec": budget})
     running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     guarded, free = [
         await client.converge(PODS, None, {**a_pod(name, namespace, nodeName="n1"), "status": running})
@@ -304,19 +309,19 @@ async def test_an_eviction_asks_the_disruption_budget(client: Client, namespace:
 
 
 async def test_a_token_of_a_service_account_lets_it_in(client: Client, kubeconfig: Path, namespace: str) -> None:
-    await client.create(SERVICE_ACCOUNTS, named("robot", namespace))
+    await client.create(SERVICE_ACCOUNTS, object_named("robot", namespace))
     pod = await client.create(PODS, a_pod("p", namespace, serviceAccountName="robot"))
-    status = await client.token("robot", namespace, seconds=600, bound_to=pod)
+    status = await client.request_token("robot", namespace, seconds=600, bound_to=pod)
     review = await client.review(TOKEN_REVIEWS, {"token": status["token"]})
     user = f"system:serviceaccount:{namespace}:robot"
     assert review["status"]["user"]["username"] == user
     assert review["status"]["user"]["extra"]["authentication.kubernetes.io/pod-uid"] == [uid_of(pod)]
-    admin = load([kubeconfig], environ=os.environ)
-    credentials = Credentials(Fixed(f"Bearer {status['token']}"), Tls(admin.trust))
+    admin = load_access([kubeconfig], environ=os.environ)
+    credentials = Credentials(StaticAuthorization(f"Bearer {status['token']}"), TlsContextSource(admin.verification))
     async with a_client_with(replace(admin, credentials=credentials)) as robot:
         with pytest.raises(Forbidden, match=user):
             await robot.list(PODS, namespace)
-    other = await client.token("robot", namespace, audiences=["elsewhere"])
+    other = await client.request_token("robot", namespace, audiences=["elsewhere"])
     assert not (await client.review(TOKEN_REVIEWS, {"token": other["token"]}))["status"].get("authenticated")
 
 
@@ -326,14 +331,14 @@ async def test_rights_are_reviewed_for_us_and_for_others(client: Client, namespa
         return bool(review["status"]["allowed"])
 
     evict = {"verb": "create", "resource": "pods", "subresource": "eviction", "namespace": namespace}
-    assert await may(SELF_ACCESS_REVIEWS, evict)
-    assert not await may(ACCESS_REVIEWS, evict, user="eve", groups=["staff"])
-    assert await may(ACCESS_REVIEWS, evict, user="eve", groups=["system:masters"])
+    assert await may(SELF_SUBJECT_ACCESS_REVIEWS, evict)
+    assert not await may(SUBJECT_ACCESS_REVIEWS, evict, user="eve", groups=["staff"])
+    assert await may(SUBJECT_ACCESS_REVIEWS, evict, user="eve", groups=["system:masters"])
 
 
 async def test_we_speak_for_whom_we_impersonate(kubeconfig: Path, namespace: str) -> None:
     groups = (("Impersonate-User", "eve"), ("Impersonate-Group", "staff"), ("Impersonate-Group", "system:masters"))
-    access = load([kubeconfig], environ=os.environ)
+    access = load_access([kubeconfig], environ=os.environ)
     async with a_client_with(replace(access, impersonation=groups)) as client:
         assert await client.list(PODS, namespace) == []
     async with a_client_with(replace(access, impersonation=groups[:2])) as client:
@@ -342,8 +347,8 @@ async def test_we_speak_for_whom_we_impersonate(kubeconfig: Path, namespace: str
 
 
 async def test_a_stranger_is_not_let_in(kubeconfig: Path, namespace: str) -> None:
-    access = load([kubeconfig], environ=os.environ)
-    credentials = Credentials(Fixed("Bearer stranger"), Tls(access.trust))
+    access = load_access([kubeconfig], environ=os.environ)
+    credentials = Credentials(StaticAuthorization("Bearer stranger"), TlsContextSource(access.verification))
     async with a_client_with(replace(access, credentials=credentials)) as client:
         with pytest.raises(Unauthorized) as caught:
             await client.list(PODS, namespace)
@@ -354,13 +359,16 @@ async def test_a_stranger_is_not_let_in(kubeconfig: Path, namespace: str) -> Non
 
 
 async def test_the_server_tells_its_version(client: Client) -> None:
-    assert (await client.version())["gitVersion"] in (f"v{KUBERNETES_VERSION}", f"v{KUBERNETES_VERSION}+tapestry")
+    assert (await client.server_version())["gitVersion"] in (
+        f"v{KUBERNETES_VERSION}",
+        f"v{KUBERNETES_VERSION}+tapestry",
+    )
 
 
 async def test_the_audit_names_the_request_as_the_server_does(kubeconfig: Path, namespace: str, tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    transport = HttpTransport(load([kubeconfig], environ=os.environ))
-    with Audit(str(path)) as audit:
+    transport = HttpTransport(load_access([kubeconfig], environ=os.environ))
+    with AuditLog(str(path)) as audit:
         client = Client(transport, audit=audit)
         await client.create(CONFIGMAPS, a_config("c", namespace))
         with pytest.raises(AlreadyExists):
@@ -394,7 +402,7 @@ async def test_safety_rule_4_a_leaders_late_write_is_refused(
 ) -> None:
     seen = await client.create(CONFIGMAPS, a_config("c", namespace, colour="blue"))
     current = await client.patch(CONFIGMAPS, seen, {"data": {"colour": "red"}})
-    transport = HttpTransport(load([kubeconfig], environ=os.environ))
+    transport = HttpTransport(load_access([kubeconfig], environ=os.environ))
     leader = Client(transport, fence=lambda: None)
     with pytest.raises(Conflict):
         await verb(leader, seen)

@@ -62,7 +62,7 @@ def test_objects_outlive_every_kill(plane: ControlPlane, on_plane: Kubectl) -> N
     on_plane("create", "configmap", "kept", "--from-literal=colour=blue")
     plane.restart("kube-apiserver")
     plane.restart("etcd")
-    plane.wait_until_ready("kube-apiserver")
+    plane.wait_for_ready("kube-apiserver")
     plane.stop()
     plane.start()
     assert on_plane("get", "configmap", "kept", "--output=jsonpath={.data.colour}") == "blue"

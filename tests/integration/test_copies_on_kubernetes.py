@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from tapestry.apis import keys
-from tapestry.apis.names import tokens_name, virtual_cluster_label
+from tapestry.apis.names import tokens_secret_name, virtual_cluster_label
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
-from tapestry.kube.conditions import find, is_true
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
+from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.errors import Unauthorized
-from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Resource
 
 from .lending import Lending, Until, an_object, wait_for_all, wait_until, wait_until_gone
@@ -42,11 +42,11 @@ async def add(site: Lending, resource: Resource, name: str, **content: Any) -> O
 
 
 async def change(site: Lending, resource: Resource, name: str, **content: Any) -> None:
-    await site.virtual.patch(resource, named(f"{site.name}-{name}", "default"), content)
+    await site.virtual.patch(resource, object_named(f"{site.name}-{name}", "default"), content)
 
 
 async def remove(site: Lending, resource: Resource, name: str) -> None:
-    await site.virtual.delete(resource, named(f"{site.name}-{name}", "default"))
+    await site.virtual.delete(resource, object_named(f"{site.name}-{name}", "default"))
 
 
 async def copy(site: Lending, resource: Resource, name: str, until: Until = bool) -> Object:
@@ -60,7 +60,7 @@ async def no_copy(site: Lending, resource: Resource, name: str) -> None:
 
 async def edit(site: Lending, resource: Resource, name: str, **content: Any) -> None:
     """What somebody below does to a copy."""
-    await site.physical.patch(resource, named(await site.twin_name(name), site.mount), content)
+    await site.physical.patch(resource, object_named(await site.twin_name(name), site.mount), content)
 
 
 def volumes(site: Lending, *given: tuple[str, str], optional: bool = False) -> list[Object]:
@@ -111,13 +111,13 @@ async def test_a_pod_waits_for_what_it_requires(site: Lending) -> None:
     async with at_work(site) as node:
         await site.bind_pod("work", node, volumes=volumes(site, ("secret", "late")))
         pod = await site.wait_for_pod(
-            "work", lambda pod: find(pod["status"].get("conditions"), keys.MAPPED) is not None
+            "work", lambda pod: find_condition(pod["status"].get("conditions"), keys.MAPPED_CONDITION) is not None
         )
-        said = find(pod["status"]["conditions"], keys.MAPPED) or {}
+        said = find_condition(pod["status"]["conditions"], keys.MAPPED_CONDITION) or {}
         assert (said["status"], said["reason"]) == ("False", "SecretMissing")
         assert said["message"] == f"secrets default/{site.name}-late does not exist"
         await add(site, SECRETS, "late", stringData={"k": "v"})
-        await site.wait_for_pod("work", lambda pod: is_true(pod, keys.MAPPED))
+        await site.wait_for_pod("work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
 
 
 async def test_what_cannot_be_changed_is_replaced_and_what_was_edited_is_set_right(site: Lending) -> None:
@@ -131,7 +131,7 @@ async def test_what_cannot_be_changed_is_replaced_and_what_was_edited_is_set_rig
     await add(site, SECRETS, "token", data={"extra": "dg=="}, type=token_type, metadata=account)
     async with at_work(site) as node:
         await site.bind_pod("work", node, volumes=volumes(site, ("configMap", "fixed"), ("secret", "token")))
-        await site.wait_for_pod("work", lambda pod: is_true(pod, keys.MAPPED))
+        await site.wait_for_pod("work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
         before = await copy(site, CONFIGMAPS, "fixed")
         assert before["immutable"] is True
         assert (await copy(site, SECRETS, "token"))["type"] == "Opaque"
@@ -155,7 +155,7 @@ async def bearer(site: Lending, folder: Path, token: str) -> AsyncIterator[Clien
     kubeconfig["users"][0]["user"] = {"token": token}
     path = folder / "bearer.yaml"
     path.write_text(yaml.safe_dump(kubeconfig))
-    client = Client(HttpTransport(load([path], environ={})))
+    client = Client(HttpTransport(load_access([path], environ={})))
     try:
         yield client
     finally:
@@ -166,7 +166,7 @@ async def token_of(site: Lending, pod: Object, key: str) -> str:
     """A token as the pod's twin has it mounted."""
     cluster = virtual_cluster_label(uid_of(await site.virtual.get(NAMESPACES, "kube-system")))
     binding = labels_of(await site.wait_for_twin(name_of(pod).removeprefix(f"{site.name}-")))[keys.CLUSTER_BINDING_UID]
-    name = tokens_name(cluster, binding, "default", name_of(pod))
+    name = tokens_secret_name(cluster, binding, "default", name_of(pod))
     secret = await wait_until(site.physical, SECRETS, name, bool, site.mount)
     return base64.b64decode(secret["data"][key]).decode()
 
@@ -188,7 +188,7 @@ async def test_a_token_speaks_for_the_pod_at_its_own_api_server_and_for_nobody_o
             await site.bind_pod(name, node, serviceAccountName=site.name, volumes=access) for name in ("works", "gone")
         ]
         for name in ("works", "gone"):
-            await site.wait_for_pod(name, lambda pod: is_true(pod, keys.MAPPED))
+            await site.wait_for_pod(name, lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
         async with bearer(site, tmp_path, await token_of(site, pods[0], "access.0")) as client:
             who = (await client.review(SELF_REVIEWS, {}))["status"]["userInfo"]
             assert who["username"] == f"system:serviceaccount:default:{site.name}"

@@ -8,7 +8,7 @@ import yaml
 
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
-from tapestry.kube.conditions import is_true
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import name_of
 from tapestry.kube.resources import CRDS
 
@@ -23,9 +23,11 @@ async def test_a_golden_crd_is_established_without_complaint(
     name: str, client: Client, kubectl: Callable[..., str]
 ) -> None:
     kubectl("apply", "-f", str(GOLDEN[name]))
-    found = await wait_for(client, CRDS, name, until=lambda crd: crd is not None and is_true(crd, "Established"))
+    found = await wait_for(
+        client, CRDS, name, until=lambda crd: crd is not None and is_condition_true(crd, "Established")
+    )
     assert found is not None
-    assert not is_true(found, "NonStructuralSchema")
+    assert not is_condition_true(found, "NonStructuralSchema")
 
 
 def test_there_are_golden_crds() -> None:

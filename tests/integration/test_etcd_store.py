@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tapestry.apiserver.access.certificates import Authority
-from tapestry.apiserver.storage.etcd.client import Certificates, Client, HistoryLost
-from tapestry.apiserver.storage.etcd.compaction import compacted
+from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.storage.etcd.client import Certificates, EtcdClient, HistoryCompacted
+from tapestry.apiserver.storage.etcd.compaction import compact_once
 from tapestry.apiserver.storage.etcd.store import EtcdStore
-from tapestry.apiserver.storage.log import Key, LogError, OutcomeUnknown, Unreachable
-from tapestry.apiserver.storage.store import Compacted, Event, Stale, Version
+from tapestry.apiserver.storage.log import Key, OutcomeUnknown, StorageError, StorageUnavailable
+from tapestry.apiserver.storage.store import Compacted, ObjectVersion, VersionConflict, WatchEvent
 
 from ..unit.apiserver.promises import (
     PODS,
@@ -65,7 +65,7 @@ async def test_of_servers_that_claim_the_same_for_two_objects_one_gets_it(etcd: 
         async def gets_it(store: EtcdStore, name: str) -> bool:
             try:
                 await store.put(key(name), None, text("first"), lambda: store.count(PODS) == 0)
-            except Stale:
+            except VersionConflict:
                 return False
             return True
 
@@ -106,7 +106,7 @@ async def test_what_one_server_wrote_the_other_watches_and_reads(etcd: Etcd, pre
         assert one.get(*key("a")) == second
         gone = await one.delete(key("a"), second, text("two"))
         await other.wait_for_latest()
-        told = stories(await watching.take())
+        told = stories(await watching.next_events())
         assert told == [(first.revision, "one"), (second.revision, "two"), (gone.revision, "two")]
 
 
@@ -121,7 +121,7 @@ async def test_of_writers_at_two_servers_only_one_wins_and_no_increment_is_lost(
                 assert head is not None
                 try:
                     await store.put(key("a"), head, text(str(int(said(head.raw)[0]) + 1)))
-                except Stale:
+                except VersionConflict:
                     continue
                 return
 
@@ -131,7 +131,7 @@ async def test_of_writers_at_two_servers_only_one_wins_and_no_increment_is_lost(
                 group.create_task(increment(other))
         for store in (one, other):
             await store.wait_for_latest()
-            assert said(store.every(PODS)[0].raw)[0] == "20"
+            assert said(store.list_objects(PODS)[0].raw)[0] == "20"
 
 
 async def test_the_latest_is_known_also_where_others_write_elsewhere(etcd: Etcd, prefix: str) -> None:
@@ -139,17 +139,17 @@ async def test_the_latest_is_known_also_where_others_write_elsewhere(etcd: Etcd,
         made = await elsewhere.put(key("a"), None, text("x"))
         await store.wait_for_latest()
         assert store.revision >= made.revision
-        assert store.every(PODS) == []
+        assert store.list_objects(PODS) == []
 
 
 async def test_a_server_that_comes_later_has_it_all_in_pages(
     etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.etcd.client.PAGE", 3)
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.client.PAGE_SIZE", 3)
     async with following(etcd.url, prefix) as one:
         made = [await one.put(key(f"p{number}"), None, text("x", n=str(number))) for number in range(7)]
         async with following(etcd.url, prefix) as other:
-            assert other.every(PODS) == made
+            assert other.list_objects(PODS) == made
             with pytest.raises(Compacted):
                 other.watch(PODS, after=made[0].revision)
 
@@ -157,29 +157,29 @@ async def test_a_server_that_comes_later_has_it_all_in_pages(
 async def test_events_have_a_lease_and_nothing_else_has(
     etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.EVENT_SECONDS", 1.0)
-    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.LEASE_SHARE", 0.0)
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.EVENT_TTL_SECONDS", 1.0)
+    monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.LEASE_REUSE_SECONDS", 0.0)
     async with following(etcd.url, prefix) as store:
         watching = store.watch("events")
         pod = await store.put(key("a"), None, text("stays"))
         made = await store.put(Key("events", "default", "e"), None, text("goes"))
-        events: list[Event] = []
+        events: list[WatchEvent] = []
         while len(events) < 2:
-            events += await watching.take()
+            events += await watching.next_events()
         assert [(event.old, event.new) for event in events] == [(None, made), (made, None)]
-        assert store.every(PODS) == [pod]
+        assert store.list_objects(PODS) == [pod]
 
 
 async def test_what_is_no_object_of_ours_is_passed_over_and_what_cannot_be_read_is_not_served(
     etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Client([etcd.url], Certificates()) as client:
+    async with EtcdClient([etcd.url], Certificates()) as client:
         await client.put(f"{prefix}/masterleases/10.0.0.1".encode(), b"k8s\0", 0, 0)
         async with following(etcd.url, prefix) as store:
-            monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.PATIENCE", 0.5)
+            monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.READ_TIMEOUT", 0.5)
             await client.put(f"{prefix}/pods/default/p".encode(), b"k8s\0...", 0, 0)
             await wait_until_refused(store, r"pods/default/p at revision \d+ is not an object in JSON")
-        with pytest.raises(LogError, match="storage-media-type=application/json"):
+        with pytest.raises(StorageError, match="storage-media-type=application/json"):
             await EtcdStore(client, a_layout(prefix), history_seconds=300).load()
 
 
@@ -189,7 +189,7 @@ async def wait_until_refused(store: EtcdStore, why: str) -> None:
         while True:
             try:
                 await store.wait_for_latest()
-            except Unreachable as error:
+            except StorageUnavailable as error:
                 if re.search(why, str(error)):
                     return
 
@@ -200,17 +200,17 @@ async def wait_until_served(store: EtcdStore) -> None:
         while True:
             try:
                 return await store.wait_for_latest()
-            except Unreachable:
+            except StorageUnavailable:
                 continue
 
 
 async def test_what_etcd_refuses_was_not_written(etcd: Etcd, prefix: str) -> None:
     async with following(etcd.url, prefix) as store:
-        with pytest.raises(LogError, match=r"nothing was written: .*request is too large") as refused:
+        with pytest.raises(StorageError, match=r"nothing was written: .*request is too large") as refused:
             await store.put(key("a"), None, text("x" * 2_000_000))
-        assert not isinstance(refused.value, Unreachable | OutcomeUnknown)
+        assert not isinstance(refused.value, StorageUnavailable | OutcomeUnknown)
         await store.wait_for_latest()
-        assert store.every(PODS) == []
+        assert store.list_objects(PODS) == []
 
 
 # -- an etcd that goes away
@@ -227,7 +227,7 @@ async def test_nothing_that_was_acknowledged_is_lost_and_service_comes_back_by_i
             try:
                 await store.wait_for_latest()
                 acknowledged[name] = (await store.put(key(name), None, text("x"))).revision
-            except (Unreachable, OutcomeUnknown):
+            except (StorageUnavailable, OutcomeUnknown):
                 await asyncio.sleep(0)
 
     async with following(mortal.url, "/registry") as store:
@@ -239,21 +239,21 @@ async def test_nothing_that_was_acknowledged_is_lost_and_service_comes_back_by_i
                 before = len(acknowledged)
                 async with asyncio.timeout(20):
                     while len(acknowledged) < before + 100:
-                        await watching.take()
+                        await watching.next_events()
                 mortal.kill()
                 await asyncio.to_thread(mortal.start)
             before = len(acknowledged)
             async with asyncio.timeout(20):
                 while len(acknowledged) < before + 100:
-                    await watching.take()
+                    await watching.next_events()
             stop.set()
         await wait_until_served(store)
         assert not watching.dropped, "watches wait for etcd to come back"
         async with following(mortal.url, "/registry") as fresh:
-            kept = {version.key.name: version.revision for version in fresh.every(PODS)}
+            kept = {version.key.name: version.revision for version in fresh.list_objects(PODS)}
         assert acknowledged.items() <= kept.items()
         assert len(set(kept.values())) == len(kept)
-        assert {version.key.name: version.revision for version in store.every(PODS)} == kept
+        assert {version.key.name: version.revision for version in store.list_objects(PODS)} == kept
 
 
 async def test_while_etcd_is_away_requests_are_refused_and_say_why(
@@ -262,9 +262,9 @@ async def test_while_etcd_is_away_requests_are_refused_and_say_why(
     async with following(mortal.url, "/registry") as store:
         made = await store.put(key("a"), None, text("one"))
         mortal.kill()
-        monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.PATIENCE", 0.2)
+        monkeypatch.setattr("tapestry.apiserver.storage.etcd.store.READ_TIMEOUT", 0.2)
         await wait_until_refused(store, f"etcd at {mortal.url}")
-        with pytest.raises(Unreachable, match=f"etcd at {mortal.url}"):
+        with pytest.raises(StorageUnavailable, match=f"etcd at {mortal.url}"):
             await store.put(key("a"), made, text("two"))
         assert store.get(*key("a")) == made, "who does not ask for the latest is still served"
 
@@ -276,7 +276,7 @@ async def test_a_write_that_got_no_answer_is_not_acknowledged_and_made_once_at_m
         first = await store.put(key("a"), None, text("one"))
         mortal.pause()
         with monkeypatch.context() as hurried:
-            hurried.setattr("tapestry.apiserver.storage.etcd.client.CALL_SECONDS", 0.3)
+            hurried.setattr("tapestry.apiserver.storage.etcd.client.CALL_TIMEOUT", 0.3)
             with pytest.raises(OutcomeUnknown, match="whether this was written is not known"):
                 await store.put(key("a"), first, text("two"))
         mortal.resume()
@@ -293,7 +293,7 @@ async def test_any_member_of_a_cluster_may_die(kube_assets: Path, tmp_path: Path
                 member.kill()
                 made.append(await replaced(store, made[-1], str(number + 1)))
                 await asyncio.to_thread(member.start)
-            assert store.every(PODS) == made[-1:]
+            assert store.list_objects(PODS) == made[-1:]
             told = stories(drained(store.watch(PODS, after=made[0].revision)))
             assert [(version.revision, said(version.raw)[0]) for version in made[1:]] == told
 
@@ -308,7 +308,7 @@ async def test_a_member_that_says_nothing_is_left_for_another(kube_assets: Path,
             assert stories(drained(store.watch(PODS, after=made.revision))) == [(second.revision, "1")]
 
 
-async def replaced(store: EtcdStore, version: Version, content: str) -> Version:
+async def replaced(store: EtcdStore, version: ObjectVersion, content: str) -> ObjectVersion:
     """What a client does who wants it to be so, whatever he is told."""
     async with asyncio.timeout(30):
         while True:
@@ -318,13 +318,16 @@ async def replaced(store: EtcdStore, version: Version, content: str) -> Version:
                 if found is not None and said(found.raw)[0] == content:
                     return found
                 return await store.put(version.key, found, text(content))
-            except (Unreachable, OutcomeUnknown, Stale):
+            except (StorageUnavailable, OutcomeUnknown, VersionConflict):
                 continue
 
 
 async def test_members_and_server_know_each_other_by_certificates(kube_assets: Path, tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "pki")
-    (certificate, its_key), (ours, our_key) = authority.server(["127.0.0.1"]), authority.client("tapestry", [])
+    authority = CertificateAuthority(tmp_path / "pki")
+    (certificate, its_key), (ours, our_key) = (
+        authority.server_certificate(["127.0.0.1"]),
+        authority.client_certificate("tapestry", []),
+    )
     files = {"cert-file": certificate, "key-file": its_key, "trusted-ca-file": authority.certificate_file}
     flags = {name: str(file) for name, file in files.items()}
     with Etcd(kube_assets, tmp_path, {**flags, "client-cert-auth": "true"}, scheme="https") as etcd:
@@ -333,19 +336,19 @@ async def test_members_and_server_know_each_other_by_certificates(kube_assets: P
         async with following(etcd.url, "/registry", good) as store:
             made = await store.put(key("a"), None, text("one"))
             assert store.get(*key("a")) == made
-        async with Client([etcd.url], Certificates(trust)) as stranger:
-            with pytest.raises(Unreachable):
-                await stranger.revision(b"/registry/")
+        async with EtcdClient([etcd.url], Certificates(trust)) as stranger:
+            with pytest.raises(StorageUnavailable):
+                await stranger.current_revision(b"/registry/")
 
 
 async def test_a_server_that_missed_what_etcd_has_forgotten_begins_anew(etcd: Etcd, prefix: str) -> None:
     heard: list[tuple[str, bool]] = []
-    async with following(etcd.url, prefix) as ahead, Client([etcd.url], Certificates()) as client:
+    async with following(etcd.url, prefix) as ahead, EtcdClient([etcd.url], Certificates()) as client:
         first = await ahead.put(key("stays"), None, text("one"))
         goes = await ahead.put(key("goes"), None, text("one"))
         behind = EtcdStore(client, a_layout(prefix), history_seconds=300)
         await behind.load()
-        behind.on_change(PODS, lambda event: heard.append((event.shown.key.name, event.new is not None)))
+        behind.on_change(PODS, lambda event: heard.append((event.object_version.key.name, event.new is not None)))
         watching = behind.watch(PODS)
         second = await ahead.put(key("stays"), first, text("two"))
         gone = await ahead.delete(key("goes"), goes, text("one"))
@@ -353,9 +356,9 @@ async def test_a_server_that_missed_what_etcd_has_forgotten_begins_anew(etcd: Et
         await client.compact(new.revision)
         running = asyncio.create_task(behind.run())
         await behind.wait_for_latest()
-        assert await watching.take() == []
+        assert await watching.next_events() == []
         assert watching.dropped
-        assert behind.every(PODS) == [new, second]
+        assert behind.list_objects(PODS) == [new, second]
         assert sorted(heard) == [("goes", False), ("new", True), ("stays", True)]
         with pytest.raises(Compacted):
             behind.watch(PODS, after=gone.revision)
@@ -365,24 +368,24 @@ async def test_a_server_that_missed_what_etcd_has_forgotten_begins_anew(etcd: Et
 async def test_one_server_of_many_has_etcd_forget_what_was_before_the_last_interval(mortal: Etcd) -> None:
     async with (
         following(mortal.url, "/registry") as store,
-        Client([mortal.url], Certificates()) as one,
-        Client([mortal.url], Certificates()) as other,
+        EtcdClient([mortal.url], Certificates()) as one,
+        EtcdClient([mortal.url], Certificates()) as other,
     ):
         first = await store.put(key("a"), None, text("one"))
-        mine = await compacted(one, 0, 0)
-        theirs = await compacted(other, 0, 0)
+        mine = await compact_once(one, 0, 0)
+        theirs = await compact_once(other, 0, 0)
         assert mine[0] == theirs[0] == 1, "the second was too late, and knows of the first"
         second = await store.put(key("a"), first, text("two"))
-        mine = await compacted(one, *mine)
-        assert (await compacted(other, *theirs))[0] == mine[0] == 2
+        mine = await compact_once(one, *mine)
+        assert (await compact_once(other, *theirs))[0] == mine[0] == 2
         assert await past(one, first.revision) is None
         assert await past(one, second.revision) == second.revision
 
 
-async def past(client: Client, revision: int) -> int | None:
+async def past(client: EtcdClient, revision: int) -> int | None:
     """The first revision that a watch from that one on is told of; None is that it is forgotten."""
     async with client.watch(b"/registry/", b"/registry0", revision) as watch:
         try:
             return (await watch.next())[0][0].revision
-        except HistoryLost:
+        except HistoryCompacted:
             return None

@@ -14,12 +14,12 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.rights import SYNCER_BELOW
+from tapestry.apis.permissions import SYNCER_IN_PHYSICAL
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, named, value_at
+from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import CLUSTER_ROLES, CRDS, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
 from tapestry.manager.joining import PRIORITY_CLASSES
 
@@ -74,7 +74,8 @@ class Owner:
 @pytest.fixture
 async def owner(virtual_plane: Plane, bare_plane: Plane) -> AsyncIterator[Owner]:
     virtual, physical = (
-        Client(HttpTransport(load([plane.kubeconfig], environ=os.environ))) for plane in (virtual_plane, bare_plane)
+        Client(HttpTransport(load_access([plane.kubeconfig], environ=os.environ)))
+        for plane in (virtual_plane, bare_plane)
     )
     owner = Owner(f"j{secrets.token_hex(4)}", virtual, physical, virtual_plane, bare_plane)
     yield owner
@@ -88,11 +89,11 @@ async def node(owner: Owner) -> AsyncIterator[str]:
     """A physical node that is ready; gone at the end, so that the next test has nodes of its own."""
     name = f"n-{owner.name}"
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "110", "example.com/gpu": "3"}
-    await owner.physical.create(NODES, {"apiVersion": "v1", "kind": "Node", **named(name)})
+    await owner.physical.create(NODES, {"apiVersion": "v1", "kind": "Node", **object_named(name)})
     status = {"capacity": amounts, "allocatable": amounts, "conditions": [READY]}
-    await owner.physical.patch(NODES, named(name), {"status": status}, subresource="status")
+    await owner.physical.patch(NODES, object_named(name), {"status": status}, subresource="status")
     yield name
-    await owner.physical.delete(NODES, named(name))
+    await owner.physical.delete(NODES, object_named(name))
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ async def test_a_cluster_joins_lends_and_leaves_without_a_trace(
         await owner.virtual.get(SECRETS, owner.name, keys.SYSTEM_NAMESPACE)
     remaining = [each for each in await owner.marked_below() if each["metadata"].get("deletionTimestamp") is None]
     assert remaining == []
-    await owner.physical.delete(PODS, named(owner.name, "default"), grace_seconds=0)
+    await owner.physical.delete(PODS, object_named(owner.name, "default"), grace_seconds=0)
 
 
 async def test_the_kubeconfig_that_join_makes_is_the_syncers_and_nobody_elses(
@@ -178,7 +179,7 @@ async def test_the_kubeconfig_that_join_makes_is_the_syncers_and_nobody_elses(
     assert who.startswith(f"system:serviceaccount:{owner.name}:tapestry-syncer-{owner.name}-")
     listed = kubectl("auth", "can-i", "--list", "--namespace", owner.name, kubeconfig=file).splitlines()[1:]
     allowed = {line.split()[0] for line in listed if not line.startswith((" ", "selfsubject"))}
-    assert allowed == {"/".join(filter(None, (right.resource.name, right.subresource))) for right in SYNCER_BELOW}
+    assert allowed == {"/".join(filter(None, (right.resource.name, right.subresource))) for right in SYNCER_IN_PHYSICAL}
 
 
 async def test_a_token_of_an_account_that_was_made_anew_is_replaced(owner: Owner) -> None:
@@ -198,7 +199,7 @@ async def test_by_force_a_binding_goes_although_nobody_is_at_work_and_its_cluste
 ) -> None:
     owner.join("--mount-namespace", owner.name)
     finalizers = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER]}}
-    await owner.virtual.patch(CLUSTER_BINDINGS, named(owner.name), finalizers)
+    await owner.virtual.patch(CLUSTER_BINDINGS, object_named(owner.name), finalizers)
     nowhere = tmp_path / "kubeconfig"
     nowhere.write_text(
         owner.physical_plane.kubeconfig.read_text().replace(owner.physical_plane.url, "https://127.0.0.1:1")

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from tapestry.kube.objects import Object, name_of, without
+from tapestry.kube.objects import Object, name_of, without_field
 
 from .sides import JSON, Ours, Theirs
 
@@ -29,7 +29,7 @@ def path_of(ours: Ours, obj: Object) -> str:
     group = group.strip("/")
     row = next(
         row
-        for row in ours.server.rows
+        for row in ours.server.registry
         if (row.resource.group, row.resource.version, row.resource.kind) == (group, version, obj["kind"])
     )
     root = f"/apis/{obj['apiVersion']}" if group else f"/api/{version}"
@@ -47,7 +47,7 @@ def comparable(value: Any) -> Any:
 
 def shown(obj: Object) -> Object:
     for path in (*(("metadata", field) for field in IDENTITY), *THEIRS_ALONE.get(obj["kind"], ())):
-        obj = without(obj, *path)
+        obj = without_field(obj, *path)
     found: Object = comparable(obj)
     return found
 

@@ -12,9 +12,9 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
-from tapestry.kube.crds import decode
+from tapestry.kube.crds import decode_spec
 from tapestry.kube.errors import Invalid
-from tapestry.kube.objects import Object, name_of, named, of_resource
+from tapestry.kube.objects import Object, name_of, object_named, with_type_meta
 from tapestry.kube.resources import Resource
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "crds"
@@ -85,11 +85,11 @@ def new_name() -> str:
 
 def a_binding(**spec: Any) -> Object:
     given = {"clusterID": "east", "secretRef": {"name": "east", "namespace": "tapestry-system"}, **spec}
-    return of_resource(CLUSTER_BINDINGS, {**named(new_name()), "spec": given})
+    return with_type_meta(CLUSTER_BINDINGS, {**object_named(new_name()), "spec": given})
 
 
 def a_policy(**spec: Any) -> Object:
-    return of_resource(POLICIES, {**named(new_name()), "spec": {"cluster": "east", **spec}})
+    return with_type_meta(POLICIES, {**object_named(new_name()), "spec": {"cluster": "east", **spec}})
 
 
 def a_window(**fields: Any) -> Object:
@@ -143,7 +143,7 @@ async def test_what_cannot_be_meant_is_refused_with_its_path(
 
 @pytest.mark.parametrize("obj", [a_window(end="24:00"), a_limit(percent=0), a_limit(quantity=0), a_limit(percent=100)])
 async def test_the_last_that_can_be_meant_is_taken(obj: Object, server: Client) -> None:
-    assert decode(POLICY, await server.create(POLICIES, obj, dry_run=True)) == decode(POLICY, obj)
+    assert decode_spec(POLICY, await server.create(POLICIES, obj, dry_run=True)) == decode_spec(POLICY, obj)
 
 
 async def test_a_cluster_id_never_changes(server: Client) -> None:
@@ -175,7 +175,7 @@ async def test_a_manifest_written_for_kubeocean_applies_unchanged(
     found = await server.get(resource, name_of(written))
     assert contains(found["spec"], written["spec"])
     kind = CLUSTER_BINDING if resource is CLUSTER_BINDINGS else POLICY
-    assert decode(kind, found) == decode(kind, written)
+    assert decode_spec(kind, found) == decode_spec(kind, written)
 
 
 def contains(found: Any, written: Any) -> bool:

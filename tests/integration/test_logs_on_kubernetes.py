@@ -12,13 +12,13 @@ import pytest
 from aiohttp import web
 
 from tapestry.apis import keys
-from tapestry.apiserver.access.certificates import Authority, server_context
+from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
 from tapestry.client.logs import pod_log
 from tapestry.kube.errors import ApiError, BadRequest
-from tapestry.kube.objects import Object, name_of, named, value_at
+from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.resources import NODES, SERVICE_ACCOUNTS
 from tapestry.process.addresses import Address
-from tapestry.process.probes import answering, bound_socket
+from tapestry.process.probes import bound_socket, serve_app
 
 from ..conftest import Kubectl
 from .lending import Lending, give, tainted
@@ -59,8 +59,8 @@ class Scribe:
 async def scribe(tmp_path: Path) -> AsyncIterator[Scribe]:
     made, app = Scribe(), web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", made.log)
-    tls = server_context(*Authority(tmp_path / "scribe").server([LOOPBACK]), [])
-    async with answering(app, bound_socket(Address(LOOPBACK, 0)), tls) as made.port:
+    tls = server_ssl_context(*CertificateAuthority(tmp_path / "scribe").server_certificate([LOOPBACK]), [])
+    async with serve_app(app, bound_socket(Address(LOOPBACK, 0)), tls) as made.port:
         yield made
 
 
@@ -72,7 +72,7 @@ async def a_pod_that_runs(site: Lending, scribe: Scribe) -> AsyncIterator[str]:
     addresses = [{"type": "InternalIP", "address": LOOPBACK}]
     endpoints = {"kubeletEndpoint": {"Port": scribe.port}}
     status = {"addresses": addresses, "daemonEndpoints": endpoints}
-    await site.physical.patch(NODES, named(node), {"status": status}, subresource="status")
+    await site.physical.patch(NODES, object_named(node), {"status": status}, subresource="status")
     await site.add_policy("all")
     with site.syncer(kubelet_address=f"{LOOPBACK}:0"):
         await site.wait_for_virtual_node(node)
@@ -116,8 +116,8 @@ async def test_kubectl_shows_it_and_says_why_there_is_none(site: Lending, scribe
     async with a_pod_that_runs(site, scribe) as pod:
         assert await asyncio.to_thread(kubectl, "logs", pod) == "this is c\n"
         cordon = {"spec": {"unschedulable": True}}
-        await site.physical.patch(NODES, named(f"{site.name}-n1"), cordon)
-        await site.wait_for_virtual_node(f"{site.name}-n1", tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
+        await site.physical.patch(NODES, object_named(f"{site.name}-n1"), cordon)
+        await site.wait_for_virtual_node(f"{site.name}-n1", tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT))
         await site.bind_pod("late", f"{site.name}-n1")
         await site.wait_for_pod("late", lambda found: bool(value_at(found, "status", "conditions")))
         with pytest.raises(ApiError, match=f"`tapestry explain pod default/{site.name}-late` says why"):
@@ -127,8 +127,8 @@ async def test_kubectl_shows_it_and_says_why_there_is_none(site: Lending, scribe
 async def test_the_virtual_cluster_says_who_may_call_its_nodes(
     site: Lending, scribe: Scribe, virtual_plane: Plane
 ) -> None:
-    await give(site.virtual, SERVICE_ACCOUNTS, named("curious", "default"))
-    curious = (await site.virtual.token("curious", "default"))["token"]
+    await give(site.virtual, SERVICE_ACCOUNTS, object_named("curious", "default"))
+    curious = (await site.virtual.request_token("curious", "default"))["token"]
     async with a_pod_that_runs(site, scribe) as pod:
         node = await site.virtual.get(NODES, site.above(f"{site.name}-n1"))
         url = f"{kubelet_of(node)}/containerLogs/default/{pod}/c"

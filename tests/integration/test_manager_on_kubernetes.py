@@ -21,14 +21,14 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
-from tapestry.apis.rights import SYNCER_BELOW, Place, placed, rules
+from tapestry.apis.permissions import SYNCER_IN_PHYSICAL, Placeholder, policy_rules, with_names
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.waiting import wait_for
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Conflict, Invalid
-from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -83,21 +83,25 @@ class World:
 
     async def account(self, name: str = ACCOUNT, *left_out: str) -> bytes:
         """A kubeconfig of an account below that has the rights of a syncer, but for some."""
-        places = {Place.MOUNT: MOUNT, Place.ACCOUNT_NAMESPACE: MOUNT, Place.ACCOUNT: name}
-        rights = [right for right in placed(SYNCER_BELOW, places) if str(right) not in left_out]
+        places = {
+            Placeholder.MOUNT_NAMESPACE: MOUNT,
+            Placeholder.SYNCER_ACCOUNT_NAMESPACE: MOUNT,
+            Placeholder.SYNCER_ACCOUNT: name,
+        }
+        rights = [right for right in with_names(SYNCER_IN_PHYSICAL, places) if str(right) not in left_out]
         subject = {"kind": "ServiceAccount", "name": name, "namespace": MOUNT}
-        await self.ensure(self.physical, NAMESPACES, named(MOUNT))
-        await self.ensure(self.physical, SERVICE_ACCOUNTS, named(name, MOUNT))
+        await self.ensure(self.physical, NAMESPACES, object_named(MOUNT))
+        await self.ensure(self.physical, SERVICE_ACCOUNTS, object_named(name, MOUNT))
         for role, binding, namespace in (
             (CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, None),
             (ROLES, ROLE_BINDINGS, MOUNT),
         ):
             granted = [right for right in rights if (right.namespace or None) == namespace]
             reference = {"apiGroup": role.group, "kind": role.kind, "name": name}
-            await self.ensure(self.physical, role, {**named(name, namespace), "rules": rules(granted)})
-            bound = {**named(name, namespace), "roleRef": reference, "subjects": [subject]}
+            await self.ensure(self.physical, role, {**object_named(name, namespace), "rules": policy_rules(granted)})
+            bound = {**object_named(name, namespace), "roleRef": reference, "subjects": [subject]}
             await self.ensure(self.physical, binding, bound)
-        token = await self.physical.token(name, MOUNT, seconds=30 * 86400)
+        token = await self.physical.request_token(name, MOUNT, seconds=30 * 86400)
         return kubeconfig(self.plane, token["token"])
 
     async def ensure(self, client: Client, resource: Resource, obj: Object) -> None:
@@ -109,11 +113,11 @@ class World:
 
     async def add_secret(self, name: str, data: dict[str, bytes], namespace: str = SYSTEM) -> None:
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
-        await self.ensure(self.virtual, SECRETS, {**named(name, namespace), "data": encoded})
+        await self.ensure(self.virtual, SECRETS, {**object_named(name, namespace), "data": encoded})
 
     async def add_binding(self, name: str, **spec: Any) -> Object:
         reference = {"name": name, "namespace": SYSTEM}
-        whole = {"apiVersion": CLUSTER_BINDINGS.api_version, "kind": CLUSTER_BINDINGS.kind, **named(name)}
+        whole = {"apiVersion": CLUSTER_BINDINGS.api_version, "kind": CLUSTER_BINDINGS.kind, **object_named(name)}
         given = {"clusterID": name, "secretRef": reference, "mountNamespace": MOUNT, **spec}
         return await self.virtual.create(CLUSTER_BINDINGS, {**whole, "spec": given})
 
@@ -128,7 +132,7 @@ class World:
 
     async def unbind(self, name: str) -> None:
         """Delete a binding and see it gone."""
-        await self.virtual.delete(CLUSTER_BINDINGS, named(name))
+        await self.virtual.delete(CLUSTER_BINDINGS, object_named(name))
         await wait_for(self.virtual, CLUSTER_BINDINGS, name, until=lambda obj: obj is None)
 
     async def of_syncers(self, binding: Object) -> list[str]:
@@ -164,7 +168,7 @@ class World:
 
 
 def condition(binding: Object | None, type: str) -> Object:
-    return find(value_at(binding, "status", "conditions"), type) or {}
+    return find_condition(value_at(binding, "status", "conditions"), type) or {}
 
 
 def kubeconfig(plane: Plane, token: str) -> bytes:
@@ -176,10 +180,10 @@ def kubeconfig(plane: Plane, token: str) -> bytes:
 
 @pytest.fixture
 async def world(client: Client, shared_plane: Plane, physical_plane: Plane, tmp_path: Path) -> AsyncIterator[World]:
-    token = await client.token("tapestry-manager", SYSTEM, seconds=3600)
+    token = await client.request_token("tapestry-manager", SYSTEM, seconds=3600)
     file = tmp_path / "manager.kubeconfig"
     file.write_bytes(kubeconfig(shared_plane, token["token"]))
-    physical = Client(HttpTransport(load([physical_plane.kubeconfig], environ=os.environ)))
+    physical = Client(HttpTransport(load_access([physical_plane.kubeconfig], environ=os.environ)))
     yield World(client, physical, physical_plane, file, tmp_path)
     await physical.close()
 
@@ -278,12 +282,12 @@ async def test_m5_m6_the_syncer_cleans_up_before_anything_goes(world: World) -> 
         await world.add_binding("m6")
         binding = await world.reaches("m6", "Ready")
         finalizers = [*binding["metadata"]["finalizers"], keys.SYNCER_FINALIZER]
-        await world.virtual.patch(CLUSTER_BINDINGS, named("m6"), {"metadata": {"finalizers": finalizers}})
-        await world.virtual.delete(CLUSTER_BINDINGS, named("m6"))
+        await world.virtual.patch(CLUSTER_BINDINGS, object_named("m6"), {"metadata": {"finalizers": finalizers}})
+        await world.virtual.delete(CLUSTER_BINDINGS, object_named("m6"))
         await world.reaches("m6", "Deleting", "WaitingSyncerCleanup")
         assert len(await world.of_syncers(binding)) == 7
         kept = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER]}}
-        await world.virtual.patch(CLUSTER_BINDINGS, named("m6"), kept)
+        await world.virtual.patch(CLUSTER_BINDINGS, object_named("m6"), kept)
         await wait_for(world.virtual, CLUSTER_BINDINGS, "m6", until=lambda obj: obj is None)
         assert await world.of_syncers(binding) == []
     assert await world.virtual.get(CLUSTER_ROLES, "tapestry-syncer")
@@ -309,7 +313,7 @@ async def test_bindings_may_share_neither_a_cluster_nor_a_cluster_id_and_keep_th
         await world.add_binding("second", clusterID="first")
         await world.reaches("second", "Failed", "DuplicateClusterID")
         with pytest.raises(Invalid, match="may not change"):
-            await world.virtual.patch(CLUSTER_BINDINGS, named("second"), {"spec": {"clusterID": "second"}})
+            await world.virtual.patch(CLUSTER_BINDINGS, object_named("second"), {"spec": {"clusterID": "second"}})
         await world.unbind("second")
         await world.add_binding("second")
         await world.reaches("second", "Failed", "DuplicateCluster")
@@ -339,12 +343,12 @@ async def test_a_cluster_that_is_gone_can_be_left_by_force(world: World, kubectl
         labels = {keys.CLUSTER_BINDING_UID: uid_of(binding)}
         await world.virtual.create(NODES, {"metadata": {"name": "vnode-gone-a", "labels": labels}})
         spec = {"nodeName": "vnode-gone-a", "containers": [{"name": "web", "image": "web"}]}
-        await world.virtual.create(PODS, {**named("web", "default"), "spec": spec})
+        await world.virtual.create(PODS, {**object_named("web", "default"), "spec": spec})
         metadata = {
             "finalizers": [keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER],
             "annotations": {keys.FORCE_UNBIND: "true"},
         }
-        await world.virtual.patch(CLUSTER_BINDINGS, named("gone"), {"metadata": metadata})
+        await world.virtual.patch(CLUSTER_BINDINGS, object_named("gone"), {"metadata": metadata})
         await world.unbind("gone")
         assert await world.virtual.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={uid_of(binding)}") == []
         assert await world.virtual.list(PODS, fields="spec.nodeName=vnode-gone-a") == []
@@ -369,7 +373,7 @@ async def test_safety_rule_8_what_was_left_by_force_goes_when_the_cluster_return
         world.plane.pause()
         try:
             by_force = {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}}
-            await world.virtual.patch(CLUSTER_BINDINGS, named("back"), by_force)
+            await world.virtual.patch(CLUSTER_BINDINGS, object_named("back"), by_force)
             await world.unbind("back")
             marked = await world.virtual.get(SECRETS, "back", SYSTEM)
             assert uid_of(binding) in annotations_of(marked)[keys.LEFT_BEHIND]
@@ -384,7 +388,7 @@ async def test_safety_rule_8_what_was_left_by_force_goes_when_the_cluster_return
 
 async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
     await world.add_secret("apart", {"kubeconfig": await world.account()})
-    await world.ensure(world.physical, NAMESPACES, named(SYSTEM))
+    await world.ensure(world.physical, NAMESPACES, object_named(SYSTEM))
     deploy = ("--deploy-kubeconfig", str(world.plane.kubeconfig))
     with world.manager(*deploy, TAPESTRY_SYNCER_KUBECONFIG_SECRET="to-virtual"):
         await world.add_binding("apart")

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.kube.objects import Object
 from tapestry.local.kubernetes import ControlPlane
@@ -71,7 +71,7 @@ async def both_sides(assets: Path, folder: Path) -> AsyncIterator[list[Side]]:
     try:
         tls = ssl.create_default_context(cafile=str(plane.ca))
         connector = aiohttp.TCPConnector(ssl=tls)
-        async with running(config) as served, aiohttp.ClientSession(connector=connector) as session:
+        async with run_apiserver(config) as served, aiohttp.ClientSession(connector=connector) as session:
             theirs = Side(session, plane.url, {"authorization": f"Bearer {plane.token}"})
             yield [theirs, Side(session, f"http://{served.addresses['local']}", {})]
     finally:

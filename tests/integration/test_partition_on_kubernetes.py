@@ -12,7 +12,7 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.kube.objects import Object, annotations_of, named, value_at
+from tapestry.kube.objects import Object, annotations_of, object_named, value_at
 from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS
 
 from .lending import (
@@ -171,7 +171,7 @@ async def test_safety_rule_8_a_silent_cluster_keeps_nothing_above_and_is_let_go_
             await site.wait_for_twin("one")
             await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
             frail_plane.pause()
-            await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
+            await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
             await wait_until_gone(site.virtual, PODS, f"{site.name}-one", "default")
             await site.wait_until_virtual_node_is_gone(f"{site.name}-n1")
             assert going(await site.wait_for_binding(bool))

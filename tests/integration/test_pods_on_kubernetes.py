@@ -12,14 +12,14 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.options import PatchType
-from tapestry.kube.conditions import find, is_true
+from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import (
     Object,
     annotations_of,
     is_deleting,
     labels_of,
     name_of,
-    named,
+    object_named,
     uid_of,
     value_at,
     version_of,
@@ -59,7 +59,7 @@ RUNNING = {
 
 
 def mapped(pod: Object) -> bool:
-    return is_true(pod, keys.MAPPED)
+    return is_condition_true(pod, keys.MAPPED_CONDITION)
 
 
 def phase(wanted: str) -> Until:
@@ -67,7 +67,7 @@ def phase(wanted: str) -> Until:
 
 
 def told(type: str, reason: str) -> Until:
-    return lambda obj: (find(value_at(obj, "status", "conditions"), type) or {}).get("reason") == reason
+    return lambda obj: (find_condition(value_at(obj, "status", "conditions"), type) or {}).get("reason") == reason
 
 
 async def a_node(site: Lending) -> str:
@@ -120,7 +120,7 @@ async def test_the_bindings_own_priority_class_is_used(
             await give(site.physical, PRIORITY_CLASSES, chosen)
             twin = await site.wait_for_twin("work", timeout=60)
             assert (twin["spec"]["priorityClassName"], twin["spec"]["priority"]) == ("owners-choice", -77)
-            await site.wait_for_binding(lambda found: is_true(found, "Permitted"))
+            await site.wait_for_binding(lambda found: is_condition_true(found, "Permitted"))
 
 
 async def test_a_pod_that_is_not_on_a_virtual_node_stays_where_it_is(site: Lending) -> None:
@@ -171,8 +171,8 @@ async def test_what_a_twin_says_of_itself_is_the_pods_status_and_costs_two_write
         await site.set_twin_status("work", **RUNNING)
         pod = await site.wait_for_pod("work", phase("Running"))
         assert (pod["status"]["podIP"], pod["status"]["hostIP"]) == ("10.9.1.1", "10.9.0.1")
-        assert is_true(pod, "Ready")
-        assert is_true(pod, keys.MAPPED)
+        assert is_condition_true(pod, "Ready")
+        assert is_condition_true(pod, keys.MAPPED_CONDITION)
         twin = await site.wait_for_twin("work")
         # A time that nobody has set is null at Kubernetes, and absent at a server of ours.
         assert stated(pod["status"]["containerStatuses"]) == stated(twin["status"]["containerStatuses"])
@@ -189,7 +189,7 @@ async def test_a_restart_touches_no_pod(site: Lending) -> None:
             await site.bind_pod(name, node)
             await site.wait_for_pod(name, mapped)
         await site.bind_pod("refused", node, hostNetwork=True)
-        await site.wait_for_pod("refused", told(keys.ACCEPTED, "PodSecurity"))
+        await site.wait_for_pod("refused", told(keys.ACCEPTED_CONDITION, "PodSecurity"))
         await site.set_twin_status("runs", **RUNNING)
         for name in ("finished", "finished-and-gone"):
             await site.set_twin_status(name, phase="Succeeded")
@@ -212,7 +212,10 @@ async def test_labels_a_debugger_and_a_resize_follow_and_what_was_added_below_st
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.run_pod("work", node, requests={"cpu": "1"})
-        pod, below = named(f"{site.name}-work", "default"), named(await site.twin_name("work"), site.mount)
+        pod, below = (
+            object_named(f"{site.name}-work", "default"),
+            object_named(await site.twin_name("work"), site.mount),
+        )
         await site.physical.patch(PODS, below, {"metadata": {"labels": {"owner": "yes"}}})
         await site.virtual.patch(PODS, pod, {"metadata": {"labels": {"app": "web", "tier": "one"}}})
         await site.wait_for_twin("work", lambda twin: labels_of(twin).get("app") == "web")
@@ -247,9 +250,9 @@ async def test_a_deleted_pod_goes_after_its_twin_with_the_same_time_to_stop(site
         await site.wait_for_virtual_node(node)
         pod = await site.run_pod("work", node, terminationGracePeriodSeconds=600)
         await site.wait_for_pod("work", mapped)
-        await site.virtual.delete(PODS, named(name_of(pod), "default"))
+        await site.virtual.delete(PODS, object_named(name_of(pod), "default"))
         await site.wait_for_twin("work", lambda twin: twin["metadata"].get("deletionGracePeriodSeconds") == 600)
-        await site.virtual.delete(PODS, named(name_of(pod), "default"), grace_seconds=60)
+        await site.virtual.delete(PODS, object_named(name_of(pod), "default"), grace_seconds=60)
         await site.wait_for_twin("work", lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] == 60)
         assert is_deleting(await site.wait_for_pod("work", bool))
         await site.end_twin("work")
@@ -292,12 +295,12 @@ async def test_a_pod_whose_twin_was_evicted_below_says_so(site: Lending) -> None
         await site.run_pod("work", node)
         await site.set_twin_status("work", **RUNNING)
         await site.wait_for_pod("work", phase("Running"))
-        await site.physical.evict(named(await site.twin_name("work"), site.mount))
+        await site.physical.evict(object_named(await site.twin_name("work"), site.mount))
         await site.wait_for_twin("work", is_deleting)
         await site.end_twin("work")
         pod = await site.wait_for_pod("work", phase("Failed"))
         assert pod["status"]["reason"] == "Evicted"
-        assert find(pod["status"]["conditions"], "DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
+        assert find_condition(pod["status"]["conditions"], "DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
 
 
 async def test_pod_that_a_quota_below_refuses_waits_until_there_is_room(site: Lending) -> None:
@@ -308,18 +311,20 @@ async def test_pod_that_a_quota_below_refuses_waits_until_there_is_room(site: Le
     with site.syncer(refusal_seconds="1"):
         await site.wait_for_virtual_node(node, lends(cpu="4"))
         await site.bind_pod("work", node, requests={"cpu": "1"})
-        pod = await site.wait_for_pod("work", told(keys.ACCEPTED, "QuotaExceeded"))
-        assert "exceeded quota: few" in find(pod["status"]["conditions"], keys.ACCEPTED)["message"]
+        pod = await site.wait_for_pod("work", told(keys.ACCEPTED_CONDITION, "QuotaExceeded"))
+        assert "exceeded quota: few" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
         assert await twins(site) == []
         await allow_pods(site, made, "9")
         pod = await site.wait_for_pod("work", mapped)
         assert pod["status"]["phase"] == "Pending"
-        await site.wait_for_pod("work", lambda pod: find(pod["status"]["conditions"], keys.ACCEPTED) is None)
+        await site.wait_for_pod(
+            "work", lambda pod: find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION) is None
+        )
 
 
 async def allow_pods(site: Lending, quota: Object, number: str) -> None:
     """What an owner writes into a quota, and a controller manager into its status."""
-    where, hard = named(name_of(quota), site.mount), {"pods": number}
+    where, hard = object_named(name_of(quota), site.mount), {"pods": number}
     await site.physical.patch(QUOTAS, where, {"spec": {"hard": hard}})
     await site.physical.patch(QUOTAS, where, {"status": {"hard": hard, "used": {"pods": "0"}}}, subresource="status")
 
@@ -377,8 +382,8 @@ async def test_safety_rule_1_a_stranger_with_the_twins_name_is_left_alone(site: 
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
-        await site.wait_for_pod("work", told(keys.MAPPED, "NameTaken"))
-        await site.virtual.delete(PODS, named(f"{site.name}-work", "default"))
+        await site.wait_for_pod("work", told(keys.MAPPED_CONDITION, "NameTaken"))
+        await site.virtual.delete(PODS, object_named(f"{site.name}-work", "default"))
         await site.wait_until_pod_is_gone("work")
         assert [version_of(twin) for twin in await twins(site)] == [version_of(stranger)]
 
@@ -407,9 +412,9 @@ async def test_safety_rule_1_two_virtual_clusters_with_everything_named_alike_ne
                 await site.wait_for_pod("stays", mapped)
             assert len(await twins(one)) == 4
             others = [await two.wait_for_twin(each) for each in ("work", "stays")]
-            await one.virtual.delete(PODS, named(f"{name}-work", "default"))
+            await one.virtual.delete(PODS, object_named(f"{name}-work", "default"))
             await one.wait_until_pod_is_gone("work")
-            await one.virtual.delete(CLUSTER_BINDINGS, named(name))
+            await one.virtual.delete(CLUSTER_BINDINGS, object_named(name))
             await wait_until_gone(one.virtual, CLUSTER_BINDINGS, name)
             assert await ends(process) == 0
             left = await twins(two)
@@ -424,7 +429,7 @@ async def test_safety_rule_9_what_comes_from_below_is_shown_only_as_far_as_it_ca
         await site.wait_for_virtual_node(node)
         await site.bind_pod("work", node)
         await site.wait_for_pod("work", mapped)
-        below = named(await site.twin_name("work"), site.mount)
+        below = object_named(await site.twin_name("work"), site.mount)
         forged = {"labels": {"app": "somebody-elses"}, "annotations": {"note": "from below"}}
         await site.physical.patch(PODS, below, {"metadata": forged})
         strange = {"type": "tapestry.io/Accepted", "status": "True", "lastTransitionTime": LONG_AGO}
@@ -439,7 +444,7 @@ async def test_safety_rule_9_what_comes_from_below_is_shown_only_as_far_as_it_ca
         pod = await site.wait_for_pod("work", phase("Running"))
         assert "podIP" not in pod["status"]
         assert len(pod["status"]["message"]) == 4096
-        assert find(pod["status"]["conditions"], "tapestry.io/Accepted") is None
+        assert find_condition(pod["status"]["conditions"], "tapestry.io/Accepted") is None
         assert "app" not in labels_of(pod)
         assert "note" not in annotations_of(pod)
         await site.set_twin_status("work", phase="Pending", reason="Backwards")

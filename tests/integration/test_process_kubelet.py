@@ -15,14 +15,14 @@ import pytest
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICY
 from tapestry.client.waiting import wait_for
-from tapestry.kube.conditions import is_true
-from tapestry.kube.crds import crd, decode
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.crds import crd, decode_spec
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import CLUSTER_ROLES, CRDS, DEPLOYMENTS, NAMESPACES, PODS, SECRETS
 from tapestry.manager.config import BindingsConfig
-from tapestry.manager.installation import installation
-from tapestry.manager.manifests import KINDS, manifests
-from tapestry.manager.syncers import packaged, scopes, templates_in, values
+from tapestry.manager.installation import installation_objects
+from tapestry.manager.manifests import KINDS, syncer_manifests
+from tapestry.manager.syncers import load_templates, packaged_templates, scopes, template_values
 
 from ..unit.local.worlds import MASTERS, World, a_cluster
 
@@ -34,7 +34,7 @@ RESOURCES = {each.kind: each for each in (*KINDS, CLUSTER_ROLES, CRDS, NAMESPACE
 
 def kubeconfig(world: World) -> str:
     """An administrator's, with the certificates in it."""
-    certificate, key = world.authority.client("admin", MASTERS)
+    certificate, key = world.authority.client_certificate("admin", MASTERS)
 
     def data(path: Path) -> str:
         return base64.b64encode(path.read_bytes()).decode()
@@ -57,7 +57,7 @@ def kubeconfig(world: World) -> str:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """A cluster with what bindings need, and with a binding, of itself; its manager is played by the test."""
     async with a_cluster(tmp_path, *WORKLOADS) as world:
-        for obj in installation():
+        for obj in installation_objects():
             if obj["kind"] != DEPLOYMENTS.kind:
                 await world.client.create(RESOURCES[obj["kind"]], obj)
         for kind in (CLUSTER_BINDING, POLICY):
@@ -68,7 +68,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def is_established(definition: Object | None) -> bool:
-    return definition is not None and is_true(definition, "Established")
+    return definition is not None and is_condition_true(definition, "Established")
 
 
 async def a_syncer(world: World) -> Object:
@@ -77,8 +77,8 @@ async def a_syncer(world: World) -> Object:
     spec = {"clusterID": "east", "mountNamespace": "leased", "secretRef": secret}
     binding = await world.client.create(CLUSTER_BINDINGS, {"metadata": {"name": "east"}, "spec": spec})
     config = BindingsConfig(allow_loopback=True)
-    filled = values(binding, decode(CLUSTER_BINDING, binding), config)
-    for each in manifests(templates_in(packaged("syncer")), filled, scopes(config)):
+    filled = template_values(binding, decode_spec(CLUSTER_BINDING, binding), config)
+    for each in syncer_manifests(load_templates(packaged_templates("syncer")), filled, scopes(config)):
         made = await world.client.create(each.resource, each.object)
         if each.resource is DEPLOYMENTS:
             deployment = made
@@ -106,7 +106,7 @@ async def test_kubectl_reads_the_one_line_that_simulated_pods_have(tmp_path: Pat
         kubectl = kubectl_of(world, kube_assets)
         spec = {"nodeName": "n", "containers": [{"name": "c", "image": "nginx"}]}
         await world.client.create(PODS, {"metadata": {"name": "web", "namespace": "default"}, "spec": spec})
-        await world.wait_for_pod("web", lambda pod: is_true(pod, "Ready"))
+        await world.wait_for_pod("web", lambda pod: is_condition_true(pod, "Ready"))
         assert await kubectl("logs", "web", "-f") == (
             "default/web is simulated: nothing runs in c, and nothing is written\n"
         )
@@ -134,7 +134,7 @@ async def test_the_managers_syncers_run_as_processes_and_come_back(world: World,
     assert len(running) == 2
     victim, pid = next(iter(running.items()))
     os.kill(pid, signal.SIGKILL)
-    await world.wait_for_pod(victim, lambda pod: restarts(pod) == 1 and is_true(pod, "Ready"), SYSTEM)
+    await world.wait_for_pod(victim, lambda pod: restarts(pod) == 1 and is_condition_true(pod, "Ready"), SYSTEM)
     assert (await pids())[victim] != pid
     assert "listening" in await kubectl("logs", victim, "--previous")
     assert "syncer" in await kubectl("get", "pods", "-o", "wide")

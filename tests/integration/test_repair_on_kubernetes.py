@@ -6,14 +6,14 @@ import subprocess
 from typing import Any
 
 from tapestry.apis import keys
-from tapestry.kube.conditions import is_true
-from tapestry.kube.objects import Object, name_of, named, uid_of
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import Object, name_of, object_named, uid_of
 from tapestry.kube.resources import (
     CONFIGMAPS,
     ENDPOINT_SLICES,
     LEASES,
     NAMESPACES,
-    NODE_LEASES,
+    NODE_LEASE_NAMESPACE,
     PODS,
     SECRETS,
     SERVICE_ACCOUNTS,
@@ -52,7 +52,7 @@ async def map_pod(site: Lending, node: str) -> Object:
     await site.virtual.create(CONFIGMAPS, an_object("ConfigMap", settings, data={"k": "v"}))
     config = {"name": "s", "configMap": {"name": settings["name"]}}
     await site.bind_pod("work", node, volumes=[config, TOKEN], serviceAccountName="default")
-    await site.wait_for_pod("work", lambda pod: is_true(pod, keys.MAPPED))
+    await site.wait_for_pod("work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION))
     return await site.wait_for_twin("work")
 
 
@@ -106,7 +106,7 @@ async def test_what_a_syncer_left_behind_is_removed_by_hand_and_nothing_foreign_
         await offer_service(site)
     await site.physical.create(CONFIGMAPS, an_object("ConfigMap", {"name": "foreign", "namespace": site.mount}))
     await site.end_pod("work")
-    await site.virtual.delete(SERVICES, named("front", site.name))
+    await site.virtual.delete(SERVICES, object_named("front", site.name))
     code, found = repaired(site, "--dry-run")
     assert (code, sorted(each["resource"] for each in found)) == (
         1,
@@ -137,18 +137,18 @@ async def test_a_syncer_finds_what_slipped_through(site: Lending) -> None:
     node = await lend(site)
     gone = site.above(f"{node}-gone")
     owner = {"apiVersion": "v1", "kind": "Node", "name": gone, "uid": "00000000-0000-0000-0000-000000000000"}
-    lease = {"name": gone, "namespace": NODE_LEASES, "ownerReferences": [owner]}
-    await give(site.virtual, NAMESPACES, an_object("Namespace", {"name": NODE_LEASES}))
+    lease = {"name": gone, "namespace": NODE_LEASE_NAMESPACE, "ownerReferences": [owner]}
+    await give(site.virtual, NAMESPACES, an_object("Namespace", {"name": NODE_LEASE_NAMESPACE}))
     await site.virtual.create(LEASES, an_object("Lease", lease, LEASES.api_version))
     with site.syncer(check_seconds="0.5"):
         twin = await map_pod(site, node)
         await add_double(site, twin)
-        await site.physical.patch(PODS, named(name_of(twin), site.mount), {
+        await site.physical.patch(PODS, object_named(name_of(twin), site.mount), {
             "metadata": {"annotations": {keys.VIRTUAL_POD_NAME: "somebody-elses"}},
         })  # fmt: skip
         await wait_until_gone(site.physical, PODS, "double", site.mount)
         await site.wait_for_twin("work", annotated(keys.VIRTUAL_POD_NAME, f"{site.name}-work"))
-        await wait_until_gone(site.virtual, LEASES, gone, NODE_LEASES)
+        await wait_until_gone(site.virtual, LEASES, gone, NODE_LEASE_NAMESPACE)
         assert uid_of(await site.wait_for_twin("work")) == uid_of(twin)
     assert len([each for each in site.writes() if each["verb"] == "delete" and "double" in str(each)]) == 1
 

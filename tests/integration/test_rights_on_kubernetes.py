@@ -13,13 +13,20 @@ import msgspec
 import pytest
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.app import accounts_of, clients_of, gate_of, reception_of, server_of, ways_of
+from tapestry.apiserver.app import (
+    build_account_tokens,
+    build_authenticators,
+    build_connection_limiter,
+    build_inflight_limiter,
+    build_request_handler,
+    build_server,
+)
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer
-from tapestry.apiserver.serving.reception import Reception
-from tapestry.apiserver.storage.local import LocalStore
-from tapestry.apiserver.storage.memory import MemoryLog
+from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.serving.request_handler import RequestHandler
+from tapestry.apiserver.storage.local_store import LocalStore
+from tapestry.apiserver.storage.memory_log import MemoryLog
 from tapestry.kube.objects import Object
 from tapestry.local.kubernetes import ControlPlane
 
@@ -38,15 +45,15 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Ours:
-    reception: Reception
+    reception: RequestHandler
 
     async def __call__(self, method: str, path: str, body: Any, kind: str, named: Headers) -> tuple[int, Any]:
         raw = msgspec.json.encode(body) if body is not None else b""
         path, _, query = path.partition("?")
         pairs = dict(each.partition("=")[::2] for each in query.split("&") if each)
         admin = User("admin", ("system:masters", "system:authenticated"), "admin")
-        answer = await self.reception.answer(Call(method, path, pairs, {"content-type": kind}, raw, admin, named))
-        assert isinstance(answer, Answer)
+        answer = await self.reception.handle(Call(method, path, pairs, {"content-type": kind}, raw, admin, named))
+        assert isinstance(answer, ApiResponse)
         return answer.status, read(answer.body)
 
 
@@ -74,12 +81,16 @@ async def ours(tmp_path: Path) -> AsyncIterator[Ours]:
         return datetime.now(UTC)
 
     store = LocalStore(MemoryLog())
-    accounts = accounts_of(config, store, tmp_path, now)
-    server = server_of(config, store, accounts, ways_of(config, accounts), now)
+    accounts = build_account_tokens(config, store, tmp_path, now)
+    server = build_server(config, store, accounts, build_authenticators(config, accounts), now)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(store.run())
         await bootstrap.install(server)
-        yield Ours(reception_of(config, server, accounts, gate_of(config), clients_of(config)))
+        yield Ours(
+            build_request_handler(
+                config, server, accounts, build_inflight_limiter(config), build_connection_limiter(config)
+            )
+        )
         await server.close()
         running.cancel()
     store.close()

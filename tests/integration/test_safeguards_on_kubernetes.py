@@ -15,13 +15,13 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.mounts import mark_of
+from tapestry.apis.mount_labels import virtual_cluster_of
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.logs import pod_log
 from tapestry.kube.errors import ApiError, Forbidden, Invalid
-from tapestry.kube.objects import Object, name_of, named, value_at
+from tapestry.kube.objects import Object, name_of, object_named, value_at
 from tapestry.kube.resources import (
     ADMISSION_POLICIES,
     NAMESPACES,
@@ -107,16 +107,16 @@ async def joined(virtual: Plane, physical: Plane, folder: Path, *options: str, *
     async with client_of(virtual) as above, client_of(physical) as owner:
         await tapestry(virtual, "join", name, "--cluster-kubeconfig", physical.kubeconfig, *options)
         if spec:
-            await above.patch(CLUSTER_BINDINGS, named(name), {"spec": spec})
+            await above.patch(CLUSTER_BINDINGS, object_named(name), {"spec": spec})
             await tapestry(virtual, "join", name, "--cluster-kubeconfig", physical.kubeconfig, *options)
         binding = await above.get(CLUSTER_BINDINGS, name)
         secret = await above.get(SECRETS, name, keys.SYSTEM_NAMESPACE)
         file = folder / f"{name}.kubeconfig"
         file.write_bytes(base64.b64decode(secret["data"]["kubeconfig"]))
-        account = Client(HttpTransport(load([file], environ=os.environ)))
+        account = Client(HttpTransport(load_access([file], environ=os.environ)))
         mount = binding["spec"]["mountNamespace"]
         try:
-            yield Joined(name, above, owner, account, mount, mark_of(await owner.get(NAMESPACES, mount)))
+            yield Joined(name, above, owner, account, mount, virtual_cluster_of(await owner.get(NAMESPACES, mount)))
         finally:
             await account.close()
             for pod in await owner.list(PODS, mount):
@@ -139,7 +139,7 @@ async def tapestry(virtual: Plane, *arguments: object) -> str:
 def a_pod(name: str, namespace: str, **spec: Any) -> Object:
     resources = {"requests": {"cpu": "100m"}}
     containers = [{"name": "c", "image": "busybox:1", "resources": resources}]
-    return {**named(name, namespace), "spec": {"containers": containers, **spec}}
+    return {**object_named(name, namespace), "spec": {"containers": containers, **spec}}
 
 
 async def until_denied(attempt: Callable[[], Awaitable[Object]]) -> None:
@@ -165,7 +165,7 @@ async def test_two_virtual_clusters_cannot_reach_each_other(
         assert (one.mount, other.mount) == ("tapestry-leased", f"tapestry-leased-{other.mark[:12]}")
         assert one.mark != other.mark
         for each in (one, other):
-            await each.owner.create(SECRETS, {**named("password", each.mount), "stringData": {"k": "v"}})
+            await each.owner.create(SECRETS, {**object_named("password", each.mount), "stringData": {"k": "v"}})
             await each.owner.create(PODS, a_pod("work", each.mount))
             await each.account.get(SECRETS, "password", each.mount)  # its own it can read
         for each, victim in ((one, other), (other, one)):
@@ -176,7 +176,7 @@ async def check_out_of_reach(account: Client, victim: Joined) -> None:
     mount = victim.mount
     (theirs,) = await victim.owner.list(SERVICE_ACCOUNTS, mount, labels=keys.VIRTUAL_CLUSTER)
     debugger = {"spec": {"ephemeralContainers": [{"name": "x", "image": "i"}]}}
-    pod = named("work", mount)
+    pod = object_named("work", mount)
 
     async def log() -> None:
         async with pod_log(account, "work", mount, {}) as chunks:
@@ -186,16 +186,18 @@ async def check_out_of_reach(account: Client, victim: Joined) -> None:
         "read a Secret": lambda: account.get(SECRETS, "password", mount),
         "list Secrets": lambda: account.list(SECRETS, mount),
         "list all Secrets": lambda: account.list(SECRETS),
-        "change a Secret": lambda: account.patch(SECRETS, named("password", mount), {"data": {}}),
-        "mint a token of its syncer": lambda: account.token(name_of(theirs), mount),
-        "mint a token of its pods": lambda: account.token("default", mount),
+        "change a Secret": lambda: account.patch(SECRETS, object_named("password", mount), {"data": {}}),
+        "mint a token of its syncer": lambda: account.request_token(name_of(theirs), mount),
+        "mint a token of its pods": lambda: account.request_token("default", mount),
         "read a pod": lambda: account.get(PODS, "work", mount),
         "read a log": log,
         "debug a pod": lambda: account.patch(PODS, pod, debugger, subresource="ephemeralcontainers"),
         "change a pod": lambda: account.patch(PODS, pod, {"metadata": {"labels": {"a": "b"}}}),
         "delete a pod": lambda: account.delete(PODS, pod),
         "create a pod": lambda: account.create(PODS, a_pod("mine", mount)),
-        "mark the namespace": lambda: account.patch(NAMESPACES, named(mount), {"metadata": {"labels": {"a": "b"}}}),
+        "mark the namespace": lambda: account.patch(
+            NAMESPACES, object_named(mount), {"metadata": {"labels": {"a": "b"}}}
+        ),
         "remove its network policy": lambda: account.list(NETWORK_POLICIES, mount),
     }
     reached = []
@@ -246,7 +248,7 @@ async def fits(one: Joined) -> bool:
 async def check_it_cannot_weaken_them(one: Joined) -> None:
     loose = {"metadata": {"labels": {keys.POD_SECURITY_ENFORCE: "privileged"}}}
     for attempt in (
-        lambda: one.account.patch(NAMESPACES, named(one.mount), loose),
+        lambda: one.account.patch(NAMESPACES, object_named(one.mount), loose),
         lambda: one.account.list(RESOURCE_QUOTAS, one.mount),
         lambda: one.account.list(NETWORK_POLICIES, one.mount),
         lambda: one.account.list(ADMISSION_POLICIES),
@@ -280,7 +282,7 @@ async def with_volumes(virtual_plane: Plane, guarded_plane: Plane, tmp_path: Pat
         for claim in await one.owner.list(PERSISTENT_VOLUME_CLAIMS, one.mount):
             await one.owner.delete(PERSISTENT_VOLUME_CLAIMS, claim)
             done = {"metadata": {"finalizers": None}}
-            await one.owner.patch(PERSISTENT_VOLUME_CLAIMS, named(name_of(claim), one.mount), done)
+            await one.owner.patch(PERSISTENT_VOLUME_CLAIMS, object_named(name_of(claim), one.mount), done)
 
 
 async def test_the_account_can_use_volumes_of_its_own_and_no_others(
@@ -295,7 +297,7 @@ async def test_the_account_can_use_volumes_of_its_own_and_no_others(
     claim = await create(PERSISTENT_VOLUME_CLAIMS, one.claim(name_of(own)))
     await one.account.patch(PERSISTENT_VOLUMES, own, {"spec": {"capacity": {"storage": "2Gi"}}})
     await one.account.delete(PERSISTENT_VOLUME_CLAIMS, claim)
-    await one.account.delete(PERSISTENT_VOLUMES, named(name_of(own)))
+    await one.account.delete(PERSISTENT_VOLUMES, object_named(name_of(own)))
     await create(PERSISTENT_VOLUMES, one.volume("shared/data"))  # the owner has it, and the binding names it
 
     elsewhere = {"name": "s", "namespace": "kube-system"}
@@ -313,7 +315,7 @@ async def test_the_account_can_use_volumes_of_its_own_and_no_others(
         **{field: one.volume(csi={**csi, field: elsewhere}) for field in SECRET_FIELDS},
     }
     accepted = [what for what, volume in refused.items() if not await is_denied(create, PERSISTENT_VOLUMES, volume)]
-    theirs = named(f"the-owners-{one.name}")
+    theirs = object_named(f"the-owners-{one.name}")
     ours = {"metadata": {"labels": {keys.VIRTUAL_CLUSTER: one.mark, keys.CLUSTER_BINDING_UID: "uid"}}}
     claims = {
         "a claim for anything": one.claim(None),

@@ -10,20 +10,25 @@ from pathlib import Path
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controlplane.scheduler import scheduler
-from tapestry.controlplane.scheduler.asked import asked_by
-from tapestry.controlplane.scheduler.placing import Choice, Wishes, choose, why_not
-from tapestry.controlplane.scheduler.preemption import Useless, Victims, victims
-from tapestry.controlplane.scheduler.rooms import Rooms
-from tapestry.controlplane.scheduler.scheduler import budget_of, claims_on_nodes
-from tapestry.controlplane.scheduler.verdicts import Verdicts
-from tapestry.controlplane.scheduler.volumes import Storage, Unready, class_of, stowage_of
-from tapestry.kube.conditions import find
+from tapestry.controlplane.scheduler.cache import SchedulerCache
+from tapestry.controlplane.scheduler.node_fit import NodeFitCache
+from tapestry.controlplane.scheduler.placement import (
+    ScheduleResult,
+    SchedulingContext,
+    rejection_with_nominated,
+    select_node,
+)
+from tapestry.controlplane.scheduler.pod_info import pod_info_of
+from tapestry.controlplane.scheduler.preemption import PreemptionFailed, Victims, victims
+from tapestry.controlplane.scheduler.scheduler import claims_in_use, disruption_budget_of
+from tapestry.controlplane.scheduler.volumes import StorageLister, UnresolvableClaim, storage_class_of, volume_plan_of
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import NotFound
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of, value_at
 from tapestry.kube.resources import (
@@ -68,7 +73,7 @@ def plane(kube_assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @asynccontextmanager
 async def connected(plane: ControlPlane) -> AsyncIterator[Client]:
-    client = Client(HttpTransport(load([plane.kubeconfig], environ=os.environ)))
+    client = Client(HttpTransport(load_access([plane.kubeconfig], environ=os.environ)))
     try:
         yield client
     finally:
@@ -139,44 +144,44 @@ class Answer:
 
 async def ours(client: Client, probe: Object) -> Answer:
     found = {resource: await client.list(resource) for resource in (*KINDS, NAMESPACES)}
-    rooms = Rooms()
-    rooms.spaces = {name_of(each): labels_of(each) for each in found[NAMESPACES]}
+    rooms = SchedulerCache()
+    rooms.namespace_labels = {name_of(each): labels_of(each) for each in found[NAMESPACES]}
     for each in found[NODES]:
         rooms.set_node(each)
     for each in found[PODS]:
         if is_placed(each):
-            rooms.add(asked_by(each), each["spec"]["nodeName"])
-    asked = asked_by(probe)
+            rooms.add_pod(pod_info_of(each), each["spec"]["nodeName"])
+    asked = pod_info_of(probe)
     try:
-        wishes = Wishes(asked, stowage_of(probe, storage_of(found)))
-        choice = choose(wishes, rooms, Verdicts())
-    except Unready as error:
-        wishes, choice = Wishes(asked), Choice(barred=str(error))
+        wishes = SchedulingContext(asked, volume_plan_of(probe, storage_of(found)))
+        choice = select_node(wishes, rooms, NodeFitCache())
+    except UnresolvableClaim as error:
+        wishes, choice = SchedulingContext(asked), ScheduleResult(blocked_reason=str(error))
     if choice.node is not None:
-        return Answer(frozenset(each.name for each in rooms if why_not(wishes, each, rooms) is None))
+        return Answer(frozenset(each.name for each in rooms if rejection_with_nominated(wishes, each, rooms) is None))
     return nowhere(wishes, choice, rooms, found[DISRUPTION_BUDGETS])
 
 
-def nowhere(wishes: Wishes, choice: Choice, rooms: Rooms, budgets: list[Object]) -> Answer:
+def nowhere(wishes: SchedulingContext, choice: ScheduleResult, rooms: SchedulerCache, budgets: list[Object]) -> Answer:
     message = choice.message(len(rooms))
-    if choice.barred:
+    if choice.blocked_reason:
         return Answer(message=message)
     try:
-        leaving = victims(wishes, choice, rooms, [budget_of(each) for each in budgets])
-    except Useless as error:
+        leaving = victims(wishes, choice, rooms, [disruption_budget_of(each) for each in budgets])
+    except PreemptionFailed as error:
         return Answer(message=f"{message} {error}")
     return Answer(message=message, victims=leaving)
 
 
-def storage_of(found: dict[Resource, list[Object]]) -> Storage:
+def storage_of(found: dict[Resource, list[Object]]) -> StorageLister:
     by_key = {resource: {key_of(each): each for each in found[resource]} for resource in found}
     volumes = found[PERSISTENT_VOLUMES]
-    return Storage(
+    return StorageLister(
         by_key[PERSISTENT_VOLUME_CLAIMS].get,
         by_key[PERSISTENT_VOLUMES].get,
-        lambda name: [each for each in volumes if class_of(each) == name],
+        lambda name: [each for each in volumes if storage_class_of(each) == name],
         by_key[STORAGE_CLASSES].get,
-        lambda key: [key_of(each) for each in found[PODS] if key in claims_on_nodes(each)],
+        lambda key: [key_of(each) for each in found[PODS] if key in claims_in_use(each)],
     )
 
 
@@ -202,8 +207,8 @@ async def test_ours_says_and_does_on_a_real_server_what_its_core_decides(plane: 
 @asynccontextmanager
 async def our_scheduler(plane: ControlPlane) -> AsyncIterator[None]:
     config = ManagerConfig(name="ours", metrics=Metrics(address=""), probes=Probes(address=""))
-    access = load([plane.kubeconfig], environ=os.environ)
-    manager = Manager(config, lambda: HttpTransport(access), identity="ours").with_("scheduler", scheduler.install)
+    access = load_access([plane.kubeconfig], environ=os.environ)
+    manager = Manager(config, lambda: HttpTransport(access), identity="ours").register("scheduler", scheduler.install)
     async with asyncio.TaskGroup() as group:
         working = group.create_task(manager.run())
         yield
@@ -243,7 +248,7 @@ def gated(probe: Object) -> Object:
 
 
 def message_of(obj: Object | None) -> str | None:
-    told = find(value_at(obj, "status", "conditions"), "PodScheduled") or {}
+    told = find_condition(value_at(obj, "status", "conditions"), "PodScheduled") or {}
     return told.get("message") if told.get("reason") == "Unschedulable" else None
 
 
@@ -263,4 +268,4 @@ async def check_victims(client: Client, answer: Answer) -> None:
 
 
 def is_leaving(obj: Object | None) -> bool:
-    return obj is None or find(value_at(obj, "status", "conditions"), "DisruptionTarget") is not None
+    return obj is None or find_condition(value_at(obj, "status", "conditions"), "DisruptionTarget") is not None

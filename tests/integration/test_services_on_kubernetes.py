@@ -6,9 +6,9 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
-from tapestry.kube.objects import Object, labels_of, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, labels_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, PODS, SERVICES
-from tapestry.syncer.translate.services import SERVICE_NAME, SLICE_MANAGER, twin_name
+from tapestry.syncer.translate.services import SERVICE_NAME, SLICE_MANAGER, twin_service_name
 
 from .lending import Lending, a_pod, an_object, give, wait_for_all, wait_until, wait_until_gone
 from .planes import Plane
@@ -34,7 +34,7 @@ async def add_namespace(site: Lending, name: str = "team") -> str:
 
 async def add_service(site: Lending, namespace: str, name: str = "shop", **spec: Any) -> Object:
     given = {"selector": {"app": name}, "ports": [PORT], **spec}
-    return await site.virtual.create(SERVICES, {**named(name, namespace), "spec": given})
+    return await site.virtual.create(SERVICES, {**object_named(name, namespace), "spec": given})
 
 
 async def add_slice(site: Lending, namespace: str, *addresses: str, name: str = "shop") -> Object:
@@ -69,7 +69,7 @@ async def test_a_service_is_known_below_without_a_way_in_from_outside_and_follow
     service = await add_service(site, namespace, type="LoadBalancer", externalIPs=["192.0.2.1"])
     assert service["spec"]["ports"][0]["nodePort"]
     await add_slice(site, namespace, "10.1.0.1", "10.1.0.2")
-    name = twin_name(service, await binding_at(site))
+    name = twin_service_name(service, await binding_at(site))
     with site.syncer():
         twin = await wait_until(site.physical, SERVICES, name, bool, site.mount)
         assert twin["spec"]["type"] == "ClusterIP"
@@ -79,14 +79,16 @@ async def test_a_service_is_known_below_without_a_way_in_from_outside_and_follow
         assert labels_of(slice)[SERVICE_NAME] == name
         assert [sorted(each) for each in slice["endpoints"]] == [["addresses", "conditions"]] * 2
 
-        await site.virtual.patch(ENDPOINT_SLICES, named("shop-1", namespace), {"endpoints": endpoints("10.1.0.3")})
+        await site.virtual.patch(
+            ENDPOINT_SLICES, object_named("shop-1", namespace), {"endpoints": endpoints("10.1.0.3")}
+        )
         await wait_for_slices(site, "10.1.0.3")
-        await site.virtual.patch(ENDPOINT_SLICES, named("shop-1", namespace), {"endpoints": []})
+        await site.virtual.patch(ENDPOINT_SLICES, object_named("shop-1", namespace), {"endpoints": []})
         await wait_for_slices(site)
         other = {**PORT, "port": 81}
-        await site.virtual.patch(SERVICES, named("shop", namespace), {"spec": {"ports": [other]}})
+        await site.virtual.patch(SERVICES, object_named("shop", namespace), {"spec": {"ports": [other]}})
         await wait_until(site.physical, SERVICES, name, lambda found: found["spec"]["ports"] == [other], site.mount)
-        await site.virtual.delete(SERVICES, named("shop", namespace))
+        await site.virtual.delete(SERVICES, object_named("shop", namespace))
         await wait_until_gone(site.physical, SERVICES, name, site.mount)
         await wait_for_slices(site)
     # What a server adds to an object is no reason for another write.
@@ -114,7 +116,7 @@ async def test_pods_find_the_services_of_their_namespace_at_the_addresses_that_t
         await site.virtual.create(PODS, {**pod, "metadata": {"name": "work", "namespace": namespace}})
         ours = f"{keys.VIRTUAL_NAMESPACE}={namespace}"
         [twin] = await wait_for_all(site.physical, PODS, site.mount, bool, labels=ours)
-        below = await site.physical.get(SERVICES, twin_name(service, await binding_at(site)), site.mount)
+        below = await site.physical.get(SERVICES, twin_service_name(service, await binding_at(site)), site.mount)
         names = [f"shop{domain}" for domain in ("", f".{namespace}", f".{namespace}.svc")]
         assert below["spec"]["clusterIP"] != service["spec"]["clusterIP"]
         assert twin["spec"]["hostAliases"] == [
@@ -140,9 +142,9 @@ async def test_namespaces_come_and_go_and_a_headless_service_is_so_below(site: L
         assert headless["spec"]["clusterIP"] == "None"
         await site.set_binding(serviceNamespaces=[first, second])
         await wait_for_namespaces(first, second)
-        await site.virtual.delete(SERVICES, named("shop", first))
+        await site.virtual.delete(SERVICES, object_named("shop", first))
         made = await add_service(site, first)
-        name = twin_name(made, await binding_at(site))
+        name = twin_service_name(made, await binding_at(site))
         another = lambda found: value_at(found, "spec", "clusterIP") != "None"  # noqa: E731
         assert name_of(await wait_until(site.physical, SERVICES, name, another, site.mount)) == name_of(headless)
         await site.set_binding(serviceNamespaces=[])

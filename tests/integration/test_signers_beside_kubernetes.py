@@ -11,19 +11,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tapestry.apiserver.access.certificates import Authority, subject
+from tapestry.apiserver.access.certificates import CertificateAuthority, subject_name
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.waiting import wait_for
-from tapestry.controlplane.certificates import REQUESTS, condition_of
+from tapestry.controlplane.certificates import SIGNING_REQUESTS, condition_of
 from tapestry.controlplane.signers import (
     BACKDATED,
     CLIENT,
     KUBELET_CLIENT,
     KUBELET_SERVING,
     SigningCa,
-    rule_broken,
+    rule_violation,
     signed_certificate,
 )
 from tapestry.kube.objects import Object, value_at
@@ -32,7 +32,7 @@ from .processes import running
 from .servers import OwnServer
 
 KEY = ec.generate_private_key(ec.SECP256R1())
-NODE = subject("system:node:n1", ["system:nodes"])
+NODE = subject_name("system:node:n1", ["system:nodes"])
 DNS, IP = x509.DNSName("n1"), x509.IPAddress(ipaddress.ip_address("10.0.0.1"))
 EMAIL, URI = x509.RFC822Name("a@b.c"), x509.UniformResourceIdentifier("https://a.b")
 AS_CLIENT, AS_SERVER = ("digital signature", "client auth"), ("digital signature", "key encipherment", "server auth")
@@ -47,17 +47,17 @@ TWO_NAMES = x509.Name(
 )
 Asked = tuple[str, x509.Name, list[x509.GeneralName], tuple[str, ...], int | None]
 ASKED: list[Asked] = [
-    (CLIENT, subject("jane", ["devs", "ops"]), [], ("client auth",), None),
-    (CLIENT, subject("jane"), [DNS, IP, EMAIL, URI], ("client auth", "key encipherment"), 3600),
+    (CLIENT, subject_name("jane", ["devs", "ops"]), [], ("client auth",), None),
+    (CLIENT, subject_name("jane"), [DNS, IP, EMAIL, URI], ("client auth", "key encipherment"), 3600),
     (CLIENT, TWO_NAMES, [], ("client auth", "digital signature"), 86400),
-    (CLIENT, subject("jane"), [], ("digital signature",), None),
-    (CLIENT, subject("jane"), [], ("client auth", "server auth"), None),
+    (CLIENT, subject_name("jane"), [], ("digital signature",), None),
+    (CLIENT, subject_name("jane"), [], ("client auth", "server auth"), None),
     (KUBELET_CLIENT, NODE, [], AS_CLIENT, 600),
     (KUBELET_CLIENT, NODE, [], (*AS_CLIENT, "key encipherment"), 10**9),
     *((KUBELET_CLIENT, NODE, [name], AS_CLIENT, None) for name in (DNS, IP, EMAIL, URI)),
     (KUBELET_CLIENT, NODE, [], AS_SERVER, None),
-    (KUBELET_CLIENT, subject("n1", ["system:nodes"]), [], AS_CLIENT, None),
-    (KUBELET_CLIENT, subject("system:node:n1", ["system:nodes", "devs"]), [], AS_CLIENT, None),
+    (KUBELET_CLIENT, subject_name("n1", ["system:nodes"]), [], AS_CLIENT, None),
+    (KUBELET_CLIENT, subject_name("system:node:n1", ["system:nodes", "devs"]), [], AS_CLIENT, None),
     (KUBELET_SERVING, NODE, [DNS, IP], AS_SERVER, None),
     (KUBELET_SERVING, NODE, [IP], ("digital signature", "server auth"), 30000),
     (KUBELET_SERVING, NODE, [], AS_SERVER, None),
@@ -95,12 +95,12 @@ def features(certificate: x509.Certificate) -> dict[str, object]:
 @pytest.mark.kubernetes
 async def test_kube_controller_manager_signs_alike(kube_assets: Path, tmp_path: Path) -> None:
     with OwnServer(tmp_path / "data", "--controllers=none") as server:
-        authority = Authority(server.ca.parent)
+        authority = CertificateAuthority(server.ca.parent)
         files = ["--cluster-signing-cert-file", server.ca, "--cluster-signing-key-file", authority.key_file]
         flags = ["--kubeconfig", server.kubeconfig, "--secure-port=0", "--leader-elect=false"]
         names = "--controllers=certificatesigningrequest-signing-controller"
         manager = [kube_assets / "kube-controller-manager", *flags, *files, names]
-        client = Client(HttpTransport(load([server.kubeconfig], environ={})))
+        client = Client(HttpTransport(load_access([server.kubeconfig], environ={})))
         with running(manager, tmp_path / "controllers.log"):
             async with client:
                 different = [
@@ -109,16 +109,16 @@ async def test_kube_controller_manager_signs_alike(kube_assets: Path, tmp_path: 
     assert not different, "\n".join(different)
 
 
-async def compared(client: Client, authority: Authority, number: int, asked: Asked) -> str:
+async def compared(client: Client, authority: CertificateAuthority, number: int, asked: Asked) -> str:
     """How an answer of theirs differs from ours to the same request; nothing if it does not."""
-    made = await client.create(REQUESTS, an_object(number, asked))
+    made = await client.create(SIGNING_REQUESTS, an_object(number, asked))
     approved = {"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "ByHand"}]}}
-    await client.patch(REQUESTS, made, approved, subresource="approval")
-    found = await wait_for(client, REQUESTS, f"r{number}", until=is_answered, timeout=60)
+    await client.patch(SIGNING_REQUESTS, made, approved, subresource="approval")
+    found = await wait_for(client, SIGNING_REQUESTS, f"r{number}", until=is_answered, timeout=60)
     assert found is not None
     signer, name, names, usages, seconds = asked
     request = a_request(name, names)
-    theirs, ours = condition_of(found, "Failed") or {}, rule_broken(signer, request, usages)
+    theirs, ours = condition_of(found, "Failed") or {}, rule_violation(signer, request, usages)
     if theirs.get("message", "") != ours or (ours and theirs["reason"] != "SignerValidationFailure"):
         return f"{asked}: theirs {theirs}, ours {ours!r}"
     if ours:

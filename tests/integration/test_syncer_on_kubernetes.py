@@ -14,15 +14,15 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.kube.conditions import find, is_true
-from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, uid_of, value_at, version_of
+from tapestry.kube.conditions import find_condition, is_condition_true
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of, value_at, version_of
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     CSI_NODES,
     EVENTS,
     LEASES,
     NAMESPACES,
-    NODE_LEASES,
+    NODE_LEASE_NAMESPACE,
     NODES,
     PODS,
     SECRETS,
@@ -76,7 +76,7 @@ async def test_a_ready_node_is_leased_as_a_virtual_one(site: Lending) -> None:
     assert value_at(binding, "status", "identity") == uid_of(system)
     assert value_at(binding, "status", "leased", "cpu") == "4"
     assert keys.SYNCER_FINALIZER in binding["metadata"]["finalizers"]
-    assert is_true(binding, "Leasing")
+    assert is_condition_true(binding, "Leasing")
 
 
 def test_a_syncer_without_a_binding_says_so_and_ends(virtual_plane: Plane) -> None:
@@ -95,22 +95,24 @@ async def test_garbage_in_place_of_a_kubeconfig_withdraws_nothing_and_is_waited_
     await site.add_policy("all")
     await site.set_kubeconfig("{")
     with site.syncer():
-        await site.wait_for_binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
+        await site.wait_for_binding(
+            lambda found: find_condition(value_at(found, "status", "conditions"), "Leasing") is not None
+        )
         await site.set_kubeconfig(physical_plane.kubeconfig.read_text())
         await site.wait_for_virtual_node(f"{site.name}-n1")
         await site.set_kubeconfig("apiVersion: v1\nkind: Config\nclusters: 7\n")
         await site.add_node(f"{site.name}-n2")  # the doors are still those of the last good one
         await site.wait_for_virtual_node(f"{site.name}-n2")
-        await site.wait_for_virtual_node(f"{site.name}-n1", untainted(keys.WITHDRAWING))
+        await site.wait_for_virtual_node(f"{site.name}-n1", untainted(keys.WITHDRAWING_TAINT))
 
 
 async def test_without_a_policy_nothing_is_leased_and_the_binding_says_why(site: Lending) -> None:
     await site.add_node(f"{site.name}-n1")
     with site.syncer():
         binding = await site.wait_for_binding(
-            lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None
+            lambda found: find_condition(value_at(found, "status", "conditions"), "Leasing") is not None
         )
-        assert find(value_at(binding, "status", "conditions"), "Leasing")["reason"] == "NoPolicy"
+        assert find_condition(value_at(binding, "status", "conditions"), "Leasing")["reason"] == "NoPolicy"
         assert value_at(binding, "status", "nodes") == 0
         await site.add_policy("all")
         await site.wait_for_virtual_node(f"{site.name}-n1")
@@ -134,16 +136,16 @@ async def test_unbinding_takes_everything_back_and_ends_the_process(
             await site.set_twin_status("done", phase="Succeeded")
             await site.wait_for_pod("done", lambda found: value_at(found, "status", "phase") == "Succeeded")
             await becomes_placeholder(site, node, {8080})
-            await wait_until(site.virtual, LEASES, site.above(node), bool, NODE_LEASES)
+            await wait_until(site.virtual, LEASES, site.above(node), bool, NODE_LEASE_NAMESPACE)
             await site.wait_for_policy("owners", lambda found: value_at(found, "status", "nodes") == 1, below=True)
-            await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
+            await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
             reclaimed = await site.wait_for_pod("work", going)
-            assert is_true(reclaimed, "DisruptionTarget")
-            await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))  # it goes after its last pod
+            assert is_condition_true(reclaimed, "DisruptionTarget")
+            await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))  # it goes after its last pod
             await site.wait_for_twin("work", going)
             await site.end_twin("work")
             await site.wait_until_virtual_node_is_gone(node)
-            await wait_until_gone(site.virtual, LEASES, site.above(node), NODE_LEASES)
+            await wait_until_gone(site.virtual, LEASES, site.above(node), NODE_LEASE_NAMESPACE)
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
             assert await ends(process) == 0
         assert await placeholders(site, node) == []
@@ -163,7 +165,7 @@ async def test_unbinding_does_not_wait_for_pods_that_have_ended(
             await site.wait_for_virtual_node(f"{site.name}-n1")
             pod = await site.bind_pod("done", f"{site.name}-n1")
             await site.virtual.patch(PODS, pod, {"status": {"phase": "Succeeded"}}, subresource="status")
-            await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
+            await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
         assert not going(await site.virtual.get(PODS, name_of(pod), "default"))
 
@@ -249,16 +251,18 @@ async def test_labels_taints_and_conditions_follow_the_physical_node(site: Lendi
         await site.wait_for_virtual_node(node)
         taint = {"key": "gpu", "value": "a100", "effect": "NoExecute"}
         changed = {"metadata": {"labels": {"zone": "west"}}, "spec": {"taints": [taint]}}
-        await site.physical.patch(NODES, named(node), changed)
+        await site.physical.patch(NODES, object_named(node), changed)
         pressure = {"type": "DiskPressure", "status": "True", "reason": "Full", "lastTransitionTime": MOMENT}
         status = {"conditions": [ready("True"), pressure]}
-        await site.physical.patch(NODES, named(node), {"status": status}, subresource="status")
+        await site.physical.patch(NODES, object_named(node), {"status": status}, subresource="status")
         shown = await site.wait_for_virtual_node(
-            node, lambda found: is_true(found, "DiskPressure") and labels_of(found).get("zone") == "west"
+            node, lambda found: is_condition_true(found, "DiskPressure") and labels_of(found).get("zone") == "west"
         )
         # NoExecute of the owner's bars new pods above; it makes nobody leave there
         assert taint_named(shown, "gpu") == {"key": "gpu", "value": "a100", "effect": "NoSchedule"}
-        await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"zone": None}}, "spec": {"taints": []}})
+        await site.physical.patch(
+            NODES, object_named(node), {"metadata": {"labels": {"zone": None}}, "spec": {"taints": []}}
+        )
         await site.wait_for_virtual_node(node, lambda found: "zone" not in labels_of(found) and untainted("gpu")(found))
 
 
@@ -275,9 +279,9 @@ async def test_what_users_change_on_a_virtual_node_survives(site: Lending) -> No
             "spec": {"taints": taints},
         }
         await site.virtual.patch(NODES, shown, edit)
-        await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"rack": "7"}}, "spec": SHUT})
+        await site.physical.patch(NODES, object_named(node), {"metadata": {"labels": {"rack": "7"}}, "spec": SHUT})
         shown = await site.wait_for_virtual_node(
-            node, lambda found: "rack" in labels_of(found) and tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE)(found)
+            node, lambda found: "rack" in labels_of(found) and tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT)(found)
         )
     assert (labels_of(shown)["team"], labels_of(shown)["zone"]) == ("a", "mine")
     assert annotations_of(shown)["note"] == "ours"
@@ -290,10 +294,10 @@ async def test_a_cordon_below_shows_above_and_goes_again(site: Lending) -> None:
     await site.add_policy("all")
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        await site.physical.patch(NODES, named(node), {"spec": SHUT})
-        await site.wait_for_virtual_node(node, tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
-        await site.physical.patch(NODES, named(node), {"spec": {"unschedulable": None}})
-        await site.wait_for_virtual_node(node, untainted(keys.PHYSICAL_NODE_UNSCHEDULABLE))
+        await site.physical.patch(NODES, object_named(node), {"spec": SHUT})
+        await site.wait_for_virtual_node(node, tainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT))
+        await site.physical.patch(NODES, object_named(node), {"spec": {"unschedulable": None}})
+        await site.wait_for_virtual_node(node, untainted(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT))
 
 
 async def test_csi_drivers_are_shown_follow_and_go_with_the_node(site: Lending) -> None:
@@ -307,16 +311,16 @@ async def test_csi_drivers_are_shown_follow_and_go_with_the_node(site: Lending) 
         assert shown["spec"]["drivers"] == a_csi_node(node, "disk.example.com")["spec"]["drivers"]
         assert annotations_of(shown)[keys.PHYSICAL_NODE_NAME] == node
         driver = a_csi_node(node, "files.example.com")["spec"]
-        await site.physical.patch(CSI_NODES, named(node), {"spec": driver})
+        await site.physical.patch(CSI_NODES, object_named(node), {"spec": driver})
         await wait_until(
             site.virtual, CSI_NODES, site.above(node), lambda found: drivers_of(found) == ["files.example.com"]
         )
-    await site.physical.delete(CSI_NODES, named(node))  # while nobody looks
+    await site.physical.delete(CSI_NODES, object_named(node))  # while nobody looks
     with site.syncer():
         await wait_until_gone(site.virtual, CSI_NODES, site.above(node))
         await site.physical.create(CSI_NODES, a_csi_node(node, "disk.example.com"))
         await wait_until(site.virtual, CSI_NODES, site.above(node), bool)
-        await site.physical.delete(NODES, named(node))
+        await site.physical.delete(NODES, object_named(node))
         await site.wait_until_virtual_node_is_gone(node)
         await wait_until_gone(site.virtual, CSI_NODES, site.above(node))  # although the one below remains
     assert await site.physical.get(CSI_NODES, node)
@@ -350,7 +354,7 @@ async def test_host_ports_that_foreign_pods_hold_are_shown_by_one_placeholder(si
         await becomes_placeholder(site, node, {8443})
         await site.drop_foreign_pod("new")
         await becomes_placeholder(site, node, set())
-        await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING))
+        await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING_TAINT))
 
 
 # -- heartbeats
@@ -369,9 +373,9 @@ async def test_at_rest_only_leases_are_written_and_also_for_nodes_that_are_not_r
             await site.wait_for_virtual_node(node, lends(cpu="3"))
             await becomes_placeholder(site, node, {80})
         status = {"conditions": [ready("False")]}
-        await site.physical.patch(NODES, named(nodes[0]), {"status": status}, subresource="status")
+        await site.physical.patch(NODES, object_named(nodes[0]), {"status": status}, subresource="status")
         shown = await site.wait_for_virtual_node(nodes[0], lambda found: readiness(found) == "False")
-        first = await wait_until(site.virtual, LEASES, site.above(nodes[0]), bool, NODE_LEASES)
+        first = await wait_until(site.virtual, LEASES, site.above(nodes[0]), bool, NODE_LEASE_NAMESPACE)
         assert first["spec"]["holderIdentity"] == name_of(shown)
         [owner] = first["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("Node", name_of(shown), uid_of(shown))
@@ -399,9 +403,9 @@ async def test_a_node_that_is_no_longer_selected_goes(site: Lending) -> None:
         spare = {"key": "pool", "operator": "In", "values": ["spare"]}
         await site.set_binding(nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [ours, spare]}]})
         await site.wait_until_virtual_node_is_gone(one)
-        await site.physical.patch(NODES, named(two), {"metadata": {"labels": {"pool": "busy"}}})
+        await site.physical.patch(NODES, object_named(two), {"metadata": {"labels": {"pool": "busy"}}})
         await site.wait_until_virtual_node_is_gone(two)
-        await site.physical.patch(NODES, named(two), {"metadata": {"labels": {"pool": "spare"}}})
+        await site.physical.patch(NODES, object_named(two), {"metadata": {"labels": {"pool": "spare"}}})
         await site.wait_for_virtual_node(two)
 
 
@@ -415,11 +419,11 @@ async def test_pods_of_a_withdrawn_node_finish_where_nothing_forces_them(site: L
         await site.run_pod("work", node)
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
-        shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))
-        assert taint_named(shown, keys.WITHDRAWING)["effect"] == "NoSchedule"
+        shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
+        assert taint_named(shown, keys.WITHDRAWING_TAINT)["effect"] == "NoSchedule"
         # The binding hears of it a second later: time in which a pod could have been deleted.
         await site.wait_for_binding(
-            lambda found: find(found["status"]["conditions"], "Leasing")["reason"] == "NoPolicy"
+            lambda found: find_condition(found["status"]["conditions"], "Leasing")["reason"] == "NoPolicy"
         )
         assert not going(await site.wait_for_pod("work", bool))
         assert not going(await site.wait_for_twin("work"))
@@ -437,10 +441,10 @@ async def test_pods_of_a_withdrawn_node_leave_on_the_terms_they_were_leased_on(s
         await site.run_pod("work", node)
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
-        shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))
+        shown = await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
         reclaimed = await site.wait_for_pod("work", going)
-        since = parse_time(taint_named(shown, keys.WITHDRAWING)["timeAdded"])
-        mark = find(reclaimed["status"]["conditions"], "DisruptionTarget")
+        since = parse_time(taint_named(shown, keys.WITHDRAWING_TAINT)["timeAdded"])
+        mark = find_condition(reclaimed["status"]["conditions"], "DisruptionTarget")
         assert 2 <= (parse_time(mark["lastTransitionTime"]) - since).total_seconds() <= 10
         await site.wait_for_twin("work", going)
         await site.end_twin("work")
@@ -456,9 +460,9 @@ async def test_a_policy_that_returns_in_time_keeps_the_node(site: Lending) -> No
         await site.bind_pod("work", node)
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
         await site.drop_policy("all")
-        await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING))
+        await site.wait_for_virtual_node(node, tainted(keys.WITHDRAWING_TAINT))
         await site.add_policy("other")
-        await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING))
+        await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING_TAINT))
         assert not going(await site.wait_for_pod("work", bool))
 
 
@@ -470,7 +474,7 @@ async def test_a_node_that_is_gone_takes_its_pods_along_and_a_namesake_is_anothe
         first = await site.wait_for_virtual_node(node)
         await site.run_pod("work", node)
         await site.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
-        await site.physical.delete(NODES, named(node))
+        await site.physical.delete(NODES, object_named(node))
         second = await site.add_node(node, cpu="2")
         await site.wait_for_pod("work", going)
         await site.wait_for_twin("work", going)
@@ -488,10 +492,10 @@ async def test_a_node_that_went_while_nobody_looked_is_withdrawn_at_the_next_sta
     with site.syncer():
         await site.wait_for_virtual_node(one)
         await site.wait_for_virtual_node(two)
-    await site.physical.delete(NODES, named(one))
+    await site.physical.delete(NODES, object_named(one))
     with site.syncer():
         await site.wait_until_virtual_node_is_gone(one)
-        await site.wait_for_virtual_node(two, untainted(keys.WITHDRAWING))
+        await site.wait_for_virtual_node(two, untainted(keys.WITHDRAWING_TAINT))
 
 
 @pytest.mark.parametrize("switch", ["node", "mount namespace"])
@@ -501,7 +505,7 @@ async def test_the_kill_switch_empties_nodes_within_two_seconds_until_it_is_take
     node = f"{site.name}-n1"
     await site.add_node(node)
     await site.add_policy("all")  # whatever it says
-    resource, target = (NODES, named(node)) if switch == "node" else (NAMESPACES, named(site.mount))
+    resource, target = (NODES, object_named(node)) if switch == "node" else (NAMESPACES, object_named(site.mount))
     with site.syncer():
         await site.wait_for_virtual_node(node)
         for name in ("one", "two"):
@@ -512,15 +516,15 @@ async def test_the_kill_switch_empties_nodes_within_two_seconds_until_it_is_take
             for name in ("one", "two"):
                 group.create_task(site.wait_for_twin(name, going))
             began = time.monotonic()
-            await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+            await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}})
         assert time.monotonic() - began < 2
-        assert all(is_true(each.result(), "DisruptionTarget") for each in leaving)
+        assert all(is_condition_true(each.result(), "DisruptionTarget") for each in leaving)
         for name in ("one", "two"):
             await site.end_twin(name)
             await site.wait_until_pod_is_gone(name)
-        await site.wait_for_virtual_node(node, tainted(keys.OUT_OF_TIME_WINDOWS))
+        await site.wait_for_virtual_node(node, tainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
         await site.physical.patch(resource, target, {"metadata": {"annotations": {keys.RECLAIM: None}}})
-        await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS))
+        await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
 
 
 async def test_an_owners_policy_that_is_required_and_gone_withdraws(site: Lending) -> None:
@@ -528,13 +532,15 @@ async def test_an_owners_policy_that_is_required_and_gone_withdraws(site: Lendin
     await site.add_node(node)
     await site.add_policy("all")
     await site.add_policy("owners", below=True)
-    mark = {"metadata": {"labels": {keys.OWNER_POLICY: keys.REQUIRED}}}
-    await site.physical.patch(NAMESPACES, named(site.mount), mark)
+    mark = {"metadata": {"labels": {keys.OWNER_POLICY: keys.OWNER_POLICY_REQUIRED}}}
+    await site.physical.patch(NAMESPACES, object_named(site.mount), mark)
     with site.syncer():
         await site.wait_for_virtual_node(node)
         await site.drop_policy("owners", below=True)
         await site.wait_until_virtual_node_is_gone(node)
-        await site.physical.patch(NAMESPACES, named(site.mount), {"metadata": {"labels": {keys.OWNER_POLICY: None}}})
+        await site.physical.patch(
+            NAMESPACES, object_named(site.mount), {"metadata": {"labels": {keys.OWNER_POLICY: None}}}
+        )
         await site.wait_for_virtual_node(node)
 
 
@@ -546,14 +552,14 @@ async def test_a_policy_that_cannot_be_read_evicts_nobody(site: Lending) -> None
     with site.syncer():
         await site.wait_for_virtual_node(node, lends(cpu="2"))
         await site.bind_pod("work", node)
-        await site.wait_for_policy("night", lambda found: is_true(found, "Valid"))
+        await site.wait_for_policy("night", lambda found: is_condition_true(found, "Valid"))
         wrong = {"timeWindows": [{"start": "00:00", "end": "00:01"}], "timeZone": "Mars/Olympus"}
         await site.set_policy("night", **wrong)
-        told = await site.wait_for_policy("night", lambda found: not is_true(found, "Valid"))
-        assert "spec.timeZone" in find(told["status"]["conditions"], "Valid")["message"]
+        told = await site.wait_for_policy("night", lambda found: not is_condition_true(found, "Valid"))
+        assert "spec.timeZone" in find_condition(told["status"]["conditions"], "Valid")["message"]
         await site.add_foreign_pod("one", node, cpu="3")  # whoever sees this has seen the policy
         await site.wait_for_virtual_node(node, lends(cpu="1"))
-        await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS))
+        await site.wait_for_virtual_node(node, untainted(keys.OUT_OF_TIME_WINDOWS_TAINT))
         assert not going(await site.wait_for_pod("work", bool))
     with site.syncer():  # its last good spec is known to the next process too
         await site.drop_foreign_pod("one")
@@ -573,16 +579,16 @@ async def test_credentials_that_end_withdraw_nothing_and_new_ones_are_used_witho
     account = an_object("ServiceAccount", {"name": site.name, "namespace": "default"})
     await site.physical.create(SERVICE_ACCOUNTS, account)
     await site.physical.create(CLUSTER_ROLE_BINDINGS, an_administrator(site.name))
-    token = (await site.physical.token(site.name, "default"))["token"]
+    token = (await site.physical.request_token(site.name, "default"))["token"]
     admins = physical_plane.kubeconfig.read_text()
     await site.set_kubeconfig(admins.replace(physical_plane.token, token))
     with site.syncer():
         await site.wait_for_virtual_node(node)
-        await site.physical.delete(SERVICE_ACCOUNTS, named(site.name, "default"))  # and with it the token
+        await site.physical.delete(SERVICE_ACCOUNTS, object_named(site.name, "default"))  # and with it the token
         await site.add_node(f"{site.name}-n2")
         await site.set_kubeconfig(admins)
         await site.wait_for_virtual_node(f"{site.name}-n2")
-        await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING))
+        await site.wait_for_virtual_node(node, untainted(keys.WITHDRAWING_TAINT))
         assert readiness(await site.wait_for_virtual_node(node)) == "True"
 
 
@@ -594,7 +600,9 @@ async def test_another_secret_is_followed_as_soon_as_the_binding_names_it(site: 
     other = f"{site.name}-other"
     await site.virtual.create(SECRETS, a_kubeconfig_secret(other, physical_plane.kubeconfig.read_text()))
     with site.syncer():
-        await site.wait_for_binding(lambda found: find(value_at(found, "status", "conditions"), "Leasing") is not None)
+        await site.wait_for_binding(
+            lambda found: find_condition(value_at(found, "status", "conditions"), "Leasing") is not None
+        )
         await site.set_binding(secretRef={"name": other, "namespace": keys.SYSTEM_NAMESPACE})
         await site.wait_for_virtual_node(node)
 
@@ -615,7 +623,7 @@ async def test_safety_rule_5_another_cluster_behind_the_kubeconfig_is_refused_un
             await site.wait_for_virtual_node(f"{site.name}-n2")  # the first cluster is served on
             found = uid_of(await elsewhere.physical.get(NAMESPACES, "kube-system"))
             approval = {"metadata": {"annotations": {keys.APPROVE_IDENTITY: found}}}
-            await site.virtual.patch(CLUSTER_BINDINGS, named(site.name), approval)
+            await site.virtual.patch(CLUSTER_BINDINGS, object_named(site.name), approval)
             await site.wait_for_virtual_node(name_of(there))
             await site.wait_until_virtual_node_is_gone(node)
             await site.wait_until_virtual_node_is_gone(f"{site.name}-n2")
@@ -642,16 +650,16 @@ async def test_two_virtual_clusters_that_lease_one_physical_cluster_do_not_meet(
             assert told["status"]["leased"]["cpu"] == "3"
             await other.bind_pod("work", node)
             await other.wait_for_binding(lambda found: value_at(found, "status", "pods") == 1)
-            await site.virtual.delete(CLUSTER_BINDINGS, named(site.name))
+            await site.virtual.delete(CLUSTER_BINDINGS, object_named(site.name))
             await wait_until_gone(site.virtual, CLUSTER_BINDINGS, site.name)
             assert not going(await other.wait_for_pod("work", bool))
             told = await site.wait_for_policy(
                 "owners", lambda found: value_at(found, "status", "nodes") == 1, below=True
             )
             assert [lease["leased"]["cpu"] for lease in told["status"]["leases"]] == ["1"]
-            await site.physical.patch(NODES, named(node), {"metadata": {"labels": {"seen": "yes"}}})
+            await site.physical.patch(NODES, object_named(node), {"metadata": {"labels": {"seen": "yes"}}})
             shown = await other.wait_for_virtual_node(node, lambda found: labels_of(found).get("seen") == "yes")
-            assert untainted(keys.WITHDRAWING)(shown)
+            assert untainted(keys.WITHDRAWING_TAINT)(shown)
 
 
 # -- words of these tests
@@ -704,7 +712,7 @@ async def renewed(site: Lending, node: str, lease: Object) -> Object:
     """The node's Lease after its next renewal."""
     before = lease["spec"]["renewTime"]
     return await wait_until(
-        site.virtual, LEASES, site.above(node), lambda found: found["spec"]["renewTime"] > before, NODE_LEASES
+        site.virtual, LEASES, site.above(node), lambda found: found["spec"]["renewTime"] > before, NODE_LEASE_NAMESPACE
     )
 
 

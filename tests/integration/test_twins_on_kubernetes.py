@@ -16,9 +16,9 @@ from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, labels_of
 from tapestry.kube.resources import NAMESPACES, PODS, RESOURCE_QUOTAS
 from tapestry.manager.joining import PRIORITY_CLASSES, priority_class
-from tapestry.syncer.projections import twin_seen
-from tapestry.syncer.translate.pod_status import reduced, shown, to_virtual
-from tapestry.syncer.translate.pods import ephemeral_patch, new_twin, resize_patch, twin, twin_patch
+from tapestry.syncer.cache_transforms import reduced_twin
+from tapestry.syncer.translate.pod_status import reduced_status, sanitized_pod_status, virtual_status_patch
+from tapestry.syncer.translate.pods import desired_twin, ephemeral_patch, new_twin, resize_patch, twin_patch
 
 from ..conftest import Kubectl
 from ..unit.syncer.translate.strange_statuses import FAMILIES, of_other_types
@@ -75,16 +75,16 @@ async def test_rule_9_whatever_a_stranger_sends_is_taken_and_written_once(
         number, (name, status) = numbered
         pod = an_object("Pod", {"name": f"p{number}", "namespace": namespace}, spec=spec)
         seen = await client.create(PODS, pod)
-        wanted = shown(status)
+        wanted = sanitized_pod_status(status)
         try:
             for _ in range(2):
-                patch = to_virtual(as_cached(seen), TWIN, wanted, datetime.now(UTC))
+                patch = virtual_status_patch(as_cached(seen), TWIN, wanted, datetime.now(UTC))
                 if patch is None:
                     return None
                 seen = await client.patch(PODS, seen, patch, type=PatchType.STRATEGIC, subresource="status")
         except ApiError as error:
             return f"{name}: {error}"
-        again = to_virtual(as_cached(seen), TWIN, wanted, datetime.now(UTC))
+        again = virtual_status_patch(as_cached(seen), TWIN, wanted, datetime.now(UTC))
         return f"{name}: it would be written for ever" if again is not None else f"{name}: it took two writes"
 
     assert await for_each(enumerate(STRANGE.items()), complaint) == []
@@ -138,15 +138,15 @@ async def test_each_change_in_a_pods_life_is_shown_by_one_write(client: Client, 
     spec = {"containers": [{"name": "app", "image": "i"}]}
     pod = await client.create(PODS, an_object("Pod", {"name": "web", "namespace": namespace}, spec=spec))
     for name, status in LIFE.items():
-        patch = to_virtual(as_cached(pod), TWIN, shown(status), datetime.now(UTC))
+        patch = virtual_status_patch(as_cached(pod), TWIN, sanitized_pod_status(status), datetime.now(UTC))
         assert patch is not None, name
         pod = await client.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource="status")
-        assert to_virtual(as_cached(pod), TWIN, shown(status), datetime.now(UTC)) is None, name
-        assert reduced(pod["status"])["phase"] == status["phase"], name
+        assert virtual_status_patch(as_cached(pod), TWIN, sanitized_pod_status(status), datetime.now(UTC)) is None, name
+        assert reduced_status(pod["status"])["phase"] == status["phase"], name
 
 
 def as_cached(pod: Object) -> Object:
-    return {**pod, "status": reduced(pod["status"])}
+    return {**pod, "status": reduced_status(pod["status"])}
 
 
 # -- changes of a twin
@@ -178,7 +178,7 @@ async def test_a_quota_takes_a_twin_without_requests_and_its_qos_stays(client: C
         }
         made = await client.create(PODS, new_twin(pod, a_binding(namespace), "n1"))
         assert made["status"]["qosClass"] == qos
-        seen, wanted = twin_seen(made), twin(pod, a_binding(namespace), "n1")
+        seen, wanted = reduced_twin(made), desired_twin(pod, a_binding(namespace), "n1")
         assert (resize_patch(seen, wanted), twin_patch(seen, wanted)) == (None, None)
 
 
@@ -201,8 +201,8 @@ async def test_a_twin_follows_its_pod_through_every_change_that_is_allowed(clien
             "tolerations": [{"key": "late", "operator": "Exists"}],
         },
     }
-    seen = twin_seen(await client.create(PODS, new_twin(before, binding, "n1")))
-    wanted = twin(after, binding, "n1")
+    seen = reduced_twin(await client.create(PODS, new_twin(before, binding, "n1")))
+    wanted = desired_twin(after, binding, "n1")
     for patch, subresource in (
         (ephemeral_patch(seen, after, binding), "ephemeralcontainers"),
         (resize_patch(seen, wanted), "resize"),
@@ -219,5 +219,5 @@ async def test_a_twin_follows_its_pod_through_every_change_that_is_allowed(clien
     assert live["spec"]["containers"][0]["resources"] == {**more, "requests": {"cpu": "2", "memory": "0"}}
     assert not any(each["key"] == "late" for each in live["spec"]["tolerations"])
     assert [each["name"] for each in live["spec"]["ephemeralContainers"]] == ["debug"]
-    seen = twin_seen(live)
+    seen = reduced_twin(live)
     assert (ephemeral_patch(seen, after, binding), resize_patch(seen, wanted), twin_patch(seen, wanted)) == (None,) * 3

@@ -14,8 +14,8 @@ from tapestry.kube.objects import Object, labels_of, name_of, version_of
 from tapestry.kube.patches import owned_patch
 from tapestry.kube.resources import NODES
 from tapestry.kube.selectors import EVERY_NODE
-from tapestry.syncer.leasing import Policy, Rules, Side, lease_of
-from tapestry.syncer.virtual_nodes import taint_named, virtual_node, withdrawn
+from tapestry.syncer.leasing import LeaseRules, Policy, PolicySide, lease_for
+from tapestry.syncer.virtual_nodes import taint_named, virtual_node, withdrawal_patch
 from tapestry.syncer.windows import NEVER_OPEN, Schedule
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
@@ -53,8 +53,8 @@ async def physical(client: Client) -> Object:
 
 
 def wanted(node: Object, existing: Object | None, schedule: Schedule = ALWAYS, now: datetime = NOW) -> Object:
-    policy = Policy("p", Side.OPERATOR, HALF, schedule, EVERY_NODE, NOW)
-    lease = lease_of(node, [], [], Rules([policy], [], EVERY_NODE), now)
+    policy = Policy("p", PolicySide.OPERATOR, HALF, schedule, EVERY_NODE, NOW)
+    lease = lease_for(node, [], [], LeaseRules([policy], [], EVERY_NODE), now)
     return virtual_node(node, lease, BINDING, virtual_node_name("east", name_of(node)), existing, now)
 
 
@@ -75,7 +75,7 @@ async def test_a_virtual_node_closes_opens_and_goes_and_the_server_agrees(client
         node = await client.converge(NODES, node, wanted(physical, node, schedule))
         is_closed = taint_named(node, "tapestry.io/out-of-time-windows") is not None
         assert is_closed is (schedule is NEVER_OPEN)
-    node = await client.converge(NODES, node, withdrawn(node, NOW))
+    node = await client.converge(NODES, node, withdrawal_patch(node, NOW))
     assert taint_named(node, "tapestry.io/withdrawing")
     node = await client.converge(NODES, node, wanted(physical, node))
     assert taint_named(node, "tapestry.io/withdrawing") is None

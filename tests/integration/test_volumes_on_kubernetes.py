@@ -10,8 +10,8 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
-from tapestry.kube.conditions import find, is_true
-from tapestry.kube.objects import Object, name_of, named, uid_of, value_at
+from tapestry.kube.conditions import find_condition, is_condition_true
+from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import (
     NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -19,7 +19,7 @@ from tapestry.kube.resources import (
     PODS,
     SECRETS,
 )
-from tapestry.syncer.translate.volumes import name_below
+from tapestry.syncer.translate.volumes import name_in_physical
 
 from .lending import Lending, wait_until, wait_until_gone
 from .planes import VOLUME_BINDING, Plane, only_on_kubernetes
@@ -47,7 +47,7 @@ async def add_claim(site: Lending, source: Object, *, storage_class: str = "fast
         "storageClassName": storage_class,
         "volumeName": name,
     }
-    made = await site.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**named(name, "default"), "spec": claim})
+    made = await site.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named(name, "default"), "spec": claim})
     reference = {"kind": "PersistentVolumeClaim", "namespace": "default", "name": name, "uid": uid_of(made)}
     volume = {
         "accessModes": ["ReadWriteOnce"],
@@ -57,9 +57,11 @@ async def add_claim(site: Lending, source: Object, *, storage_class: str = "fast
         "storageClassName": storage_class,
         **source,
     }
-    await site.virtual.create(PERSISTENT_VOLUMES, {**named(name), "spec": volume})
+    await site.virtual.create(PERSISTENT_VOLUMES, {**object_named(name), "spec": volume})
     status = {"phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}}
-    await site.virtual.patch(PERSISTENT_VOLUME_CLAIMS, named(name, "default"), {"status": status}, subresource="status")
+    await site.virtual.patch(
+        PERSISTENT_VOLUME_CLAIMS, object_named(name, "default"), {"status": status}, subresource="status"
+    )
     return name
 
 
@@ -97,7 +99,7 @@ async def test_a_claim_and_its_volume_are_bound_below_grow_and_go_with_the_last_
     await site.virtual.create(SECRETS, {"metadata": secret, "stringData": {"k": "v"}})
     claim = await add_claim(site, csi(nodeStageSecretRef=secret), storage_class=storage_class)
     node, binding = await lend(site), await binding_at(site)
-    volume_below, claim_below = name_below(binding, "", claim), name_below(binding, "default", claim)
+    volume_below, claim_below = name_in_physical(binding, "", claim), name_in_physical(binding, "default", claim)
     with site.syncer():
         await bind_pod(site, node, claim)
         twin = await site.wait_for_twin("work")
@@ -115,13 +117,13 @@ async def test_a_claim_and_its_volume_are_bound_below_grow_and_go_with_the_last_
         grown = lambda found: value_at(found, "spec", "capacity", "storage") == "2Gi"  # noqa: E731
         await wait_until(site.physical, PERSISTENT_VOLUMES, volume_below, grown)
         status = {"status": {"capacity": {"storage": "2Gi"}}}
-        below = named(claim_below, site.mount)
+        below = object_named(claim_below, site.mount)
         await site.physical.patch(PERSISTENT_VOLUME_CLAIMS, below, status, subresource="status")
         has_grown = lambda found: value_at(found, "status", "capacity", "storage") == "2Gi"  # noqa: E731
         told = await wait_until(site.virtual, PERSISTENT_VOLUME_CLAIMS, claim, has_grown, "default")
-        assert not is_true(told, "FileSystemResizePending")
+        assert not is_condition_true(told, "FileSystemResizePending")
 
-        await site.virtual.delete(PODS, named(f"{site.name}-work", "default"))
+        await site.virtual.delete(PODS, object_named(f"{site.name}-work", "default"))
         await wait_until_gone(site.physical, PERSISTENT_VOLUME_CLAIMS, claim_below, site.mount)
         await wait_until_gone(site.physical, PERSISTENT_VOLUMES, volume_below)
         await wait_until_gone(site.physical, SECRETS, name_of(copy), site.mount)
@@ -140,10 +142,10 @@ async def test_a_claim_and_its_volume_are_bound_below_grow_and_go_with_the_last_
 
 async def grow(site: Lending, claim: str) -> None:
     """What a resizer does above."""
-    await site.virtual.patch(PERSISTENT_VOLUMES, named(claim), {"spec": {"capacity": {"storage": "2Gi"}}})
+    await site.virtual.patch(PERSISTENT_VOLUMES, object_named(claim), {"spec": {"capacity": {"storage": "2Gi"}}})
     pending = {"type": "FileSystemResizePending", "status": "True"}
     status = {"status": {"conditions": [pending], "allocatedResourceStatuses": {"storage": "NodeResizePending"}}}
-    await site.virtual.patch(PERSISTENT_VOLUME_CLAIMS, named(claim, "default"), status, subresource="status")
+    await site.virtual.patch(PERSISTENT_VOLUME_CLAIMS, object_named(claim, "default"), status, subresource="status")
 
 
 @pytest.mark.parametrize(
@@ -165,9 +167,12 @@ async def test_whatever_is_not_allowed_stays_above_with_a_reason(site: Lending, 
         await bind_pod(site, node, claim)
 
         def is_told(pod: Object) -> bool:
-            return find(value_at(pod, "status", "conditions"), keys.MAPPED) is not None
+            return find_condition(value_at(pod, "status", "conditions"), keys.MAPPED_CONDITION) is not None
 
-        said = find((await site.wait_for_pod("work", is_told))["status"]["conditions"], keys.MAPPED) or {}
+        said = (
+            find_condition((await site.wait_for_pod("work", is_told))["status"]["conditions"], keys.MAPPED_CONDITION)
+            or {}
+        )
         assert (said["status"], said["reason"]) == ("False", "VolumeNotAllowed")
         assert said["message"].startswith(why)
         assert await site.physical.list(PERSISTENT_VOLUME_CLAIMS, site.mount) == []

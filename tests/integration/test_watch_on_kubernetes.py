@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.transport import Request, Response, Stream
-from tapestry.client.watch import Changes, Listing, Page, Synced, Watch, WatchEvent
+from tapestry.client.watch import Changes, ListPage, ListStart, Synced, Watch, WatchEvent
 from tapestry.kube.errors import KubeError
-from tapestry.kube.objects import Object, name_of, named, version_of
+from tapestry.kube.objects import Object, name_of, object_named, version_of
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.local.kubernetes import ControlPlane
 
@@ -94,9 +94,9 @@ class Reader:
 
     def _hear(self, event: WatchEvent) -> None:
         match event:
-            case Listing():
+            case ListStart():
                 self._shown = set()
-            case Page(items):
+            case ListPage(items):
                 self._shown.update(map(name_of, items))
                 self.objects |= {name_of(obj): obj for obj in items}
             case Synced():
@@ -117,7 +117,7 @@ class Reader:
 async def a_reader(
     kubeconfig: Path, namespace: str, *, alter: Callable[[Query], Query] = lambda query: query, **options: Any
 ) -> AsyncIterator[Reader]:
-    transport = Observed(HttpTransport(load([kubeconfig], environ=os.environ)), alter)
+    transport = Observed(HttpTransport(load_access([kubeconfig], environ=os.environ)), alter)
     reader = Reader(transport, namespace, **options)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(reader.follow())
@@ -130,7 +130,7 @@ async def a_reader(
 
 @asynccontextmanager
 async def a_client(kubeconfig: Path) -> AsyncIterator[Client]:
-    client = Client(HttpTransport(load([kubeconfig], environ=os.environ)))
+    client = Client(HttpTransport(load_access([kubeconfig], environ=os.environ)))
     yield client
     await client.close()
 
@@ -139,11 +139,11 @@ async def a_client(kubeconfig: Path) -> AsyncIterator[Client]:
 
 
 async def test_a_list_is_streamed_and_followed(client: Client, kubeconfig: Path, namespace: str) -> None:
-    one = await client.create(CONFIGMAPS, named("one", namespace))
+    one = await client.create(CONFIGMAPS, object_named("one", namespace))
     async with a_reader(kubeconfig, namespace) as reader:
         await reader.shows("one")
         assert reader.objects["one"] == one
-        two = await client.create(CONFIGMAPS, named("two", namespace))
+        two = await client.create(CONFIGMAPS, object_named("two", namespace))
         changed = await client.patch(CONFIGMAPS, one, {"data": {"colour": "red"}})
         await client.delete(CONFIGMAPS, two)
         await reader.until(lambda: reader.objects == {"one": changed})
@@ -162,7 +162,7 @@ async def test_an_empty_list_is_synced_too(kubeconfig: Path, namespace: str) -> 
 
 async def test_pages_are_listed_where_lists_are_not_streamed(client: Client, kubeconfig: Path, namespace: str) -> None:
     for number in range(5):
-        await client.create(CONFIGMAPS, named(f"c{number}", namespace))
+        await client.create(CONFIGMAPS, object_named(f"c{number}", namespace))
 
     def misspelt(query: Query) -> Query:
         return {key: text for key, text in query.items() if key != "resourceVersionMatch"}
@@ -170,7 +170,7 @@ async def test_pages_are_listed_where_lists_are_not_streamed(client: Client, kub
     options: dict[str, Any] = {"page": 2, "fields": "metadata.name!=c3"}
     async with a_reader(kubeconfig, namespace, alter=misspelt, **options) as reader:
         await reader.shows("c0", "c1", "c2", "c4")
-        await client.create(CONFIGMAPS, named("c5", namespace))
+        await client.create(CONFIGMAPS, object_named("c5", namespace))
         await client.delete_collection(CONFIGMAPS, namespace, fields="metadata.name=c0")
         await reader.shows("c1", "c2", "c4", "c5")
     first, second, *_ = reader.transport.lists
@@ -179,7 +179,7 @@ async def test_pages_are_listed_where_lists_are_not_streamed(client: Client, kub
 
 
 async def test_a_selector_shows_what_enters_and_leaves_it(client: Client, kubeconfig: Path, namespace: str) -> None:
-    plain = await client.create(CONFIGMAPS, named("c", namespace))
+    plain = await client.create(CONFIGMAPS, object_named("c", namespace))
     async with a_reader(kubeconfig, namespace, labels="shown=yes") as reader:
         await reader.shows()
         shown = await client.patch(CONFIGMAPS, plain, {"metadata": {"labels": {"shown": "yes"}}})
@@ -194,7 +194,7 @@ async def test_bookmarks_move_the_place_to_resume_from(client: Client, kubeconfi
         await reader.shows()
         elsewhere = await client.create(CONFIGMAPS, {"metadata": {"generateName": "c-", "namespace": "default"}})
         await reader.until(lambda: len(reader.transport.streams) == 2)  # the server ends the first after a bookmark
-        await client.create(CONFIGMAPS, named("late", namespace))
+        await client.create(CONFIGMAPS, object_named("late", namespace))
         await reader.shows("late")
         assert reader.lists == 1
         assert reader.restarts == []
@@ -225,11 +225,11 @@ def compact(plane: ControlPlane) -> None:
 
 async def test_a_watch_outlives_its_server(plane: Plane) -> None:
     async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
-        kept = await client.create(CONFIGMAPS, named("kept", "default"))
+        kept = await client.create(CONFIGMAPS, object_named("kept", "default"))
         await reader.until(lambda: "kept" in reader.objects)
         await asyncio.to_thread(plane.restart)
         changed = await client.patch(CONFIGMAPS, kept, {"data": {"colour": "red"}})
-        await client.create(CONFIGMAPS, named("new", "default"))
+        await client.create(CONFIGMAPS, object_named("new", "default"))
         await reader.until(lambda: "new" in reader.objects)
         assert reader.objects["kept"] == changed
         assert reader.restarts
@@ -238,12 +238,12 @@ async def test_a_watch_outlives_its_server(plane: Plane) -> None:
 @only_on_kubernetes(FORGETTING)
 async def test_what_went_while_the_server_forgot_is_gone_after_the_next_list(plane: ControlPlane) -> None:
     async with a_reader(plane.kubeconfig, "default") as reader, a_client(plane.kubeconfig) as client:
-        doomed = await client.create(CONFIGMAPS, named("doomed", "default"))
+        doomed = await client.create(CONFIGMAPS, object_named("doomed", "default"))
         await reader.until(lambda: "doomed" in reader.objects)
         reader.transport.gate.clear()
         reader.transport.abort()
         await client.delete(CONFIGMAPS, doomed)
-        await client.create(CONFIGMAPS, named("born", "default"))
+        await client.create(CONFIGMAPS, object_named("born", "default"))
         await asyncio.to_thread(compact, plane)
         await asyncio.to_thread(plane.restart)  # what it keeps in memory goes too
         reader.transport.gate.set()
@@ -263,6 +263,6 @@ async def test_a_server_that_falls_silent_is_noticed_and_resumed(plane: Plane) -
             await reader.until(lambda: "Silence" in reader.restarts and len(reader.transport.streams) > 1)
         finally:
             plane.resume()
-        await client.create(CONFIGMAPS, named("after", "kube-system"))
+        await client.create(CONFIGMAPS, object_named("after", "kube-system"))
         await reader.shows("after", *before)
         assert reader.lists == 1

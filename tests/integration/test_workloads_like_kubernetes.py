@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.options import PatchType
 from tapestry.client.waiting import wait_for
-from tapestry.client.watch import Changes, Page, Watch
-from tapestry.controlplane.app import WORKLOADS
+from tapestry.client.watch import Changes, ListPage, Watch
+from tapestry.controlplane.app import OPTIONAL_CONTROLLERS
 from tapestry.kube.errors import Conflict, NotFound
-from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, named, value_at
+from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, object_named, value_at
 from tapestry.kube.resources import (
     CONTROLLER_REVISIONS,
     DEPLOYMENTS,
@@ -50,7 +50,7 @@ def kubeconfig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         with ControlPlane(folder, assets, controller_manager=True, fsync=False) as plane:
             yield plane.kubeconfig
         return
-    server = OwnServer(folder / "own", "--controllers", ",".join(["*", *WORKLOADS]))
+    server = OwnServer(folder / "own", "--controllers", ",".join(["*", *OPTIONAL_CONTROLLERS]))
     server.start()
     try:
         yield server.kubeconfig
@@ -61,8 +61,8 @@ def kubeconfig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @asynccontextmanager
 async def cluster(kubeconfig: Path, namespace: str) -> AsyncIterator[Client]:
     """A client, in whose namespace pods fare as their images say."""
-    client = Client(HttpTransport(load([kubeconfig], environ=os.environ)))
-    await client.create(NAMESPACES, named(namespace))
+    client = Client(HttpTransport(load_access([kubeconfig], environ=os.environ)))
+    await client.create(NAMESPACES, object_named(namespace))
     await wait_for(client, SERVICE_ACCOUNTS, "default", namespace, until=lambda obj: obj is not None, timeout=PATIENCE)
     try:
         async with asyncio.TaskGroup() as group:
@@ -76,7 +76,7 @@ async def cluster(kubeconfig: Path, namespace: str) -> AsyncIterator[Client]:
 async def have_pods_fare(client: Client, namespace: str) -> None:
     async for event in Watch(client, PODS, namespace=namespace).events():
         match event:
-            case Page(found):
+            case ListPage(found):
                 pods = found
             case Changes(changes):
                 pods = [pod for type, pod in changes if type != "DELETED"]
@@ -218,7 +218,7 @@ async def test_a_deployment_takes_the_same_course(kubeconfig: Path) -> None:
         await client.create(DEPLOYMENTS, an_object(DEPLOYMENTS, "deployments", "a", replicas=4))
         for change, image, sizes, said, revision in COURSE:
             spec = {**change, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}}
-            await client.patch(DEPLOYMENTS, named("x", "deployments"), {"spec": spec}, type=PatchType.STRATEGIC)
+            await client.patch(DEPLOYMENTS, object_named("x", "deployments"), {"spec": spec}, type=PatchType.STRATEGIC)
             expected = sizes, said, revision
             found = await seen_at_last(client, DEPLOYMENTS, "deployments", seen_of_deployment, expected)
             assert found == expected
@@ -279,7 +279,9 @@ async def test_a_stateful_set_takes_the_same_course(kubeconfig: Path) -> None:
         await client.create(STATEFUL_SETS, wanted)
         for change, image, pods, counts, revisions in STEPS:
             spec = {**change, "template": {"spec": {"containers": [{"name": "c", "image": image}]}}}
-            await client.patch(STATEFUL_SETS, named("x", "statefulsets"), {"spec": spec}, type=PatchType.STRATEGIC)
+            await client.patch(
+                STATEFUL_SETS, object_named("x", "statefulsets"), {"spec": spec}, type=PatchType.STRATEGIC
+            )
             expected = pods, counts, revisions
             found = await seen_at_last(client, STATEFUL_SETS, "statefulsets", seen_of_stateful_set, expected)
             assert found == expected

@@ -23,13 +23,13 @@ from tapestry.controller.manager import Manager
 from tapestry.controller.registry import Setup
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import START, run, running_clock
-from tapestry.controller.testing.perturbation import quiet
+from tapestry.controller.testing.perturbation import without_listeners
 from tapestry.controller.testing.specimens import specimen
-from tapestry.kube.crds import Kind, decode
-from tapestry.kube.objects import Object, controller_of, named, uid_of
+from tapestry.kube.crds import Kind, decode_spec
+from tapestry.kube.objects import Object, controller_of, object_named, uid_of
 from tapestry.kube.resources import EVENTS, JOBS, LEASES, PODS, Resource
 from tapestry.kube.times import timestamp
-from tapestry.process.config import load
+from tapestry.process.config import load_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -49,9 +49,11 @@ async def running(example: str, setup: Setup, *resources: Resource) -> AsyncIter
     """An example at work as its own configuration says, and a client for everybody else."""
     clock = running_clock()
     api = InProcessApi([*resources, EVENTS, LEASES], now=clock.now)
-    config = quiet(load(ManagerConfig, file=EXAMPLES / example / "config.yaml", environ={}, flags={}))
+    config = without_listeners(
+        load_config(ManagerConfig, file=EXAMPLES / example / "config.yaml", environ={}, flags={})
+    )
     manager = Manager(config, api.connect, identity="example", now=clock.now, monotonic=clock.monotonic)
-    manager.with_(example, setup)
+    manager.register(example, setup)
     async with asyncio.TaskGroup() as group:
         group.create_task(manager.run())
         yield Client(api.connect())
@@ -59,7 +61,7 @@ async def running(example: str, setup: Setup, *resources: Resource) -> AsyncIter
 
 
 async def created(client: Client, resource: Resource, **spec: Any) -> Object:
-    return await client.create(resource, {**named("it", "default"), "spec": spec})
+    return await client.create(resource, {**object_named("it", "default"), "spec": spec})
 
 
 async def phase(client: Client, resource: Resource) -> str | None:
@@ -70,7 +72,7 @@ async def phase(client: Client, resource: Resource) -> str | None:
 
 
 async def set_status(client: Client, resource: Resource, **status: Any) -> None:
-    await client.patch(resource, named("it", "default"), {"status": status}, subresource="status")
+    await client.patch(resource, object_named("it", "default"), {"status": status}, subresource="status")
 
 
 # -- At
@@ -94,7 +96,7 @@ async def test_at_waits_for_its_time_then_runs_a_pod_and_shows_how_it_goes() -> 
         for reached in ("Running", "Succeeded"):
             await set_status(client, PODS, phase=reached)
             assert await phase(client, ATS) == reached
-        await client.delete(PODS, named("it", "default"))
+        await client.delete(PODS, object_named("it", "default"))
         assert await phase(client, ATS) == "Succeeded"
         assert await client.list(PODS) == []
 
@@ -112,7 +114,7 @@ async def test_at_follows_a_schedule_that_is_moved() -> None:
         await created(client, ATS, schedule=timestamp(START + timedelta(days=365)), command="echo hello")
         assert await phase(client, ATS) == "Waiting"
         sooner = timestamp(START + timedelta(seconds=60))
-        await client.patch(ATS, named("it", "default"), {"spec": {"schedule": sooner}})
+        await client.patch(ATS, object_named("it", "default"), {"spec": {"schedule": sooner}})
         await asyncio.sleep(58)
         assert await phase(client, ATS) == "Waiting"
         await asyncio.sleep(2)
@@ -138,7 +140,7 @@ async def test_at_with_a_schedule_that_is_no_time_waits_for_a_better_one() -> No
         await created(client, ATS, schedule="tomorrow", command="echo hello")
         assert await phase(client, ATS) is None
         assert errors("at", "InvalidSpec") - before == 1
-        await client.patch(ATS, named("it", "default"), {"spec": {"schedule": timestamp(START)}})
+        await client.patch(ATS, object_named("it", "default"), {"spec": {"schedule": timestamp(START)}})
         assert await phase(client, ATS) == "Pending"
 
 
@@ -234,12 +236,12 @@ async def test_a_redis_migration_that_takes_more_than_an_hour_has_failed() -> No
 
 @pytest.mark.parametrize(("example", "kind"), [("at", AT), ("redismigration", REDIS_MIGRATION)])
 def test_an_example_ships_a_configuration_and_a_sample(example: str, kind: Kind[Any]) -> None:
-    config = load(ManagerConfig, file=EXAMPLES / example / "config.yaml", environ={}, flags={})
+    config = load_config(ManagerConfig, file=EXAMPLES / example / "config.yaml", environ={}, flags={})
     assert config.name == example
     assert config.leader_election.enabled
     sample = yaml.safe_load((EXAMPLES / example / "sample.yaml").read_text())
     assert (sample["apiVersion"], sample["kind"]) == (kind.resource.api_version, kind.resource.kind)
-    assert isinstance(decode(kind, sample), kind.spec)
+    assert isinstance(decode_spec(kind, sample), kind.spec)
 
 
 @pytest.mark.parametrize("example", ["at", "redismigration"])

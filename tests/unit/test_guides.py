@@ -15,9 +15,9 @@ import yaml
 from smells import command_blocks
 from tapestry.apis.clusterbindings import CLUSTER_BINDING
 from tapestry.cli.main import main
-from tapestry.kube.crds import decode
-from tapestry.syncer.leasing import Side
-from tapestry.syncer.policies import policy_of
+from tapestry.kube.crds import decode_spec
+from tapestry.syncer.leasing import PolicySide
+from tapestry.syncer.policies import parse_policy
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -143,9 +143,9 @@ def fault_of(obj: Any) -> str:
     try:
         match obj.get("kind"):
             case "ClusterBinding":
-                decode(CLUSTER_BINDING, obj)
+                decode_spec(CLUSTER_BINDING, obj)
             case "ResourceLeasingPolicy":
-                policy_of({**obj, "metadata": metadata}, Side.OWNER, "UTC")
+                parse_policy({**obj, "metadata": metadata}, PolicySide.OWNER, "UTC")
     except ValueError as error:
         return str(error)
     return ""

@@ -7,36 +7,36 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 from aiohttp import hdrs, web
 
-from tapestry.apiext.callers import in_the_name_of
-from tapestry.apiext.plain import ROOT, Ask, PlainApi, Reply, refusal
-from tapestry.apiserver.access.authentication import Credentials, by_place
+from tapestry.apiext.caller_credentials import authorization_scope
+from tapestry.apiext.rest_api import ROOT, RestApi, RestRequest, RestResponse, error_response
+from tapestry.apiserver.access.authentication import Credentials, authenticate_localhost
 from tapestry.client.transport import JSON, Transport
 from tapestry.kube.errors import ApiError, TooLarge, Unauthorized
 from tapestry.process.addresses import Address
 from tapestry.process.logs import logger
-from tapestry.process.probes import answering, bound_socket
+from tapestry.process.probes import bound_socket, serve_app
 
 log = logger(__name__)
 
-LONGEST_BODY = 3 << 20
+MAX_BODY_BYTES = 3 << 20
 """Bytes: what Kubernetes takes."""
-OPEN = f"{ROOT}/openapi.json"
+PUBLIC_PATH = f"{ROOT}/openapi.json"
 """What everybody may read: it tells nothing of what is served."""
-ALWAYS = {"Content-Type": JSON, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-PREFLIGHT = {
+RESPONSE_HEADERS = {"Content-Type": JSON, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+PREFLIGHT_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, DELETE",
     "Access-Control-Allow-Headers": "Authorization, Content-Type",
     "Access-Control-Max-Age": "600",
 }
 
 
-class Front:
+class ApiExtHandler:
     """Answers requests in the name of whoever sends them or, with `own_identity`, in that of `transport`."""
 
     def __init__(
-        self, plain: PlainApi, transport: Transport, *, own_identity: bool = False, origins: Collection[str] = ()
+        self, rest_api: RestApi, transport: Transport, *, own_identity: bool = False, origins: Collection[str] = ()
     ) -> None:
-        self._plain = plain
+        self._rest_api = rest_api
         self._transport = transport
         self._own_identity = own_identity
         self._origins = origins
@@ -45,57 +45,61 @@ class Front:
         if request.path == "/healthz":
             return web.Response(text="ok")
         origin = request.headers.get(hdrs.ORIGIN, "")
-        shared = sharing(origin) if origin in self._origins else {}
+        shared = cors_headers(origin) if origin in self._origins else {}
         if shared and request.method == hdrs.METH_OPTIONS:
-            return web.Response(status=204, headers=shared | PREFLIGHT)
+            return web.Response(status=204, headers=shared | PREFLIGHT_HEADERS)
         began = time.monotonic()
         try:
-            found = await self._answer(request, is_shared=bool(shared))
+            found = await self._respond(request, is_shared=bool(shared))
         except ApiError as error:
-            found = refusal(error)
+            found = error_response(error)
         seconds = round(time.monotonic() - began, 6)
         log.info("answered", method=request.method, path=request.path, status=found.status, seconds=seconds)
-        return web.Response(status=found.status, body=found.body, headers={**ALWAYS, **found.headers, **shared})
+        return web.Response(
+            status=found.status, body=found.body, headers={**RESPONSE_HEADERS, **found.headers, **shared}
+        )
 
-    async def _answer(self, request: web.Request, *, is_shared: bool) -> Reply:
-        with nullcontext() if request.path == OPEN else self._caller(request, is_shared=is_shared):
+    async def _respond(self, request: web.Request, *, is_shared: bool) -> RestResponse:
+        with nullcontext() if request.path == PUBLIC_PATH else self._caller_scope(request, is_shared=is_shared):
             content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
             path = request.path.removeprefix(ROOT) if request.path.startswith(f"{ROOT}/") else request.path
-            ask = Ask(request.method, path, dict(request.query), content_type, await body_of(request))
-            return await self._plain.answer(ask, self._transport)
+            ask = RestRequest(request.method, path, dict(request.query), content_type, await read_body(request))
+            return await self._rest_api.handle(ask, self._transport)
 
-    def _caller(self, request: web.Request, *, is_shared: bool) -> AbstractContextManager[None]:
+    def _caller_scope(self, request: web.Request, *, is_shared: bool) -> AbstractContextManager[None]:
         """Whose rights count; `is_shared` says whether the request is of a page whose origin is allowed."""
         if self._own_identity:
             headers = {name.lower(): value for name, value in request.headers.items()}
             for name in ("origin", "sec-fetch-site") if is_shared else ():
                 headers.pop(name, None)
-            if by_place(Credentials(peer=request.remote or "", headers=headers)) is None:
+            if authenticate_localhost(Credentials(peer=request.remote or "", headers=headers)) is None:
                 raise Unauthorized(401, "Unauthorized", "only this machine may call, under the name of localhost")
             return nullcontext()
         given = request.headers.get(hdrs.AUTHORIZATION, "")
         if not given.lower().startswith("bearer "):
             why = "send the header `Authorization: Bearer TOKEN`, with a token that the API server knows"
             raise Unauthorized(401, "Unauthorized", why)
-        return in_the_name_of(given)
+        return authorization_scope(given)
 
 
-def sharing(origin: str) -> dict[str, str]:
+def cors_headers(origin: str) -> dict[str, str]:
     """What lets a browser show the answer to a page of that origin."""
     return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
 
 
-async def body_of(request: web.Request) -> bytes:
+async def read_body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise TooLarge(413, "TooLarge", f"the body is over {LONGEST_BODY} bytes") from error
+        raise TooLarge(413, "TooLarge", f"the body is over {MAX_BODY_BYTES} bytes") from error
 
 
 @asynccontextmanager
-async def serving(front: Front, wanted: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[Address]:
+async def serve_http(
+    handler: ApiExtHandler, address: Address, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Address]:
     """Listens, at the address it yields, for as long as the context lasts."""
-    app = web.Application(client_max_size=LONGEST_BODY)
-    app.router.add_route("*", "/{path:.*}", front.handle)
-    async with answering(app, bound_socket(wanted), tls) as port:
-        yield Address(wanted.host, port)
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_route("*", "/{path:.*}", handler.handle)
+    async with serve_app(app, bound_socket(address), tls) as port:
+        yield Address(address.host, port)

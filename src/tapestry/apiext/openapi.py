@@ -3,18 +3,18 @@
 from functools import cache
 
 from tapestry import __version__
-from tapestry.apiext.questions import LIMIT, MOST
+from tapestry.apiext.list_query import DEFAULT_LIMIT, MAX_LIMIT
 from tapestry.kube.objects import Object
 
 TEXT: Object = {"type": "string"}
-MAYBE_TEXT: Object = {"type": "string", "nullable": True}
-MAYBE_NUMBER: Object = {"type": "integer", "nullable": True}
-ANYTHING: Object = {"type": "object", "additionalProperties": True}
-TEXTS: Object = {"type": "object", "additionalProperties": TEXT}
+NULLABLE_TEXT: Object = {"type": "string", "nullable": True}
+NULLABLE_INTEGER: Object = {"type": "integer", "nullable": True}
+ANY_OBJECT: Object = {"type": "object", "additionalProperties": True}
+TEXT_MAP: Object = {"type": "object", "additionalProperties": TEXT}
 
 CONDITION: Object = {
     "type": "object",
-    "properties": {"status": TEXT, "reason": MAYBE_TEXT, "message": MAYBE_TEXT, "since": MAYBE_TEXT},
+    "properties": {"status": TEXT, "reason": NULLABLE_TEXT, "message": NULLABLE_TEXT, "since": NULLABLE_TEXT},
 }
 OUTLINE: Object = {
     "type": "object",
@@ -23,21 +23,21 @@ OUTLINE: Object = {
     "properties": {
         "kind": TEXT,
         "name": TEXT,
-        "namespace": MAYBE_TEXT,
+        "namespace": NULLABLE_TEXT,
         "uid": TEXT,
         "created": {"type": "string", "format": "date-time"},
         "deleting": {"type": "boolean"},
-        "labels": TEXTS,
-        "phase": MAYBE_TEXT,
+        "labels": TEXT_MAP,
+        "phase": NULLABLE_TEXT,
         "conditions": {"type": "object", "additionalProperties": CONDITION},
-        "spec": ANYTHING,
+        "spec": ANY_OBJECT,
     },
     "additionalProperties": True,
 }
 WHOLE: Object = {
     **OUTLINE,
     "description": "An object with all of its spec and status.",
-    "properties": {**OUTLINE["properties"], "annotations": TEXTS, "status": ANYTHING},
+    "properties": {**OUTLINE["properties"], "annotations": TEXT_MAP, "status": ANY_OBJECT},
 }
 NEW: Object = {
     "type": "object",
@@ -45,10 +45,10 @@ NEW: Object = {
     "properties": {
         "name": TEXT,
         "namespace": TEXT,
-        "labels": TEXTS,
-        "annotations": TEXTS,
-        "spec": ANYTHING,
-        "metadata": ANYTHING,
+        "labels": TEXT_MAP,
+        "annotations": TEXT_MAP,
+        "spec": ANY_OBJECT,
+        "metadata": ANY_OBJECT,
     },
     "additionalProperties": True,
 }
@@ -57,17 +57,17 @@ PAGE: Object = {
     "required": ["items", "total", "limit", "page", "pages", "next"],
     "properties": {
         "items": {"type": "array", "items": {"$ref": "#/components/schemas/Outline"}},
-        "total": MAYBE_NUMBER,
+        "total": NULLABLE_INTEGER,
         "limit": {"type": "integer"},
-        "page": MAYBE_NUMBER,
-        "pages": MAYBE_NUMBER,
-        "next": {**MAYBE_TEXT, "description": "The cursor of what follows."},
+        "page": NULLABLE_INTEGER,
+        "pages": NULLABLE_INTEGER,
+        "next": {**NULLABLE_TEXT, "description": "The cursor of what follows."},
     },
 }
 DELETED: Object = {
     "type": "object",
     "required": ["name", "namespace", "deleted"],
-    "properties": {"name": TEXT, "namespace": MAYBE_TEXT, "deleted": {"type": "boolean"}},
+    "properties": {"name": TEXT, "namespace": NULLABLE_TEXT, "deleted": {"type": "boolean"}},
 }
 KIND: Object = {
     "type": "object",
@@ -92,7 +92,7 @@ ERROR: Object = {
         "message": TEXT,
         "fields": {
             "type": "array",
-            "items": {"type": "object", "properties": {"field": MAYBE_TEXT, "message": MAYBE_TEXT}},
+            "items": {"type": "object", "properties": {"field": NULLABLE_TEXT, "message": NULLABLE_TEXT}},
         },
     },
 }
@@ -106,17 +106,19 @@ def parameter(name: str, description: str, schema: Object = TEXT) -> Object:
 
 
 NAMESPACE = parameter("namespace", "Of lists: none is all namespaces. Of one object: none is `default`.")
-OF_LISTS = [
+LIST_PARAMETERS = [
     NAMESPACE,
     parameter("filter", "`phase=Running,name~web`: = != ~ (contains) !~; all must hold."),
     parameter("sort", "`-created,name`: fields, descending with a minus."),
-    parameter("limit", "Objects at a time.", {"type": "integer", "minimum": 1, "maximum": MOST, "default": LIMIT}),
+    parameter(
+        "limit", "Objects at a time.", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
+    ),
     parameter("page", "Which page of all that match, from 1 on.", {"type": "integer", "minimum": 1}),
     parameter("cursor", "`next` of the page before; not with filter, sort or page."),
 ]
 
 
-def carrying(name: str) -> Object:
+def json_content(name: str) -> Object:
     return {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}}
 
 
@@ -125,15 +127,15 @@ def operation(summary: str, status: str, answer: str, *parameters: Object, body:
         "summary": summary,
         "parameters": list(parameters),
         "responses": {
-            status: {"description": summary, **carrying(answer)},
-            "default": {"description": "A refusal that says what to do.", **carrying("Error")},
+            status: {"description": summary, **json_content(answer)},
+            "default": {"description": "A refusal that says what to do.", **json_content("Error")},
         },
     }
-    return {**found, "requestBody": {"required": True, **carrying(body)}} if body else found
+    return {**found, "requestBody": {"required": True, **json_content(body)}} if body else found
 
 
 @cache
-def document() -> Object:
+def openapi_document() -> Object:
     """The OpenAPI document."""
     schemas = {"Kinds": KINDS, "Outline": OUTLINE, "Whole": WHOLE, "New": NEW, "Page": PAGE, "Deleted": DELETED}
     return {
@@ -143,7 +145,7 @@ def document() -> Object:
         "paths": {
             "/apiext/v1": {"get": operation("The kinds there are", "200", "Kinds")},
             "/apiext/v1/{kind}": {
-                "get": operation("Objects of a kind", "200", "Page", KIND_IN_PATH, *OF_LISTS),
+                "get": operation("Objects of a kind", "200", "Page", KIND_IN_PATH, *LIST_PARAMETERS),
                 "post": operation("Create an object", "201", "Whole", KIND_IN_PATH, NAMESPACE, body="New"),
             },
             "/apiext/v1/{kind}/{name}": {

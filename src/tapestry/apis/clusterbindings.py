@@ -8,13 +8,13 @@ from msgspec import Meta, field
 
 from tapestry.apis import keys
 from tapestry.apis.names import virtual_cluster_label
-from tapestry.kube.crds import AGE, Column, Kind, decode
-from tapestry.kube.fields import AS_SET, IMMUTABLE, Conditions, Fields, rule
+from tapestry.kube.api_types import AS_SET, IMMUTABLE, ApiStruct, Conditions, cel_rule
+from tapestry.kube.crds import AGE, Column, Kind, decode_spec
 from tapestry.kube.objects import Object, labels_of, name_of, uid_of
 from tapestry.kube.resources import Resource
-from tapestry.kube.schemas import plain
+from tapestry.kube.schemas import to_unstructured
 
-LAST_SEEN_EVERY = timedelta(minutes=5)
+LAST_SEEN_INTERVAL = timedelta(minutes=5)
 """How old `status.lastSeen` may become while the physical cluster answers and nothing else changes."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
@@ -30,14 +30,14 @@ DnsLabel = Annotated[str, Meta(min_length=1, max_length=63, pattern="^[a-z0-9]([
 HandlePattern = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
-class SecretReference(Fields):
+class SecretReference(ApiStruct):
     """Where the kubeconfig is: under the key `kubeconfig` of this Secret."""
 
     name: Annotated[Name, Meta(description="Of the Secret.")]
     namespace: Annotated[DnsLabel, Meta(description="One that the manager reads kubeconfigs from.")]
 
 
-class SelectorRequirement(Fields):
+class SelectorRequirement(ApiStruct):
     key: Annotated[Key, Meta(description="A label, or `metadata.name` among fields.")]
     operator: Annotated[
         Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"], Meta(description="How it is compared.")
@@ -45,14 +45,14 @@ class SelectorRequirement(Fields):
     values: Annotated[tuple[str, ...], Meta(description="With what.")] = ()
 
 
-class NodeSelectorTerm(Fields):
+class NodeSelectorTerm(ApiStruct):
     match_expressions: Annotated[
         tuple[SelectorRequirement, ...], Meta(description="What labels must be, all of it.")
     ] = ()
     match_fields: Annotated[tuple[SelectorRequirement, ...], Meta(description="What fields must be, all of it.")] = ()
 
 
-class NodeSelector(Fields):
+class NodeSelector(ApiStruct):
     """Which nodes, as in a pod's required node affinity: one of the terms must hold."""
 
     node_selector_terms: Annotated[
@@ -60,7 +60,7 @@ class NodeSelector(Fields):
     ]
 
 
-class AllowedVolumes(Fields):
+class AllowedVolumes(ApiStruct):
     """Which PersistentVolumes may cross: those of a driver and, where classes are named, of a class named here."""
 
     drivers: Annotated[tuple[Name, ...], AS_SET, Meta(description="CSI drivers.")] = ()
@@ -78,7 +78,7 @@ class AllowedVolumes(Fields):
     ] = ()
 
 
-class SyncBack(Fields):
+class SyncBack(ApiStruct):
     """Which changes to copies of ConfigMaps and Secrets in the physical cluster go up to the virtual one."""
 
     namespaces: Annotated[
@@ -88,18 +88,18 @@ class SyncBack(Fields):
     ] = ()
 
 
-class VirtualEndpoints(Fields):
+class VirtualEndpoints(ApiStruct):
     """Where pods on leased nodes reach the virtual cluster."""
 
     api: Annotated[str, Meta(description="host:port of its API server.")] | None = None
     dns: Annotated[str, Meta(description="Address of its DNS server.")] | None = None
 
 
-class ClusterBindingSpec(Fields):
+class ClusterBindingSpec(ApiStruct):
     """How to reach a physical cluster, and what may be done there."""
 
     __rules__ = (
-        rule(
+        cel_rule(
             "!has(oldSelf.mountNamespace) || has(self.mountNamespace) && self.mountNamespace == oldSelf.mountNamespace",
             "may not change once it is set: what was mounted there would be lost",
             field_path=".mountNamespace",
@@ -152,7 +152,7 @@ class ClusterBindingSpec(Fields):
     sync_back: SyncBack = SyncBack()
 
 
-class ClusterBindingStatus(Fields):
+class ClusterBindingStatus(ApiStruct):
     phase: Literal["Pending", "Ready", "Failed", "Deleting"] | None = None
     conditions: Conditions = ()
     observed_generation: int | None = None
@@ -230,9 +230,11 @@ class Binding:
 
 def binding_of(obj: Object, virtual_cluster_uid: str) -> Binding:
     """The binding that `obj` describes, in the virtual cluster with that kube-system UID; raises InvalidSpec."""
-    return Binding(name_of(obj), uid_of(obj), virtual_cluster_label(virtual_cluster_uid), decode(CLUSTER_BINDING, obj))
+    return Binding(
+        name_of(obj), uid_of(obj), virtual_cluster_label(virtual_cluster_uid), decode_spec(CLUSTER_BINDING, obj)
+    )
 
 
-def plain_selector(selector: NodeSelector | None) -> Any:
+def node_selector_object(selector: NodeSelector | None) -> Any:
     """A node selector as `tapestry.kube.selectors.node_selector` reads it."""
-    return plain(selector)
+    return to_unstructured(selector)

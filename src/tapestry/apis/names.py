@@ -17,7 +17,7 @@ def virtual_node_name(cluster_id: str, node: str) -> str:
     return plain if len(plain) <= LABEL_LIMIT else hashed_name(plain, cluster_id, node)
 
 
-def second_virtual_node_name(cluster_id: str, node: str, binding_uid: str) -> str:
+def fallback_virtual_node_name(cluster_id: str, node: str, binding_uid: str) -> str:
     """The virtual node's name where the first choice belongs to another binding."""
     return hashed_name(f"vnode-{cluster_id}-{node}", cluster_id, node, binding_uid)
 
@@ -28,7 +28,7 @@ def physical_name(virtual_cluster: str, binding_uid: str, namespace: str, name: 
     return hashed_name(name, virtual_cluster, binding_uid, namespace, name)
 
 
-def service_name(virtual_cluster: str, binding_uid: str, namespace: str, name: str) -> str:
+def physical_service_name(virtual_cluster: str, binding_uid: str, namespace: str, name: str) -> str:
     """The name below of a virtual Service; it begins with a letter, as the name of a Service has to."""
     readable = name if DNS_1035_LABEL.fullmatch(name) else f"service-{name}"
     return hashed_name(readable, virtual_cluster, binding_uid, namespace, name)
@@ -39,11 +39,11 @@ def syncer_name(cluster_id: str) -> str:
     return f"tapestry-syncer-{cluster_id}"
 
 
-def syncer_election(binding: str) -> str:
+def syncer_lease_name(binding: str) -> str:
     """The Lease that the replicas of a binding's syncer campaign for."""
     return f"tapestry-syncer-{binding}"
 
 
-def tokens_name(virtual_cluster: str, binding_uid: str, namespace: str, pod: str) -> str:
+def tokens_secret_name(virtual_cluster: str, binding_uid: str, namespace: str, pod: str) -> str:
     """The Secret below with the service account tokens of a virtual pod."""
     return hashed_name(f"{pod}-tokens", virtual_cluster, binding_uid, namespace, pod, "tokens")

@@ -5,20 +5,20 @@ from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
-PRIORITY = -10_000
+TWIN_PRIORITY = -10_000
 """Below everything of the owner's: whose pods need room, gets it."""
 
 
 def priority_class() -> Object:
     return {
         "metadata": {"name": keys.PRIORITY_CLASS, "labels": {keys.MANAGED_BY: keys.TAPESTRY}},
-        "value": PRIORITY,
+        "value": TWIN_PRIORITY,
         "preemptionPolicy": "Never",
         "description": "Pods on leased capacity: they give way to everybody else's.",
     }
 
 
-def missing_message(name: str) -> str:
+def missing_class_message(name: str) -> str:
     """What to do where the physical cluster has no such class."""
     remedy = (
         "`tapestry join` creates it, or an administrator of the physical cluster"

@@ -1,16 +1,16 @@
 """What is there before anybody asked for it: the namespaces and roles without which nothing works."""
 
 from tapestry.apiserver.access import bootstrap_roles
-from tapestry.apiserver.access.rbac import GROUP, KINDS
+from tapestry.apiserver.access.rbac import GROUP, RBAC_PLURALS
 from tapestry.apiserver.requests import Target, User
-from tapestry.apiserver.rows import Row
+from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.server import Server
-from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import Object
 
-SYSTEM = User("system:apiserver", ("system:masters",))
-STARTING = User("system:apiserver", ("system:masters",))
+APISERVER_USER = User("system:apiserver", ("system:masters",))
+BOOTSTRAP_USER = User("system:apiserver", ("system:masters",))
 """The same, while it has its own things in order: webhooks, which may not be up yet, have no say in that."""
 REQUEST_HEADERS = {
     "requestheader-allowed-names": '["front-proxy-client"]',
@@ -19,54 +19,56 @@ REQUEST_HEADERS = {
     "requestheader-username-headers": '["X-Remote-User"]',
 }
 """What a proxy is called, and in which headers it names the user."""
-NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+SYSTEM_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
 async def install(server: Server) -> None:
     """Have everything that is missing of it."""
-    for name in NAMESPACES:
-        await have(server, "", "namespaces", namespace(name))
-    await bootstrap_roles.install(server.verbs, {plural: row_of(server, GROUP, plural) for plural in KINDS})
+    for name in SYSTEM_NAMESPACES:
+        await create_if_missing(server, "", "namespaces", namespace_object(name))
+    await bootstrap_roles.install(
+        server.verbs, {plural: served_resource(server, GROUP, plural) for plural in RBAC_PLURALS}
+    )
 
 
-def namespace(name: str) -> Object:
+def namespace_object(name: str) -> Object:
     labels = {"kubernetes.io/metadata.name": name}
     return {"metadata": {"name": name, "labels": labels}, "spec": {"finalizers": ["kubernetes"]}}
 
 
-async def have(server: Server, group: str, plural: str, obj: Object) -> None:
-    row = row_of(server, group, plural)
+async def create_if_missing(server: Server, group: str, plural: str, obj: Object) -> None:
+    row = served_resource(server, group, plural)
     target = Target(row, obj["metadata"].get("namespace", ""))
     if server.verbs.store.get(row.storage, target.namespace, obj["metadata"]["name"]) is not None:
         return
     try:
-        await server.verbs.create(Request("create", target, STARTING, {}), obj)
+        await server.verbs.create(WriteRequest("create", target, BOOTSTRAP_USER, {}), obj)
     except AlreadyExists:
         return
 
 
-async def keep(server: Server, group: str, plural: str, obj: Object) -> None:
+async def create_or_replace(server: Server, group: str, plural: str, obj: Object) -> None:
     """Have an object just like that, whatever stood in its place."""
-    row = row_of(server, group, plural)
+    row = served_resource(server, group, plural)
     namespace, name = obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
     if server.verbs.store.get(row.storage, namespace, name) is None:
-        await have(server, group, plural, obj)
+        await create_if_missing(server, group, plural, obj)
     else:
-        await server.verbs.replace(Request("update", Target(row, namespace, name), STARTING, {}), obj)
+        await server.verbs.replace(WriteRequest("update", Target(row, namespace, name), BOOTSTRAP_USER, {}), obj)
 
 
-async def publish_authorities(server: Server, authorities: str, front_proxies: str) -> None:
+async def publish_client_cas(server: Server, client_cas: str, front_proxy_ca: str) -> None:
     """Let others know clients as the server does, by certificates of these CAs: where Kubernetes has them, too.
 
     `front_proxies` is the CA of proxies that name the user in headers.  It has to be another one than those of users:
     whoever has a certificate of it can be anybody.
     """
     metadata = {"name": "extension-apiserver-authentication", "namespace": "kube-system"}
-    data = {"client-ca-file": authorities, "requestheader-client-ca-file": front_proxies, **REQUEST_HEADERS}
-    await keep(server, "", "configmaps", {"metadata": metadata, "data": data})
+    data = {"client-ca-file": client_cas, "requestheader-client-ca-file": front_proxy_ca, **REQUEST_HEADERS}
+    await create_or_replace(server, "", "configmaps", {"metadata": metadata, "data": data})
 
 
-def row_of(server: Server, group: str, plural: str) -> Row:
-    row = server.rows.get(group, "v1", plural)
+def served_resource(server: Server, group: str, plural: str) -> ResourceInfo:
+    row = server.registry.get(group, "v1", plural)
     assert row is not None, f"{plural} are served"
     return row

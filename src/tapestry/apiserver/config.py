@@ -17,7 +17,7 @@ class Tls(Section, frozen=True):
     """A file with the CAs whose client certificates are trusted."""
 
 
-class Kubelets(Section, frozen=True):
+class KubeletClientConfig(Section, frozen=True):
     """How the server calls kubelets."""
 
     client_certificate: str = ""
@@ -106,6 +106,6 @@ class ApiServerConfig(Section, frozen=True):
     history_seconds: Annotated[float, Meta(gt=0)] = 300.0
     """For how long watches and pages can go back."""
     tls: Tls = Tls()
-    kubelet: Kubelets = Kubelets()
+    kubelet: KubeletClientConfig = KubeletClientConfig()
     log_level: Level = "info"
     log_format: Format = "auto"

@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from tapestry.apiserver.recurring import cached
+from tapestry.apiserver.spec_cache import bounded_cache
 
-STEP = re.compile(
+STEP_PATTERN = re.compile(
     r"""
     \.?(?P<name>[A-Za-z0-9_$-]+(?:\\.[A-Za-z0-9_$-]+)*)     # .name, with dots escaped
     | \[ (?P<index>-?\d+) \]                                # [0]
@@ -21,13 +21,13 @@ class JsonPathError(ValueError):
     """The path is not one that we follow."""
 
 
-@cached(1024)
-def parsed(path: str) -> tuple[tuple[str, str], ...]:
+@bounded_cache(1024)
+def parse_path(path: str) -> tuple[tuple[str, str], ...]:
     """The steps of a path, as (what, argument)."""
     rest = path.strip().removeprefix("{").removesuffix("}").removeprefix("$")
     steps, at = [], 0
     while at < len(rest):
-        match = STEP.match(rest, at)
+        match = STEP_PATTERN.match(rest, at)
         if match is None:
             raise JsonPathError(f"{path}: cannot be read from {rest[at:]!r} on")
         at = match.end()
@@ -44,21 +44,21 @@ def parsed(path: str) -> tuple[tuple[str, str], ...]:
     return tuple(steps)
 
 
-def found(obj: Any, path: str) -> list[Any]:
+def find_all(obj: Any, path: str) -> list[Any]:
     """Everything that a path leads to."""
     values = [obj]
-    for what, argument in parsed(path):
-        values = [each for value in values for each in taken(value, what, argument)]
+    for what, argument in parse_path(path):
+        values = [each for value in values for each in step_values(value, what, argument)]
     return values
 
 
-def first(obj: Any, path: str) -> Any:
+def find_first(obj: Any, path: str) -> Any:
     """The first thing that a path leads to; None where it leads nowhere."""
-    values = found(obj, path)
+    values = find_all(obj, path)
     return values[0] if values else None
 
 
-def taken(value: Any, what: str, argument: str) -> list[Any]:
+def step_values(value: Any, what: str, argument: str) -> list[Any]:
     if what == "name":
         return [value[argument]] if isinstance(value, dict) and argument in value else []
     if what == "every":

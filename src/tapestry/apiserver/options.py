@@ -3,47 +3,54 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tapestry.apiserver import refusals
+from tapestry.apiserver import api_errors
 from tapestry.apiserver.requests import Query
 from tapestry.kube.errors import Invalid
 from tapestry.kube.resources import Resource
 
-FIELD_VALIDATION = ("", "Ignore", "Strict", "Warn")
-LONGEST_MANAGER = 128
-PROPAGATION = ("Foreground", "Background", "Orphan", "nil")
+FIELD_VALIDATION_MODES = ("", "Ignore", "Strict", "Warn")
+MAX_FIELD_MANAGER_BYTES = 128
+PROPAGATION_POLICIES = ("Foreground", "Background", "Orphan", "nil")
 
 
-def check(verb: str, query: Query) -> None:
+def validate_options(verb: str, query: Query) -> None:
     """Raise Invalid for a value that an option cannot have."""
     if query.get("dryRun", "All") != "All":
-        raise unsupported(verb, "dryRun", f'["{query["dryRun"]}"]', ("All",))
-    if query.get("fieldValidation", "") not in FIELD_VALIDATION:
-        raise unsupported(verb, "fieldValidation", f'"{query["fieldValidation"]}"', FIELD_VALIDATION)
-    if len(query.get("fieldManager", "").encode()) > LONGEST_MANAGER:
-        why = f"Too long: may not be more than {LONGEST_MANAGER} bytes"
-        raise refusals.invalid(kind_of(verb), "", "fieldManager", why)
+        raise unsupported_option(verb, "dryRun", f'["{query["dryRun"]}"]', ("All",))
+    if query.get("fieldValidation", "") not in FIELD_VALIDATION_MODES:
+        raise unsupported_option(verb, "fieldValidation", f'"{query["fieldValidation"]}"', FIELD_VALIDATION_MODES)
+    if len(query.get("fieldManager", "").encode()) > MAX_FIELD_MANAGER_BYTES:
+        why = f"Too long: may not be more than {MAX_FIELD_MANAGER_BYTES} bytes"
+        raise api_errors.invalid_field(options_resource(verb), "", "fieldManager", why)
 
 
-DELETION = {"gracePeriodSeconds": int, "orphanDependents": bool, "preconditions": dict, "propagationPolicy": str}
+DELETE_OPTION_TYPES = {
+    "gracePeriodSeconds": int,
+    "orphanDependents": bool,
+    "preconditions": dict,
+    "propagationPolicy": str,
+}
 """Of which types what a deletion says is."""
 
 
-def check_deletion(options: Mapping[str, Any]) -> None:
-    for field, wanted in DELETION.items():
+def validate_delete_options(options: Mapping[str, Any]) -> None:
+    for field, wanted in DELETE_OPTION_TYPES.items():
         if options.get(field) is not None and type(options[field]) is not wanted:
-            raise refusals.bad_request(f"DeleteOptions: {field}: {options[field]!r} is not of type {wanted.__name__}")
+            raise api_errors.bad_request(f"DeleteOptions: {field}: {options[field]!r} is not of type {wanted.__name__}")
     policy = options.get("propagationPolicy")
-    if policy is not None and policy not in PROPAGATION[:3]:
-        raise unsupported("delete", "propagationPolicy", f'"{policy}"', PROPAGATION)
+    if policy is not None and policy not in PROPAGATION_POLICIES[:3]:
+        raise unsupported_option("delete", "propagationPolicy", f'"{policy}"', PROPAGATION_POLICIES)
     if policy is not None and options.get("orphanDependents") is not None:
         why = f'Invalid value: "{policy}": orphanDependents and deletionPropagation cannot be both set'
-        raise refusals.invalid(kind_of("delete"), "", "propagationPolicy", why)
+        raise api_errors.invalid_field(options_resource("delete"), "", "propagationPolicy", why)
 
 
-def unsupported(verb: str, field: str, value: str, supported: tuple[str, ...]) -> Invalid:
+def unsupported_option(verb: str, field: str, value: str, supported: tuple[str, ...]) -> Invalid:
     listed = ", ".join(f'"{each}"' for each in supported)
-    return refusals.invalid(kind_of(verb), "", field, f"Unsupported value: {value}: supported values: {listed}")
+    return api_errors.invalid_field(
+        options_resource(verb), "", field, f"Unsupported value: {value}: supported values: {listed}"
+    )
 
 
-def kind_of(verb: str) -> Resource:
+def options_resource(verb: str) -> Resource:
     return Resource("meta.k8s.io", "v1", f"{verb.capitalize()}Options", f"{verb}options")

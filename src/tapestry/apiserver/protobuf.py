@@ -23,107 +23,107 @@ import msgspec
 
 from tapestry.kube.objects import Object
 
-DATA = "protobuf.json.gz"
+DATA_FILE = "protobuf.json.gz"
 MAGIC = b"k8s\0"
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types: how a value is written."""
-SIZES = {FIXED64: 8, FIXED32: 4}
+FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Put = Callable[[bytes, int, int, Object], None]
+FieldDecoder = Callable[[bytes, int, int, Object], None]
 """Puts what `data[at:end]` says into an object."""
-PutNumber = Callable[[int, Object], None]
-Read = Callable[[bytes, int, int], Any]
+VarintDecoder = Callable[[int, Object], None]
+ValueReader = Callable[[bytes, int, int], Any]
 """What `data[at:end]` says."""
-Field = tuple[int, int, Put | PutNumber]
+FieldEntry = tuple[int, int, FieldDecoder | VarintDecoder]
 """A number, a wire type, and what to do with values: PutNumber is for varints, Put for all others."""
 
 
-class Malformed(ValueError):
+class MalformedMessage(ValueError):
     """The bytes are not an object of a kind that can be read."""
 
 
-def decoded(body: bytes) -> Object:
+def decode_object(body: bytes) -> Object:
     """The object in a body; raises Malformed, or RecursionError for what is nested too deeply."""
     if not body.startswith(MAGIC):
-        raise Malformed("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")
+        raise MalformedMessage("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")
     try:
-        return messages().opened(body)
+        return message_decoders().decode(body)
     except UnicodeDecodeError as error:
-        raise Malformed(f"text is not UTF-8: {error.reason}") from error
+        raise MalformedMessage(f"text is not UTF-8: {error.reason}") from error
     except IndexError as error:
-        raise Malformed("unexpected EOF") from error
+        raise MalformedMessage("unexpected EOF") from error
 
 
 @cache
-def messages() -> "Messages":
-    raw = gzip.decompress(resources.files("tapestry.apiserver").joinpath("data", DATA).read_bytes())
+def message_decoders() -> "MessageDecoders":
+    raw = gzip.decompress(resources.files("tapestry.apiserver").joinpath("data", DATA_FILE).read_bytes())
     data = msgspec.json.decode(raw)
-    return Messages(data["kinds"], data["messages"])
+    return MessageDecoders(data["kinds"], data["messages"])
 
 
-class Messages:
+class MessageDecoders:
     """The messages of the published table, whose notation tools/protobuf_tables.py explains."""
 
     def __init__(self, kinds: dict[str, str], rows: dict[str, list[tuple[int, str, str, bool]]]) -> None:
         self.kinds, self._rows = kinds, rows
-        self._compiled: dict[str, Put] = {}
+        self._compiled: dict[str, FieldDecoder] = {}
 
-    def opened(self, body: bytes) -> Object:
+    def decode(self, body: bytes) -> Object:
         """What the envelope is around."""
         envelope: Object = {"type": {}, "message": (0, 0)}
-        ENVELOPE(body, len(MAGIC), len(body), envelope)
+        DECODE_ENVELOPE(body, len(MAGIC), len(body), envelope)
         found: Object = envelope["type"]
         version, kind = found.get("apiVersion", ""), found.get("kind", "")
         name = self.kinds.get(f"{version}/{kind}") or self.kinds.get(kind)
         if name is None:
-            raise Malformed(f'no kind "{kind}" is registered for version "{version}"')
+            raise MalformedMessage(f'no kind "{kind}" is registered for version "{version}"')
         at, end = envelope["message"]
-        self._named(name)(body, at, end, found)
+        self._decoder_for(name)(body, at, end, found)
         return found
 
-    def _named(self, name: str) -> Put:
+    def _decoder_for(self, name: str) -> FieldDecoder:
         if name not in self._compiled:
-            self._compiled[name] = message(lambda: self._fields(name))
+            self._compiled[name] = message_decoder(lambda: self._field_entries(name))
         return self._compiled[name]
 
-    def _fields(self, name: str) -> Iterator[Field]:
+    def _field_entries(self, name: str) -> Iterator[FieldEntry]:
         for number, key, kind, drops in self._rows[name]:
-            if kind in INTEGERS:
-                yield number, VARINT, integer_field(key, INTEGERS[kind], drops=drops)
-            elif kind.startswith("[]") and kind[2:] in INTEGERS:
-                yield number, VARINT, one_more_integer(key, INTEGERS[kind[2:]])
-                yield number, BYTES, packed_integers(key, INTEGERS[kind[2:]])
+            if kind in INTEGER_CONVERSIONS:
+                yield number, VARINT, integer_field(key, INTEGER_CONVERSIONS[kind], omit_empty=drops)
+            elif kind.startswith("[]") and kind[2:] in INTEGER_CONVERSIONS:
+                yield number, VARINT, repeated_integer_field(key, INTEGER_CONVERSIONS[kind[2:]])
+                yield number, BYTES, packed_integer_field(key, INTEGER_CONVERSIONS[kind[2:]])
             elif kind == "double":
-                yield number, FIXED64, field(key, double)
+                yield number, FIXED64, value_field(key, read_double)
             else:
-                yield number, BYTES, self._put(key, kind, drops=drops)
+                yield number, BYTES, self._length_delimited_decoder(key, kind, omit_empty=drops)
 
-    def _put(self, key: str, kind: str, *, drops: bool) -> Put:
+    def _length_delimited_decoder(self, key: str, kind: str, *, omit_empty: bool) -> FieldDecoder:
         if kind.startswith("[]"):
-            return one_more(key, self._read(kind[2:]))
+            return repeated_field(key, self._value_reader(kind[2:]))
         if kind.startswith("{}"):
-            return entry(key, self._read(kind[2:]))
+            return map_entry_field(key, self._value_reader(kind[2:]))
         if kind == "string":
-            return text_field(key, drops=drops)
+            return text_field(key, omit_empty=omit_empty)
         if kind in self._rows:
-            return part(key, self._named(kind)) if key else self._named(kind)
-        return field(key, self._read(kind), drops=drops)
+            return nested_message_field(key, self._decoder_for(kind)) if key else self._decoder_for(kind)
+        return value_field(key, self._value_reader(kind), omit_empty=omit_empty)
 
-    def _read(self, kind: str) -> Read:
-        if kind in READS:
-            return READS[kind]
+    def _value_reader(self, kind: str) -> ValueReader:
+        if kind in VALUE_READERS:
+            return VALUE_READERS[kind]
         if kind.startswith("[*]"):
-            return items(self._read(kind[3:]))
+            return list_reader(self._value_reader(kind[3:]))
         if kind.startswith("|"):
-            return last_of(self._named(kind[1:]))
-        return whole(self._named(kind))
+            return union_reader(self._decoder_for(kind[1:]))
+        return message_reader(self._decoder_for(kind))
 
 
 # -- messages
 
 
-def message(fields: Callable[[], Iterable[Field]]) -> Put:
+def message_decoder(fields: Callable[[], Iterable[FieldEntry]]) -> FieldDecoder:
     """Reads a message, whose fields are asked for when the first one comes."""
     known: dict[int, Any] = {}
 
@@ -134,30 +134,30 @@ def message(fields: Callable[[], Iterable[Field]]) -> Put:
             tag = data[at]
             at += 1
             if tag > 127:
-                tag, at = varint(data, at - 1)
-            found = known.get(tag) or passed_over(tag, known)
+                tag, at = read_varint(data, at - 1)
+            found = known.get(tag) or unknown_field_decoder(tag, known)
             wire = tag & 7
-            if wire in SIZES:
-                size = SIZES[wire]
+            if wire in FIXED_SIZES:
+                size = FIXED_SIZES[wire]
             else:
                 size = data[at]
                 at += 1
                 if size > 127:
-                    size, at = varint(data, at - 1)
+                    size, at = read_varint(data, at - 1)
                 if wire == VARINT:
                     found(size, into)
                     continue
             if at + size > end:
-                raise Malformed("unexpected EOF")
+                raise MalformedMessage("unexpected EOF")
             found(data, at, at + size, into)
             at += size
         if at > end:
-            raise Malformed("unexpected EOF")
+            raise MalformedMessage("unexpected EOF")
 
     return put
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """The number that is written from `at` on, seven bits a byte, and where it ends."""
     found = 0
     for shift in range(0, 64, 7):
@@ -166,30 +166,30 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         found |= (byte & 127) << shift
         if byte < 128:
             return found & (1 << 64) - 1, at
-    raise Malformed("integer overflow")
+    raise MalformedMessage("integer overflow")
 
 
-def passed_over(tag: int, known: dict[int, Any]) -> Callable[..., None]:
+def unknown_field_decoder(tag: int, known: dict[int, Any]) -> Callable[..., None]:
     """What to do with the value of a field that a message does not have: nothing, if that is what it is."""
     number, wire = tag >> 3, tag & 7
     if not number or wire not in (VARINT, FIXED64, BYTES, FIXED32):
-        raise Malformed(f"illegal tag {number} (wire type {wire})")
+        raise MalformedMessage(f"illegal tag {number} (wire type {wire})")
     if any(number << 3 | other in known for other in (VARINT, FIXED64, BYTES)):
-        raise Malformed(f"wrong wireType = {wire} for field {number}")
-    return nothing
+        raise MalformedMessage(f"wrong wireType = {wire} for field {number}")
+    return ignore_value
 
 
-def nothing(*_: Any) -> None:
+def ignore_value(*_: Any) -> None:
     """Leaves a value aside."""
 
 
 # -- fields
 
 
-def field(key: str, read: Read, *, drops: bool = False) -> Put:
+def value_field(key: str, read: ValueReader, *, omit_empty: bool = False) -> FieldDecoder:
     def put(data: bytes, at: int, end: int, into: Object) -> None:
         found = read(data, at, end)
-        if found is None or (drops and not found):
+        if found is None or (omit_empty and not found):
             into.pop(key, None)
         else:
             into[key] = found
@@ -197,9 +197,9 @@ def field(key: str, read: Read, *, drops: bool = False) -> Put:
     return put
 
 
-def text_field(key: str, *, drops: bool = False) -> Put:
+def text_field(key: str, *, omit_empty: bool = False) -> FieldDecoder:
     def put(data: bytes, at: int, end: int, into: Object) -> None:
-        if at == end and drops:
+        if at == end and omit_empty:
             into.pop(key, None)
         else:
             into[key] = data[at:end].decode()
@@ -207,10 +207,10 @@ def text_field(key: str, *, drops: bool = False) -> Put:
     return put
 
 
-def integer_field(key: str, meaning: Callable[[int], int], *, drops: bool = False) -> PutNumber:
+def integer_field(key: str, convert: Callable[[int], int], *, omit_empty: bool = False) -> VarintDecoder:
     def put(value: int, into: Object) -> None:
-        found = meaning(value)
-        if drops and not found:
+        found = convert(value)
+        if omit_empty and not found:
             into.pop(key, None)
         else:
             into[key] = found
@@ -218,26 +218,26 @@ def integer_field(key: str, meaning: Callable[[int], int], *, drops: bool = Fals
     return put
 
 
-def one_more_integer(key: str, meaning: Callable[[int], int]) -> PutNumber:
+def repeated_integer_field(key: str, convert: Callable[[int], int]) -> VarintDecoder:
     def put(value: int, into: Object) -> None:
-        into.setdefault(key, []).append(meaning(value))
+        into.setdefault(key, []).append(convert(value))
 
     return put
 
 
-def packed_integers(key: str, meaning: Callable[[int], int]) -> Put:
+def packed_integer_field(key: str, convert: Callable[[int], int]) -> FieldDecoder:
     def put(data: bytes, at: int, end: int, into: Object) -> None:
         found = into.setdefault(key, [])
         while at < end:
-            value, at = varint(data, at)
-            found.append(meaning(value))
+            value, at = read_varint(data, at)
+            found.append(convert(value))
         if at > end:
-            raise Malformed("unexpected EOF")
+            raise MalformedMessage("unexpected EOF")
 
     return put
 
 
-def part(key: str, inner: Put) -> Put:
+def nested_message_field(key: str, inner: FieldDecoder) -> FieldDecoder:
     """A message within the message."""
 
     def put(data: bytes, at: int, end: int, into: Object) -> None:
@@ -249,16 +249,16 @@ def part(key: str, inner: Put) -> Put:
     return put
 
 
-def one_more(key: str, read: Read) -> Put:
+def repeated_field(key: str, read: ValueReader) -> FieldDecoder:
     def put(data: bytes, at: int, end: int, into: Object) -> None:
         into.setdefault(key, []).append(read(data, at, end))
 
     return put
 
 
-def entry(key: str, read: Read) -> Put:
+def map_entry_field(key: str, read: ValueReader) -> FieldDecoder:
     """An entry of a map, which is a message of its own."""
-    pair = message(lambda: [(1, BYTES, text_field("key")), (2, BYTES, field("value", read))])
+    pair = message_decoder(lambda: [(1, BYTES, text_field("key")), (2, BYTES, value_field("value", read))])
 
     def put(data: bytes, at: int, end: int, into: Object) -> None:
         found: Object = {"key": ""}
@@ -271,7 +271,7 @@ def entry(key: str, read: Read) -> Put:
 # -- values
 
 
-def whole(put: Put) -> Read:
+def message_reader(put: FieldDecoder) -> ValueReader:
     def read(data: bytes, at: int, end: int) -> Object:
         found: Object = {}
         put(data, at, end, found)
@@ -280,15 +280,15 @@ def whole(put: Put) -> Read:
     return read
 
 
-def items(read: Read) -> Read:
+def list_reader(read: ValueReader) -> ValueReader:
     """The list in a message that has nothing else."""
-    found = whole(message(lambda: [(1, BYTES, one_more("items", read))]))
+    found = message_reader(message_decoder(lambda: [(1, BYTES, repeated_field("items", read))]))
     return lambda data, at, end: found(data, at, end).get("items", [])
 
 
-def last_of(put: Put) -> Read:
+def union_reader(put: FieldDecoder) -> ValueReader:
     """That field of a message which counts if several are set; they are named by their numbers."""
-    found = whole(put)
+    found = message_reader(put)
 
     def read(data: bytes, at: int, end: int) -> Any:
         fields = found(data, at, end)
@@ -297,86 +297,95 @@ def last_of(put: Put) -> Read:
     return read
 
 
-def signed(bits: int) -> Callable[[int], int]:
+def signed_integer(bits: int) -> Callable[[int], int]:
     half = 1 << bits - 1
     mask = (1 << bits) - 1
     return lambda value: (value + half & mask) - half
 
 
-def text(data: bytes, at: int, end: int) -> str:
+def read_string(data: bytes, at: int, end: int) -> str:
     return data[at:end].decode()
 
 
-def base64(data: bytes, at: int, end: int) -> str:
+def read_base64(data: bytes, at: int, end: int) -> str:
     return b2a_base64(data[at:end], newline=False).decode()
 
 
-def double(data: bytes, at: int, _: int) -> float:
+def read_double(data: bytes, at: int, _: int) -> float:
     """A whole number is one, as in the JSON that Go writes."""
     found: float = struct.unpack_from("<d", data, at)[0]
     if not math.isfinite(found):
-        raise Malformed(f"{found} is no number that JSON has")
+        raise MalformedMessage(f"{found} is no number that JSON has")
     return int(found) if found.is_integer() and abs(found) < 1 << 53 else found
 
 
-def json(data: bytes, at: int, end: int) -> Any:
+def read_json(data: bytes, at: int, end: int) -> Any:
     try:
         return msgspec.json.decode(data[at:end]) if at < end else None
     except msgspec.DecodeError as error:
-        raise Malformed(f"JSON within the message: {error}") from error
+        raise MalformedMessage(f"JSON within the message: {error}") from error
 
 
-INTEGERS: dict[str, Callable[[int], int]] = {"int32": signed(32), "int64": signed(64), "bool": bool}
-STAMP = whole(
-    message(
+INTEGER_CONVERSIONS: dict[str, Callable[[int], int]] = {
+    "int32": signed_integer(32),
+    "int64": signed_integer(64),
+    "bool": bool,
+}
+READ_TIMESTAMP = message_reader(
+    message_decoder(
         lambda: [
-            (1, VARINT, integer_field("seconds", INTEGERS["int64"])),
-            (2, VARINT, integer_field("nanos", INTEGERS["int32"])),
+            (1, VARINT, integer_field("seconds", INTEGER_CONVERSIONS["int64"])),
+            (2, VARINT, integer_field("nanos", INTEGER_CONVERSIONS["int32"])),
         ]
     )
 )
-INTEGER_OR_STRING = whole(
-    message(
+READ_INT_OR_STRING = message_reader(
+    message_decoder(
         lambda: [
-            (1, VARINT, integer_field("is_string", INTEGERS["int64"])),
-            (2, VARINT, integer_field("integer", INTEGERS["int32"])),
+            (1, VARINT, integer_field("is_string", INTEGER_CONVERSIONS["int64"])),
+            (2, VARINT, integer_field("integer", INTEGER_CONVERSIONS["int32"])),
             (3, BYTES, text_field("string")),
         ]
     )
 )
-QUANTITY = whole(message(lambda: [(1, BYTES, text_field("string"))]))
-RAW = whole(message(lambda: [(1, BYTES, field("json", json))]))
-TYPE = message(lambda: [(1, BYTES, text_field("apiVersion")), (2, BYTES, text_field("kind"))])
-ENVELOPE = message(lambda: [(1, BYTES, part("type", TYPE)), (2, BYTES, field("message", lambda _, at, end: (at, end)))])
+READ_QUANTITY = message_reader(message_decoder(lambda: [(1, BYTES, text_field("string"))]))
+READ_RAW_EXTENSION = message_reader(message_decoder(lambda: [(1, BYTES, value_field("json", read_json))]))
+DECODE_TYPE_META = message_decoder(lambda: [(1, BYTES, text_field("apiVersion")), (2, BYTES, text_field("kind"))])
+DECODE_ENVELOPE = message_decoder(
+    lambda: [
+        (1, BYTES, nested_message_field("type", DECODE_TYPE_META)),
+        (2, BYTES, value_field("message", lambda _, at, end: (at, end))),
+    ]
+)
 
 
-def moment(data: bytes, at: int, end: int, precision: str = "seconds") -> str | None:
+def read_time(data: bytes, at: int, end: int, precision: str = "seconds") -> str | None:
     if at == end:
         return None
-    stamp = STAMP(data, at, end)
+    stamp = READ_TIMESTAMP(data, at, end)
     try:
         found = EPOCH + timedelta(seconds=stamp.get("seconds", 0), microseconds=stamp.get("nanos", 0) // 1000)
     except OverflowError as error:
-        raise Malformed(f"{stamp['seconds']} seconds after 1970 are not in this calendar") from error
+        raise MalformedMessage(f"{stamp['seconds']} seconds after 1970 are not in this calendar") from error
     return found.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
-def exact_moment(data: bytes, at: int, end: int) -> str | None:
-    return moment(data, at, end, "microseconds")
+def read_micro_time(data: bytes, at: int, end: int) -> str | None:
+    return read_time(data, at, end, "microseconds")
 
 
-def integer_or_string(data: bytes, at: int, end: int) -> int | str:
-    found = INTEGER_OR_STRING(data, at, end)
+def read_int_or_string(data: bytes, at: int, end: int) -> int | str:
+    found = READ_INT_OR_STRING(data, at, end)
     value: int | str = found.get("string", "") if found.get("is_string") else found.get("integer", 0)
     return value
 
 
-READS: dict[str, Read] = {
-    "string": text,
-    "bytes": base64,
-    "time": moment,
-    "microtime": exact_moment,
-    "quantity": lambda data, at, end: QUANTITY(data, at, end).get("string") or "0",
-    "intorstring": integer_or_string,
-    "json": lambda data, at, end: RAW(data, at, end).get("json"),
+VALUE_READERS: dict[str, ValueReader] = {
+    "string": read_string,
+    "bytes": read_base64,
+    "time": read_time,
+    "microtime": read_micro_time,
+    "quantity": lambda data, at, end: READ_QUANTITY(data, at, end).get("string") or "0",
+    "intorstring": read_int_or_string,
+    "json": lambda data, at, end: READ_RAW_EXTENSION(data, at, end).get("json"),
 }

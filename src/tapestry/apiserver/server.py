@@ -12,33 +12,33 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import structs
 
-from tapestry.apiserver import options, refusals, views
-from tapestry.apiserver.codec import JSON, accepted, chosen_form, media_type
+from tapestry.apiserver import api_errors, options, views
+from tapestry.apiserver.codec import JSON, accepted_types, media_type, negotiated_form
 from tapestry.apiserver.documents import discovery
-from tapestry.apiserver.documents.documents import Document, Documents
-from tapestry.apiserver.documents.swagger_protobuf import CONTENT_TYPE, MEDIA_TYPES
-from tapestry.apiserver.payloads import is_pending, received, sent_in
-from tapestry.apiserver.pipeline import report_repetitions
-from tapestry.apiserver.requests import NAME, Call, Target, User, number, target_of, unserved
-from tapestry.apiserver.rows import Rows
-from tapestry.apiserver.storage.log import LogError
-from tapestry.apiserver.verbs import APPLY_PATCH, Request, Verbs
-from tapestry.apiserver.watches import Watching, line
+from tapestry.apiserver.documents.document_cache import Document, DocumentCache
+from tapestry.apiserver.documents.openapi_v2_protobuf import CONTENT_TYPE, MEDIA_TYPES
+from tapestry.apiserver.pipeline import report_duplicate_keys
+from tapestry.apiserver.request_bodies import decoded_body, has_pending_body, receive_body
+from tapestry.apiserver.requests import NAME_FIELD, Call, Target, User, parse_number, target_of, unserved_target
+from tapestry.apiserver.resource_registry import ResourceRegistry
+from tapestry.apiserver.storage.log import StorageError
+from tapestry.apiserver.verbs import APPLY_PATCH, Verbs, WriteRequest
+from tapestry.apiserver.watches import WatchResponse, watch_line
 from tapestry.apiserver.workers import run_if_large
-from tapestry.kube.budget import OutOfTime, OverBudget
+from tapestry.kube.budget import BudgetExceeded, DeadlineExceeded
 from tapestry.kube.errors import ApiError, Gone, NotFound
-from tapestry.kube.objects import NOTHING, Object
+from tapestry.kube.objects import EMPTY_MAPPING, Object
 from tapestry.kube.selectors import SelectorError, parse_field_selector
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-TRUE = ("1", "true")
-LONGEST_WHOLE = 8 << 20
+TRUE_VALUES = ("1", "true")
+MAX_UNCHUNKED_BYTES = 8 << 20
 """Bytes of a list that is sent as a whole."""
-LONGEST_SELECTOR = 4 << 10
+MAX_SELECTOR_LENGTH = 4 << 10
 """Of fields, in which a name is looked for that somebody may have rights to."""
-PIECE = 1 << 18
+CHUNK_BYTES = 1 << 18
 """Bytes that are sent at a time of one that is not."""
 
 
@@ -50,11 +50,11 @@ class Stream(Protocol):
     def end(self) -> None: ...
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ApiResponse(msgspec.Struct, frozen=True):
     status: int
     body: bytes
     content_type: str = JSON
-    headers: Mapping[str, str] = NOTHING
+    headers: Mapping[str, str] = EMPTY_MAPPING
     stream: Stream | None = None
     """What follows the body."""
 
@@ -66,36 +66,36 @@ class Attributes(msgspec.Struct, frozen=True):
     verb: str
     target: Target | None = None
     path: str = ""
-    fields: str = ""
+    field_selector: str = ""
     """The field selector, of a list, a watch or a deletion of many."""
 
 
 Authorize = Callable[[Attributes], bool]
-Handler = Callable[[Call, Target], Awaitable[Answer]]
-Page = Callable[[Call], Awaitable[Answer]]
+ResourceHandler = Callable[[Call, Target], Awaitable[ApiResponse]]
+PathHandler = Callable[[Call], Awaitable[ApiResponse]]
 
 
-class Answering(Protocol):
+class CallHandler(Protocol):
     """A server, or whoever receives calls for one."""
 
-    async def answer(self, call: Call) -> Answer | Watching: ...
+    async def handle(self, call: Call) -> ApiResponse | WatchResponse: ...
 
 
-class Refusing(Answering, Protocol):
+class RejectingCallHandler(CallHandler, Protocol):
     """One that also wants to know of calls that do not get so far."""
 
-    def refused(self, call: Call, error: ApiError) -> Answer: ...
+    def reject(self, call: Call, error: ApiError) -> ApiResponse: ...
 
     def is_long_running(self, call: Call) -> bool:
         """Whether a call is a watch or follows a log: it lasts as long as its client wants."""
         ...
 
 
-def everybody_may(_: Attributes) -> bool:
+def allow_all(_: Attributes) -> bool:
     return True
 
 
-def no_objection(_: Attributes) -> str:
+def no_denial_reason(_: Attributes) -> str:
     return ""
 
 
@@ -103,249 +103,262 @@ def no_objection(_: Attributes) -> str:
 class Server:
     """Answers calls.  `special` has the subresources that are not a view of the object's own."""
 
-    rows: Rows
+    registry: ResourceRegistry
     verbs: Verbs
-    documents: Documents
+    documents: DocumentCache
     version: Object
-    authorize: Authorize = everybody_may
-    objection: Callable[[Attributes], str] = no_objection
+    authorize: Authorize = allow_all
+    denial_reason: Callable[[Attributes], str] = no_denial_reason
     """Why somebody may not do what `authorize` refuses; empty where there is nothing to add."""
-    special: Mapping[tuple[str, str], Handler] = field(default_factory=dict)
+    special_handlers: Mapping[tuple[str, str], ResourceHandler] = field(default_factory=dict)
     """By resource, `*` being any, and subresource: `("pods", "eviction")`; what is not stored at all has none."""
-    pages: Mapping[str, Page] = field(default_factory=dict)
+    path_handlers: Mapping[str, PathHandler] = field(default_factory=dict)
     """What the server says of itself, by the first segment of the path: `metrics`, `readyz`."""
     address: str = ""
-    closing: Sequence[Callable[[], Awaitable[None]]] = ()
+    close_callbacks: Sequence[Callable[[], Awaitable[None]]] = ()
     """What holds connections of its own."""
 
     async def close(self) -> None:
-        for close in self.closing:
+        for close in self.close_callbacks:
             await close()
 
-    async def answer(self, call: Call, target: Target | None = None) -> Answer | Watching:
+    async def handle(self, call: Call, target: Target | None = None) -> ApiResponse | WatchResponse:
         """What is to be sent back; refusals are answers, too.  `target` is what the path names, if that is known."""
         try:
-            return await (self.served(call) if target is None else self.permitted(call, target))
+            return await (self.route(call) if target is None else self.handle_authorized(call, target))
         except ApiError as error:
-            return refused(error)
-        except LogError as error:
+            return error_response(error)
+        except StorageError as error:
             log.warning("cannot write", error=str(error))
-            return refused(refusals.not_kept(error))
+            return error_response(api_errors.storage_failure(error))
         except RecursionError:  # of JSON in an annotation or a key: bodies are not as deep
-            return refused(refusals.bad_request("a text in the request is nested too deeply"))
-        except OverBudget:
-            return refused(refusals.too_costly())
-        except OutOfTime:
+            return error_response(api_errors.bad_request("a text in the request is nested too deeply"))
+        except BudgetExceeded:
+            return error_response(api_errors.work_limit_exceeded())
+        except DeadlineExceeded:
             raise TimeoutError from None
         except Exception:
             log.exception("cannot answer", method=call.method, path=call.path)
-            return refused(refusals.internal("the server failed; its log says where"))
+            return error_response(api_errors.internal_error("the server failed; its log says where"))
 
-    async def served(self, call: Call) -> Answer | Watching:
-        page = self.pages.get(first_segment(call.path))
+    async def route(self, call: Call) -> ApiResponse | WatchResponse:
+        page = self.path_handlers.get(first_segment(call.path))
         if page is not None:
-            self.check_path(call)
+            self.authorize_path(call)
             return await page(call)
-        if (found := await self.about_itself(call)) is not None:
+        if (found := await self.handle_non_resource(call)) is not None:
             return found
         if call.method not in ("GET", "HEAD"):
             await self.verbs.store.wait_for_latest()  # it may be defined by now
         try:
-            target = target_of(call.path, self.rows)
+            target = target_of(call.path, self.registry)
         except NotFound:
-            missing = unserved(call.path)
-            self.check(call, missing, verb_of(call, missing) if missing is not None else call.method.lower())
+            missing = unserved_target(call.path)
+            self.authorize_call(call, missing, verb_of(call, missing) if missing is not None else call.method.lower())
             raise
-        return await self.permitted(call, target)
+        return await self.handle_authorized(call, target)
 
-    async def permitted(self, call: Call, target: Target) -> Answer | Watching:
+    async def handle_authorized(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
         """The answer, if its sender may have it; a body is not received before that is known."""
         if call.method not in ("GET", "HEAD"):  # these say themselves how new it must be what they read
             await self.verbs.store.wait_for_latest()
         verb = verb_of(call, target)
-        self.check(call, target, verb)
-        if call.method not in METHODS or not serves(target, verb):
-            raise refusals.not_allowed()
-        if call.method in WRITES and is_pending(call):
-            call = await received(call)
-        if target.row.deprecation:
-            return await self.discouraged(call, target)
-        return await self.asked(call, target)
+        self.authorize_call(call, target, verb)
+        if call.method not in METHODS or not is_verb_supported(target, verb):
+            raise api_errors.method_not_allowed()
+        if call.method in WRITE_VERBS and has_pending_body(call):
+            call = await receive_body(call)
+        if target.info.deprecation_warning:
+            return await self.handle_deprecated(call, target)
+        return await self.handle_resource(call, target)
 
-    async def discouraged(self, call: Call, target: Target) -> Answer | Watching:
+    async def handle_deprecated(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
         """The same of a resource that is deprecated, with a word of warning; refusals have it, too."""
         try:
-            found = await self.asked(call, target)
+            found = await self.handle_resource(call, target)
         except ApiError as error:
-            found = refused(error)
-        if isinstance(found, Watching):
+            found = error_response(error)
+        if isinstance(found, WatchResponse):
             return found
         said = found.headers.get("Warning", "")
-        words = ", ".join(filter(None, (warning(target.row.deprecation), said)))
+        words = ", ".join(filter(None, (warning_header(target.info.deprecation_warning), said)))
         return structs.replace(found, headers={**found.headers, "Warning": words})
 
-    async def asked(self, call: Call, target: Target) -> Answer | Watching:
-        name, subresource = target.row.resource.name, target.subresource
-        handler = self.special.get((name, subresource))
+    async def handle_resource(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
+        name, subresource = target.info.resource.name, target.subresource
+        handler = self.special_handlers.get((name, subresource))
         if handler is None and subresource:
-            handler = self.special.get(("*", subresource))
+            handler = self.special_handlers.get(("*", subresource))
         if handler is not None:
             return await handler(call, target)
         if target.name:
-            return await self.served_object(call, target)
-        return await self.served_collection(call, target)
+            return await self.handle_object(call, target)
+        return await self.handle_collection(call, target)
 
     # -- the server itself
 
-    async def about_itself(self, call: Call) -> Answer | None:
+    async def handle_non_resource(self, call: Call) -> ApiResponse | None:
         """What is under paths that name no resource; None where the path may name one."""
         segments = call.path.strip("/").split("/")
         if segments[0] == "openapi":
-            self.check_path(call)
-            return await self.openapi(call, segments[1:])
-        document = self.document(call, segments)
+            self.authorize_path(call)
+            return await self.openapi_response(call, segments[1:])
+        document = self.discovery_response(call, segments)
         if document is None:
             return None
-        self.check_path(call)
+        self.authorize_path(call)
         return document
 
-    def check_path(self, call: Call) -> None:
-        self.check(call, None, call.method.lower())
+    def authorize_path(self, call: Call) -> None:
+        self.authorize_call(call, None, call.method.lower())
         if call.method not in ("GET", "HEAD"):
-            raise refusals.not_allowed()
+            raise api_errors.method_not_allowed()
 
-    def check(self, call: Call, target: Target | None, verb: str) -> None:
+    def authorize_call(self, call: Call, target: Target | None, verb: str) -> None:
         """Raise Forbidden if its sender may not do that, to a resource or to the path itself."""
-        if target is not None and not target.name and verb in SELECTING and "fieldSelector" in call.query:
-            target = target._replace(name=only_name(call.query["fieldSelector"]))
+        if target is not None and not target.name and verb in FIELD_SELECTOR_VERBS and "fieldSelector" in call.query:
+            target = target._replace(name=selected_name(call.query["fieldSelector"]))
         asked = Attributes(call.user, verb, target, call.path, call.query.get("fieldSelector", ""))
         if self.authorize(asked):
             return
         if target is None:
-            raise refusals.forbidden_path(call.user.name, verb, call.path)
-        raise refusals.forbidden(call.user.name, verb, target, self.objection(asked))
+            raise api_errors.forbidden_path(call.user.name, verb, call.path)
+        raise api_errors.forbidden_resource(call.user.name, verb, target, self.denial_reason(asked))
 
-    def document(self, call: Call, segments: list[str]) -> Answer | None:
+    def discovery_response(self, call: Call, segments: list[str]) -> ApiResponse | None:
         match segments:
             case ["version"]:
-                return answered(200, self.version)
+                return json_response(200, self.version)
             case ["api" | "apis" as root]:
-                return self.roots(call, legacy=root == "api")
+                return self.root_discovery(call, legacy=root == "api")
             case ["api", version]:
-                return self.group("", version)
+                return self.group_discovery("", version)
             case ["apis", group, *rest] if len(rest) < 2:
-                return self.group(group, *rest)
+                return self.group_discovery(group, *rest)
         return None
 
-    def group(self, group: str, version: str = "") -> Answer | None:
+    def group_discovery(self, group: str, version: str = "") -> ApiResponse | None:
         """A group, or one version of it, as the older form of discovery has it; None where it is not served."""
-        versions = self.rows.groups().get(group)
+        versions = self.registry.groups().get(group)
         if versions is None or (version and version not in versions):
             return None
         if version:
-            return answered(200, discovery.api_resources(group, version, versions[version]))
-        return answered(200, discovery.api_group(group, list(versions)))
+            return json_response(200, discovery.api_resources(group, version, versions[version]))
+        return json_response(200, discovery.api_group(group, list(versions)))
 
-    async def openapi(self, call: Call, rest: list[str]) -> Answer | None:
+    async def openapi_response(self, call: Call, rest: list[str]) -> ApiResponse | None:
         with suppress(KeyError):  # a group or a version that is not served
             match rest:
-                case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted(call.headers.get("accept", ""))):
-                    return tagged(call, await self.documents.swagger_protobuf(), CONTENT_TYPE)
+                case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted_types(call.headers.get("accept", ""))):
+                    return etag_response(call, await self.documents.openapi_v2_protobuf(), CONTENT_TYPE)
                 case ["v2"]:
-                    chosen_form(call.headers.get("accept", ""), frozenset())
-                    return tagged(call, await self.documents.swagger())
+                    negotiated_form(call.headers.get("accept", ""), frozenset())
+                    return etag_response(call, await self.documents.openapi_v2())
                 case ["v3"]:
-                    return tagged(call, await self.documents.index())
+                    return etag_response(call, await self.documents.openapi_v3_index())
                 case ["v3", "api", version]:
-                    return tagged(call, await self.documents.group("", version))
+                    return etag_response(call, await self.documents.openapi_v3_group("", version))
                 case ["v3", "apis", group, version]:
-                    return tagged(call, await self.documents.group(group, version))
+                    return etag_response(call, await self.documents.openapi_v3_group(group, version))
         return None
 
-    def roots(self, call: Call, *, legacy: bool) -> Answer:
-        for each in accepted(call.headers.get("accept", "")):
+    def root_discovery(self, call: Call, *, legacy: bool) -> ApiResponse:
+        for each in accepted_types(call.headers.get("accept", "")):
             if each.form == discovery.AGGREGATED and each.parameters.get("v") == "v2":
                 content_type = f"{JSON};g=apidiscovery.k8s.io;v=v2;as={discovery.AGGREGATED}"
-                return tagged(call, self.documents.discovery(legacy=legacy), content_type)
+                return etag_response(call, self.documents.aggregated_discovery(legacy=legacy), content_type)
             if not each.form:
                 break
-        return answered(200, discovery.api_versions(self.address) if legacy else discovery.api_groups(self.rows))
+        return json_response(
+            200, discovery.api_versions(self.address) if legacy else discovery.api_groups(self.registry)
+        )
 
     # -- resources
 
-    async def served_collection(self, call: Call, target: Target) -> Answer | Watching:
+    async def handle_collection(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
         if call.method == "GET":
-            form, include = form_of(call)
-            if call.query.get("watch") in TRUE:
-                return await self.watched(call, target, form, include)
+            form, include = requested_form(call)
+            if call.query.get("watch") in TRUE_VALUES:
+                return await self.start_watch(call, target, form, include)
             listing = await self.verbs.list(target, call.query)
-            return listed(await views.many(target.row, listing, form, include))
-        request, body = self.read(call, target)
+            return list_response(await views.encode_collection(target.info, listing, form, include))
+        request, body = self.write_request(call, target)
         if call.method == "POST":
-            return warned(request, 201, await self.verbs.create(request, body))
+            return response_with_warnings(request, 201, await self.verbs.create(request, body))
         if call.method == "DELETE":
-            return Answer(200, await self.verbs.delete_collection(request, deletion(body, call)))
-        raise refusals.not_allowed()
+            return ApiResponse(200, await self.verbs.delete_collection(request, delete_options_of(body, call)))
+        raise api_errors.method_not_allowed()
 
-    async def watched(self, call: Call, target: Target, form: str, include: str) -> Answer | Watching:
+    async def start_watch(self, call: Call, target: Target, form: str, include: str) -> ApiResponse | WatchResponse:
         try:
-            return await self.verbs.watch(target, call.query, views.flavour(target.row, form, include))
+            return await self.verbs.watch(target, call.query, views.watch_encoder(target.info, form, include))
         except Gone as error:  # said in the stream: clients look for it there
-            return Answer(200, line("ERROR", msgspec.json.encode(error.status())))
+            return ApiResponse(200, watch_line("ERROR", msgspec.json.encode(error.status())))
 
-    async def served_object(self, call: Call, target: Target) -> Answer | Watching:
-        if target.subresource and target.subresource not in VIEWS:
-            raise refusals.not_allowed()
+    async def handle_object(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
+        if target.subresource and target.subresource not in OBJECT_SUBRESOURCES:
+            raise api_errors.method_not_allowed()
         if call.method == "GET":
-            form, include = form_of(call)
-            if call.query.get("watch") in TRUE:
+            form, include = requested_form(call)
+            if call.query.get("watch") in TRUE_VALUES:
                 if target.subresource:
-                    raise refusals.not_allowed()
-                return await self.watched(call, target, form, include)
+                    raise api_errors.method_not_allowed()
+                return await self.start_watch(call, target, form, include)
             raw = await self.verbs.get(target, call.query)
             if form == views.TABLE:
-                return Answer(200, await run_if_large(len(raw), views.one, target.row, raw, form, include))
-            return Answer(200, views.one(target.row, raw, form, include))
-        request, body = self.read(call, target)
+                return ApiResponse(
+                    200, await run_if_large(len(raw), views.encode_object, target.info, raw, form, include)
+                )
+            return ApiResponse(200, views.encode_object(target.info, raw, form, include))
+        request, body = self.write_request(call, target)
         match call.method:
             case "PUT":
-                return warned(request, 200, await self.verbs.replace(request, body))
+                return response_with_warnings(request, 200, await self.verbs.replace(request, body))
             case "PATCH" if request.content_type == APPLY_PATCH:
-                await run_if_large(len(call.body), report_repetitions, request)
-                return warned(request, *await self.verbs.apply(request, body))
+                await run_if_large(len(call.body), report_duplicate_keys, request)
+                return response_with_warnings(request, *await self.verbs.apply(request, body))
             case "PATCH":
                 if "force" in call.query:
                     why = "Forbidden: may not be specified for non-apply patch"
-                    raise refusals.invalid(refusals.PATCH_OPTIONS, "", "force", why)
-                return warned(request, 200, await self.verbs.patch(request, body))
+                    raise api_errors.invalid_field(api_errors.PATCH_OPTIONS, "", "force", why)
+                return response_with_warnings(request, 200, await self.verbs.patch(request, body))
             case "DELETE" if not target.subresource:
-                return warned(request, *await self.verbs.delete(request, deletion(body, call)))
-        raise refusals.not_allowed()
+                return response_with_warnings(request, *await self.verbs.delete(request, delete_options_of(body, call)))
+        raise api_errors.method_not_allowed()
 
-    def read(self, call: Call, target: Target) -> tuple[Request, Any]:
+    def write_request(self, call: Call, target: Target) -> tuple[WriteRequest, Any]:
         content_type = media_type(call.headers.get("content-type", "")) or JSON
-        body = sent_in(call)
+        body = decoded_body(call)
         agent = call.headers.get("user-agent", "")
-        verb, query = WRITES[call.method], call.query
-        options.check(verb, query)
+        verb, query = WRITE_VERBS[call.method], call.query
+        options.validate_options(verb, query)
         if verb == "delete" and isinstance(body, dict) and body.get("dryRun"):
             query = {**query, "dryRun": "All"}
-        request = Request(
-            verb, target, call.user, query, content_type, call.body, body, agent, call.repeated, notes=call.notes
+        request = WriteRequest(
+            verb,
+            target,
+            call.user,
+            query,
+            content_type,
+            call.body,
+            body,
+            agent,
+            call.duplicate_keys,
+            audit_annotations=call.audit_annotations,
         )
         return request, body
 
 
-MOST_WARNED = 4096
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+MAX_WARNING_LENGTH = 4096
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 """What would end a header, or is none of it."""
-VIEWS = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})
+OBJECT_SUBRESOURCES = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})
 """Subresources that are the object itself, of which a write may change a part."""
-WRITES: Mapping[str, Any] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-METHODS = frozenset({"GET", *WRITES})
-SELECTING = frozenset({"list", "watch"})
+WRITE_VERBS: Mapping[str, Any] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+METHODS = frozenset({"GET", *WRITE_VERBS})
+FIELD_SELECTOR_VERBS = frozenset({"list", "watch"})
 """Verbs for which a field selector can name the one object that a right is about, as in Kubernetes."""
-VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get", "HEAD": "get"}
+METHOD_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get", "HEAD": "get"}
 
 
 def first_segment(path: str) -> str:
@@ -354,48 +367,48 @@ def first_segment(path: str) -> str:
 
 def verb_of(call: Call, target: Target) -> str:
     """The verb that rights are about."""
-    if call.method in ("GET", "HEAD") and (not target.name or call.query.get("watch") in TRUE):
-        return "watch" if call.query.get("watch") in TRUE else "list"
+    if call.method in ("GET", "HEAD") and (not target.name or call.query.get("watch") in TRUE_VALUES):
+        return "watch" if call.query.get("watch") in TRUE_VALUES else "list"
     if call.method == "DELETE" and not target.name:
         return "deletecollection"
-    return VERBS.get(call.method, call.method.lower())
+    return METHOD_VERBS.get(call.method, call.method.lower())
 
 
-def serves(target: Target, verb: str) -> bool:
+def is_verb_supported(target: Target, verb: str) -> bool:
     """Whether a resource has a verb; what a custom one has not says so itself, in words of its own."""
-    row = target.row
+    row = target.info
     return row.is_custom or verb in (row.subresources[target.subresource] if target.subresource else row).verbs
 
 
-def only_name(fields: str) -> str:
+def selected_name(field_selector: str) -> str:
     """The name of the one object that a field selector can choose: who may see that one may look for it so."""
-    if len(fields) > LONGEST_SELECTOR:
+    if len(field_selector) > MAX_SELECTOR_LENGTH:
         return ""
     try:
-        terms = parse_field_selector(fields).terms
+        terms = parse_field_selector(field_selector).terms
     except SelectorError:
         return ""
-    return next((term.value for term in terms if term.field == NAME and term.equal), "")
+    return next((term.value for term in terms if term.field == NAME_FIELD and term.equal), "")
 
 
-def form_of(call: Call) -> tuple[str, str]:
+def requested_form(call: Call) -> tuple[str, str]:
     """In which form the client wants objects, and how much of them beside a table."""
-    return chosen_form(call.headers.get("accept", ""), views.FORMS), call.query.get("includeObject") or "Metadata"
+    return negotiated_form(call.headers.get("accept", ""), views.FORMS), call.query.get("includeObject") or "Metadata"
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ChunkedBody:
     """A long answer that is there already, in pieces: all of it is never copied."""
 
-    parts: Sequence[bytes | memoryview]
+    chunk_parts: Sequence[bytes | memoryview]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         waiting: list[bytes | memoryview] = []
         size = 0
-        for part in self.parts:
+        for part in self.chunk_parts:
             waiting.append(part)
             size += len(part)
-            if size >= PIECE:
+            if size >= CHUNK_BYTES:
                 yield b"".join(waiting)
                 waiting, size = [], 0
         if waiting:
@@ -405,55 +418,55 @@ class Pieces:
         """There is nothing to give back."""
 
 
-def listed(parts: Sequence[bytes | memoryview]) -> Answer:
+def list_response(parts: Sequence[bytes | memoryview]) -> ApiResponse:
     """The answer with a list; one that is long goes out in pieces."""
-    if sum(map(len, parts)) <= LONGEST_WHOLE:
-        return Answer(200, b"".join(parts))
-    return Answer(200, b"", stream=Pieces(parts))
+    if sum(map(len, parts)) <= MAX_UNCHUNKED_BYTES:
+        return ApiResponse(200, b"".join(parts))
+    return ApiResponse(200, b"", stream=ChunkedBody(parts))
 
 
-def answered(status: int, body: Any, content_type: str = JSON) -> Answer:
-    return Answer(status, msgspec.json.encode(body), content_type)
+def json_response(status: int, body: Any, content_type: str = JSON) -> ApiResponse:
+    return ApiResponse(status, msgspec.json.encode(body), content_type)
 
 
-def tagged(call: Call, document: Document, content_type: str = JSON) -> Answer:
+def etag_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:
     """A document, unless the client has it already; one that was asked for by its tag stays what it is."""
-    headers = {"ETag": f'"{document.tag}"', "Vary": "Accept"}
-    if call.query.get("hash") == document.tag:
+    headers = {"ETag": f'"{document.etag}"', "Vary": "Accept"}
+    if call.query.get("hash") == document.etag:
         headers["Cache-Control"] = "public, immutable, max-age=31536000"
-    if document.tag in call.headers.get("if-none-match", ""):
-        return Answer(304, b"", content_type, headers)
-    return Answer(200, document.body, content_type, headers)
+    if document.etag in call.headers.get("if-none-match", ""):
+        return ApiResponse(304, b"", content_type, headers)
+    return ApiResponse(200, document.body, content_type, headers)
 
 
-def warned(request: Request, status: int, raw: bytes) -> Answer:
+def response_with_warnings(request: WriteRequest, status: int, raw: bytes) -> ApiResponse:
     """An answer with the warnings that came up."""
     if not request.warnings:
-        return Answer(status, raw)
-    texts = ", ".join(map(warning, request.warnings))
-    if len(texts) > MOST_WARNED:  # clients take no longer headers: of many, the beginnings of some
-        texts = ", ".join(warning(each[:256]) for each in request.warnings[:15])
-    return Answer(status, raw, headers={"Warning": texts})
+        return ApiResponse(status, raw)
+    texts = ", ".join(map(warning_header, request.warnings))
+    if len(texts) > MAX_WARNING_LENGTH:  # clients take no longer headers: of many, the beginnings of some
+        texts = ", ".join(warning_header(each[:256]) for each in request.warnings[:15])
+    return ApiResponse(status, raw, headers={"Warning": texts})
 
 
-def warning(text: str) -> str:
+def warning_header(text: str) -> str:
     """What a `Warning` header says of one thing."""
-    escaped = CONTROL.sub(" ", text).replace("\\", "\\\\").replace('"', '\\"')
+    escaped = CONTROL_CHARACTERS.sub(" ", text).replace("\\", "\\\\").replace('"', '\\"')
     return f'299 - "{escaped}"'
 
 
-def refused(error: ApiError) -> Answer:
+def error_response(error: ApiError) -> ApiResponse:
     wait = error.retry_after
     headers = {"Retry-After": str(int(wait))} if wait is not None else {}
-    return Answer(error.code, msgspec.json.encode({"metadata": {}, **error.status()}), headers=headers)
+    return ApiResponse(error.code, msgspec.json.encode({"metadata": {}, **error.status()}), headers=headers)
 
 
-def deletion(body: Any, call: Call) -> Mapping[str, Any]:
+def delete_options_of(body: Any, call: Call) -> Mapping[str, Any]:
     """The options of a deletion: in the body, or in the query."""
     found: Object = dict(body or {})
     if "gracePeriodSeconds" in call.query:
-        found["gracePeriodSeconds"] = number(call.query["gracePeriodSeconds"], "gracePeriodSeconds")
+        found["gracePeriodSeconds"] = parse_number(call.query["gracePeriodSeconds"], "gracePeriodSeconds")
     if "propagationPolicy" in call.query:
         found["propagationPolicy"] = call.query["propagationPolicy"]
-    options.check_deletion(found)
+    options.validate_delete_options(found)
     return found

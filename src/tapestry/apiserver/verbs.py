@@ -13,30 +13,61 @@ from typing import Any, Literal
 
 import msgspec
 
-from tapestry.apiserver import refusals, writes
-from tapestry.apiserver.recurring import is_part, once
-from tapestry.apiserver.requests import Continue, Query, Selection, Target, User, number, opened, selection_of
-from tapestry.apiserver.rows import MADE_BY_PUT, SHOWN_WHEN_GONE, Row
+from tapestry.apiserver import api_errors, writes
+from tapestry.apiserver.requests import (
+    ContinueToken,
+    Query,
+    Selection,
+    Target,
+    User,
+    decode_continue_token,
+    parse_number,
+    selection_of,
+)
+from tapestry.apiserver.resource_registry import ALLOWS_CREATE_ON_UPDATE, RETURNS_DELETED_OBJECT, ResourceInfo
+from tapestry.apiserver.spec_cache import is_interned, memoize
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Claim, Compacted, Make, Stale, Store, Version
-from tapestry.apiserver.watches import AS_IS, Flavour, Watching
-from tapestry.apiserver.workers import LARGE, MANY, current_work, make_room, run_if_large
+from tapestry.apiserver.storage.store import (
+    Compacted,
+    ObjectVersion,
+    Precondition,
+    RevisionEncoder,
+    Store,
+    VersionConflict,
+)
+from tapestry.apiserver.watches import IDENTITY_ENCODER, WatchEncoder, WatchResponse
+from tapestry.apiserver.workers import (
+    LARGE_BYTES,
+    LARGE_SELECTION,
+    current_request_budget,
+    reserve_memory,
+    run_if_large,
+)
 from tapestry.kube.budget import checkpoint
 from tapestry.kube.errors import AlreadyExists, ApiError
-from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, uid_from, uid_of, with_value, without
-from tapestry.kube.patches import PatchError, json_patched, merged
-from tapestry.kube.strategic import strategic_merged
+from tapestry.kube.objects import (
+    Object,
+    is_deleting,
+    labels_of,
+    name_of,
+    uid_from_bits,
+    uid_of,
+    with_value,
+    without_field,
+)
+from tapestry.kube.patches import PatchError, apply_json_patch, apply_merge_patch
+from tapestry.kube.strategic_merge import apply_strategic_merge_patch
 
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # of generated names: without vowels, hence without words
-DELETIONS = 16
+DELETE_COLLECTION_WORKERS = 16
 """Objects of a collection that are deleted at the same time."""
-TRIES = 200
+MAX_ATTEMPTS = 200
 """How often a write begins again that named no version: as many others may be under way, and come first."""
-PATIENCE = 3.0
+REVISION_WAIT_TIMEOUT = 3.0
 """Seconds that a reader waits for a revision that is yet to come."""
-WATCH_SECONDS = (1800, 3600)
+DEFAULT_WATCH_SECONDS = (1800, 3600)
 """How long a watch lasts that does not say."""
-LONGEST_WATCH = 86_400
+MAX_WATCH_SECONDS = 86_400
 """Seconds that a watch may ask for."""
 JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
 STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
@@ -48,7 +79,7 @@ Verb = Literal["create", "update", "patch", "delete"]
 
 
 @dataclass(slots=True)
-class Request:
+class WriteRequest:
     """A write, as those see it who have a say in it."""
 
     verb: Verb
@@ -57,67 +88,67 @@ class Request:
     query: Query
     content_type: str = ""
     body: bytes = b""
-    sent: Any = None
+    decoded_body: Any = None
     """The body, read."""
-    agent: str = ""
+    user_agent: str = ""
     """The program that asks."""
-    repeated: tuple[str, ...] = ()
+    duplicate_keys: tuple[str, ...] = ()
     """Keys that a body in YAML has twice."""
     name: str = ""
     """What the object that is made is called."""
     warnings: list[str] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)
+    audit_annotations: dict[str, str] = field(default_factory=dict)
     """For the audit log."""
-    claim: Claim | None = None
+    claim: Precondition | None = None
     """Of what is about to be written."""
     size: int = 0
     """Bytes of JSON that have to be looked at: of the body, of the object that is changed, or of its schema."""
 
     @property
-    def is_dry(self) -> bool:
+    def is_dry_run(self) -> bool:
         return "dryRun" in self.query
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ListResult:
     """A list, or a page of one: its metadata and its items in JSON."""
 
     metadata: Object
     items: Sequence[bytes]
 
 
-Step = Callable[[Request, Object | None, Object | None], Awaitable[Object]]
+Step = Callable[[WriteRequest, Object | None, Object | None], Awaitable[Object]]
 """Something that has a say in a write: (old, new) to what new becomes; new is None for a deletion, and stays so."""
 
 
-Apply = Callable[[Request, Object | None, Any], Object]
+Apply = Callable[[WriteRequest, Object | None, Any], Object]
 """Server-side apply: what there is, and what is applied to it, to what is wanted."""
 
 
-Convert = Callable[[Row, Sequence[Object], str], Awaitable[Sequence[Object]]]
+Convert = Callable[[ResourceInfo, Sequence[Object], str], Awaitable[Sequence[Object]]]
 """Objects of a row in another version."""
 
 
-May = Callable[[User, str, Target], bool]
+VerbAuthorizer = Callable[[User, str, Target], bool]
 """Whether a user may use a verb on a target."""
 
 
-def everybody_may(_: User, __: str, ___: Target) -> bool:
+def allow_all_verbs(_: User, __: str, ___: Target) -> bool:
     return True
 
 
-def as_stated(_: Request, __: Object | None, body: Any) -> Object:
+def body_unchanged(_: WriteRequest, __: Object | None, body: Any) -> Object:
     found: Object = body
     return found
 
 
-async def as_it_is(_: Request, old: Object | None, new: Object | None) -> Object:
+async def object_unchanged(_: WriteRequest, old: Object | None, new: Object | None) -> Object:
     found = new if new is not None else old
     assert found is not None
     return found
 
 
-async def under_its_name(_: Row, objects: Sequence[Object], api_version: str) -> Sequence[Object]:
+async def with_api_version(_: ResourceInfo, objects: Sequence[Object], api_version: str) -> Sequence[Object]:
     return [{**obj, "apiVersion": api_version} for obj in objects]
 
 
@@ -127,19 +158,19 @@ class Verbs:
 
     store: Store
     now: Callable[[], datetime]
-    prepare: Step = as_it_is
+    prepare: Step = object_unchanged
     """What a writer wants, before the server adds its own: types, defaults, managed fields, mutating admission."""
-    settle: Step = as_it_is
+    validate: Step = object_unchanged
     """What would be stored: validation, validating admission."""
-    applied: Apply = as_stated
+    server_side_apply: Apply = body_unchanged
     random: Random = field(default_factory=Random)
     unrestricted: bool = False
     """Whether a write to an object may change its status, too."""
-    convert: Convert = under_its_name
+    convert: Convert = with_api_version
     """For custom resources whose definition has a webhook for that."""
-    judge: Step = as_it_is
+    admission_validate: Step = object_unchanged
     """The part of `settle` that sees also what changes nothing: others' rules, who may want to know of every try."""
-    may: May = everybody_may
+    is_allowed: VerbAuthorizer = allow_all_verbs
     """Authorizes the creations that a PUT or an apply turns out to be; the server has authorized the verb itself."""
 
     # -- reading
@@ -148,319 +179,345 @@ class Verbs:
         await self.wait_for_revision(query.get("resourceVersion", ""))
         version = self.store.get(*target.key)
         if version is None:
-            raise refusals.not_found(target.row.resource, target.name)
-        return await self.shown(target.row, version.raw)
+            raise api_errors.not_found(target.info.resource, target.name)
+        return await self.from_storage(target.info, version.raw)
 
-    async def list(self, target: Target, query: Query) -> Listing:
-        selection = await self.selection_of(target.row, query)
-        versions, revision, limit = await self.listed(target, query)
-        chosen = await self.chosen_of(versions, selection)
+    async def list(self, target: Target, query: Query) -> ListResult:
+        selection = await self.selection_of(target.info, query)
+        versions, revision, limit = await self.list_versions(target, query)
+        chosen = await self.matching_versions(versions, selection)
         page = chosen[:limit] if limit else chosen
         metadata: Object = {"resourceVersion": str(revision)}
         if len(page) < len(chosen):
             last = page[-1].key
-            metadata["continue"] = Continue(revision, last.namespace, last.name).sealed()
+            metadata["continue"] = ContinueToken(revision, last.namespace, last.name).encode()
             if selection.matches is None:
                 metadata["remainingItemCount"] = len(chosen) - len(page)
-        return Listing(metadata, await self.all_shown(target.row, page))
+        return ListResult(metadata, await self.all_from_storage(target.info, page))
 
-    async def shown(self, row: Row, raw: bytes) -> bytes:
+    async def from_storage(self, info: ResourceInfo, raw: bytes) -> bytes:
         """An object out of the store as this version shows it."""
-        raw = (await self.converted(row, [raw]))[0] if row.conversion else raw
-        if row.guise is None:
-            return shown(row, raw)
-        return await run_if_large(max(len(raw), row.schema_size), shown, row, raw)
+        raw = (await self.convert_stored(info, [raw]))[0] if info.conversion_webhook else raw
+        if info.storage_version is None:
+            return served_bytes(info, raw)
+        return await run_if_large(max(len(raw), info.schema_size), served_bytes, info, raw)
 
-    async def all_shown(self, row: Row, versions: Sequence[Version]) -> Sequence[bytes]:
+    async def all_from_storage(self, info: ResourceInfo, versions: Sequence[ObjectVersion]) -> Sequence[bytes]:
         raws = [version.raw for version in versions]
-        if not row.is_custom and row.guise is None:
+        if not info.is_custom and info.storage_version is None:
             return raws
-        raws = list(await self.converted(row, raws)) if row.conversion else raws
-        if row.guise is None:
-            return [shown(row, raw) for raw in raws]
-        return await run_if_large(sum(map(len, raws)), all_shown, row, raws)
+        raws = list(await self.convert_stored(info, raws)) if info.conversion_webhook else raws
+        if info.storage_version is None:
+            return [served_bytes(info, raw) for raw in raws]
+        return await run_if_large(sum(map(len, raws)), all_served_bytes, info, raws)
 
-    async def converted(self, row: Row, raws: Sequence[bytes]) -> Sequence[bytes]:
+    async def convert_stored(self, info: ResourceInfo, raws: Sequence[bytes]) -> Sequence[bytes]:
         """Objects out of the store in the version of a row, in one call for all that are in another one."""
-        version = row.resource.api_version
-        if all(raw.startswith(text_head(version)) for raw in raws):
+        version = info.resource.api_version
+        if all(raw.startswith(api_version_prefix(version)) for raw in raws):
             return raws
-        objects = await self.convert(row, [DECODER.decode(raw) for raw in raws], version)
+        objects = await self.convert(info, [DECODER.decode(raw) for raw in raws], version)
         return [ENCODER.encode(obj) for obj in objects]
 
-    async def kept(self, row: Row, obj: Object) -> Make:
+    async def to_storage(self, info: ResourceInfo, obj: Object) -> RevisionEncoder:
         """An object of a row as it goes into the store."""
-        if row.conversion and row.stored_as:
-            [obj] = await self.convert(row, [obj], row.stored_as)
-        return making(row, obj)
+        if info.conversion_webhook and info.storage_api_version:
+            [obj] = await self.convert(info, [obj], info.storage_api_version)
+        return encode_for_storage(info, obj)
 
-    async def listed(self, target: Target, query: Query) -> tuple[Sequence[Version], int, int]:
+    async def list_versions(self, target: Target, query: Query) -> tuple[Sequence[ObjectVersion], int, int]:
         """The objects of a place at the revision that the query asks for, that revision, and how many are wanted."""
-        row, namespace = target.row, target.namespace
+        row, namespace = target.info, target.namespace
         version, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
-        limit = number(query.get("limit") or "0", "limit")
+        limit = parse_number(query.get("limit") or "0", "limit")
         check_list_options(version, match, query)
         if token := query.get("continue"):
-            start = opened(token)
+            start = decode_continue_token(token)
             await self.wait_for_revision(str(max(start.revision, 0)))  # another server may have begun the list
             found = (
-                self.at(row, namespace, start.revision, start._replace(revision=-1).sealed())
+                self.versions_at(row, namespace, start.revision, start._replace(revision=-1).encode())
                 if start.revision >= 0
-                else self.store.every(row.storage, namespace)
+                else self.store.list_objects(row.storage, namespace)
             )
             after = start.namespace, start.name
             rest = [each for each in found if (each.key.namespace, each.key.name) > after]
             return rest, max(start.revision, 0) or self.store.revision, limit
         await self.wait_for_revision(version)
         if match == "Exact" or (limit and not match and version not in ("", "0")):
-            exact = number(version, "resourceVersion")
-            return self.at(row, namespace, exact), exact, limit
-        return self.store.every(row.storage, namespace), self.store.revision, 0 if version == "0" else limit
+            exact = parse_number(version, "resourceVersion")
+            return self.versions_at(row, namespace, exact), exact, limit
+        return self.store.list_objects(row.storage, namespace), self.store.revision, 0 if version == "0" else limit
 
-    def at(self, row: Row, namespace: str, revision: int, token: str = "") -> Sequence[Version]:
+    def versions_at(
+        self, info: ResourceInfo, namespace: str, revision: int, token: str = ""
+    ) -> Sequence[ObjectVersion]:
         """The objects at a revision; `token` is where a list could go on that is not of one moment."""
         if revision == self.store.revision:
-            return self.store.every(row.storage, namespace)
+            return self.store.list_objects(info.storage, namespace)
         try:
-            return self.store.every_at(row.storage, namespace, revision)
+            return self.store.list_at_revision(info.storage, namespace, revision)
         except Compacted:
-            raise refusals.ExpiredList(token) from None
+            raise api_errors.ExpiredList(token) from None
 
-    async def selection_of(self, row: Row, query: Query) -> Selection:
+    async def selection_of(self, info: ResourceInfo, query: Query) -> Selection:
         size = len(query.get("labelSelector", "")) + len(query.get("fieldSelector", ""))
-        return selection_of(row, query) if size < LARGE else await run_if_large(size, selection_of, row, query)
+        return selection_of(info, query) if size < LARGE_BYTES else await run_if_large(size, selection_of, info, query)
 
-    async def chosen_of(self, versions: Sequence[Version], selection: Selection) -> Sequence[Version]:
+    async def matching_versions(
+        self, versions: Sequence[ObjectVersion], selection: Selection
+    ) -> Sequence[ObjectVersion]:
         if selection.name:
             versions = [version for version in versions if version.key.name == selection.name]
         matches = selection.matches
         if matches is None:
             return versions
-        if len(versions) <= MANY:
+        if len(versions) <= LARGE_SELECTION:
             return [version for version in versions if matches(version)]
-        return await run_if_large(LARGE, matching, versions, matches)
+        return await run_if_large(LARGE_BYTES, filter_versions, versions, matches)
 
-    async def watch(self, target: Target, query: Query, flavour: Flavour = AS_IS) -> Watching:
-        row, version, initial = target.row, query.get("resourceVersion", ""), query.get("sendInitialEvents")
+    async def watch(self, target: Target, query: Query, encoder: WatchEncoder = IDENTITY_ENCODER) -> WatchResponse:
+        row, version, initial = target.info, query.get("resourceVersion", ""), query.get("sendInitialEvents")
         if initial is not None and query.get("resourceVersionMatch") != "NotOlderThan":
             why = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-            raise refusals.invalid(refusals.LIST_OPTIONS, "", "resourceVersionMatch", why)
+            raise api_errors.invalid_field(api_errors.LIST_OPTIONS, "", "resourceVersionMatch", why)
         selection = await self.selection_of(row, query)
         anywhere = version in ("", "0")
         with_list = anywhere if initial is None else initial == "true"
         if with_list or anywhere:
             await self.wait_for_revision(version)
-        after = self.store.revision if with_list or anywhere else number(version, "resourceVersion")
+        after = self.store.revision if with_list or anywhere else parse_number(version, "resourceVersion")
         name = target.name or selection.name
         try:
             subscription = self.store.watch(row.storage, target.namespace, name, after=after)
         except Compacted as error:
-            raise refusals.expired(after, error.oldest) from None
+            raise api_errors.resource_version_expired(after, error.oldest) from None
         first = None
         if with_list:
             try:
-                first = await self.chosen_of(self.store.every(row.storage, target.namespace), selection)
+                first = await self.matching_versions(self.store.list_objects(row.storage, target.namespace), selection)
             except BaseException:
                 self.store.unwatch(row.storage, subscription)
                 raise
-        asked = min(number(query.get("timeoutSeconds") or "0", "timeoutSeconds"), LONGEST_WATCH)
-        seconds = asked or self.random.randrange(*WATCH_SECONDS)
+        asked = min(parse_number(query.get("timeoutSeconds") or "0", "timeoutSeconds"), MAX_WATCH_SECONDS)
+        seconds = asked or self.random.randrange(*DEFAULT_WATCH_SECONDS)
         bookmarks = query.get("allowWatchBookmarks") in ("1", "true")
-        return Watching(
+        return WatchResponse(
             self.store,
             row,
             subscription,
             selection.matches,
-            flavour,
+            encoder,
             list(first) if first is not None else None,
             after,
             bookmarks,
             seconds,
-            marks_end=initial == "true",
-            convert=(lambda raws: self.converted(row, raws)) if row.conversion else None,
-            work=current_work(),
+            send_initial_end=initial == "true",
+            convert=(lambda raws: self.convert_stored(row, raws)) if row.conversion_webhook else None,
+            budget=current_request_budget(),
         )
 
     async def wait_for_revision(self, version: str) -> None:
         """Wait a little for a revision that is yet to come; where none is named, for the latest."""
         if not version:
             await self.store.wait_for_latest()
-        elif not await self.store.wait_for(number(version, "resourceVersion"), PATIENCE):
-            raise refusals.too_new(version, self.store.revision)
+        elif not await self.store.wait_for_revision(parse_number(version, "resourceVersion"), REVISION_WAIT_TIMEOUT):
+            raise api_errors.resource_version_too_large(version, self.store.revision)
 
     # -- writing
 
-    async def create(self, request: Request, body: Any) -> bytes:
+    async def create(self, request: WriteRequest, body: Any) -> bytes:
         target = request.target
-        row, resource = target.row, target.row.resource
+        row, resource = target.info, target.info.resource
         if resource.namespaced and not target.namespace:
-            raise refusals.not_allowed()
-        wanted = writes.placed(target, body)
+            raise api_errors.method_not_allowed()
+        wanted = writes.object_from_body(target, body)
         request.size = max(request.size, len(request.body), row.schema_size)
-        if request.is_dry:
-            wanted = without(wanted, "metadata", "resourceVersion")  # which Kubernetes minds only where it stores
+        if request.is_dry_run:
+            wanted = without_field(wanted, "metadata", "resourceVersion")  # which Kubernetes minds only where it stores
         base = str(wanted["metadata"].get("generateName", ""))
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             given = wanted["metadata"].get("name")
             request.name = name = given or self.generated_name(row, base)
             named = wanted if given else with_value(wanted, ("metadata", "name"), name)
             ready = await self.prepare(request, None, named)
             request.name = name = name_of(ready)  # which admission may have changed
-            made = writes.created(row, ready, uid=self.uid(), now=self.now())
-            settled = await self.settle(request, None, made)
+            made = writes.created_object(row, ready, uid=self.new_uid(), now=self.now())
+            settled = await self.validate(request, None, made)
             key = Key(row.storage, target.namespace, name)
             if (head := self.store.head(*key)) is not None:
                 if base and not given:
                     continue
-                raise refusals.already_exists(resource, name, is_deleting=is_deleting(DECODER.decode(head.raw)))
-            if request.is_dry:
+                raise api_errors.already_exists(resource, name, is_deleting=is_deleting(DECODER.decode(head.raw)))
+            if request.is_dry_run:
                 return ENCODER.encode(settled)
             try:
-                make = await self.kept(row, settled) if row.conversion else making(row, settled)
+                make = (
+                    await self.to_storage(row, settled) if row.conversion_webhook else encode_for_storage(row, settled)
+                )
                 raw = (await self.store.put(key, None, make, request.claim)).raw
-                return raw if row.is_plain else await self.shown(row, raw)
-            except Stale:
+                return raw if row.is_plain else await self.from_storage(row, raw)
+            except VersionConflict:
                 continue
-        raise refusals.already_exists(resource, base)
+        raise api_errors.already_exists(resource, base)
 
-    async def replace(self, request: Request, body: Any) -> bytes:
+    async def replace(self, request: WriteRequest, body: Any) -> bytes:
         target = request.target
-        wanted = writes.placed(target, body)
-        if self.store.head(*target.key) is None and target.row.resource.name in MADE_BY_PUT and not target.subresource:
-            return await self.create(self.creation(request), body)
+        wanted = writes.object_from_body(target, body)
+        if (
+            self.store.head(*target.key) is None
+            and target.info.resource.name in ALLOWS_CREATE_ON_UPDATE
+            and not target.subresource
+        ):
+            return await self.create(self.as_create_request(request), body)
         return await self.update(request, lambda _: wanted)
 
-    async def patch(self, request: Request, patch: Any) -> bytes:
+    async def patch(self, request: WriteRequest, patch: Any) -> bytes:
         """Patch an object; see `apply` for what is done by server-side apply."""
 
         def patched(current: Object) -> Object:
-            found = writes.placed(
-                request.target, self.patched(request.target.row, current, request.content_type, patch)
+            found = writes.object_from_body(
+                request.target, self.apply_patch(request.target.info, current, request.content_type, patch)
             )
             if uid_of(found) and uid_of(found) != uid_of(current):
-                raise refusals.other_uid(request.target.row.resource, name_of(current), uid_of(found), uid_of(current))
+                raise api_errors.uid_mismatch(
+                    request.target.info.resource, name_of(current), uid_of(found), uid_of(current)
+                )
             return found
 
         return await self.update(request, patched)
 
-    async def apply(self, request: Request, body: Any) -> tuple[int, bytes]:
+    async def apply(self, request: WriteRequest, body: Any) -> tuple[int, bytes]:
         """Have what is stated, whatever else there is; 201 where there was nothing."""
         target = request.target
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             if target.subresource or self.store.head(*target.key) is not None:
                 return 200, await self.update(
-                    request, lambda current: writes.placed(target, self.applied(request, current, body))
+                    request,
+                    lambda current: writes.object_from_body(target, self.server_side_apply(request, current, body)),
                 )
             try:
-                creating = self.creation(request)
-                config = await run_if_large(len(request.body), self.applied, request, None, body)
+                creating = self.as_create_request(request)
+                config = await run_if_large(len(request.body), self.server_side_apply, request, None, body)
                 return 201, await self.create(creating, config)
             except AlreadyExists:
                 continue
-        raise refusals.conflict(target.row.resource, target.name, refusals.MODIFIED)
+        raise api_errors.conflict(target.info.resource, target.name, api_errors.OBJECT_MODIFIED)
 
-    def creation(self, request: Request) -> Request:
+    def as_create_request(self, request: WriteRequest) -> WriteRequest:
         """A write that creates its target, as a create request.  Raises Forbidden if its user may not create."""
-        if not self.may(request.user, "create", request.target):
-            raise refusals.forbidden(request.user.name, "create", request.target)
+        if not self.is_allowed(request.user, "create", request.target):
+            raise api_errors.forbidden_resource(request.user.name, "create", request.target)
         return replace(request, verb="create")
 
-    async def update(self, request: Request, wanted: Callable[[Object], Object], *, free: bool = False) -> bytes:
+    async def update(
+        self, request: WriteRequest, change: Callable[[Object], Object], *, unrestricted: bool = False
+    ) -> bytes:
         """Have the object as `wanted` makes it of what is there; its status, too, if it is `free` to."""
         target = request.target
-        row, key = target.row, target.key
-        for _ in range(TRIES):
+        row, key = target.info, target.key
+        for _ in range(MAX_ATTEMPTS):
             head = self.store.head(*key)
             if head is None:
-                raise refusals.not_found(row.resource, target.name)
+                raise api_errors.not_found(row.resource, target.name)
             request.size = max(len(request.body), len(head.raw), row.schema_size)
-            raw = head.raw if row.is_plain else await self.shown(row, head.raw)
-            if request.size < LARGE:
+            raw = head.raw if row.is_plain else await self.from_storage(row, head.raw)
+            if request.size < LARGE_BYTES:
                 current: Object = DECODER.decode(raw)
-                changed = wanted(current)
+                changed = change(current)
             else:
-                await make_room(request.size)
+                await reserve_memory(request.size)
                 current = await run_if_large(request.size, DECODER.decode, raw)
-                changed = await run_if_large(request.size, wanted, current)
+                changed = await run_if_large(request.size, change, current)
             ready = await self.prepare(request, current, changed)
-            new = writes.updated(row, current, ready, target.subresource, free=free or self.unrestricted)
-            settled = await (self.settle if new is not current else self.judge)(request, current, new)
+            new = writes.updated_object(
+                row, current, ready, target.subresource, unrestricted=unrestricted or self.unrestricted
+            )
+            settled = await (self.validate if new is not current else self.admission_validate)(request, current, new)
             if settled == current:
-                await self.store.settled(key)
-                return await self.shown(row, head.raw)
-            if request.is_dry:
+                await self.store.wait_for_pending_write(key)
+                return await self.from_storage(row, head.raw)
+            if request.is_dry_run:
                 return ENCODER.encode(settled)
             try:
-                made = await self.kept(row, settled)
-                if writes.is_gone(settled):
-                    return await self.shown(row, (await self.store.delete(key, head, made)).raw)
-                return await self.shown(row, (await self.store.put(key, head, made, request.claim)).raw)
-            except Stale:
+                made = await self.to_storage(row, settled)
+                if writes.is_removable(settled):
+                    return await self.from_storage(row, (await self.store.delete(key, head, made)).raw)
+                return await self.from_storage(row, (await self.store.put(key, head, made, request.claim)).raw)
+            except VersionConflict:
                 continue
-        raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
+        raise api_errors.conflict(row.resource, target.name, api_errors.OBJECT_MODIFIED)
 
-    def patched(self, row: Row, current: Object, content_type: str, patch: Any) -> Any:
+    def apply_patch(self, info: ResourceInfo, current: Object, content_type: str, patch: Any) -> Any:
         if content_type != JSON_PATCH:
-            refusals.check_type(patch, dict, "map[string]interface {}")
+            api_errors.check_patch_type(patch, dict, "map[string]interface {}")
         else:
-            refusals.check_type(patch, list, "[]handlers.jsonPatchOp")
+            api_errors.check_patch_type(patch, list, "[]handlers.jsonPatchOp")
             for each in patch:
-                refusals.check_type(each, dict, "handlers.jsonPatchOp")
+                api_errors.check_patch_type(each, dict, "handlers.jsonPatchOp")
         try:
             match content_type:
                 case "application/json-patch+json":
-                    return json_patched(current, patch)
+                    return apply_json_patch(current, patch)
                 case "application/merge-patch+json":
-                    return merged(current, patch)
-                case "application/strategic-merge-patch+json" if row.patches is not None:
-                    return strategic_merged(current, patch, row.patches)
+                    return apply_merge_patch(current, patch)
+                case "application/strategic-merge-patch+json" if info.patch_schema is not None:
+                    return apply_strategic_merge_patch(current, patch, info.patch_schema)
         except PatchError as error:
-            raise refusals.rejected_patch(str(error)) from error
-        accepted = (JSON_PATCH, MERGE_PATCH, *((STRATEGIC_PATCH,) if row.patches is not None else ()), APPLY_PATCH)
-        raise refusals.unknown_patch(", ".join(accepted))
+            raise api_errors.invalid_patch(str(error)) from error
+        accepted = (
+            JSON_PATCH,
+            MERGE_PATCH,
+            *((STRATEGIC_PATCH,) if info.patch_schema is not None else ()),
+            APPLY_PATCH,
+        )
+        raise api_errors.unsupported_patch_type(", ".join(accepted))
 
-    async def delete(self, request: Request, options: Mapping[str, Any]) -> tuple[int, bytes]:
+    async def delete(self, request: WriteRequest, options: Mapping[str, Any]) -> tuple[int, bytes]:
         """Delete an object, or mark it as deleting; 202 where it is still there."""
         target = request.target
-        row, key = target.row, target.key
-        for _ in range(TRIES):
+        row, key = target.info, target.key
+        for _ in range(MAX_ATTEMPTS):
             head = self.store.head(*key)
             if head is None:
-                raise refusals.not_found(row.resource, target.name)
-            current: Object = DECODER.decode(await self.shown(row, head.raw))
-            left = writes.deleted(row, current, options, self.now())
-            await self.settle(request, current, None)
-            if left is current or request.is_dry:
-                return 200, self.farewell(row, current, head.raw, is_gone=left is None)
+                raise api_errors.not_found(row.resource, target.name)
+            current: Object = DECODER.decode(await self.from_storage(row, head.raw))
+            left = writes.deleted_object(row, current, options, self.now())
+            await self.validate(request, current, None)
+            if left is current or request.is_dry_run:
+                return 200, self.delete_response(row, current, head.raw, is_deleted=left is None)
             try:
                 if left is None:
-                    gone = await self.store.delete(key, head, await self.kept(row, current))
-                    return 200, self.farewell(row, current, await self.shown(row, gone.raw), is_gone=True)
-                return 200, await self.shown(row, (await self.store.put(key, head, await self.kept(row, left))).raw)
-            except Stale:
+                    gone = await self.store.delete(key, head, await self.to_storage(row, current))
+                    return 200, self.delete_response(
+                        row, current, await self.from_storage(row, gone.raw), is_deleted=True
+                    )
+                return 200, await self.from_storage(
+                    row, (await self.store.put(key, head, await self.to_storage(row, left))).raw
+                )
+            except VersionConflict:
                 continue
-        raise refusals.conflict(row.resource, target.name, refusals.MODIFIED)
+        raise api_errors.conflict(row.resource, target.name, api_errors.OBJECT_MODIFIED)
 
-    def farewell(self, row: Row, obj: Object, raw: bytes, *, is_gone: bool) -> bytes:
-        if not is_gone or row.resource.name in SHOWN_WHEN_GONE:
+    def delete_response(self, info: ResourceInfo, obj: Object, raw: bytes, *, is_deleted: bool) -> bytes:
+        if not is_deleted or info.resource.name in RETURNS_DELETED_OBJECT:
             return raw
-        details = {**refusals.details(row.resource, name_of(obj)), "uid": uid_of(obj)}
-        return ENCODER.encode(success(details))
+        details = {**api_errors.status_details(info.resource, name_of(obj)), "uid": uid_of(obj)}
+        return ENCODER.encode(success_status(details))
 
-    async def delete_collection(self, request: Request, options: Mapping[str, Any]) -> bytes:
+    async def delete_collection(self, request: WriteRequest, options: Mapping[str, Any]) -> bytes:
         target = request.target
-        selection = await self.selection_of(target.row, request.query)
-        going = await self.chosen_of(self.store.every(target.row.storage, target.namespace), selection)
+        selection = await self.selection_of(target.info, request.query)
+        going = await self.matching_versions(self.store.list_objects(target.info.storage, target.namespace), selection)
         waiting = iter(going)
 
         async def delete_next() -> None:
             for version in waiting:
-                await self.delete_quietly(request, version, options)
+                await self.delete_if_exists(request, version, options)
                 await asyncio.sleep(0)
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(DELETIONS, len(going))):
+                for _ in range(min(DELETE_COLLECTION_WORKERS, len(going))):
                     group.create_task(delete_next())
         except ExceptionGroup as errors:
             refusal = next((each for each in errors.exceptions if isinstance(each, ApiError)), None)
@@ -468,27 +525,27 @@ class Verbs:
                 raise
             raise refusal from None
         metadata = {"resourceVersion": str(self.store.revision)}
-        return list_text(target.row, metadata, await self.all_shown(target.row, going))
+        return encode_list(target.info, metadata, await self.all_from_storage(target.info, going))
 
-    async def delete_quietly(self, request: Request, version: Version, options: Mapping[str, Any]) -> None:
-        target = Target(request.target.row, version.key.namespace, version.key.name)
+    async def delete_if_exists(self, request: WriteRequest, version: ObjectVersion, options: Mapping[str, Any]) -> None:
+        target = Target(request.target.info, version.key.namespace, version.key.name)
         try:
-            await self.delete(Request("delete", target, request.user, request.query), options)
+            await self.delete(WriteRequest("delete", target, request.user, request.query), options)
         except ApiError as error:
             if error.code != 404:
                 raise
 
-    def uid(self) -> str:
-        return uid_from(self.random.getrandbits(128))
+    def new_uid(self) -> str:
+        return uid_from_bits(self.random.getrandbits(128))
 
-    def generated_name(self, row: Row, base: str) -> str:
+    def generated_name(self, info: ResourceInfo, base: str) -> str:
         if not base:
             why = "Required value: name or generateName is required"
-            raise refusals.invalid(row.resource, "", "metadata.name", why)
+            raise api_errors.invalid_field(info.resource, "", "metadata.name", why)
         return base[:58] + "".join(self.random.choices(SUFFIX_LETTERS, k=5))
 
 
-def matching(versions: Iterable[Version], matches: Callable[[Version], bool]) -> list[Version]:
+def filter_versions(versions: Iterable[ObjectVersion], matches: Callable[[ObjectVersion], bool]) -> list[ObjectVersion]:
     found = []
     for place, version in enumerate(versions):
         if not place % 256:
@@ -498,33 +555,33 @@ def matching(versions: Iterable[Version], matches: Callable[[Version], bool]) ->
     return found
 
 
-def all_shown(row: Row, raws: Iterable[bytes]) -> list[bytes]:
+def all_served_bytes(info: ResourceInfo, raws: Iterable[bytes]) -> list[bytes]:
     found = []
     for raw in raws:
         checkpoint()
-        found.append(shown(row, raw))
+        found.append(served_bytes(info, raw))
     return found
 
 
-def shown(row: Row, raw: bytes) -> bytes:
+def served_bytes(info: ResourceInfo, raw: bytes) -> bytes:
     """An object out of the store as this version shows it; the apiVersion is the first field of every text there."""
-    if row.guise is not None:
-        version = {"apiVersion": row.resource.api_version}
-        return ENCODER.encode({**version, **row.guise.served(DECODER.decode(raw)), **version})
-    if not row.is_custom or raw.startswith(head := text_head(row.resource.api_version)):
+    if info.storage_version is not None:
+        version = {"apiVersion": info.resource.api_version}
+        return ENCODER.encode({**version, **info.storage_version.from_storage(DECODER.decode(raw)), **version})
+    if not info.is_custom or raw.startswith(head := api_version_prefix(info.resource.api_version)):
         return raw
     return head + raw[raw.index(b'"', len(b'{"apiVersion":"')) + 1 :]
 
 
-def text_head(api_version: str) -> bytes:
+def api_version_prefix(api_version: str) -> bytes:
     return b'{"apiVersion":"%b"' % api_version.encode()
 
 
-def making(row: Row, obj: Object) -> Make:
+def encode_for_storage(info: ResourceInfo, obj: Object) -> RevisionEncoder:
     """The text of an object at a revision, as it is stored, and its labels."""
-    version = {"apiVersion": row.stored_as or row.resource.api_version}
-    if row.guise is not None:
-        obj = row.guise.stored(obj)
+    version = {"apiVersion": info.storage_api_version or info.resource.api_version}
+    if info.storage_version is not None:
+        obj = info.storage_version.to_storage(obj)
 
     def make(revision: int) -> tuple[bytes, Object]:
         metadata = {**obj["metadata"], "resourceVersion": str(revision)}
@@ -532,26 +589,26 @@ def making(row: Row, obj: Object) -> Make:
             metadata["managedFields"] = [with_text_of_fields(each) for each in metadata["managedFields"]]
         at = {**version, **obj, **version, "metadata": metadata}
         if "spec" in at:
-            at["spec"] = text_of(at["spec"])
+            at["spec"] = encode_spec(at["spec"])
         return ENCODER.encode(at), dict(labels_of(obj))
 
     return make
 
 
-def text_of(part: Any) -> Any:
+def encode_spec(part: Any) -> Any:
     """What is written in the place of a spec, or of owned fields: of those that come again their text, if known."""
-    return once(part, text_of, lambda: msgspec.Raw(ENCODER.encode(part))) if is_part(part) else part
+    return memoize(part, encode_spec, lambda: msgspec.Raw(ENCODER.encode(part))) if is_interned(part) else part
 
 
 def with_text_of_fields(entry: Object) -> Object:
     """An entry of `metadata.managedFields`, for the encoder."""
     fields = entry.get("fieldsV1")
-    return {**entry, "fieldsV1": text_of(fields)} if is_part(fields) else entry
+    return {**entry, "fieldsV1": encode_spec(fields)} if is_interned(fields) else entry
 
 
-def list_text(row: Row, metadata: Object, items: Sequence[bytes]) -> bytes:
+def encode_list(info: ResourceInfo, metadata: Object, items: Sequence[bytes]) -> bytes:
     """A list in JSON; built-in kinds are told by the list alone, not by each of its items."""
-    begin, between, parts, end = list_pieces(row, metadata, items)
+    begin, between, parts, end = list_segments(info, metadata, items)
     if not parts:
         return begin + end
     if len(parts) == 1:
@@ -560,9 +617,9 @@ def list_text(row: Row, metadata: Object, items: Sequence[bytes]) -> bytes:
     return between.join((b"".join((begin, parts[0])), *parts[1:-1], b"".join((parts[-1], end))))
 
 
-def list_parts(row: Row, metadata: Object, items: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+def encode_list_chunks(info: ResourceInfo, metadata: Object, items: Sequence[bytes]) -> Sequence[bytes | memoryview]:
     """The same text in pieces that follow each other: objects are not copied."""
-    begin, between, parts, end = list_pieces(row, metadata, items)
+    begin, between, parts, end = list_segments(info, metadata, items)
     found: list[bytes | memoryview] = [begin]
     for each in parts:
         found += (each, between)
@@ -570,15 +627,15 @@ def list_parts(row: Row, metadata: Object, items: Sequence[bytes]) -> Sequence[b
     return found
 
 
-def list_pieces(
-    row: Row, metadata: Object, items: Sequence[bytes]
+def list_segments(
+    info: ResourceInfo, metadata: Object, items: Sequence[bytes]
 ) -> tuple[bytes, bytes, Sequence[bytes | memoryview], bytes]:
     """How a list begins, what is between its items, what it has of each of them, and how it ends."""
-    resource = row.resource
-    head = {"kind": row.list_kind, "apiVersion": resource.api_version, "metadata": metadata}
+    resource = info.resource
+    head = {"kind": info.list_kind, "apiVersion": resource.api_version, "metadata": metadata}
     begin, between, end = ENCODER.encode(head)[:-1] + b',"items":[', b",", b"]}"
-    if not row.is_custom and items:
-        kind = text_head(resource.api_version) + b',"kind":"%b",' % resource.kind.encode()
+    if not info.is_custom and items:
+        kind = api_version_prefix(resource.api_version) + b',"kind":"%b",' % resource.kind.encode()
         if all(each.startswith(kind) for each in items):
             return begin + b"{", b",{", [memoryview(each)[len(kind) :] for each in items], end
     return begin, between, items, end
@@ -595,8 +652,8 @@ def check_list_options(version: str, match: str, query: Query) -> None:
     elif match == "Exact" and version == "0":
         why = 'Forbidden: resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
     if why:
-        raise refusals.invalid(refusals.LIST_OPTIONS, "", "resourceVersionMatch", why)
+        raise api_errors.invalid_field(api_errors.LIST_OPTIONS, "", "resourceVersionMatch", why)
 
 
-def success(details: Object) -> Object:
+def success_status(details: Object) -> Object:
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

@@ -19,30 +19,30 @@ from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
 from tapestry.apiserver.fairness import FairQueue
-from tapestry.kube.budget import BUDGET, UNITS, Budget, OverSlice, checkpoint
+from tapestry.kube.budget import CURRENT_BUDGET, MAX_UNITS, Budget, SliceExceeded, checkpoint
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LARGE = 16 << 10
+LARGE_BYTES = 16 << 10
 """Bytes of JSON from which on work is done in the thread."""
-LARGE_LIST = 128 << 10
+LARGE_LIST_BYTES = 128 << 10
 """The same of a list whose objects are read one by one: that takes less for each byte."""
-MANY = 1_000
+LARGE_SELECTION = 1_000
 """Objects from which on a selector is asked in the thread."""
-ROOMY = 256 << 10
+MEMORY_WAIT_BYTES = 256 << 10
 """Bytes of JSON from which on a request waits for room before its objects are read into memory."""
-ROOM = 3 << 20
+MEMORY_CAPACITY_BYTES = 3 << 20
 """Bytes of JSON that requests may hold in memory as objects, which take up to 50 times as much, at the same time."""
-REST_SECONDS = 0.1
+GC_RESUME_DELAY = 0.1
 """Seconds after its end by which the objects of a request are freed."""
-LONGEST_PAUSE = 30.0
+MAX_GC_PAUSE = 30.0
 """Seconds after which the garbage collector looks at what is new, whatever is under way."""
-SWITCH_SECONDS = 0.001
+THREAD_SWITCH_INTERVAL = 0.001
 """How often the interpreter changes threads while the thread works."""
 
 
-class Collector:
+class GarbageCollectorPause:
     """Keeps the cyclic garbage collector away while large requests are under way.
 
     It would look at all of their objects again and again, and nobody is served meanwhile.  What these requests leave
@@ -62,8 +62,8 @@ class Collector:
     def resume(self) -> None:
         self._requests -= 1
         if not self._requests:
-            asyncio.get_running_loop().call_later(REST_SECONDS, self._enable)
-        elif time.monotonic() - self._since > LONGEST_PAUSE:
+            asyncio.get_running_loop().call_later(GC_RESUME_DELAY, self._enable)
+        elif time.monotonic() - self._since > MAX_GC_PAUSE:
             self._since = time.monotonic()
             gc.collect(0)
 
@@ -72,7 +72,7 @@ class Collector:
             gc.enable()
 
 
-COLLECTOR = Collector()
+GC_PAUSE = GarbageCollectorPause()
 """There is one in a process."""
 
 
@@ -81,18 +81,18 @@ class Worker:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "large-requests")
-        self._lane, self.room = FairQueue(1), FairQueue(ROOM)
+        self._thread_queue, self.memory_queue = FairQueue(1), FairQueue(MEMORY_CAPACITY_BYTES)
 
     async def run(self, user: str, function: Callable[[], T]) -> T:
         """The result of the function, called in the thread in the caller's context."""
         context = copy_context()
-        async with self._lane.turn(user):
+        async with self._thread_queue.turn(user):
             return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, self._call, function)
 
     def _call(self, function: Callable[[], T]) -> T:
         checkpoint()  # it may have waited for its turn too long
         usual = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_SECONDS)
+        sys.setswitchinterval(THREAD_SWITCH_INTERVAL)
         try:
             return function()
         finally:
@@ -102,13 +102,13 @@ class Worker:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-class Work(Budget):
+class RequestBudget(Budget):
     """The work of one request: its budget, and what it holds until it is answered."""
 
     __slots__ = ("_due", "_has_paused", "_held", "_is_cancelled", "user", "worker")
 
     def __init__(self, worker: Worker | None, user: str) -> None:
-        self.left, self._floor, self._unchecked, self.is_over = UNITS, 0, 0, None  # as in `super`, without a call
+        self.left, self._floor, self._unchecked, self.is_over = MAX_UNITS, 0, 0, None  # as in `super`, without a call
         self.worker, self.user = worker, user
         self._due, self._is_cancelled = 0.0, False
         self._held: AsyncExitStack | None = None
@@ -116,7 +116,7 @@ class Work(Budget):
         self._has_paused = False
         """Whether the garbage collector waits for its end."""
 
-    def allow(self, seconds: float) -> None:
+    def set_timeout(self, seconds: float) -> None:
         """Give the request so much time from now on."""
         self._due = time.monotonic() + seconds
         self.is_over = self._is_late
@@ -130,29 +130,29 @@ class Work(Budget):
             return function()
         if not self._has_paused:
             self._has_paused = True
-            COLLECTOR.pause()
+            GC_PAUSE.pause()
         return await self.worker.run(self.user, function)
 
-    async def make_room(self, size: int) -> None:
-        if self._held is None and self.worker is not None and size >= ROOMY:
+    async def reserve_memory(self, size: int) -> None:
+        if self._held is None and self.worker is not None and size >= MEMORY_WAIT_BYTES:
             self._held = AsyncExitStack()
-            await self._held.enter_async_context(self.worker.room.turn(self.user, size))
+            await self._held.enter_async_context(self.worker.memory_queue.turn(self.user, size))
 
     async def end(self) -> None:
         """Give back what the request held; to call it again does nothing."""
         self._is_cancelled = True  # a thread that still works for it stops at its next checkpoint
         if self._has_paused:
             self._has_paused = False
-            COLLECTOR.resume()
+            GC_PAUSE.resume()
         held, self._held = self._held, None
         if held is not None:
             await held.aclose()
 
 
-def current_work() -> Work | None:
+def current_request_budget() -> RequestBudget | None:
     """The work of the request that is being served; None where all is done at once."""
-    found = BUDGET.get()
-    return found if isinstance(found, Work) else None
+    found = CURRENT_BUDGET.get()
+    return found if isinstance(found, RequestBudget) else None
 
 
 async def run_if_large(size: int, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
@@ -160,26 +160,26 @@ async def run_if_large(size: int, function: Callable[P, T], *args: P.args, **nam
 
     The function begins again where its work turns out to be more than a slice of the budget.
     """
-    work = current_work()
+    work = current_request_budget()
     if work is None:
         return function(*args, **named)
-    if size < LARGE:
+    if size < LARGE_BYTES:
         try:
             with work:
                 return function(*args, **named)
-        except OverSlice:
+        except SliceExceeded:
             pass
     return await work.run(lambda: function(*args, **named))
 
 
-async def make_room(size: int) -> None:
+async def reserve_memory(size: int) -> None:
     """Wait until objects of that size may be read into memory; they may stay there until the request is answered."""
-    work = current_work()
+    work = current_request_budget()
     if work is not None:
-        await work.make_room(size)
+        await work.reserve_memory(size)
 
 
-def finished(step: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
+def run_sync(step: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
     """The result of a coroutine that never waits."""
     assert isinstance(step, Coroutine)
     try:

@@ -8,12 +8,12 @@ import click
 
 from tapestry.apiext.app import run_apiext
 from tapestry.apiext.config import ApiExtConfig
-from tapestry.cli.manual import STOPPED, manual
-from tapestry.cli.processes import fault_message
-from tapestry.cli.settings import CONFIG, Flags, listed, settings_in, with_options
+from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.process_runner import fault_message
+from tapestry.cli.settings import CONFIG, Flags, settings_from_flags, split_commas, with_options
 from tapestry.controller.app import run_app
 from tapestry.process import logs
-from tapestry.process.config import load
+from tapestry.process.config import load_config
 
 FLAGS: Flags = {
     "--kubeconfig": ("kubeconfig", "A kubeconfig file; else KUBECONFIG, ~/.kube/config or the pod's own account."),
@@ -27,7 +27,7 @@ FLAGS: Flags = {
 
 
 @click.command(
-    epilog=manual(
+    epilog=help_epilog(
         "tapestry apiext --kubeconfig kubeconfig", "tapestry apiext --kinds 'users,*.example.com'", zero=STOPPED
     )
 )
@@ -39,10 +39,14 @@ FLAGS: Flags = {
 @with_options(FLAGS)
 def apiext(config: Path | None, allow_origin: tuple[str, ...], own_identity: bool | None, **flags: Any) -> None:
     """Serve plain REST over the kinds of a Kubernetes API, in the name of each caller, until told to stop."""
-    given = settings_in(FLAGS, flags)
-    given |= {"kinds": listed(given["kinds"]), "allowOrigins": list(allow_origin) or None, "ownIdentity": own_identity}
+    given = settings_from_flags(FLAGS, flags)
+    given |= {
+        "kinds": split_commas(given["kinds"]),
+        "allowOrigins": list(allow_origin) or None,
+        "ownIdentity": own_identity,
+    }
     try:
-        settings = load(ApiExtConfig, file=config, environ=os.environ, flags=given)
+        settings = load_config(ApiExtConfig, file=config, environ=os.environ, flags=given)
         logs.configure(settings.log_level, settings.log_format)
         run_app(lambda: run_apiext(settings, os.environ, Path.home()))
     except (ValueError, OSError) as error:

@@ -10,27 +10,27 @@ import click
 import uvloop
 import yaml
 
-from tapestry.apiext.kinds import Kinds
-from tapestry.apiext.plain import ROOT, Ask, PlainApi
-from tapestry.apiserver.access.certificates import Authority
-from tapestry.apiserver.app import Running, running
+from tapestry.apiext.resource_mapper import ResourceMapper
+from tapestry.apiext.rest_api import ROOT, RestApi, RestRequest
+from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.app import RunningServer, run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import Answer, Answering
-from tapestry.apiserver.serving.reception import Mounted
-from tapestry.apiserver.storage.log import LogError
-from tapestry.cli import archives
+from tapestry.apiserver.server import ApiResponse, CallHandler
+from tapestry.apiserver.serving.request_handler import MountedHandler
+from tapestry.apiserver.storage.log import StorageError
+from tapestry.cli import apiserver_data
 from tapestry.cli.envtest import envtest_assets
-from tapestry.cli.manual import STOPPED, manual
-from tapestry.cli.processes import fault_message, lone
-from tapestry.cli.settings import CONFIG, SWITCH, Flags, listed, settings_in, with_options
+from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.process_runner import fault_message, single_exception
+from tapestry.cli.settings import CONFIG, SWITCH, Flags, settings_from_flags, split_commas, with_options
 from tapestry.controller.app import GC_THRESHOLDS
-from tapestry.controlplane.app import check_patterns, manager_beside
-from tapestry.controlplane.direct import Direct
+from tapestry.controlplane.app import check_patterns, control_plane_manager
+from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.times import parse_duration
 from tapestry.process import logs
-from tapestry.process.config import load
-from tapestry.process.signals import told_to_stop
+from tapestry.process.config import load_config
+from tapestry.process.signals import stop_event
 
 FLAGS: Flags = {
     "--backend": ("backend", "Where objects are kept: file, etcd or memory."),
@@ -70,19 +70,19 @@ SWITCHES: Flags = {
     "--kubectl-ephemeral-token": ("kubectlEphemeralToken", "Let kubectl use no tokens but such as expire."),
     "--anonymous-auth": ("anonymousAuth", "Serve who shows no credentials, with next to no rights. [default: true]"),
 }
-NUMBERS = (
+INTEGER_SETTINGS = (
     *("maxRequestsInflight", "maxMutatingRequestsInflight", "maxConnections", "maxConnectionsPerUser"),
     *("auditLogMaxsize", "auditLogMaxbackup"),
 )
-FAULTS = (ValueError, OSError, LogError)
+EXPECTED_ERRORS = (ValueError, OSError, StorageError)
 log = logs.logger(__name__)
-VERBOSE = 4
+DEBUG_VERBOSITY = 4
 """The verbosity, as Kubernetes has it, from which on it is that of debugging."""
-LISTS = ("controllers", "etcd.servers", "serviceAccountKeyFiles", "apiAudiences")
+LIST_SETTINGS = ("controllers", "etcd.servers", "serviceAccountKeyFiles", "apiAudiences")
 """Settings that are several texts, with commas between them."""
 
 
-def verbosity_of(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+def parse_verbosity(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
     """Kubernetes' own programs take -v=10 as well as -v 10."""
     if text is None:
         return None
@@ -92,19 +92,19 @@ def verbosity_of(_: click.Context, __: click.Parameter, text: str | None) -> int
     return int(number)
 
 
-VERBOSITY = click.option(
+VERBOSITY_OPTION = click.option(
     "-v",
     "--v",
     "verbosity",
-    callback=verbosity_of,
+    callback=parse_verbosity,
     metavar="NUMBER",
-    help=f"As --log-level debug, from {VERBOSE} on.",
+    help=f"As --log-level debug, from {DEBUG_VERBOSITY} on.",
 )
 
 
 @click.group(
     invoke_without_command=True,
-    epilog=manual(
+    epilog=help_epilog(
         "tapestry apiserver --file-rootpath ./data --authn-allow-localhost",
         "tapestry apiserver --backend etcd --etcd-servers https://etcd-0:2379,https://etcd-1:2379",
         "tapestry apiserver backup --file-rootpath ./data backup.tar",
@@ -112,27 +112,27 @@ VERBOSITY = click.option(
     ),
 )
 @CONFIG
-@VERBOSITY
-@with_options(FLAGS, {path: {"type": int} for path in NUMBERS})
+@VERBOSITY_OPTION
+@with_options(FLAGS, {path: {"type": int} for path in INTEGER_SETTINGS})
 @with_options(SWITCHES, {path: {**SWITCH, "metavar": "[BOOL]"} for path, _ in SWITCHES.values()})
 @click.pass_context
 def apiserver(context: click.Context, /, config: Path | None, verbosity: int | None, **flags: Any) -> None:
     """Serve Kubernetes' API, durable on one disk or in etcd, until told to stop."""
     if context.invoked_subcommand is not None:
         return
-    given = settings_in(FLAGS | SWITCHES, flags)
-    given |= {path: listed(given[path]) for path in LISTS}
-    if verbosity is not None and verbosity >= VERBOSE:
+    given = settings_from_flags(FLAGS | SWITCHES, flags)
+    given |= {path: split_commas(given[path]) for path in LIST_SETTINGS}
+    if verbosity is not None and verbosity >= DEBUG_VERBOSITY:
         given["logLevel"] = given["logLevel"] or "debug"
     try:
-        given["requestTimeout"] = seconds(given["requestTimeout"])
-        settings = load(ApiServerConfig, file=config, environ=os.environ, flags=given)
+        given["requestTimeout"] = timeout_seconds(given["requestTimeout"])
+        settings = load_config(ApiServerConfig, file=config, environ=os.environ, flags=given)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     run(settings)
 
 
-def seconds(text: str | None) -> float | None:
+def timeout_seconds(text: str | None) -> float | None:
     """A number of seconds, or a duration with its unit."""
     if text is None:
         return None
@@ -147,22 +147,25 @@ def run(settings: ApiServerConfig) -> None:
         gc.set_threshold(*GC_THRESHOLDS)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
-    except (*FAULTS, ExceptionGroup) as error:
-        fault = lone(error)
-        if not isinstance(fault, FAULTS):
+    except (*EXPECTED_ERRORS, ExceptionGroup) as error:
+        fault = single_exception(error)
+        if not isinstance(fault, EXPECTED_ERRORS):
             raise
         raise click.ClickException(fault_message(fault)) from error
 
 
-for command in (*archives.COMMANDS, envtest_assets):
+for command in (*apiserver_data.COMMANDS, envtest_assets):
     apiserver.add_command(command)
 
 
 async def serve(settings: ApiServerConfig) -> None:
-    stopping = told_to_stop()
-    async with running(settings, mounted={"apiext": plain_face()}) as served, asyncio.TaskGroup() as group:
-        authority, signing = authority_of(settings, served), Authority(served.folder / "pki")
-        manager = manager_beside(served.reception, authority, settings.controllers, signing)
+    stopping = stop_event()
+    async with (
+        run_apiserver(settings, mounted_handlers={"apiext": apiext_handler()}) as served,
+        asyncio.TaskGroup() as group,
+    ):
+        authority, signing = ca_certificate(settings, served), CertificateAuthority(served.folder / "pki")
+        manager = control_plane_manager(served.request_handler, authority, settings.controllers, signing)
         group.create_task(manager.run(), name="controllers")
         log.info("no workload controllers: Deployments and Jobs get no pods here; `tapestry cluster` runs them")
         if "local" in served.addresses:
@@ -183,23 +186,23 @@ def write_kubeconfig(file: Path, address: str) -> None:
     file.write_text(yaml.safe_dump(content, sort_keys=False))
 
 
-def plain_face() -> Mounted:
+def apiext_handler() -> MountedHandler:
     """Plain REST at /apiext, in the name of whoever calls."""
-    plain = PlainApi(Kinds())
+    plain = RestApi(ResourceMapper())
 
-    async def answer(api: Answering, call: Call) -> Answer:
+    async def answer(api: CallHandler, call: Call) -> ApiResponse:
         content_type = call.headers.get("content-type", "")
-        ask = Ask(call.method, call.path.removeprefix(ROOT), call.query, content_type, call.body)
-        found = await plain.answer(ask, Direct(api, call.user))
-        return Answer(found.status, found.body, headers=found.headers)
+        ask = RestRequest(call.method, call.path.removeprefix(ROOT), call.query, content_type, call.body)
+        found = await plain.handle(ask, InProcessTransport(api, call.user))
+        return ApiResponse(found.status, found.body, headers=found.headers)
 
     return answer
 
 
-def authority_of(settings: ApiServerConfig, served: Running) -> str:
+def ca_certificate(settings: ApiServerConfig, served: RunningServer) -> str:
     """The certificates that pods can know the server by; none where it serves no TLS."""
     if "secure" not in served.addresses:
         return ""
     if settings.tls.certificate:
         return Path(settings.tls.certificate).read_text()
-    return Authority(served.folder / "pki").certificate()
+    return CertificateAuthority(served.folder / "pki").certificate_pem()

@@ -7,19 +7,19 @@ from pathlib import Path
 import click
 import uvloop
 
-from tapestry.apiserver.storage.log import LogError
-from tapestry.cli.manual import STOPPED, manual
-from tapestry.cli.processes import lone
+from tapestry.apiserver.storage.log import StorageError
+from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.process_runner import single_exception
 from tapestry.controller.app import GC_THRESHOLDS
 from tapestry.local.cluster import MAX_NODES, ClusterPlan, run_cluster
 from tapestry.local.kubernetes import AssetsMissing, ControlPlaneFailed
 from tapestry.process import logs
 
-FAULTS = (ValueError, OSError, LogError, AssetsMissing, ControlPlaneFailed)
+EXPECTED_ERRORS = (ValueError, OSError, StorageError, AssetsMissing, ControlPlaneFailed)
 
 
 @click.command(
-    epilog=manual(
+    epilog=help_epilog(
         "tapestry cluster --data ./east --nodes 10", "tapestry cluster --data ./gpu --nodes 4 --gpus 8", zero=STOPPED
     )
 )
@@ -57,14 +57,14 @@ def cluster(data: Path, nodes: int, gpus: int, process_node: bool, run_pods: boo
     gc.set_threshold(*GC_THRESHOLDS)
     try:
         uvloop.run(run_cluster(plan))
-    except (*FAULTS, ExceptionGroup) as error:
-        raise click.ClickException(fault(error, plan.folder)) from error
+    except (*EXPECTED_ERRORS, ExceptionGroup) as error:
+        raise click.ClickException(cluster_error_message(error, plan.folder)) from error
 
 
-def fault(error: Exception, folder: Path) -> str:
+def cluster_error_message(error: Exception, folder: Path) -> str:
     """What is wrong, in one line and with what to do; raises `error` again if it is none of ours to explain."""
-    found = lone(error)
-    if not isinstance(found, FAULTS):
+    found = single_exception(error)
+    if not isinstance(found, EXPECTED_ERRORS):
         raise error
     if isinstance(found, OSError) and found.errno == errno.EADDRINUSE:
         return f"{found.strerror}; end whoever has it, or delete {folder / 'cluster.json'} to have another port"

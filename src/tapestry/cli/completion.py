@@ -5,18 +5,18 @@ import sys
 import click
 from click.shell_completion import ShellComplete, get_completion_class
 
+from tapestry.cli.help_text import help_epilog
 from tapestry.cli.main import main
-from tapestry.cli.manual import manual
 
 SHELLS = ("bash", "zsh", "fish")
-WHOLE_SENTENCES = ('string split "," $completion', 'string split --max 1 "," $completion')
+FISH_COMMA_FIX = ('string split "," $completion', 'string split --max 1 "," $completion')
 """In fish, where click takes a comma in what is told of a command for its end."""
-NO_FILES, FILES_TOO = ":4", ":0"
+DIRECTIVE_NO_FILES, DIRECTIVE_FILES = ":4", ":0"
 """The last line of what kubectl is told: whether it may offer files where nothing else was found."""
 
 
 @click.command(
-    epilog=manual(
+    epilog=help_epilog(
         "source <(tapestry completion bash)",
         "tapestry completion zsh > ~/.zfunc/_tapestry",
         "tapestry completion fish > ~/.config/fish/completions/tapestry.fish",
@@ -28,7 +28,7 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(main, {}, "tapestry", "_TAPESTRY_COMPLETE").source()
-    click.echo(script.replace(*WHOLE_SENTENCES))
+    click.echo(script.replace(*FISH_COMMA_FIX))
 
 
 def kubectl_completion() -> None:
@@ -38,4 +38,4 @@ def kubectl_completion() -> None:
     plain = [each for each in found if each.type == "plain"]
     for each in plain:
         click.echo(f"{each.value}\t{each.help}" if each.help else each.value)
-    click.echo(NO_FILES if len(plain) == len(found) else FILES_TOO)
+    click.echo(DIRECTIVE_NO_FILES if len(plain) == len(found) else DIRECTIVE_FILES)

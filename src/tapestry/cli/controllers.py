@@ -6,37 +6,37 @@ from typing import Any
 
 import click
 
-from tapestry.cli.manual import STOPPED, manual
-from tapestry.cli.processes import run_process, with_flags
-from tapestry.cli.registry import the_registry
-from tapestry.controller.app import App, manager_of
+from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.process_runner import run_process, with_process_flags
+from tapestry.cli.registry import load_registry
+from tapestry.controller.app import App, manager_for
 from tapestry.controller.config import ManagerConfig
 
 
 def controller_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """For a shell that completes."""
-    return [name for name in the_registry().names() if name.startswith(incomplete)]
+    return [name for name in load_registry().names() if name.startswith(incomplete)]
 
 
 @click.command(
-    epilog=manual("tapestry run at --kubeconfig kubeconfig", "tapestry run at --config at.yaml", zero=STOPPED)
+    epilog=help_epilog("tapestry run at --kubeconfig kubeconfig", "tapestry run at --config at.yaml", zero=STOPPED)
 )
 @click.argument("name", shell_complete=controller_names)
-@with_flags
+@with_process_flags
 def run(name: str, **flags: Any) -> None:
     """Run the controller NAME until it is told to stop."""
     run_process(ManagerConfig, flags, {}, lambda config: run_controllers(config, name))
 
 
-@click.command(epilog=manual("tapestry hub --config hub.yaml --leader-elect", zero=STOPPED))
-@with_flags
+@click.command(epilog=help_epilog("tapestry hub --config hub.yaml --leader-elect", zero=STOPPED))
+@with_process_flags
 def hub(**flags: Any) -> None:
     """Run every controller that is installed and that the configuration enables."""
     run_process(ManagerConfig, flags, {}, lambda config: run_controllers(config, None))
 
 
-async def run_controllers(config: ManagerConfig, only: str | None) -> None:
-    manager = manager_of(config, os.environ, Path.home())
-    the_registry().add_to_manager(manager, only=only)
+async def run_controllers(config: ManagerConfig, name: str | None) -> None:
+    manager = manager_for(config, os.environ, Path.home())
+    load_registry().add_to_manager(manager, only=name)
     manager.setup()
     await App(manager).run()

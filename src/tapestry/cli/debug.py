@@ -13,14 +13,21 @@ from typing import IO
 import click
 
 from tapestry import __version__
-from tapestry.cli.clusters import FILE, HERE, finished, opened, virtual_access, with_virtual_cluster
+from tapestry.cli.cluster_access import (
+    FILE_PATH,
+    WORLD_FOLDER,
+    open_client,
+    run_async,
+    virtual_access,
+    with_virtual_cluster,
+)
 from tapestry.cli.doctor import diagnosis
-from tapestry.cli.manual import manual
-from tapestry.client.connection import HttpTransport
-from tapestry.inspect.bundle import Collector, Gathered, Missing, archive_of, files_of, pretty
+from tapestry.cli.help_text import help_epilog
+from tapestry.client.http_transport import HttpTransport
+from tapestry.inspect.bundle import CollectedData, Collector, MissingItem, bundle_files, pretty_json, tar_archive
 from tapestry.inspect.findings import findings_text
-from tapestry.inspect.questions import Questions
-from tapestry.inspect.tables import counted
+from tapestry.inspect.queries import Queries
+from tapestry.inspect.tables import plural_text
 
 
 @click.group()
@@ -28,8 +35,10 @@ def debug() -> None:
     """Collect what somebody needs who is asked for help."""
 
 
-@debug.command(epilog=manual("tapestry debug collect", "tapestry debug collect -o trouble.tar.gz --context east"))
-@click.option("--output", "-o", "file", type=FILE, help="The file to write. [default: tapestry-debug-<time>.tar.gz]")
+@debug.command(epilog=help_epilog("tapestry debug collect", "tapestry debug collect -o trouble.tar.gz --context east"))
+@click.option(
+    "--output", "-o", "file", type=FILE_PATH, help="The file to write. [default: tapestry-debug-<time>.tar.gz]"
+)
 @with_virtual_cluster
 def collect(file: Path | None, kubeconfig: str | None, context: str | None) -> None:
     """Write what there is to know into one file that only you may read.
@@ -42,18 +51,18 @@ def collect(file: Path | None, kubeconfig: str | None, context: str | None) -> N
     now = datetime.now(UTC)
     name = f"tapestry-debug-{now:%Y%m%dT%H%M%SZ}"
     file = file or Path(f"{name}.tar.gz")
-    gathered = Gathered()
-    with private(file) as out:
-        finished(everything_into(gathered, kubeconfig, context, now))
+    gathered = CollectedData()
+    with new_private_file(file) as out:
+        run_async(collect_everything(gathered, kubeconfig, context, now))
         versions = {"tapestry": __version__, "python": platform.python_version(), "system": platform.platform()}
-        files = files_of(gathered, versions, now)
-        out.write(archive_of(files, name, now))
-    unread = f"; {counted(len(gathered.missing), 'thing')} could not be read" if gathered.missing else ""
-    click.echo(f"{file}: {counted(len(files), 'file')}, {file.stat().st_size / 1024:.0f} KiB{unread}")
+        files = bundle_files(gathered, versions, now)
+        out.write(tar_archive(files, name, now))
+    unread = f"; {plural_text(len(gathered.missing), 'thing')} could not be read" if gathered.missing else ""
+    click.echo(f"{file}: {plural_text(len(files), 'file')}, {file.stat().st_size / 1024:.0f} KiB{unread}")
 
 
 @contextmanager
-def private(file: Path) -> Iterator[IO[bytes]]:
+def new_private_file(file: Path) -> Iterator[IO[bytes]]:
     """A new file, for its owner alone; it is gone again if what is to be in it does not come about."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -69,21 +78,25 @@ def private(file: Path) -> Iterator[IO[bytes]]:
             raise
 
 
-async def everything_into(gathered: Gathered, kubeconfig: str | None, context: str | None, now: datetime) -> None:
+async def collect_everything(
+    collected: CollectedData, kubeconfig: str | None, context: str | None, now: datetime
+) -> None:
     started = time.monotonic()
-    collector = Collector(gathered, lambda what: click.echo(f"  {time.monotonic() - started:5.1f} s  {what}", err=True))
-    await collector.step("doctor", diagnosed(gathered, kubeconfig, context))
-    await collector.step("a world here", asyncio.to_thread(collector.world, HERE.absolute()))
+    collector = Collector(
+        collected, lambda what: click.echo(f"  {time.monotonic() - started:5.1f} s  {what}", err=True)
+    )
+    await collector.run_step("doctor", collect_diagnosis(collected, kubeconfig, context))
+    await collector.run_step("a world here", asyncio.to_thread(collector.collect_world, WORLD_FOLDER.absolute()))
     try:
         access = virtual_access(kubeconfig, context)
     except (ValueError, OSError) as error:
-        gathered.missing.append(Missing(what="the virtual cluster", why=str(error)))
+        collected.missing.append(MissingItem(what="the virtual cluster", why=str(error)))
         return
-    async with opened(access) as client:
-        await collector.cluster(Questions(client, HttpTransport, now, namespace=access.namespace))
+    async with open_client(access) as client:
+        await collector.collect_clusters(Queries(client, HttpTransport, now, namespace=access.namespace))
 
 
-async def diagnosed(gathered: Gathered, kubeconfig: str | None, context: str | None) -> None:
+async def collect_diagnosis(collected: CollectedData, kubeconfig: str | None, context: str | None) -> None:
     found = await diagnosis(kubeconfig, context)
-    gathered.texts["doctor.txt"] = findings_text(found) + "\n"
-    gathered.texts["doctor.json"] = pretty(found)
+    collected.texts["doctor.txt"] = findings_text(found) + "\n"
+    collected.texts["doctor.json"] = pretty_json(found)

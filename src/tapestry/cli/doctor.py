@@ -6,19 +6,19 @@ from datetime import UTC, datetime
 import click
 from click.exceptions import Exit
 
-from tapestry.cli.clusters import HERE, finished, opened, virtual_access, with_virtual_cluster
-from tapestry.cli.manual import manual
-from tapestry.cli.output import printed, with_output
-from tapestry.client.connection import HttpTransport
+from tapestry.cli.cluster_access import WORLD_FOLDER, open_client, run_async, virtual_access, with_virtual_cluster
+from tapestry.cli.help_text import help_epilog
+from tapestry.cli.output import print_result, with_output
+from tapestry.client.http_transport import HttpTransport
 from tapestry.inspect import findings
 from tapestry.inspect.doctor import Doctor
-from tapestry.inspect.facts import together
 from tapestry.inspect.findings import Finding
-from tapestry.inspect.questions import Questions
+from tapestry.inspect.queries import Queries
+from tapestry.inspect.snapshots import gather_all
 
 
 @click.command(
-    epilog=manual(
+    epilog=help_epilog(
         "tapestry doctor",
         "tapestry doctor -o json",
         zero="nothing is wrong",
@@ -32,20 +32,20 @@ def doctor(output: str, kubeconfig: str | None, context: str | None) -> None:
 
     async def work() -> None:
         found = await diagnosis(kubeconfig, context)
-        printed(found, output, lambda _: findings.findings_text(found))
+        print_result(found, output, lambda _: findings.findings_text(found))
         if any(each.level == "wrong" for each in found):
             raise Exit(1)
 
-    finished(work())
+    run_async(work())
 
 
 async def diagnosis(kubeconfig: str | None, context: str | None) -> list[Finding]:
     """Everything that can be found out from here."""
-    world, clusters = await together(of_a_world_here(), of_clusters(kubeconfig, context))
+    world, clusters = await gather_all(world_findings(), cluster_findings(kubeconfig, context))
     return [*world, *clusters]
 
 
-async def of_clusters(kubeconfig: str | None, context: str | None) -> list[Finding]:
+async def cluster_findings(kubeconfig: str | None, context: str | None) -> list[Finding]:
     """What there is to say of the virtual cluster, and of those that it leases."""
     try:
         access = virtual_access(kubeconfig, context)
@@ -53,20 +53,20 @@ async def of_clusters(kubeconfig: str | None, context: str | None) -> list[Findi
         advice = "give --kubeconfig, set KUBECONFIG, or run a world here with `tapestry up`"
         return [Finding("kubeconfig", "wrong", str(error), advice)]
     found = Finding("kubeconfig", "ok", f"leads to {access.server}")
-    async with opened(access) as client:
-        questions = Questions(client, HttpTransport, datetime.now(UTC))
+    async with open_client(access) as client:
+        questions = Queries(client, HttpTransport, datetime.now(UTC))
         return [found, *await Doctor(questions, lambda: datetime.now(UTC)).findings()]
 
 
-async def of_a_world_here() -> list[Finding]:
+async def world_findings() -> list[Finding]:
     """What there is to say of the folder that `tapestry up` uses; nothing, where there is none."""
-    folder = HERE.absolute()
+    folder = WORLD_FOLDER.absolute()
     if not folder.exists():
         return []
     from tapestry.local.world import World  # takes long to load, and most clusters are not here
 
     world = World(folder)
     running = world.running_pid() is not None
-    silent = await world.silent_clusters() if running else []
+    silent = await world.unreachable_clusters() if running else []
     free = shutil.disk_usage(folder).free
-    return list(findings.local_world(folder, is_running=running, free=free, silent=silent))
+    return list(findings.local_world_findings(folder, is_running=running, free=free, silent=silent))

@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 
 from tapestry import __version__
-from tapestry.cli.manual import manual
+from tapestry.cli.help_text import help_epilog
 from tapestry.local.envtest import (
-    UNDERSTOOD,
-    WITHOUT_MEANING,
-    assets,
-    flags_in,
-    folder_of,
+    IGNORED_FLAGS,
+    SUPPORTED_FLAGS,
+    data_folder,
     health_server,
+    parse_flags,
     server_config,
+    write_assets,
 )
 from tapestry.local.kubernetes import assets_folder
 from tapestry.process import logs
@@ -24,13 +24,13 @@ from tapestry.process import logs
 log = logs.logger(__name__)
 
 
-@click.command("envtest-assets", epilog=manual("tapestry apiserver envtest-assets ./bin"))
+@click.command("envtest-assets", epilog=help_epilog("tapestry apiserver envtest-assets ./bin"))
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def envtest_assets(folder: Path) -> None:
     """Write programs into FOLDER that start this server for the tests of kubebuilder projects (KUBEBUILDER_ASSETS)."""
     try:
         kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=assets_folder(os.environ))
-        made = assets(folder.absolute(), Path(kubectl) if kubectl else None)
+        made = write_assets(folder.absolute(), Path(kubectl) if kubectl else None)
     except OSError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{folder}: {', '.join(each.name for each in made)}")
@@ -39,10 +39,10 @@ def envtest_assets(folder: Path) -> None:
 
 def main(name: str, *arguments: str) -> None:
     """Be the program of that name."""
-    flags = flags_in(arguments, (*UNDERSTOOD, *WITHOUT_MEANING))
+    flags = parse_flags(arguments, (*SUPPORTED_FLAGS, *IGNORED_FLAGS))
     if "help" in flags.values:
         click.echo(f"{name} of tapestry {__version__} understands:")
-        click.echo("\n".join(f"      --{each} string" for each in UNDERSTOOD if name == "kube-apiserver"))
+        click.echo("\n".join(f"      --{each} string" for each in SUPPORTED_FLAGS if name == "kube-apiserver"))
     elif "version" in flags.values:
         click.echo(f"{name} of tapestry {__version__}")
     elif name == "etcd":
@@ -54,7 +54,7 @@ def main(name: str, *arguments: str) -> None:
         if flags.unknown:
             log.warning("flags that mean nothing here are ignored", flags=list(flags.unknown))
         try:
-            run(server_config(flags, folder_of(flags.get("etcd-servers"))))
+            run(server_config(flags, data_folder(flags.get("etcd-servers"))))
         except click.ClickException as error:
             error.show()
             raise SystemExit(error.exit_code) from error

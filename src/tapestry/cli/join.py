@@ -7,27 +7,34 @@ from typing import Any
 import click
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.mounts import LEVELS
-from tapestry.cli.clusters import FILE, finished, opened, physical_access, virtual_access, with_virtual_cluster
-from tapestry.cli.manual import manual
-from tapestry.cli.names import names_of
-from tapestry.client.connection import HttpTransport
+from tapestry.apis.mount_labels import LEVELS
+from tapestry.cli.cluster_access import (
+    FILE_PATH,
+    open_client,
+    physical_access,
+    run_async,
+    virtual_access,
+    with_virtual_cluster,
+)
+from tapestry.cli.help_text import help_epilog
+from tapestry.cli.name_completion import name_completer
+from tapestry.client.http_transport import HttpTransport
+from tapestry.manager.join_steps import Cluster, Step
 from tapestry.manager.joining import Plan
 from tapestry.manager.joining import join as join_clusters
-from tapestry.manager.offers import Offer, percent, windows
+from tapestry.manager.offers import Offer, parse_percent, parse_windows
 from tapestry.manager.safeguards import Safeguards
-from tapestry.manager.steps import Cluster, Step
 from tapestry.manager.unjoining import unjoin as part_clusters
 
 
 @click.command(
-    epilog=manual(
+    epilog=help_epilog(
         "tapestry join east --cluster-kubeconfig east.yaml --lease 50%",
         'tapestry join east --cluster-kubeconfig east.yaml --window "22:00-06:00 Mon,Tue" --time-zone Asia/Shanghai',
     )
 )
-@click.argument("name", shell_complete=names_of(CLUSTER_BINDINGS))
-@click.option("--cluster-kubeconfig", type=FILE, required=True, help="The physical cluster, as its administrator.")
+@click.argument("name", shell_complete=name_completer(CLUSTER_BINDINGS))
+@click.option("--cluster-kubeconfig", type=FILE_PATH, required=True, help="The physical cluster, as its administrator.")
 @click.option("--cluster-context", help="A context of that kubeconfig.")
 @click.option("--cluster-id", help="The first part of the names of its virtual nodes. [default: NAME]")
 @click.option(
@@ -78,41 +85,41 @@ def join(name: str, cluster_kubeconfig: Path, cluster_context: str | None, **opt
 
     Can be run again at any time, to change the offer or to renew the token.
     """
-    finished(join_both(name, cluster_kubeconfig, cluster_context, options))
+    run_async(run_join(name, cluster_kubeconfig, cluster_context, options))
 
 
-async def join_both(name: str, file: Path, context: str | None, options: dict[str, Any]) -> None:
+async def run_join(name: str, file: Path, context: str | None, options: dict[str, Any]) -> None:
     plan = Plan(
         name,
         options["cluster_id"] or name,
         options["mount_namespace"],
         options["taint"],
-        offer_in(options),
-        safeguards_in(options),
+        offer_from_options(options),
+        safeguards_from_options(options),
         namespace=options["namespace"] or "",
     )
     access = physical_access(file, context)
     async with (
-        opened(virtual_access(options["kubeconfig"], options["context"])) as virtual,
-        opened(access) as physical,
+        open_client(virtual_access(options["kubeconfig"], options["context"])) as virtual,
+        open_client(access) as physical,
     ):
-        clusters = Cluster("virtual", virtual, say), Cluster("physical", physical, say)
+        clusters = Cluster("virtual", virtual, print_step), Cluster("physical", physical, print_step)
         await join_clusters(plan, *clusters, access, connect=HttpTransport, now=datetime.now(UTC))
     click.echo(f"{name} has joined; `tapestry status` shows it, once its syncer is at work")
 
 
-def offer_in(options: dict[str, Any]) -> Offer:
+def offer_from_options(options: dict[str, Any]) -> Offer:
     """What the options say; an offer that was made before stands in all that they do not."""
     return Offer(
-        percent(options["lease"]) if options["lease"] else None,
-        windows(options["window"]),
+        parse_percent(options["lease"]) if options["lease"] else None,
+        parse_windows(options["window"]),
         options["time_zone"],
         options["force_reclaim"],
         options["grace"],
     )
 
 
-def safeguards_in(options: dict[str, Any]) -> Safeguards:
+def safeguards_from_options(options: dict[str, Any]) -> Safeguards:
     """What the options say; what was set up before stands in all that they do not."""
     policy = options["network_policy"]
     return Safeguards(
@@ -126,32 +133,36 @@ def safeguards_in(options: dict[str, Any]) -> Safeguards:
     )
 
 
-def say(step: Step) -> None:
+def print_step(step: Step) -> None:
     note = f": {step.note}" if step.note else ""
-    click.echo(f"{step.mark:<10} {step.cluster:<9} {step.what}{note}")
+    click.echo(f"{step.result:<10} {step.cluster:<9} {step.subject}{note}")
 
 
 @click.command(
-    epilog=manual("tapestry unjoin east --cluster-kubeconfig east.yaml", "tapestry unjoin east --force --timeout 60")
+    epilog=help_epilog(
+        "tapestry unjoin east --cluster-kubeconfig east.yaml", "tapestry unjoin east --force --timeout 60"
+    )
 )
-@click.argument("name", shell_complete=names_of(CLUSTER_BINDINGS))
+@click.argument("name", shell_complete=name_completer(CLUSTER_BINDINGS))
 @click.option("--force", is_flag=True, help="Also when the cluster, its syncer or the manager is gone.")
-@click.option("--cluster-kubeconfig", type=FILE, help="The physical cluster, to remove there what join has made.")
+@click.option("--cluster-kubeconfig", type=FILE_PATH, help="The physical cluster, to remove there what join has made.")
 @click.option("--cluster-context", help="A context of that kubeconfig.")
 @click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds to wait.")
 @with_virtual_cluster
 def unjoin(name: str, **options: Any) -> None:
     """Take the physical cluster NAME out: its pods end, its virtual nodes go, then the binding."""
-    finished(part_both(name, options))
+    run_async(run_unjoin(name, options))
 
 
-async def part_both(name: str, options: dict[str, Any]) -> None:
+async def run_unjoin(name: str, options: dict[str, Any]) -> None:
     how = {"force": options["force"], "timeout": options["timeout"]}
-    async with opened(virtual_access(options["kubeconfig"], options["context"])) as virtual:
-        above = Cluster("virtual", virtual, say)
+    async with open_client(virtual_access(options["kubeconfig"], options["context"])) as virtual:
+        above = Cluster("virtual", virtual, print_step)
         if options["cluster_kubeconfig"] is None:
             await part_clusters(name, above, None, **how)
         else:
-            async with opened(physical_access(options["cluster_kubeconfig"], options["cluster_context"])) as physical:
-                await part_clusters(name, above, Cluster("physical", physical, say), **how)
+            async with open_client(
+                physical_access(options["cluster_kubeconfig"], options["cluster_context"])
+            ) as physical:
+                await part_clusters(name, above, Cluster("physical", physical, print_step), **how)
     click.echo(f"{name} has left")

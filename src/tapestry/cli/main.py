@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from tapestry import __version__
-from tapestry.cli.manual import INTERRUPTED, exit_codes, manual
+from tapestry.cli.help_text import INTERRUPTED, exit_codes, help_epilog
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -67,7 +67,7 @@ GROUPS = {
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
-def imported(name: str) -> ModuleType:
+def load_module(name: str) -> ModuleType:
     """A module, loaded without the garbage collector: what modules consist of is here to stay."""
     gc.disable()
     try:
@@ -77,7 +77,7 @@ def imported(name: str) -> ModuleType:
         gc.enable()
 
 
-class Commands(click.Group):
+class LazyGroup(click.Group):
     """Commands by name; the table above is all that is known of them until one is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
@@ -87,7 +87,7 @@ class Commands(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        command: click.Command = getattr(imported(entry.module), cmd_name)
+        command: click.Command = getattr(load_module(entry.module), cmd_name)
         return command
 
     def resolve_command(
@@ -125,7 +125,7 @@ class Commands(click.Group):
             raise click.ClickException(str(error)) from error
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=exit_codes())
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=exit_codes())
 @click.version_option(__version__, message="tapestry %(version)s")
 def main() -> None:
     """Tapestry: lease idle Kubernetes capacity and weave it into one compute cluster."""
@@ -136,7 +136,7 @@ def plugin() -> None:
     main(prog_name="kubectl tapestry")
 
 
-@click.command(epilog=manual("tapestry version"))
+@click.command(epilog=help_epilog("tapestry version"))
 def version() -> None:
     """Print the version."""
     click.echo(f"tapestry {__version__}")

@@ -6,22 +6,22 @@ from typing import Any
 
 import click
 
-from tapestry.cli.manual import STOPPED, manual
-from tapestry.cli.processes import run_process, with_flags
+from tapestry.cli.help_text import STOPPED, help_epilog
+from tapestry.cli.process_runner import run_process, with_process_flags
 from tapestry.cli.settings import SWITCH
 from tapestry.manager.app import run_manager
 from tapestry.manager.config import BindingsConfig
 
 
 @click.command(
-    epilog=manual("tapestry manager --leader-elect=false", "tapestry manager --config manager.yaml", zero=STOPPED)
+    epilog=help_epilog("tapestry manager --leader-elect=false", "tapestry manager --config manager.yaml", zero=STOPPED)
 )
 @click.option("--kubeconfig-namespace", multiple=True, help="One more namespace that kubeconfigs are read from.")
 @click.option("--allow-loopback", help="Accept kubeconfigs of clusters on this machine.", **SWITCH)
 @click.option("--deploy-kubeconfig", help="The cluster that syncers run in, where it is another one.")
 @click.option("--template-dir", help="A folder with templates of your own.")
 @click.option("--syncer-image", help="The image of the syncers.")
-@with_flags
+@with_process_flags
 def manager(
     kubeconfig_namespace: tuple[str, ...],
     allow_loopback: bool | None,

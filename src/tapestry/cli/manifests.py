@@ -4,19 +4,21 @@ import click
 import yaml
 
 from tapestry.apis.keys import SYSTEM_NAMESPACE
-from tapestry.cli.manual import manual
+from tapestry.cli.help_text import help_epilog
 from tapestry.manager.config import DEFAULT_IMAGE
-from tapestry.manager.installation import installation
+from tapestry.manager.installation import installation_objects
 
 
-@click.command(epilog=manual("tapestry manifests | kubectl apply -f -", "tapestry manifests --replicas 1 -n tapestry"))
+@click.command(
+    epilog=help_epilog("tapestry manifests | kubectl apply -f -", "tapestry manifests --replicas 1 -n tapestry")
+)
 @click.option("--image", default=DEFAULT_IMAGE, show_default=True, help="Of the manager and the syncers.")
 @click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 10), help="Of the manager.")
 @click.option("--namespace", "-n", default=SYSTEM_NAMESPACE, show_default=True, help="Where manager and syncers live.")
 @click.option("--kubeconfig-namespace", multiple=True, help="One more namespace that kubeconfigs are read from.")
 def manifests(image: str, replicas: int, namespace: str, kubeconfig_namespace: tuple[str, ...]) -> None:
     """Print what a cluster needs before bindings can be made in it, for `kubectl apply -f -`."""
-    found = installation(
+    found = installation_objects(
         image=image, replicas=replicas, namespace=namespace, kubeconfig_namespaces=kubeconfig_namespace
     )
     click.echo(yaml.safe_dump_all(found, sort_keys=False, allow_unicode=True, explicit_start=True), nl=False)

@@ -16,7 +16,7 @@ def with_output(*formats: str) -> Callable[[Callable[..., None]], Callable[..., 
     )
 
 
-def printed(values: Any, output: str, text: Callable[[bool], str]) -> None:
+def print_result(values: Any, output: str, text: Callable[[bool], str]) -> None:
     """Print `values`; `text` makes the table, a wide one where it is told so."""
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2).decode())

@@ -2,20 +2,28 @@
 
 import click
 
-from tapestry.cli.clusters import BINDING, EVERYWHERE, NAMESPACE, Answer, question
-from tapestry.cli.manual import manual
+from tapestry.cli.cluster_access import (
+    ALL_NAMESPACES_OPTION,
+    BINDING_OPTION,
+    NAMESPACE_OPTION,
+    QueryOutput,
+    query_command,
+)
+from tapestry.cli.help_text import help_epilog
 from tapestry.cli.output import FORMATS
-from tapestry.inspect.questions import Questions
+from tapestry.inspect.queries import Queries
 from tapestry.inspect.tables import pods_table
 
 
-@click.command(epilog=manual("tapestry pods", "tapestry pods -A -o wide", "tapestry pods -n team-a --binding east"))
-@NAMESPACE
-@EVERYWHERE
-@BINDING
-@question(*FORMATS)
-async def pods(questions: Questions, namespace: str | None, everywhere: bool, binding: str | None) -> Answer:
+@click.command(
+    epilog=help_epilog("tapestry pods", "tapestry pods -A -o wide", "tapestry pods -n team-a --binding east")
+)
+@NAMESPACE_OPTION
+@ALL_NAMESPACES_OPTION
+@BINDING_OPTION
+@query_command(*FORMATS)
+async def pods(queries: Queries, namespace: str | None, everywhere: bool, binding: str | None) -> QueryOutput:
     """Show the pods on virtual nodes and those without a node: their twins, and why they wait or ended."""
-    chosen = None if everywhere else namespace or questions.namespace
-    found = await questions.pods(chosen, binding)
-    return found, lambda wide: pods_table(found, questions.now, wide=wide)
+    chosen = None if everywhere else namespace or queries.namespace
+    found = await queries.pods(chosen, binding)
+    return found, lambda wide: pods_table(found, queries.now, wide=wide)

@@ -3,7 +3,7 @@
 from tapestry.controller.registry import Registry
 
 
-def the_registry() -> Registry:
+def load_registry() -> Registry:
     registry = Registry()
     registry.load_entry_points()
     return registry

@@ -6,25 +6,25 @@ import click
 from click.exceptions import Exit
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.cli.clusters import finished, opened, virtual_access, with_virtual_cluster
-from tapestry.cli.manual import manual
-from tapestry.cli.names import names_of
-from tapestry.cli.output import FORMATS, printed, with_output
-from tapestry.client.connection import HttpTransport
-from tapestry.inspect.questions import Questions
+from tapestry.cli.cluster_access import open_client, run_async, virtual_access, with_virtual_cluster
+from tapestry.cli.help_text import help_epilog
+from tapestry.cli.name_completion import name_completer
+from tapestry.cli.output import FORMATS, print_result, with_output
+from tapestry.client.http_transport import HttpTransport
+from tapestry.inspect.queries import Queries
 from tapestry.inspect.repair import repair as repaired
 from tapestry.inspect.tables import repairs_table
 
 
 @click.command(
-    epilog=manual(
+    epilog=help_epilog(
         "tapestry repair --dry-run",
         "tapestry repair east",
         zero="nothing is wrong, or all of it was mended",
         one="something is wrong and not mended, or a cluster could not be looked into",
     )
 )
-@click.argument("binding", required=False, shell_complete=names_of(CLUSTER_BINDINGS))
+@click.argument("binding", required=False, shell_complete=name_completer(CLUSTER_BINDINGS))
 @click.option("--dry-run", is_flag=True, help="Only tell.")
 @with_output(*FORMATS)
 @with_virtual_cluster
@@ -35,13 +35,13 @@ def repair(binding: str | None, dry_run: bool, output: str, kubeconfig: str | No
     """
 
     async def work() -> None:
-        async with opened(virtual_access(kubeconfig, context)) as client:
-            questions = Questions(client, HttpTransport, datetime.now(UTC))
+        async with open_client(virtual_access(kubeconfig, context)) as client:
+            questions = Queries(client, HttpTransport, datetime.now(UTC))
             found, unseen = await repaired(questions, binding, dry_run=dry_run)
         for sentence in unseen:
             click.echo(sentence, err=True)
-        printed(found, output, lambda wide: repairs_table(found, wide=wide))
+        print_result(found, output, lambda wide: repairs_table(found, wide=wide))
         if unseen or not all(each.mended for each in found):
             raise Exit(1)
 
-    finished(work())
+    run_async(work())

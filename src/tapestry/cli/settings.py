@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tapestry.kube.objects import NOTHING
+from tapestry.kube.objects import EMPTY_MAPPING
 
 Flags = dict[str, tuple[str, str]]
 """By option, the setting that it stands for, and what the option's help says."""
@@ -17,7 +17,7 @@ SWITCH: dict[str, Any] = {"type": bool, "is_flag": False, "flag_value": True}
 Command = Callable[..., Any]
 
 
-def with_options(flags: Flags, kinds: Mapping[str, Mapping[str, Any]] = NOTHING) -> Callable[[Command], Command]:
+def with_options(flags: Flags, kinds: Mapping[str, Mapping[str, Any]] = EMPTY_MAPPING) -> Callable[[Command], Command]:
     """Give a command the options of a table; `kinds` has what click is told of those settings that are no texts."""
 
     def given(command: Command) -> Command:
@@ -28,11 +28,11 @@ def with_options(flags: Flags, kinds: Mapping[str, Mapping[str, Any]] = NOTHING)
     return given
 
 
-def settings_in(flags: Flags, values: Mapping[str, Any]) -> dict[str, Any]:
+def settings_from_flags(flags: Flags, values: Mapping[str, Any]) -> dict[str, Any]:
     """What a command was given, by setting; None where an option was not used."""
     return {path: values[option.removeprefix("--").replace("-", "_")] for option, (path, _) in flags.items()}
 
 
-def listed(text: str | None) -> list[str] | None:
+def split_commas(text: str | None) -> list[str] | None:
     """Several texts with commas between them."""
     return text.split(",") if text else None

@@ -2,34 +2,36 @@
 
 import click
 
-from tapestry.cli.clusters import Answer, question
-from tapestry.cli.manual import manual
+from tapestry.cli.cluster_access import QueryOutput, query_command
+from tapestry.cli.help_text import help_epilog
 from tapestry.cli.output import FORMATS
-from tapestry.inspect.questions import Questions
+from tapestry.inspect.queries import Queries
 from tapestry.inspect.tables import bindings_table, nodes_table, policies_table
 
 
-@click.command(epilog=manual("tapestry status", "tapestry status -o wide", "tapestry status --context compute -o json"))
-@question(*FORMATS)
-async def status(questions: Questions) -> Answer:
+@click.command(
+    epilog=help_epilog("tapestry status", "tapestry status -o wide", "tapestry status --context compute -o json")
+)
+@query_command(*FORMATS)
+async def status(queries: Queries) -> QueryOutput:
     """Show the clusters that have joined, what they lend, and what is wrong with them."""
-    found = await questions.bindings()
-    return found, lambda wide: bindings_table(found, questions.now, wide=wide)
+    found = await queries.bindings()
+    return found, lambda wide: bindings_table(found, queries.now, wide=wide)
 
 
-@click.command(epilog=manual("tapestry nodes", "tapestry nodes -o wide"))
-@question(*FORMATS)
-async def nodes(questions: Questions) -> Answer:
+@click.command(epilog=help_epilog("tapestry nodes", "tapestry nodes -o wide"))
+@query_command(*FORMATS)
+async def nodes(queries: Queries) -> QueryOutput:
     """Show the virtual nodes: what each lends, what is used of it, and until when."""
-    found = await questions.nodes()
-    return found, lambda wide: nodes_table(found, questions.now, wide=wide)
+    found = await queries.nodes()
+    return found, lambda wide: nodes_table(found, queries.now, wide=wide)
 
 
-@click.command(epilog=manual("tapestry policies", "tapestry policies -o wide --time-zone Asia/Shanghai"))
-@question(*FORMATS, zoned=True)
-async def policies(questions: Questions) -> Answer:
+@click.command(epilog=help_epilog("tapestry policies", "tapestry policies -o wide --time-zone Asia/Shanghai"))
+@query_command(*FORMATS, with_time_zone=True)
+async def policies(queries: Queries) -> QueryOutput:
     """Show the policies of both sides; an owner's, where the binding's kubeconfig may be read and works."""
-    found, unseen = await questions.policies()
+    found, unseen = await queries.policies()
     for sentence in unseen:
         click.echo(sentence, err=True)
-    return found, lambda wide: policies_table(found, questions.now, wide=wide)
+    return found, lambda wide: policies_table(found, queries.now, wide=wide)

@@ -8,21 +8,21 @@ from typing import Any
 
 import click
 
-from tapestry.cli.manual import manual
-from tapestry.cli.processes import run_process, with_flags
+from tapestry.cli.help_text import help_epilog
+from tapestry.cli.process_runner import run_process, with_process_flags
 from tapestry.cli.settings import SWITCH
-from tapestry.client.callers import Callers
-from tapestry.nodeproxy.kubelet import Kubelet, kubelet_tls, published_authorities, serving
-from tapestry.nodeproxy.logs import Logs, Twins
+from tapestry.client.delegated_auth import DelegatedAuth
+from tapestry.nodeproxy.kubelet import KubeletServer, kubelet_tls, published_client_cas, serve_kubelet
+from tapestry.nodeproxy.logs import LogRelay, TwinLookup
 from tapestry.process.addresses import parse_address
 from tapestry.syncer.app import run_syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.site import Site
+from tapestry.syncer.context import SyncContext
 from tapestry.syncer.virtual_nodes import Endpoint
 
 
 @click.command(
-    epilog=manual(
+    epilog=help_epilog(
         "tapestry syncer --binding east",
         "tapestry syncer --config syncer.yaml",
         zero="it was told to stop, or is unbound",
@@ -32,7 +32,7 @@ from tapestry.syncer.virtual_nodes import Endpoint
 @click.option("--time-zone", help="Of windows that name none. [default: UTC]")
 @click.option("--kubelet-address", help="IP:PORT of the kubelet of its virtual nodes; empty serves no logs.")
 @click.option("--allow-loopback", help="Accept a kubeconfig of a cluster on this machine.", **SWITCH)
-@with_flags
+@with_process_flags
 def syncer(
     binding: str | None,
     time_zone: str | None,
@@ -51,16 +51,18 @@ def syncer(
 
 
 @asynccontextmanager
-async def with_kubelet(site: Site) -> AsyncIterator[None]:
+async def with_kubelet(sync_context: SyncContext) -> AsyncIterator[None]:
     """Answer for the virtual nodes of a site, which then say where."""
-    config, above = site.config.kubelet, site.manager.reads
+    config, above = sync_context.config.kubelet, sync_context.manager.reads
     wanted = parse_address(config.address)
     if wanted is None:
         yield
         return
-    published = "" if config.client_ca else await published_authorities(above)
+    published = "" if config.client_ca else await published_client_cas(above)
     tls = kubelet_tls(wanted.host, config.certificate, config.key, config.client_ca, published)
-    logs = Logs(Twins(site.pod_here, site.own_twin_of, site.physical_reads))
-    async with serving(Kubelet(Callers(above), logs), wanted, tls) as at:
-        site.kubelet.endpoint = Endpoint(at.host, at.port)
+    logs = LogRelay(
+        TwinLookup(sync_context.pod_on_our_nodes, sync_context.twin_of_pod, sync_context.physical_read_client)
+    )
+    async with serve_kubelet(KubeletServer(DelegatedAuth(above), logs), wanted, tls) as at:
+        sync_context.kubelet.endpoint = Endpoint(at.host, at.port)
         yield

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import click
 
-from tapestry.apiserver.access import ephemeral
-from tapestry.cli.manual import manual
+from tapestry.apiserver.access import ephemeral_tokens
+from tapestry.cli.help_text import help_epilog
 from tapestry.kube.times import parse_duration, timestamp
 
-FOLDER = click.option(
+FOLDER_OPTION = click.option(
     "--file-rootpath",
     "folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -24,26 +24,26 @@ def token() -> None:
     """Make, show and revoke tokens that expire; a running server knows of it at once."""
 
 
-@token.command(epilog=manual("tapestry token create --user ada --group admins --ttl 12h"))
-@FOLDER
+@token.command(epilog=help_epilog("tapestry token create --user ada --group admins --ttl 12h"))
+@FOLDER_OPTION
 @click.option("--user", required=True, help="Whose it is.")
 @click.option("--group", "groups", multiple=True, help="A group of the user; give it more than once for several.")
 @click.option("--ttl", default="1h", show_default=True, help="How long it is good for: 30m, 12h.")
 def create(folder: Path, user: str, groups: tuple[str, ...], ttl: str) -> None:
     """Print a new token.  It is shown this once; the server keeps no more than its hash."""
     try:
-        _, text = ephemeral.create(folder, user, groups, parse_duration(ttl, "--ttl"), datetime.now(UTC))
+        _, text = ephemeral_tokens.create_token(folder, user, groups, parse_duration(ttl, "--ttl"), datetime.now(UTC))
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(text)
 
 
-@token.command(name="list", epilog=manual("tapestry token list"))
-@FOLDER
+@token.command(name="list", epilog=help_epilog("tapestry token list"))
+@FOLDER_OPTION
 def show(folder: Path) -> None:
     """Show the tokens that are good, and none of their secrets."""
     try:
-        tokens = ephemeral.tokens_in(folder / ephemeral.NAME)
+        tokens = ephemeral_tokens.load_tokens(folder / ephemeral_tokens.TOKENS_FILE)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     now = datetime.now(UTC)
@@ -58,13 +58,13 @@ def show(folder: Path) -> None:
         click.echo("   ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-@token.command(epilog=manual("tapestry token revoke k3x9"))
-@FOLDER
+@token.command(epilog=help_epilog("tapestry token revoke k3x9"))
+@FOLDER_OPTION
 @click.argument("id")
 def revoke(folder: Path, id: str) -> None:
     """Make the token of that ID worthless, from now on."""
     try:
-        gone = ephemeral.revoke(folder, id, datetime.now(UTC))
+        gone = ephemeral_tokens.revoke_token(folder, id, datetime.now(UTC))
     except KeyError:
         raise click.ClickException(
             f"{id}: there is no such token; `tapestry token list` shows those there are"

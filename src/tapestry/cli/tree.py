@@ -2,16 +2,16 @@
 
 import click
 
-from tapestry.cli.clusters import BINDING, Answer, question
-from tapestry.cli.manual import manual
-from tapestry.inspect.questions import Questions
+from tapestry.cli.cluster_access import BINDING_OPTION, QueryOutput, query_command
+from tapestry.cli.help_text import help_epilog
+from tapestry.inspect.queries import Queries
 from tapestry.inspect.tables import tree_text
 
 
-@click.command(epilog=manual("tapestry tree", "tapestry tree --binding east -o json"))
-@BINDING
-@question("text", "json", "yaml")
-async def tree(questions: Questions, binding: str | None) -> Answer:
+@click.command(epilog=help_epilog("tapestry tree", "tapestry tree --binding east -o json"))
+@BINDING_OPTION
+@query_command("text", "json", "yaml")
+async def tree(queries: Queries, binding: str | None) -> QueryOutput:
     """Show the virtual cluster as a tree: its bindings, their nodes, and the pods there with their twins."""
-    found = await questions.tree(binding)
+    found = await queries.tree(binding)
     return found, lambda _: tree_text(found)

@@ -12,32 +12,36 @@ from pathlib import Path
 import click
 import uvloop
 
-from tapestry.cli.clusters import HERE
-from tapestry.cli.manual import manual
-from tapestry.cli.view import view_of_terminal
-from tapestry.inspect.screen import ENDING
-from tapestry.inspect.tables import counted
+from tapestry.cli.cluster_access import WORLD_FOLDER
+from tapestry.cli.help_text import help_epilog
+from tapestry.cli.live_view import terminal_view
+from tapestry.inspect.screen import STOP_HINT
+from tapestry.inspect.tables import plural_text
 from tapestry.kube.errors import KubeError
 from tapestry.local.cluster import MAX_NODES
 from tapestry.local.kubernetes import AssetsMissing, find_kubectl
-from tapestry.local.world import TAPESTRY, VIRTUAL, World, WorldFailed
-from tapestry.manager.steps import JoinError
+from tapestry.local.world import TAPESTRY_PROGRAM, VIRTUAL, World, WorldError
+from tapestry.manager.join_steps import JoinError
 from tapestry.process import logs
 
-DATA = click.option(
+DATA_OPTION = click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    default=HERE,
+    default=WORLD_FOLDER,
     show_default=True,
     help="The folder for everything that lasts: objects, certificates, logs.",
 )
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTRODUCTION = "A compute cluster woven from {} is at work.  In another terminal:"
 
 
-def lines_to_copy(kubeconfig: Path, kubectl: str) -> list[str]:
+def example_commands(kubeconfig: Path, kubectl: str) -> list[str]:
     # `make up` runs the program in .venv, which a shell does not find by itself
-    own = [] if shutil.which(TAPESTRY.name) else [f'export PATH={shlex.quote(str(TAPESTRY.parent))}:"$PATH"']
+    own = (
+        []
+        if shutil.which(TAPESTRY_PROGRAM.name)
+        else [f'export PATH={shlex.quote(str(TAPESTRY_PROGRAM.parent))}:"$PATH"']
+    )
     return [
         *own,
         f"export KUBECONFIG={shlex.quote(str(kubeconfig))}",
@@ -50,7 +54,7 @@ def lines_to_copy(kubeconfig: Path, kubectl: str) -> list[str]:
 
 
 @click.command(
-    epilog=manual(
+    epilog=help_epilog(
         "tapestry up", "tapestry up --clusters 3 --nodes 100", zero="it was told to stop, and nothing runs any more"
     )
 )
@@ -61,7 +65,7 @@ def lines_to_copy(kubeconfig: Path, kubectl: str) -> list[str]:
 @click.option(
     "--real-kubernetes", is_flag=True, help="Run every cluster on kube-apiserver, etcd and what goes with them."
 )
-@DATA
+@DATA_OPTION
 def up(clusters: int | None, nodes: int | None, real_kubernetes: bool, data: Path) -> None:
     """Run a virtual cluster and the physical clusters that it leases from, until Ctrl-C.
 
@@ -70,31 +74,31 @@ def up(clusters: int | None, nodes: int | None, real_kubernetes: bool, data: Pat
     logs.configure("error")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            world = World(data.absolute(), clusters, nodes, real_kubernetes, say=click.echo, happened=click.echo)
+            world = World(data.absolute(), clusters, nodes, real_kubernetes, report=click.echo, report_event=click.echo)
             runner.run(serve(world))
-    except (WorldFailed, AssetsMissing, KubeError, JoinError, OSError, ValueError) as error:
+    except (WorldError, AssetsMissing, KubeError, JoinError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
 
 async def serve(world: World) -> None:
     """Run the world until somebody says that it is enough."""
-    view = view_of_terminal()
+    view = terminal_view()
     if view is not None:
-        world = replace(world, say=view.say, begin=view.begin, happened=view.happened)
+        world = replace(world, report=view.print_line, report_start=view.show_step, report_event=view.add_note)
     with suppress(asyncio.CancelledError):
-        cancelled_by(STOPPING)
-        async with world.at_work() as kept:
-            lines = lines_to_copy(world.kubeconfig(), find_kubectl() or "tapestry k")
+        cancel_on_signals(STOP_SIGNALS)
+        async with world.run() as kept:
+            lines = example_commands(world.kubeconfig(), find_kubectl() or "tapestry k")
             if view is not None:
                 async with world.client(VIRTUAL) as virtual:
                     await view.run(virtual, lines)
-            introduction = INTRODUCTION.format(counted(kept.clusters, "physical cluster"))
+            introduction = INTRODUCTION.format(plural_text(kept.clusters, "physical cluster"))
             click.echo("\n".join(["", introduction, "", *(f"  {each}" for each in lines)]))
-            click.echo(f"\n{ENDING}\n")
+            click.echo(f"\n{STOP_HINT}\n")
             await asyncio.Event().wait()
 
 
-def cancelled_by(numbers: Iterable[signal.Signals]) -> None:
+def cancel_on_signals(numbers: Iterable[signal.Signals]) -> None:
     """Have the task that runs cancelled by the first of these signals; the others find that seen to."""
     loop, this = asyncio.get_running_loop(), asyncio.current_task()
     assert this is not None
@@ -107,15 +111,15 @@ def cancelled_by(numbers: Iterable[signal.Signals]) -> None:
         loop.add_signal_handler(number, stop)
 
 
-@click.command(epilog=manual("tapestry down", "tapestry down --purge"))
-@DATA
+@click.command(epilog=help_epilog("tapestry down", "tapestry down --purge"))
+@DATA_OPTION
 @click.option("--purge", is_flag=True, help="Delete the folder, with everything in it.")
 def down(data: Path, purge: bool) -> None:
     """Stop the world that `tapestry up` runs there, and with --purge forget it."""
     world = World(data.absolute())
     click.echo("stopped" if world.stop_running() else "nothing was running")
     try:
-        if purge and world.home.delete():
+        if purge and world.world_folder.delete():
             click.echo(f"deleted {data}")
-    except WorldFailed as error:
+    except WorldError as error:
         raise click.ClickException(str(error)) from error

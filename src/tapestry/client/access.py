@@ -16,12 +16,20 @@ from urllib.parse import quote
 
 import msgspec
 
-from tapestry.client.addresses import AddressRule
-from tapestry.client.credentials import Credentials, Fixed, Source, TokenFile, basic, bearer, has_control_characters
-from tapestry.client.entries import Cluster, Entry, Kubeconfig, User, entry, known, shown
+from tapestry.client.addresses import AddressPolicy
+from tapestry.client.credentials import (
+    AuthorizationSource,
+    Credentials,
+    StaticAuthorization,
+    TokenFile,
+    basic_header,
+    bearer_header,
+    has_control_characters,
+)
 from tapestry.client.errors import CredentialsError, KubeconfigError
 from tapestry.client.exec_plugin import ExecPlugin, ExecSpec
-from tapestry.client.tls import KeyPair, Pem, Tls, Trust
+from tapestry.client.kubeconfig_entries import Cluster, Entry, Kubeconfig, User, find_entry, known_names, quoted_name
+from tapestry.client.tls import KeyPair, Pem, ServerVerification, TlsContextSource
 from tapestry.client.urls import host_name, http_proxy_url, server_url
 
 NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -40,11 +48,11 @@ class Access:
     server: str
     credentials: Credentials = field(default_factory=Credentials)
     namespace: str = "default"
-    trust: Trust = field(default_factory=Trust)
+    verification: ServerVerification = field(default_factory=ServerVerification)
     tls_server_name: str | None = None
     proxy_url: str | None = field(default=None, repr=False)  # may hold a password
     impersonation: tuple[tuple[str, str], ...] = ()
-    addresses: AddressRule | None = None
+    address_policy: AddressPolicy | None = None
     """Addresses that connections may be made to; any, if None."""
 
 
@@ -53,7 +61,7 @@ def utc_now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class CredentialEnvironment:
     """What credentials need of the process they live in."""
 
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -61,29 +69,35 @@ class Surroundings:
     now: Callable[[], datetime] = utc_now
 
 
-def access_in(merged: Kubeconfig, context: str | None, around: Surroundings) -> Access:
+def access_from_kubeconfig(merged: Kubeconfig, context: str | None, environment: CredentialEnvironment) -> Access:
     name = context or merged.current_context
     if not name:
-        raise KubeconfigError(f"current-context: not set; choose one of {known(merged.contexts)}")
-    chosen = entry(merged.contexts, name, "context" if context else "current-context")
-    namespace = chosen.part.namespace or "default"
+        raise KubeconfigError(f"current-context: not set; choose one of {known_names(merged.contexts)}")
+    chosen = find_entry(merged.contexts, name, "context" if context else "current-context")
+    namespace = chosen.value.namespace or "default"
     if not NAMESPACE.fullmatch(namespace):
-        raise KubeconfigError(f"{chosen.origin}.namespace: {shown(namespace)} cannot be the name of a namespace")
-    cluster = entry(merged.clusters, chosen.part.cluster, f"{chosen.origin}.cluster")
+        raise KubeconfigError(f"{chosen.origin}.namespace: {quoted_name(namespace)} cannot be the name of a namespace")
+    cluster = find_entry(merged.clusters, chosen.value.cluster, f"{chosen.origin}.cluster")
     nobody = Entry(User(), chosen.origin, chosen.directory)
-    user = entry(merged.users, chosen.part.user, f"{chosen.origin}.user") if chosen.part.user else nobody
-    return access_of(cluster, user, namespace, around)
+    user = find_entry(merged.users, chosen.value.user, f"{chosen.origin}.user") if chosen.value.user else nobody
+    return access_from_entries(cluster, user, namespace, environment)
 
 
-def access_of(cluster: Entry[Cluster], user: Entry[User], namespace: str, around: Surroundings) -> Access:
-    server = server_url(cluster.part.server, f"{cluster.origin}.server")
-    trust = trust_of(cluster)
-    tls = Tls(trust, key_pair_of(user), monotonic=around.monotonic) if server.startswith("https:") else None
-    name, proxy = cluster.part.tls_server_name, cluster.part.proxy_url
-    return usable(
+def access_from_entries(
+    cluster: Entry[Cluster], user: Entry[User], namespace: str, environment: CredentialEnvironment
+) -> Access:
+    server = server_url(cluster.value.server, f"{cluster.origin}.server")
+    trust = server_verification(cluster)
+    tls = (
+        TlsContextSource(trust, key_pair_of(user), monotonic=environment.monotonic)
+        if server.startswith("https:")
+        else None
+    )
+    name, proxy = cluster.value.tls_server_name, cluster.value.proxy_url
+    return with_loaded_certificates(
         Access(
             server,
-            Credentials(source_of(user, cluster, around), tls),
+            Credentials(authorization_source(user, cluster, environment), tls),
             namespace,
             trust,
             host_name(name, f"{cluster.origin}.tls-server-name") if name else None,
@@ -93,7 +107,7 @@ def access_of(cluster: Entry[Cluster], user: Entry[User], namespace: str, around
     )
 
 
-def usable(access: Access) -> Access:
+def with_loaded_certificates(access: Access) -> Access:
     """`access` itself: certificates that do not load are said now and not at the first request."""
     try:
         access.credentials.ssl_context()
@@ -102,18 +116,18 @@ def usable(access: Access) -> Access:
     return access
 
 
-def trust_of(cluster: Entry[Cluster]) -> Trust:
-    part = cluster.part
-    authority = pem(cluster, "certificate-authority", part.certificate_authority, part.certificate_authority_data)
+def server_verification(cluster: Entry[Cluster]) -> ServerVerification:
+    part = cluster.value
+    authority = pem_of(cluster, "certificate-authority", part.certificate_authority, part.certificate_authority_data)
     if authority and part.insecure_skip_tls_verify:
         raise KubeconfigError(f"{cluster.origin}.insecure-skip-tls-verify: true makes the authority useless; drop one")
-    return Trust(authority, part.insecure_skip_tls_verify)
+    return ServerVerification(authority, part.insecure_skip_tls_verify)
 
 
 def key_pair_of(user: Entry[User]) -> KeyPair | None:
-    part = user.part
-    certificate = pem(user, "client-certificate", part.client_certificate, part.client_certificate_data)
-    key = pem(user, "client-key", part.client_key, part.client_key_data)
+    part = user.value
+    certificate = pem_of(user, "client-certificate", part.client_certificate, part.client_certificate_data)
+    key = pem_of(user, "client-key", part.client_key, part.client_key_data)
     if certificate and key:
         return KeyPair(certificate, key)
     if certificate or key:
@@ -122,22 +136,24 @@ def key_pair_of(user: Entry[User]) -> KeyPair | None:
     return None
 
 
-def pem(found: Entry[Any], name: str, file: str, data: str) -> Pem | None:
+def pem_of(kubeconfig_entry: Entry[Any], name: str, file: str, data: str) -> Pem | None:
     if file and data:
-        raise KubeconfigError(f"{found.origin}.{name}: given in {name}-data too; keep one")
+        raise KubeconfigError(f"{kubeconfig_entry.origin}.{name}: given in {name}-data too; keep one")
     if file:
-        return Pem(f"{found.origin}.{name}", found.directory / file)
+        return Pem(f"{kubeconfig_entry.origin}.{name}", kubeconfig_entry.directory / file)
     if not data:
         return None
     try:
-        return Pem(f"{found.origin}.{name}-data", base64.b64decode("".join(data.split()), validate=True))
+        return Pem(f"{kubeconfig_entry.origin}.{name}-data", base64.b64decode("".join(data.split()), validate=True))
     except ValueError:
-        raise KubeconfigError(f"{found.origin}.{name}-data: not base64") from None
+        raise KubeconfigError(f"{kubeconfig_entry.origin}.{name}-data: not base64") from None
 
 
-def source_of(user: Entry[User], cluster: Entry[Cluster], around: Surroundings) -> Source:
+def authorization_source(
+    user: Entry[User], cluster: Entry[Cluster], environment: CredentialEnvironment
+) -> AuthorizationSource:
     """Where the Authorization header comes from; a program is the last resort, as for kubectl."""
-    part, origin = user.part, user.origin
+    part, origin = user.value, user.origin
     for name, text in (("token", part.token), ("username", part.username), ("password", part.password)):
         if has_control_characters(text):
             raise KubeconfigError(f"{origin}.{name}: has control characters")
@@ -147,31 +163,33 @@ def source_of(user: Entry[User], cluster: Entry[Cluster], around: Surroundings) 
         raise KubeconfigError(f"{origin}: both a token and a username or password; keep one")
     if part.token_file:
         path = user.directory / part.token_file
-        return TokenFile(path, f"{origin}.tokenFile", fallback=part.token, monotonic=around.monotonic)
+        return TokenFile(path, f"{origin}.tokenFile", fallback=part.token, monotonic=environment.monotonic)
     if part.token:
-        return Fixed(bearer(part.token))
+        return StaticAuthorization(bearer_header(part.token))
     if part.username or part.password:
-        return Fixed(basic(part.username, part.password))
-    return exec_plugin(part.exec, user, cluster, around) if part.exec else Fixed(None)
+        return StaticAuthorization(basic_header(part.username, part.password))
+    return build_exec_plugin(part.exec, user, cluster, environment) if part.exec else StaticAuthorization(None)
 
 
-def exec_plugin(spec: ExecSpec, user: Entry[User], cluster: Entry[Cluster], around: Surroundings) -> ExecPlugin:
+def build_exec_plugin(
+    spec: ExecSpec, user: Entry[User], cluster: Entry[Cluster], environment: CredentialEnvironment
+) -> ExecPlugin:
     if os.sep in spec.command:
         spec = msgspec.structs.replace(spec, command=str(user.directory / spec.command))
     return ExecPlugin(
         spec,
         f"{user.origin}.exec",
-        cluster=partial(exec_cluster, cluster),
-        environ=around.environ,
-        monotonic=around.monotonic,
-        now=around.now,
+        cluster=partial(exec_cluster_info, cluster),
+        environ=environment.environ,
+        monotonic=environment.monotonic,
+        now=environment.now,
     )
 
 
-def exec_cluster(cluster: Entry[Cluster]) -> dict[str, Any]:
+def exec_cluster_info(cluster: Entry[Cluster]) -> dict[str, Any]:
     """What a program may be told about the server, with the authority as it is now."""
-    part = cluster.part
-    authority = trust_of(cluster).authority
+    part = cluster.value
+    authority = server_verification(cluster).authority
     about = {
         "server": part.server,
         "tls-server-name": part.tls_server_name,
@@ -184,7 +202,7 @@ def exec_cluster(cluster: Entry[Cluster]) -> dict[str, Any]:
 
 
 def impersonation_of(user: Entry[User]) -> tuple[tuple[str, str], ...]:
-    part, origin = user.part, user.origin
+    part, origin = user.value, user.origin
     wanted = [("as", "Impersonate-User", part.as_user)] if part.as_user else []
     wanted += [("as-uid", "Impersonate-Uid", part.as_uid)] if part.as_uid else []
     wanted += [(f"as-groups[{index}]", "Impersonate-Group", each) for index, each in enumerate(part.as_groups)]

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-EMBEDDING = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b::/96"))
+IPV4_EMBEDDING_NETWORKS = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("64:ff9b::/96"))
 """Networks of IPv6 whose addresses end in an IPv4 address: the old compatible ones, and those of NAT64."""
 
 
 @dataclass(frozen=True, slots=True)
-class AddressRule:
+class AddressPolicy:
     """Which addresses may be dialed."""
 
     allow_loopback: bool = False
 
-    def problem(self, host: str) -> str:
+    def denial_reason(self, host: str) -> str:
         """Why `host` may not be dialed; empty if it may, or if it is a name that has to be resolved first."""
         try:
             address: Address = ipaddress.ip_address(host)
@@ -28,7 +28,7 @@ class AddressRule:
             local = host.rstrip(".").lower()
             is_local = local == "localhost" or local.endswith(".localhost")
             return "a loopback address" if is_local and not self.allow_loopback else ""
-        address = embedded(address) or address
+        address = embedded_ipv4(address) or address
         if address.is_loopback:
             return "" if self.allow_loopback else "a loopback address"
         if address.is_unspecified:
@@ -38,10 +38,10 @@ class AddressRule:
         return "a multicast address" if address.is_multicast else ""
 
 
-def embedded(address: Address) -> ipaddress.IPv4Address | None:
+def embedded_ipv4(address: Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that packets to an IPv6 address may end up at."""
     if not isinstance(address, ipaddress.IPv6Address) or address.is_loopback or address.is_unspecified:
         return None
-    if any(address in network for network in EMBEDDING):
+    if any(address in network for network in IPV4_EMBEDDING_NETWORKS):
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour

@@ -12,32 +12,39 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
-from tapestry.client.answers import (
-    ANSWERS,
+from tapestry.client.options import (
+    PatchType,
+    Propagation,
+    delete_options,
+    dry_run_query,
+    selector_query,
+    with_resource_version,
+)
+from tapestry.client.responses import (
+    DECODE_BATCH_SIZE,
     ENCODER,
-    OBJECTS,
-    SLICE,
+    LIST_DECODER,
+    OBJECT_DECODER,
     Page,
     check_identity,
-    complete,
-    decoded,
+    decode_object,
+    decode_response,
+    decoding_errors,
     gc_paused,
-    understood,
 )
-from tapestry.client.attempts import ATTEMPTS, answered
-from tapestry.client.options import PatchType, Propagation, at_version, deletion, dry, selection
-from tapestry.client.transport import SMALL_ANSWER, Request, Transport
+from tapestry.client.retries import MAX_ATTEMPTS, send_with_retries
+from tapestry.client.transport import SMALL_RESPONSE_BYTES, Request, Transport
 from tapestry.kube.errors import AnswerTooLarge, ApiError, NotFound
-from tapestry.kube.objects import Object, name_of, named, namespace_of, uid_of, version_of
+from tapestry.kube.objects import Object, name_of, namespace_of, object_named, uid_of, version_of
 from tapestry.kube.patches import owned_patch
 from tapestry.kube.resources import PODS, SERVICE_ACCOUNTS, Resource
-from tapestry.process.audit import Audit, Write
+from tapestry.process.audit import AuditLog, WriteRecord
 
-PAGE = 500
+PAGE_SIZE = 500
 """Objects that a list asks for at a time."""
 
 
-class Unguarded(ValueError):
+class UnconditionalWrite(ValueError):
     """A leader's write that could do harm if it arrived late."""
 
 
@@ -52,7 +59,7 @@ class Client:
         transport: Transport,
         *,
         fence: Callable[[], None] | None = None,
-        audit: Audit | None = None,
+        audit: AuditLog | None = None,
         identity: str = "tapestry",
     ) -> None:
         self.transport = transport
@@ -72,7 +79,7 @@ class Client:
         self, resource: Resource, name: str, namespace: str | None = None, *, subresource: str | None = None
     ) -> Object:
         request = Request("GET", resource.path(namespace, name, subresource))
-        return await self._object(request, "get", words(resource, subresource))
+        return await self._send_for_object(request, "get", resource_label(resource, subresource))
 
     async def find(self, resource: Resource, name: str, namespace: str | None = None) -> Object | None:
         """The object, or None where there is none."""
@@ -82,12 +89,18 @@ class Client:
             return None
 
     async def list(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = "", page: int = PAGE
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        page_size: int = PAGE_SIZE,
     ) -> list[Object]:
         """Every object, of one moment.  Raises Gone when the list took longer than the server keeps its pages."""
         return [
             item
-            async for part in self.pages(resource, namespace, labels=labels, fields=fields, page=page)
+            async for part in self.pages(resource, namespace, labels=labels, fields=fields, page_size=page_size)
             for item in part.items
         ]
 
@@ -98,8 +111,8 @@ class Client:
         *,
         labels: str = "",
         fields: str = "",
-        page: int = PAGE,
-        lean: bool = False,
+        page_size: int = PAGE_SIZE,
+        without_managed_fields: bool = False,
         only_metadata: bool = False,
     ) -> AsyncIterator[Page]:
         """The parts of one consistent list, each decoded only when it is asked for; the server is asked for `page`, or
@@ -108,23 +121,27 @@ class Client:
         `lean` leaves out metadata.managedFields: a third of a list, and caches do not read them; `only_metadata` all
         that differs from kind to kind.
         """
-        query, doing = selection(labels, fields), f"list {resource.name}"
+        query, doing = selector_query(labels, fields), f"list {resource.name}"
         identity = {"apiVersion": resource.api_version, "kind": resource.kind}
         while True:
-            request = Request("GET", resource.path(namespace), {**query, "limit": str(page)})
+            request = Request("GET", resource.path(namespace), {**query, "limit": str(page_size)})
             try:
-                answer = await answered(self.transport, request, "list", resource.name)
+                answer = await send_with_retries(self.transport, request, "list", resource.name)
             except AnswerTooLarge:
-                if page == 1:
+                if page_size == 1:
                     raise
-                page = max(1, page // 4)
+                page_size = max(1, page_size // 4)
                 continue
-            found = decoded(ANSWERS, answer.body, doing)
+            found = decode_response(LIST_DECODER, answer.body, doing)
             raws = found.items or []
-            for begin in range(0, len(raws) or 1, SLICE):
-                with gc_paused(), understood(doing):
-                    some = raws[begin : begin + SLICE]
-                    items = [complete(raw, lean=lean, only_metadata=only_metadata) | identity for raw in some]
+            for begin in range(0, len(raws) or 1, DECODE_BATCH_SIZE):
+                with gc_paused(), decoding_errors(doing):
+                    some = raws[begin : begin + DECODE_BATCH_SIZE]
+                    items = [
+                        decode_object(raw, without_managed_fields=without_managed_fields, only_metadata=only_metadata)
+                        | identity
+                        for raw in some
+                    ]
                     for each in items:
                         check_identity(each)
                 yield Page(found.metadata, items)
@@ -132,9 +149,9 @@ class Client:
                 return
             query = {**query, "continue": found.metadata.continue_}
 
-    async def version(self) -> Object:
+    async def server_version(self) -> Object:
         """What the server says of itself under /version."""
-        return await self._object(Request("GET", "/version", max_body=SMALL_ANSWER), "get", "version")
+        return await self._send_for_object(Request("GET", "/version", max_body=SMALL_RESPONSE_BYTES), "get", "version")
 
     # -- writing
 
@@ -143,11 +160,15 @@ class Client:
     ) -> Object:
         """Create `obj`; with a subresource, post `obj` to that of the object it names."""
         if not obj["metadata"].get("name"):
-            self._guard("create", resource, "a name of its own, not generateName")
+            self._require_precondition("create", resource, "a name of its own, not generateName")
         name = name_of(obj) if subresource else None
         path = resource.path(namespace_of(obj), name, subresource)
         return await self._write(
-            "create", resource, obj, Request("POST", path, dry(dry_run), ENCODER.encode(obj)), subresource=subresource
+            "create",
+            resource,
+            obj,
+            Request("POST", path, dry_run_query(dry_run), ENCODER.encode(obj)),
+            subresource=subresource,
         )
 
     async def replace(
@@ -155,10 +176,14 @@ class Client:
     ) -> Object:
         """Replace the object by `obj`, if it is still at `obj`'s resourceVersion where it has one."""
         if not version_of(obj):
-            self._guard("replace", resource, "metadata.resourceVersion")
+            self._require_precondition("replace", resource, "metadata.resourceVersion")
         path = resource.path(namespace_of(obj), name_of(obj), subresource)
         return await self._write(
-            "replace", resource, obj, Request("PUT", path, dry(dry_run), ENCODER.encode(obj)), subresource=subresource
+            "replace",
+            resource,
+            obj,
+            Request("PUT", path, dry_run_query(dry_run), ENCODER.encode(obj)),
+            subresource=subresource,
         )
 
     async def patch(
@@ -174,10 +199,10 @@ class Client:
         """Patch `target`, if it is still at its resourceVersion; a `target` without one is patched as it stands."""
         version = version_of(target)
         if not version:
-            self._guard("patch", resource, "metadata.resourceVersion")
-        body = at_version(patch, version, type) if version else patch
+            self._require_precondition("patch", resource, "metadata.resourceVersion")
+        body = with_resource_version(patch, version, type) if version else patch
         path = resource.path(namespace_of(target), name_of(target), subresource)
-        request = Request("PATCH", path, dry(dry_run), ENCODER.encode(body), content_type=type)
+        request = Request("PATCH", path, dry_run_query(dry_run), ENCODER.encode(body), content_type=type)
         return await self._write("patch", resource, target, request, subresource=subresource)
 
     async def apply(
@@ -192,9 +217,9 @@ class Client:
     ) -> Object:
         """Server-side apply: `obj` is what `manager` wants of the object; Conflict names other managers' fields."""
         if not version_of(obj):
-            self._guard("apply", resource, "metadata.resourceVersion")
+            self._require_precondition("apply", resource, "metadata.resourceVersion")
         body = {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
-        query = {"fieldManager": manager, "force": "true" if force else "false", **dry(dry_run)}
+        query = {"fieldManager": manager, "force": "true" if force else "false", **dry_run_query(dry_run)}
         path = resource.path(namespace_of(obj), name_of(obj), subresource)
         request = Request("PATCH", path, query, ENCODER.encode(body), content_type=PatchType.APPLY)
         return await self._write("apply", resource, obj, request, subresource=subresource)
@@ -213,14 +238,14 @@ class Client:
         Returns the object as it goes, or the Status that says it is gone.
         """
         if not (uid_of(target) and version_of(target)):
-            self._guard("delete", resource, "metadata.uid and metadata.resourceVersion")
-        body = deletion(target, grace_seconds, propagation)
+            self._require_precondition("delete", resource, "metadata.uid and metadata.resourceVersion")
+        body = delete_options(target, grace_seconds, propagation)
         if dry_run:
             body["dryRun"] = ["All"]  # a server that finds options in the body does not look at the query
         path = resource.path(namespace_of(target), name_of(target))
         return await self._write("delete", resource, target, Request("DELETE", path, {}, ENCODER.encode(body)))
 
-    async def remove(
+    async def delete_if_exists(
         self,
         resource: Resource,
         target: Object,
@@ -238,44 +263,46 @@ class Client:
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> None:
         """Delete all that the selectors match.  A leader may not: there is nothing to hold a late one back."""
-        self._guard("delete collection of", resource, "one precondition for each object: delete them one by one")
+        self._require_precondition(
+            "delete collection of", resource, "one precondition for each object: delete them one by one"
+        )
         path = resource.path(namespace)
-        target = named("*", namespace)
-        await self._write("deletecollection", resource, target, Request("DELETE", path, selection(labels, fields)))
+        target = object_named("*", namespace)
+        await self._write("deletecollection", resource, target, Request("DELETE", path, selector_query(labels, fields)))
 
     async def evict(self, pod: Object, *, grace_seconds: int | None = None) -> None:
         """Ask for the pod's eviction; TooManyRequests when a disruption budget does not allow it now."""
         if not (uid_of(pod) and version_of(pod)):
-            self._guard("evict", PODS, "metadata.uid and metadata.resourceVersion")
+            self._require_precondition("evict", PODS, "metadata.uid and metadata.resourceVersion")
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name_of(pod), "namespace": namespace_of(pod)},
-            "deleteOptions": deletion(pod, grace_seconds, None),
+            "deleteOptions": delete_options(pod, grace_seconds, None),
         }
         path = PODS.path(namespace_of(pod), name_of(pod), "eviction")
         request = Request("POST", path, {}, ENCODER.encode(eviction))
-        await self._write("create", PODS, pod, request, subresource="eviction", attempts=1)
+        await self._write("create", PODS, pod, request, subresource="eviction", max_attempts=1)
 
-    async def converge(self, resource: Resource, cached: Object | None, wanted: Object) -> Object:
+    async def converge(self, resource: Resource, cached: Object | None, desired: Object) -> Object:
         """Make the object what `wanted` says, with the fewest writes: none where it is so already.
 
         `wanted` names only the fields that are ours; a None in it means absent.  `cached` is the object as last seen.
         Status is written through its subresource, after the rest.
         """
         if cached is None:
-            current = await self.create(resource, without_nones(wanted))
+            current = await self.create(resource, without_nones(desired))
         else:
             current = cached
-            if patch := owned_patch(current, {key: value for key, value in wanted.items() if key != "status"}):
+            if patch := owned_patch(current, {key: value for key, value in desired.items() if key != "status"}):
                 current = await self.patch(resource, current, patch)
-        if "status" in wanted and (patch := owned_patch(current, {"status": wanted["status"]})):
+        if "status" in desired and (patch := owned_patch(current, {"status": desired["status"]})):
             current = await self.patch(resource, current, patch, subresource="status")
         return current
 
     # -- asking
 
-    async def token(
+    async def request_token(
         self,
         name: str,
         namespace: str,
@@ -296,7 +323,7 @@ class Client:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         path = SERVICE_ACCOUNTS.path(namespace, name, "token")
         request = Request("POST", path, {}, ENCODER.encode(body))
-        answer = await self._object(request, "create", words(SERVICE_ACCOUNTS, "token"))
+        answer = await self._send_for_object(request, "create", resource_label(SERVICE_ACCOUNTS, "token"))
         status: Object = answer["status"]
         return status
 
@@ -304,7 +331,7 @@ class Client:
         """Post a review (access, token); it is answered and not stored, so it needs no leadership."""
         body = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}
         request = Request("POST", resource.path(), {}, ENCODER.encode(body))
-        return await self._object(request, "create", resource.name)
+        return await self._send_for_object(request, "create", resource.name)
 
     # -- carrying
 
@@ -315,9 +342,9 @@ class Client:
     async def close(self) -> None:
         await self.transport.close()
 
-    def _guard(self, verb: str, resource: Resource, missing: str) -> None:
+    def _require_precondition(self, verb: str, resource: Resource, missing: str) -> None:
         if self._fence is not None:
-            raise Unguarded(
+            raise UnconditionalWrite(
                 f"{verb} {resource.name}: a leader's write must have {missing}, so that a late one is refused"
             )
 
@@ -329,13 +356,18 @@ class Client:
         request: Request,
         *,
         subresource: str | None = None,
-        attempts: int = ATTEMPTS,
+        max_attempts: int = MAX_ATTEMPTS,
     ) -> Object:
         started = time.monotonic()
         outcome: dict[str, Any] = {"error": "Cancelled"}
         try:
-            answer = await answered(
-                self.transport, request, verb, words(resource, subresource), fence=self._fence, attempts=attempts
+            answer = await send_with_retries(
+                self.transport,
+                request,
+                verb,
+                resource_label(resource, subresource),
+                fence=self._fence,
+                max_attempts=max_attempts,
             )
             outcome = {"code": answer.status, "request_id": answer.headers.get("audit-id")}
         except ApiError as error:
@@ -349,14 +381,16 @@ class Client:
                 name, namespace = target["metadata"].get("name", ""), namespace_of(target)
                 seconds = round(time.monotonic() - started, 6)
                 who = (self.identity, verb, resource.name, name, namespace, subresource)
-                self._audit.record(Write(*who, seconds=seconds, **outcome))
-        return decoded(OBJECTS, answer.body, str(request))
+                self._audit.record(WriteRecord(*who, seconds=seconds, **outcome))
+        return decode_response(OBJECT_DECODER, answer.body, str(request))
 
-    async def _object(self, request: Request, verb: str, what: str) -> Object:
-        return decoded(OBJECTS, (await answered(self.transport, request, verb, what)).body, str(request))
+    async def _send_for_object(self, request: Request, verb: str, what: str) -> Object:
+        return decode_response(
+            OBJECT_DECODER, (await send_with_retries(self.transport, request, verb, what)).body, str(request)
+        )
 
 
-def words(resource: Resource, subresource: str | None) -> str:
+def resource_label(resource: Resource, subresource: str | None) -> str:
     """`pods`, `pods/status`: the words for metrics and the audit log."""
     return f"{resource.name}/{subresource}" if subresource else resource.name
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Protocol
 
 from tapestry.client.errors import CredentialsError
-from tapestry.client.tls import Files, KeyPair, Tls
+from tapestry.client.tls import FileChanges, KeyPair, TlsContextSource
 
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-class Source(Protocol):
+class AuthorizationSource(Protocol):
     """Where the Authorization header comes from."""
 
     @property
@@ -29,12 +29,12 @@ class Source(Protocol):
 
     async def authorization(self) -> str | None: ...
 
-    def rejected(self) -> bool:
+    def handle_unauthorized(self) -> bool:
         """The server refused what we gave; whether the next one may differ."""
         ...
 
 
-class Fixed:
+class StaticAuthorization:
     """The same header for ever, or none."""
 
     key_pair: KeyPair | None = None
@@ -45,7 +45,7 @@ class Fixed:
     async def authorization(self) -> str | None:
         return self._authorization
 
-    def rejected(self) -> bool:
+    def handle_unauthorized(self) -> bool:
         return False
 
 
@@ -63,14 +63,14 @@ class TokenFile:
         self._path = path
         self._origin = origin
         self._token = fallback
-        self._files = Files([path], monotonic)
+        self._files = FileChanges([path], monotonic)
 
     async def authorization(self) -> str | None:
-        if self._files.changed() or not self._token:
+        if self._files.has_changed() or not self._token:
             self._reread()
-        return bearer(self._token)
+        return bearer_header(self._token)
 
-    def rejected(self) -> bool:
+    def handle_unauthorized(self) -> bool:
         """Looks into the file at once, however short ago the last look was."""
         refused = self._token
         self._reread()
@@ -80,7 +80,7 @@ class TokenFile:
         try:
             self._token = self._read()
         except CredentialsError:
-            self._files.forget()
+            self._files.reset()
             if not self._token:
                 raise
 
@@ -100,8 +100,8 @@ class TokenFile:
 class Credentials:
     """What lets us in.  Await `headers()` before `ssl_context()`: a program may issue the client certificate."""
 
-    def __init__(self, source: Source | None = None, tls: Tls | None = None) -> None:
-        self._source = source or Fixed(None)
+    def __init__(self, source: AuthorizationSource | None = None, tls: TlsContextSource | None = None) -> None:
+        self._source = source or StaticAuthorization(None)
         self._tls = tls
 
     async def headers(self) -> list[tuple[str, str]]:
@@ -119,16 +119,16 @@ class Credentials:
         """
         return self._tls.context(self._source.key_pair) if self._tls else None
 
-    def rejected(self) -> bool:
+    def handle_unauthorized(self) -> bool:
         """Tell that the server answered 401; whether `headers()` may now give something better."""
-        return self._source.rejected()
+        return self._source.handle_unauthorized()
 
 
-def bearer(token: str) -> str:
+def bearer_header(token: str) -> str:
     return f"Bearer {token}"
 
 
-def basic(username: str, password: str) -> str:
+def basic_header(username: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tapestry.client.credentials import bearer, has_control_characters
+from tapestry.client.credentials import bearer_header, has_control_characters
 from tapestry.client.errors import CredentialsError, KubeconfigError
 from tapestry.client.tls import KeyPair, Pem
 
@@ -26,9 +26,9 @@ TIME_LIMIT = 60.0
 """Seconds for one run."""
 OUTPUT_LIMIT = 1 << 20
 """Bytes on either output; a program that writes more is killed."""
-RETRY_EVERY = 5.0
+RETRY_INTERVAL = 5.0
 """Seconds between two runs after failures, or after refusals by the server."""
-EARLY = timedelta(seconds=30)
+RENEW_BEFORE = timedelta(seconds=30)
 """How long before its end a credential is replaced; a tenth of its life where that is shorter."""
 
 
@@ -66,7 +66,7 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Issued:
+class IssuedCredential:
     """One answer of the program."""
 
     token: str | None
@@ -95,10 +95,10 @@ class ExecPlugin:
         self._environ = {**environ, **{each.name: each.value for each in spec.env}}
         self._monotonic = monotonic
         self._now = now
-        self._turn = asyncio.Lock()
-        self._issued: Issued | None = None
-        self._refused = False
-        self._refused_at = float("-inf")
+        self._lock = asyncio.Lock()
+        self._issued: IssuedCredential | None = None
+        self._is_rejected = False
+        self._rejected_at = float("-inf")
         self._failure = ""
         self._failed_at = float("-inf")
 
@@ -107,43 +107,43 @@ class ExecPlugin:
         return self._issued.key_pair if self._issued else None
 
     async def authorization(self) -> str | None:
-        issued = self._fresh()
+        issued = self._current_credential()
         if issued is None:
-            async with self._turn:
-                issued = self._fresh() or await self._renewed()
-        return bearer(issued.token) if issued.token else None
+            async with self._lock:
+                issued = self._current_credential() or await self._renew()
+        return bearer_header(issued.token) if issued.token else None
 
-    def rejected(self) -> bool:
+    def handle_unauthorized(self) -> bool:
         """Answers to requests sent with the old credential still come in after a new one: they run nothing again."""
         now = self._monotonic()
-        if now - self._refused_at >= RETRY_EVERY:
-            self._refused, self._refused_at = True, now
+        if now - self._rejected_at >= RETRY_INTERVAL:
+            self._is_rejected, self._rejected_at = True, now
         return True
 
-    def _fresh(self) -> Issued | None:
+    def _current_credential(self) -> IssuedCredential | None:
         issued = self._issued
-        if issued is None or self._refused:
+        if issued is None or self._is_rejected:
             return None
         return issued if issued.replace_at is None or self._now() < issued.replace_at else None
 
-    async def _renewed(self) -> Issued:
-        if self._monotonic() - self._failed_at < RETRY_EVERY:
+    async def _renew(self) -> IssuedCredential:
+        if self._monotonic() - self._failed_at < RETRY_INTERVAL:
             raise CredentialsError(self._failure)
         try:
-            issued = self._read(await self._output())
+            issued = self._parse_output(await self._output())
         except CredentialsError as error:
             self._failure, self._failed_at = str(error), self._monotonic()
             raise
-        self._issued, self._refused = issued, False
+        self._issued, self._is_rejected = issued, False
         return issued
 
     async def _output(self) -> bytes:
         """What the program prints; raises CredentialsError unless it ends well within its limits."""
-        process = await self._started()
+        process = await self._start_process()
         try:
             async with asyncio.timeout(TIME_LIMIT), asyncio.TaskGroup() as group:
-                output = group.create_task(bounded(process, process.stdout))
-                complaints = group.create_task(bounded(process, process.stderr))
+                output = group.create_task(read_bounded(process, process.stdout))
+                complaints = group.create_task(read_bounded(process, process.stderr))
                 group.create_task(process.wait())
         except TimeoutError:
             raise self._error(f"did not end within {TIME_LIMIT:g} s") from None
@@ -154,17 +154,17 @@ class ExecPlugin:
         if max(len(output.result()), len(complaints.result())) > OUTPUT_LIMIT:
             raise self._error(f"printed more than {OUTPUT_LIMIT} bytes")
         if process.returncode:
-            complaint = shortened(complaints.result(), self._secrets())
+            complaint = redacted_stderr(complaints.result(), self._secrets())
             raise self._error(f"ended with {process.returncode}: {complaint or 'it gave no reason'}")
         return output.result()
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _start_process(self) -> asyncio.subprocess.Process:
         spec = self._spec
         try:
             return await asyncio.create_subprocess_exec(
                 spec.command,
                 *spec.args,
-                env={**self._environ, "KUBERNETES_EXEC_INFO": self._wish()},
+                env={**self._environ, "KUBERNETES_EXEC_INFO": self._exec_info()},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -176,12 +176,12 @@ class ExecPlugin:
         except ValueError:
             raise self._error("cannot be run: a NUL in its arguments or an '=' in the name of a variable") from None
 
-    def _wish(self) -> str:
+    def _exec_info(self) -> str:
         spec = self._spec
         wanted = {"interactive": False} | ({"cluster": self._cluster()} if spec.provide_cluster_info else {})
         return msgspec.json.encode({"kind": KIND, "apiVersion": spec.api_version, "spec": wanted}).decode()
 
-    def _read(self, output: bytes) -> Issued:
+    def _parse_output(self, output: bytes) -> IssuedCredential:
         try:
             credential = msgspec.json.decode(output, type=ExecCredential)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -195,7 +195,7 @@ class ExecPlugin:
             raise self._error("printed only one of status.clientCertificateData and status.clientKeyData; give both")
         if not status.token and not status.client_certificate_data:
             raise self._error("printed neither status.token nor status.clientCertificateData")
-        return Issued(status.token, self._key_pair(status), self._replace_at(status.expiration_timestamp))
+        return IssuedCredential(status.token, self._key_pair(status), self._replace_at(status.expiration_timestamp))
 
     def _key_pair(self, status: ExecStatus) -> KeyPair | None:
         """The pair in `status`; the one we have if it is the same, so that the TLS context stays."""
@@ -208,7 +208,7 @@ class ExecPlugin:
         return self.key_pair if pair == self.key_pair else pair
 
     def _replace_at(self, end: datetime | None) -> datetime | None:
-        return end - min(EARLY, (end - self._now()) / 10) if end else None
+        return end - min(RENEW_BEFORE, (end - self._now()) / 10) if end else None
 
     def _secrets(self) -> list[str]:
         """What we gave it that may be secret: variables, and arguments (or what follows their `=`) if they are long."""
@@ -234,7 +234,7 @@ def check_spec(spec: ExecSpec, origin: str) -> None:
             raise KubeconfigError(f"{origin}.env[{index}].name: not set")
 
 
-async def bounded(process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
+async def read_bounded(process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> bytes:
     """What comes out of `stream` up to a little over OUTPUT_LIMIT; a process that writes more is killed."""
     assert stream is not None, "both outputs are pipes"
     read = bytearray()
@@ -253,9 +253,9 @@ def kill(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def shortened(complaint: bytes, secrets: Iterable[str]) -> str:
+def redacted_stderr(stderr: bytes, secrets: Iterable[str]) -> str:
     """The end of what a program complained, on one line, without the secrets it was given."""
-    text = complaint.decode("utf-8", "replace")
+    text = stderr.decode("utf-8", "replace")
     for secret in sorted(secrets, key=len, reverse=True):  # one may be a part of another
         text = text.replace(secret, "***")
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

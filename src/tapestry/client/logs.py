@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 from tapestry.client.client import Client
 from tapestry.client.metrics import REQUESTS
-from tapestry.client.streams import granted
+from tapestry.client.streams import require_success
 from tapestry.client.transport import Request
 from tapestry.kube.resources import PODS
 
-FOLLOWED = 24 * 3600.0
+FOLLOW_TIMEOUT = 24 * 3600.0
 """Seconds for a log that is followed to begin: some servers say nothing before the container does."""
 
 
@@ -24,7 +24,7 @@ async def pod_log(
     """
     request = Request("GET", PODS.path(namespace, name, "log"), query, accept="*/*")
     if query.get("follow") == "true":
-        request = dataclasses.replace(request, timeout=FOLLOWED)
+        request = dataclasses.replace(request, timeout=FOLLOW_TIMEOUT)
     async with client.transport.stream(request) as stream:
         REQUESTS.inc("get", "pods/log", str(stream.status))
-        yield (await granted(stream, str(request))).chunks()
+        yield (await require_success(stream, str(request))).chunks()

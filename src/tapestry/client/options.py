@@ -19,17 +19,17 @@ class Propagation(StrEnum):
     ORPHAN = "Orphan"
 
 
-def selection(labels: str, fields: str) -> dict[str, str]:
+def selector_query(labels: str, fields: str) -> dict[str, str]:
     """The part of a query that chooses among objects."""
     query = {"labelSelector": labels, "fieldSelector": fields}
     return {key: value for key, value in query.items() if value}
 
 
-def dry(run: bool) -> dict[str, str]:
-    return {"dryRun": "All"} if run else {}
+def dry_run_query(enabled: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if enabled else {}
 
 
-def deletion(target: Object, grace_seconds: int | None, propagation: Propagation | None) -> Object:
+def delete_options(target: Object, grace_seconds: int | None, propagation: Propagation | None) -> Object:
     """DeleteOptions that spare whatever took the place of `target`."""
     preconditions = {"uid": uid_of(target), "resourceVersion": version_of(target)}
     options: Object = {
@@ -42,7 +42,7 @@ def deletion(target: Object, grace_seconds: int | None, propagation: Propagation
     return {key: value for key, value in options.items() if value not in (None, {})}
 
 
-def at_version(patch: Any, version: str, type: PatchType) -> Any:
+def with_resource_version(patch: Any, version: str, type: PatchType) -> Any:
     """`patch`, good only for an object at `version`."""
     if type is PatchType.JSON:
         # replaced by itself, not tested: a failed test is Invalid, a wrong version is the Conflict that it should be

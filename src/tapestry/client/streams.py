@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from tapestry.client.transport import Stream
 from tapestry.kube.errors import TransportError, error_from_body
 
-SILENCE = 90.0
+IDLE_TIMEOUT = 90.0
 """Seconds without a byte after which a stream counts as dead: servers send a bookmark every minute."""
-LONGEST_LINE = 8 << 20
+MAX_LINE_BYTES = 8 << 20
 """Bytes of one event of a watch: an object of Kubernetes has at most 3 MiB, besides its managed fields."""
-LONGEST_REFUSAL = 1 << 20
+MAX_ERROR_BODY = 1 << 20
 
 
 class DeadStream(TransportError):
@@ -31,28 +31,28 @@ class BrokenStream(DeadStream):
     """A stream ended before it had said anything, or said what no API server says."""
 
 
-async def granted(stream: Stream, doing: str, silence: float = SILENCE) -> Stream:
+async def require_success(stream: Stream, doing: str, idle_timeout: float = IDLE_TIMEOUT) -> Stream:
     """The stream itself, if that is what the server answered with; else the error that it answered with is raised."""
     if stream.status >= 300:
-        raise error_from_body(stream.status, await refusal_in(stream, silence), doing=doing)
+        raise error_from_body(stream.status, await read_error_body(stream, idle_timeout), action=doing)
     return stream
 
 
-async def refusal_in(stream: Stream, silence: float) -> bytes:
+async def read_error_body(stream: Stream, idle_timeout: float) -> bytes:
     """The body of an answer that is no stream, as far as anyone will read it."""
     chunks = aiter(stream.chunks())
     body = b""
-    while len(body) < LONGEST_REFUSAL and (chunk := await next_chunk(chunks, silence)) is not None:
+    while len(body) < MAX_ERROR_BODY and (chunk := await next_chunk(chunks, idle_timeout)) is not None:
         body += chunk
     return body
 
 
-async def lines_of(stream: Stream, silence: float = SILENCE) -> AsyncGenerator[list[bytes], None]:
+async def read_lines(stream: Stream, idle_timeout: float = IDLE_TIMEOUT) -> AsyncGenerator[list[bytes], None]:
     """The whole lines of a stream, as many at a time as have arrived."""
     chunks = aiter(stream.chunks())
     begun: list[bytes] = []
     size = 0
-    while (chunk := await next_chunk(chunks, silence)) is not None:
+    while (chunk := await next_chunk(chunks, idle_timeout)) is not None:
         head, newline, tail = chunk.rpartition(b"\n")
         if newline:
             begun.append(head)
@@ -61,14 +61,14 @@ async def lines_of(stream: Stream, silence: float = SILENCE) -> AsyncGenerator[l
         else:
             begun.append(tail)
             size += len(tail)
-            if size > LONGEST_LINE:
-                raise BrokenStream(f"a line is over {LONGEST_LINE} bytes and has no end")
+            if size > MAX_LINE_BYTES:
+                raise BrokenStream(f"a line is over {MAX_LINE_BYTES} bytes and has no end")
 
 
-async def next_chunk(chunks: AsyncIterator[bytes], silence: float) -> bytes | None:
+async def next_chunk(chunks: AsyncIterator[bytes], idle_timeout: float) -> bytes | None:
     """The next bytes; None at the end of the stream."""
     try:
-        async with asyncio.timeout(silence):
+        async with asyncio.timeout(idle_timeout):
             return await anext(chunks, None)
     except TimeoutError as error:
-        raise Silence(f"the stream carried nothing for {silence:g} s") from error
+        raise Silence(f"the stream carried nothing for {idle_timeout:g} s") from error

@@ -14,47 +14,47 @@ from urllib.parse import urlsplit
 
 from tapestry.client.access import (
     Access,
-    Surroundings,
-    access_in,
+    CredentialEnvironment,
+    access_from_kubeconfig,
+    authorization_source,
     key_pair_of,
-    source_of,
-    trust_of,
+    server_verification,
 )
-from tapestry.client.addresses import AddressRule
-from tapestry.client.entries import Cluster, Entry, User, kubeconfig_in
+from tapestry.client.addresses import AddressPolicy
 from tapestry.client.errors import KubeconfigError
-from tapestry.client.plain_yaml import HARMLESS_KEY, PlainYamlError, plain_document
+from tapestry.client.kubeconfig_entries import Cluster, Entry, User, parse_kubeconfig
+from tapestry.client.strict_yaml import SAFE_KEY, StrictYamlError, parse_strict_yaml
 from tapestry.client.urls import server_url
 
 MAX_BYTES = 1 << 20
 
-Keys = Mapping[str, "Keys | None"]
+AllowedKeys = Mapping[str, "AllowedKeys | None"]
 """Keys of an object.  Where the value is an object or a list of objects, what keys it may have; None for anything."""
-EXTENSIONS: Keys = {"name": None, "extension": None}
-CLUSTER: Keys = {
+EXTENSION_KEYS: AllowedKeys = {"name": None, "extension": None}
+CLUSTER_KEYS: AllowedKeys = {
     **dict.fromkeys(("server", "certificate-authority", "certificate-authority-data", "insecure-skip-tls-verify")),
     **dict.fromkeys(("tls-server-name", "proxy-url", "disable-compression")),
-    "extensions": EXTENSIONS,
+    "extensions": EXTENSION_KEYS,
 }
-USER: Keys = {
+USER_KEYS: AllowedKeys = {
     **dict.fromkeys(("client-certificate", "client-certificate-data", "client-key", "client-key-data")),
     **dict.fromkeys(("token", "tokenFile", "username", "password", "exec", "auth-provider")),
     **dict.fromkeys(("as", "as-uid", "as-groups", "as-user-extra")),
-    "extensions": EXTENSIONS,
+    "extensions": EXTENSION_KEYS,
 }
-CONTEXT: Keys = {**dict.fromkeys(("cluster", "user", "namespace")), "extensions": EXTENSIONS}
-CONFIG: Keys = {
+CONTEXT_KEYS: AllowedKeys = {**dict.fromkeys(("cluster", "user", "namespace")), "extensions": EXTENSION_KEYS}
+CONFIG_KEYS: AllowedKeys = {
     **dict.fromkeys(("apiVersion", "kind", "current-context")),
-    "preferences": {"colors": None, "extensions": EXTENSIONS},
-    "clusters": {"name": None, "cluster": CLUSTER},
-    "users": {"name": None, "user": USER},
-    "contexts": {"name": None, "context": CONTEXT},
-    "extensions": EXTENSIONS,
+    "preferences": {"colors": None, "extensions": EXTENSION_KEYS},
+    "clusters": {"name": None, "cluster": CLUSTER_KEYS},
+    "users": {"name": None, "user": USER_KEYS},
+    "contexts": {"name": None, "context": CONTEXT_KEYS},
+    "extensions": EXTENSION_KEYS,
 }
 """The keys of kubectl's type Config."""
 
 
-def from_secret(
+def strict_access(
     data: bytes, *, allow_insecure: bool = False, allow_loopback: bool = False, max_bytes: int = MAX_BYTES
 ) -> Access:
     """The access that a kubeconfig out of a Secret gives.  Nothing is run, opened or dialled, whatever it says.
@@ -66,55 +66,55 @@ def from_secret(
     if len(data) > max_bytes:
         raise KubeconfigError(f"document: {len(data)} bytes are over {max_bytes}")
     try:
-        document = plain_document(data)
-    except PlainYamlError as error:
+        document = parse_strict_yaml(data)
+    except StrictYamlError as error:
         raise KubeconfigError(str(error)) from None
-    found = kubeconfig_in(document, origin="", directory=Path())
-    check_keys(document, CONFIG, "")
-    addresses = AddressRule(allow_loopback)
+    found = parse_kubeconfig(document, origin="", directory=Path())
+    check_keys(document, CONFIG_KEYS, "")
+    addresses = AddressPolicy(allow_loopback)
     for cluster in found.clusters.values():
         check_cluster(cluster, addresses, allow_insecure)
     for user in found.users.values():
         check_user(user)
-    return replace(access_in(found, None, Surroundings()), addresses=addresses)
+    return replace(access_from_kubeconfig(found, None, CredentialEnvironment()), address_policy=addresses)
 
 
-def check_keys(value: Any, known: Keys, path: str) -> None:
+def check_keys(value: Any, allowed: AllowedKeys, path: str) -> None:
     """Raises KubeconfigError for the first key that is not `known`; what has another shape is for the decoder."""
     if isinstance(value, list):
         for index, item in enumerate(value):
-            check_keys(item, known, f"{path}[{index}]")
+            check_keys(item, allowed, f"{path}[{index}]")
     elif isinstance(value, dict):
         for key, child in value.items():
-            place = f"{path}.{key if HARMLESS_KEY.fullmatch(key) else '?'}".lstrip(".")
-            if key not in known:
+            place = f"{path}.{key if SAFE_KEY.fullmatch(key) else '?'}".lstrip(".")
+            if key not in allowed:
                 raise KubeconfigError(f"{place}: not a field of a kubeconfig; remove it")
-            if (inside := known[key]) is not None:
+            if (inside := allowed[key]) is not None:
                 check_keys(child, inside, place)
 
 
-def check_cluster(cluster: Entry[Cluster], addresses: AddressRule, allow_insecure: bool) -> None:
-    part, origin = cluster.part, cluster.origin
+def check_cluster(cluster: Entry[Cluster], addresses: AddressPolicy, allow_insecure: bool) -> None:
+    part, origin = cluster.value, cluster.origin
     if part.certificate_authority:
-        raise not_allowed(f"{origin}.certificate-authority", "use certificate-authority-data")
+        raise not_allowed_error(f"{origin}.certificate-authority", "use certificate-authority-data")
     if part.proxy_url:
-        raise not_allowed(f"{origin}.proxy-url", "the server must be reachable directly")
+        raise not_allowed_error(f"{origin}.proxy-url", "the server must be reachable directly")
     if part.insecure_skip_tls_verify and not allow_insecure:
-        raise not_allowed(f"{origin}.insecure-skip-tls-verify", "use certificate-authority-data")
+        raise not_allowed_error(f"{origin}.insecure-skip-tls-verify", "use certificate-authority-data")
     server = server_url(part.server, f"{origin}.server")
-    if problem := addresses.problem(urlsplit(server).hostname or ""):
+    if problem := addresses.denial_reason(urlsplit(server).hostname or ""):
         hint = "; start the manager with --allow-loopback if it is meant" if "loopback" in problem else ""
-        raise not_allowed(f"{origin}.server", f"it is {problem}{hint}")
+        raise not_allowed_error(f"{origin}.server", f"it is {problem}{hint}")
     if not server.startswith("https:") and not allow_insecure:
-        raise not_allowed(f"{origin}.server", "plain HTTP would show the credentials to everybody; use https://")
-    trust_of(cluster)
+        raise not_allowed_error(f"{origin}.server", "plain HTTP would show the credentials to everybody; use https://")
+    server_verification(cluster)
 
 
 def check_user(user: Entry[User]) -> None:
-    for field in forbidden_fields(user.part):
-        raise not_allowed(f"{user.origin}.{field}", "use a token or inline certificates")
+    for field in forbidden_fields(user.value):
+        raise not_allowed_error(f"{user.origin}.{field}", "use a token or inline certificates")
     key_pair_of(user)
-    source_of(user, Entry(Cluster(), "", Path()), Surroundings())
+    authorization_source(user, Entry(Cluster(), "", Path()), CredentialEnvironment())
 
 
 def forbidden_fields(user: User) -> Iterator[str]:
@@ -139,5 +139,5 @@ def forbidden_fields(user: User) -> Iterator[str]:
             yield name
 
 
-def not_allowed(field: str, instead: str) -> KubeconfigError:
+def not_allowed_error(field: str, instead: str) -> KubeconfigError:
     return KubeconfigError(f"{field}: not allowed in a kubeconfig from a Secret; {instead}")

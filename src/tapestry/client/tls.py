@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tapestry.client.errors import CredentialsError
 
-CHECK_EVERY = 5.0
+CHECK_INTERVAL = 5.0
 """Seconds between two looks at a file."""
 
 
@@ -46,14 +46,14 @@ class KeyPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class ServerVerification:
     """Whom we take for the server: holders of a certificate by `authority`, or by the system's if there is none."""
 
     authority: Pem | None = None
     insecure: bool = False
 
 
-class Files:
+class FileChanges:
     """Notices that files changed, with one look (a stat, not a read) in `CHECK_EVERY` seconds."""
 
     def __init__(self, paths: Sequence[Path], monotonic: Callable[[], float]) -> None:
@@ -62,21 +62,21 @@ class Files:
         self._next_look = float("-inf")
         self._seen: list[tuple[int, int, int] | None] | None = None
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether they differ from what the last look saw; true at the first look."""
         now = self._monotonic()
         if now < self._next_look:
             return False
-        self._next_look = now + CHECK_EVERY
-        before, self._seen = self._seen, [stamp(path) for path in self._paths]
+        self._next_look = now + CHECK_INTERVAL
+        before, self._seen = self._seen, [file_stamp(path) for path in self._paths]
         return self._seen != before
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Makes the next look find a change: what the last one announced could not be used."""
         self._seen = None
 
 
-def stamp(path: Path) -> tuple[int, int, int] | None:
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
     """What tells one content of a file from another without reading it; None where there is no file."""
     try:
         found = path.stat()
@@ -85,17 +85,21 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-class Tls:
+class TlsContextSource:
     """The TLS side of one access.  Not thread-safe; the files are small and read in place."""
 
     def __init__(
-        self, trust: Trust, key_pair: KeyPair | None = None, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        verification: ServerVerification,
+        key_pair: KeyPair | None = None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._trust = trust
-        self._own_pair = key_pair
-        pems = [trust.authority] if trust.authority else []
+        self._verification = verification
+        self._configured_pair = key_pair
+        pems = [verification.authority] if verification.authority else []
         pems += [key_pair.certificate, key_pair.key] if key_pair else []
-        self._files = Files([pem.source for pem in pems if isinstance(pem.source, Path)], monotonic)
+        self._files = FileChanges([pem.source for pem in pems if isinstance(pem.source, Path)], monotonic)
         self._context: ssl.SSLContext | None = None
         self._pair: KeyPair | None = None
 
@@ -106,46 +110,46 @@ class Tls:
         are tried again: a certificate may have been replaced a moment before its key.  Without a context to keep, what
         does not load raises CredentialsError.
         """
-        pair = self._own_pair or issued
-        changed = self._files.changed()
+        pair = self._configured_pair or issued
+        changed = self._files.has_changed()
         if self._context is None or pair is not self._pair:
-            self._context, self._pair = client_context(self._trust, pair), pair
+            self._context, self._pair = client_context(self._verification, pair), pair
         elif changed:
             try:
-                self._context = client_context(self._trust, pair)
+                self._context = client_context(self._verification, pair)
             except (CredentialsError, OSError):
-                self._files.forget()
+                self._files.reset()
         return self._context
 
 
-def client_context(trust: Trust, pair: KeyPair | None) -> ssl.SSLContext:
+def client_context(verification: ServerVerification, pair: KeyPair | None) -> ssl.SSLContext:
     # Not ssl.create_default_context(): that one logs session keys where SSLKEYLOGFILE says, and from Python 3.13 on
     # refuses authorities without key identifiers, which Kubernetes installers make and Go accepts.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate given as the authority is enough, as in Go
     context.set_alpn_protocols(["http/1.1"])
-    if trust.insecure:
+    if verification.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    elif trust.authority:
-        load_authority(context, trust.authority)
+    elif verification.authority:
+        load_authority(context, verification.authority)
     else:
         context.load_default_certs()
     if pair:
-        load_pair(context, pair)
+        load_key_pair(context, pair)
     return context
 
 
 def load_authority(context: ssl.SSLContext, authority: Pem) -> None:
-    with as_file(authority.read()) as path:
+    with temporary_file(authority.read()) as path:
         try:
             context.load_verify_locations(path)
         except OSError:
             raise CredentialsError(f"{authority.origin}: holds no certificate in PEM") from None
 
 
-def load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
-    with as_file(pair.certificate.read()) as certificate, as_file(pair.key.read()) as key:
+def load_key_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
+    with temporary_file(pair.certificate.read()) as certificate, temporary_file(pair.key.read()) as key:
         try:
             context.load_cert_chain(certificate, key, password="")  # a password of None would ask on the terminal
         except OSError:
@@ -156,7 +160,7 @@ def load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
 
 
 @contextmanager
-def as_file(content: bytes) -> Iterator[str]:
+def temporary_file(content: bytes) -> Iterator[str]:
     """A path to `content` for OpenSSL, which reads keys from files only; nothing is left behind.
 
     On Linux the file is anonymous memory; elsewhere it is one that only we can open, gone at the end of the block.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 JSON = "application/json"
-SMALL_ANSWER = 1 << 20
+SMALL_RESPONSE_BYTES = 1 << 20
 """Bytes for an answer of a server that nobody knows yet, and for what is always small."""
 
 
@@ -61,13 +61,13 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SmallAnswers:
+class SmallResponseTransport:
     """A Transport that takes small answers only: to ask a server that nobody knows yet."""
 
     transport: Transport
 
     async def send(self, request: Request) -> Response:
-        return await self.transport.send(replace(request, max_body=SMALL_ANSWER))
+        return await self.transport.send(replace(request, max_body=SMALL_RESPONSE_BYTES))
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
         return self.transport.stream(request)

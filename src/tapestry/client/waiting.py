@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from tapestry.client.client import Client
-from tapestry.client.watch import Changes, Listing, Page, Synced, Watch
+from tapestry.client.watch import Changes, ListPage, ListStart, Synced, Watch
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object, version_of
 from tapestry.kube.resources import Resource
@@ -36,10 +36,10 @@ async def wait_for(
         async with asyncio.timeout(timeout), aclosing(watch.events()) as events:
             async for event in events:
                 match event:
-                    case Listing():
+                    case ListStart():
                         last = None
                         continue
-                    case Page(items):
+                    case ListPage(items):
                         last = items[-1] if items else last
                         continue
                     case Changes(changes):

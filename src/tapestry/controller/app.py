@@ -13,9 +13,9 @@ from typing import Any
 import uvloop
 
 from tapestry import __version__
-from tapestry.client.connection import HttpTransport
+from tapestry.client.http_transport import HttpTransport
 from tapestry.client.kubeconfig import default_access
-from tapestry.controller.config import UNNAMED, ManagerConfig
+from tapestry.controller.config import DEFAULT_NAME, ManagerConfig
 from tapestry.controller.manager import Manager
 from tapestry.process import logs, metrics, tracing
 from tapestry.process.metrics import watch_loop_lag
@@ -40,7 +40,7 @@ class App:
             lag = group.create_task(watch_loop_lag(), name="loop-lag")
             running = []
             for manager in self.managers:
-                manager.after_sync(settle_memory)
+                manager.after_sync(freeze_heap)
                 running.append(group.create_task(manager.run(), name=f"manager-{manager.config.name}"))
             await asyncio.wait(running)
             lag.cancel()
@@ -53,7 +53,7 @@ class App:
             manager.stop()
 
 
-def settle_memory() -> None:
+def freeze_heap() -> None:
     """What the first lists brought is here to stay: the collector need not walk it again."""
     gc.collect()
     gc.freeze()
@@ -65,7 +65,7 @@ def run_app(start: Callable[[], Coroutine[Any, Any, None]]) -> None:
         runner.run(start())
 
 
-def manager_of(config: ManagerConfig, environ: Mapping[str, str], home: Path) -> Manager:
+def manager_for(config: ManagerConfig, environ: Mapping[str, str], home: Path) -> Manager:
     """A manager for the cluster that the configuration, the environment or the pod we run in names."""
     access = default_access(
         Path(config.kubeconfig) if config.kubeconfig else None, config.context or None, environ=environ, home=home
@@ -83,9 +83,9 @@ def configure_process(config: ManagerConfig, component: str = "") -> None:
 
     `component` is what runs here, where the configuration gives the process no name of its own.
     """
-    name = component if component and config.name == UNNAMED else config.name
+    name = component if component and config.name == DEFAULT_NAME else config.name
     gc.set_threshold(*GC_THRESHOLDS)
-    metrics.identify(name, __version__)
+    metrics.set_build_info(name, __version__)
     logs.configure(config.log.level, config.log.format)
     if config.tracing.endpoint:
         tracing.configure(config.tracing.endpoint, config.tracing.sample_ratio, name)

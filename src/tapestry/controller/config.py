@@ -9,7 +9,7 @@ from tapestry.process.addresses import parse_address
 from tapestry.process.config import Section
 from tapestry.process.logs import Format, Level
 
-UNNAMED = "tapestry"
+DEFAULT_NAME = "tapestry"
 """The name of a process that was given none."""
 
 
@@ -72,7 +72,7 @@ class Tracing(Section, frozen=True):
 class ManagerConfig(Section, frozen=True):
     """Everything `tapestry run` and `tapestry hub` can be told."""
 
-    name: str = UNNAMED
+    name: str = DEFAULT_NAME
     """Of the process: in events, in the audit log, and of the Lease."""
     kubeconfig: str = ""
     context: str = ""

@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 
 from tapestry.controller.errors import NotLeading, Terminal
 from tapestry.controller.informer import Informer
-from tapestry.controller.metrics import ERRORS, QUEUE_AGE, QUEUE_DEPTH, RETRIES, passes, syncs
-from tapestry.controller.queue import Closed, Queue
+from tapestry.controller.metrics import ERRORS, QUEUE_AGE, QUEUE_DEPTH, RETRIES, reconcile_series, sync_series
+from tapestry.controller.queue import Queue, QueueClosed
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, KubeError
 from tapestry.kube.objects import Object, controller_of, key_of, namespace_of
 from tapestry.kube.resources import Resource
-from tapestry.process.logs import bound, logger
+from tapestry.process.logs import log_context, logger
 from tapestry.process.tracing import span
 
 log = logger(__name__)
 
-Keys = Callable[[Object], Iterable[str]]
+KeyMapper = Callable[[Object], Iterable[str]]
 """The keys to look at when an object changes."""
 
 
@@ -45,7 +45,7 @@ def own_namespace(obj: Object) -> Iterable[str]:
     return (namespace_of(obj) or "",)
 
 
-def controller_key(resource: Resource) -> Keys:
+def controller_key(resource: Resource) -> KeyMapper:
     """The key of the `resource` object that is the object's managing controller, as its owner references say."""
 
     def keys(obj: Object) -> Iterable[str]:
@@ -79,7 +79,7 @@ class Controller:
     ) -> None:
         self.name = name
         self.queue = Queue()
-        self.sources: list[tuple[Informer, Keys]] = []
+        self.sources: list[tuple[Informer, KeyMapper]] = []
         self._reconcile = reconcile
         self._workers = workers
         self._now = now
@@ -87,7 +87,7 @@ class Controller:
     def watch(
         self,
         informer: Informer,
-        keys: Keys = own_key,
+        keys: KeyMapper = own_key,
         *,
         when: Callable[[Object | None, Object | None], bool] | None = None,
         after: float = 0.0,
@@ -128,11 +128,11 @@ class Controller:
         while True:
             try:
                 key = await self.queue.take()
-            except Closed:
+            except QueueClosed:
                 return
             try:
-                with bound(controller=self.name, key=key), span("reconcile", controller=self.name, key=key):
-                    await self._pass(key)
+                with log_context(controller=self.name, key=key), span("reconcile", controller=self.name, key=key):
+                    await self._reconcile_key(key)
             except asyncio.CancelledError:
                 self.queue.add(key)  # whoever works next must see it: nobody knows how far this pass came
                 raise
@@ -140,7 +140,7 @@ class Controller:
                 self.queue.done(key)
             await asyncio.sleep(0)  # passes that never wait must not keep everybody else from running
 
-    async def _pass(self, key: str) -> None:
+    async def _reconcile_key(self, key: str) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         outcome = "error"
@@ -166,14 +166,14 @@ class Controller:
             else:
                 log.exception("will try again", reason=reason, pause=pause)
         else:
-            outcome = self._settle(key, result)
+            outcome = self._requeue(key, result)
             log.debug("reconciled", seconds=round(loop.time() - started, 4))
         finally:
-            passes(self.name, outcome).observe(loop.time() - started)
+            reconcile_series(self.name, outcome).observe(loop.time() - started)
         if outcome in ("ok", "requeued"):
-            syncs(self.name).observe(loop.time() - self.queue.waited_since(key))
+            sync_series(self.name).observe(loop.time() - self.queue.queued_at(key))
 
-    def _settle(self, key: str, result: Result | None) -> str:
+    def _requeue(self, key: str, result: Result | None) -> str:
         self.queue.forget(key)
         waits = []
         if result is not None and result.requeue_after is not None:

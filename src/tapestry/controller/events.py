@@ -17,28 +17,28 @@ from tapestry.controller.errors import NotLeading
 from tapestry.controller.metrics import EVENTS_DROPPED
 from tapestry.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from tapestry.kube.names import hashed_name
-from tapestry.kube.objects import Object, reference_to, value_at
+from tapestry.kube.objects import Object, object_reference, value_at
 from tapestry.kube.resources import EVENTS
 from tapestry.kube.times import timestamp
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-BUFFER = 1000
-REMEMBERED = 4096
+BUFFER_SIZE = 1000
+CACHE_SIZE = 4096
 """Events and objects remembered for aggregation."""
-SIMILAR = 10
+MAX_SIMILAR_EVENTS = 10
 """Messages of one reason about one object, after which they are combined."""
 BURST, REFILL_SECONDS = 25, 300.0
 """Events about one object at once, and the seconds after which it earns one more."""
-LONGEST_MESSAGE = 1024
+MAX_MESSAGE_LENGTH = 1024
 
 K = TypeVar("K")
 V = TypeVar("V")
 EventType = Literal["Normal", "Warning"]
 
 
-class Fact(NamedTuple):
+class PendingEvent(NamedTuple):
     """Something to say about an object."""
 
     reference: Object
@@ -48,9 +48,9 @@ class Fact(NamedTuple):
 
 
 @dataclass(slots=True)
-class Allowance:
-    left: float
-    at: float
+class TokenBucket:
+    tokens: float
+    refilled_at: float
 
 
 @dataclass(slots=True)
@@ -61,24 +61,24 @@ class Recorder:
     component: str
     instance: str = ""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _facts: deque[Fact] = field(default_factory=deque, init=False)
+    _pending: deque[PendingEvent] = field(default_factory=deque, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _closed: bool = field(default=False, init=False)
     _written: OrderedDict[tuple[str, ...], Object] = field(default_factory=OrderedDict, init=False)
     _messages: OrderedDict[tuple[str, ...], set[str]] = field(default_factory=OrderedDict, init=False)
-    _allowances: OrderedDict[str, Allowance] = field(default_factory=OrderedDict, init=False)
+    _token_buckets: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict, init=False)
 
     def normal(self, obj: Object, reason: str, message: str) -> None:
-        self._add(Fact(reference_to(obj), "Normal", reason, message))
+        self._add(PendingEvent(object_reference(obj), "Normal", reason, message))
 
     def warning(self, obj: Object, reason: str, message: str) -> None:
-        self._add(Fact(reference_to(obj), "Warning", reason, message))
+        self._add(PendingEvent(object_reference(obj), "Warning", reason, message))
 
-    def _add(self, fact: Fact) -> None:
-        if len(self._facts) >= BUFFER:
+    def _add(self, event: PendingEvent) -> None:
+        if len(self._pending) >= BUFFER_SIZE:
             EVENTS_DROPPED.labels("buffer full").inc()
             return
-        self._facts.append(fact)
+        self._pending.append(event)
         self._wake.set()
 
     async def run(self) -> None:
@@ -96,9 +96,9 @@ class Recorder:
         self._wake.set()
 
     async def _flush(self) -> None:
-        while self._facts:
-            fact = self._combined(self._facts.popleft())
-            if not self._allowed(fact):
+        while self._pending:
+            fact = self._aggregated(self._pending.popleft())
+            if not self._take_token(fact):
                 EVENTS_DROPPED.labels("too many about one object").inc()
                 continue
             try:
@@ -107,57 +107,63 @@ class Recorder:
                 EVENTS_DROPPED.labels(type(error).__name__).inc()
                 log.debug("event not recorded", reason=fact.reason, error=str(error))
 
-    def _combined(self, fact: Fact) -> Fact:
-        about = (uid(fact), fact.type, fact.reason)
-        messages = remembered(self._messages, about, set)
-        if len(messages) < SIMILAR:
-            messages.add(fact.message)
-        if fact.message in messages:
-            return fact
-        return fact._replace(message=f"(combined from similar events): {fact.message}")
+    def _aggregated(self, event: PendingEvent) -> PendingEvent:
+        about = (involved_uid(event), event.type, event.reason)
+        messages = cached_value(self._messages, about, set)
+        if len(messages) < MAX_SIMILAR_EVENTS:
+            messages.add(event.message)
+        if event.message in messages:
+            return event
+        return event._replace(message=f"(combined from similar events): {event.message}")
 
-    def _allowed(self, fact: Fact) -> bool:
+    def _take_token(self, event: PendingEvent) -> bool:
         now = asyncio.get_running_loop().time()
-        allowance = remembered(self._allowances, uid(fact), lambda: Allowance(BURST, now))
-        allowance.left = min(BURST, allowance.left + (now - allowance.at) / REFILL_SECONDS)
-        allowance.at = now
-        if allowance.left < 1:
+        allowance = cached_value(self._token_buckets, involved_uid(event), lambda: TokenBucket(BURST, now))
+        allowance.tokens = min(BURST, allowance.tokens + (now - allowance.refilled_at) / REFILL_SECONDS)
+        allowance.refilled_at = now
+        if allowance.tokens < 1:
             return False
-        allowance.left -= 1
+        allowance.tokens -= 1
         return True
 
-    async def _write(self, fact: Fact) -> None:
-        combined = fact.message.startswith("(combined")
-        identity = (uid(fact), fact.type, fact.reason, "" if combined else fact.message)
+    async def _write(self, event: PendingEvent) -> None:
+        combined = event.message.startswith("(combined")
+        identity = (involved_uid(event), event.type, event.reason, "" if combined else event.message)
         before = self._written.get(identity)
         if before is not None:
             count = value_at(before, "count", default=1) + 1
-            patch = {"count": count, "message": shortened(fact.message), "lastTimestamp": timestamp(self.now())}
+            patch = {
+                "count": count,
+                "message": truncated_message(event.message),
+                "lastTimestamp": timestamp(self.now()),
+            }
             try:
                 self._written[identity] = await self.client.patch(EVENTS, before, patch)
                 return
             except (NotFound, Conflict):  # it expired (events live an hour), or an answer was lost and it moved on
                 del self._written[identity]
         try:
-            created = await self.client.create(EVENTS, self._event(fact))
+            created = await self.client.create(EVENTS, self._event(event))
         except AlreadyExists:  # two within a second, of a recorder that forgot: the first stands for both
             return
-        remembered(self._written, identity, lambda: created)
+        cached_value(self._written, identity, lambda: created)
 
-    def _event(self, fact: Fact) -> Object:
+    def _event(self, event: PendingEvent) -> Object:
         now = timestamp(self.now())
-        about = fact.reference
+        about = event.reference
         return {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
-                "name": hashed_name(about["name"], uid(fact), fact.reason, fact.message, self.instance, now),
+                "name": hashed_name(
+                    about["name"], involved_uid(event), event.reason, event.message, self.instance, now
+                ),
                 "namespace": about.get("namespace", "default"),
             },
             "involvedObject": about,
-            "type": fact.type,
-            "reason": fact.reason,
-            "message": shortened(fact.message),
+            "type": event.type,
+            "reason": event.reason,
+            "message": truncated_message(event.message),
             "source": {"component": self.component, "host": self.instance},
             "reportingComponent": self.component,
             "reportingInstance": self.instance,
@@ -167,20 +173,20 @@ class Recorder:
         }
 
 
-def uid(fact: Fact) -> str:
-    return str(fact.reference.get("uid") or fact.reference.get("name", ""))
+def involved_uid(event: PendingEvent) -> str:
+    return str(event.reference.get("uid") or event.reference.get("name", ""))
 
 
-def shortened(message: str) -> str:
-    return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 3] + "..."
+def truncated_message(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE_LENGTH else message[: MAX_MESSAGE_LENGTH - 3] + "..."
 
 
-def remembered(memory: OrderedDict[K, V], key: K, default: Callable[[], V]) -> V:
+def cached_value(cache: OrderedDict[K, V], key: K, default: Callable[[], V]) -> V:
     """The value under `key`, made where there is none; the longest unused is forgotten."""
-    value = memory.get(key)
+    value = cache.get(key)
     if value is None:
-        value = memory[key] = default()
-        if len(memory) > REMEMBERED:
-            memory.popitem(last=False)
-    memory.move_to_end(key)
+        value = cache[key] = default()
+        if len(cache) > CACHE_SIZE:
+            cache.popitem(last=False)
+    cache.move_to_end(key)
     return value

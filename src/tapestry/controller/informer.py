@@ -10,9 +10,9 @@ from contextlib import aclosing
 from typing import Self
 
 from tapestry.client.client import Client
-from tapestry.client.discovery import serves
-from tapestry.client.watch import Changes, Listing, Page, Synced, Watch
-from tapestry.controller.metrics import CACHED
+from tapestry.client.discovery import is_served
+from tapestry.client.watch import Changes, ListPage, ListStart, Synced, Watch
+from tapestry.controller.metrics import CACHED_OBJECTS
 from tapestry.controller.store import Indexer, Store
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import Gone, KubeError, NotFound, TooManyRequests
@@ -22,7 +22,7 @@ from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-LONGEST_ERROR = 300
+MAX_ERROR_LENGTH = 300
 """Characters of what is logged of an object that cannot be read."""
 
 Handler = Callable[[Object | None, Object | None], None]
@@ -51,33 +51,35 @@ class Informer:
         self.synced = asyncio.Event()
         """Set once the store held the whole list; it stays set."""
         self._client = client
-        self._may_be_absent = False
-        self._refused = asyncio.Event()
-        self._watch = Watch(client, resource, namespace, labels, fields, lean=True, on_restart=self._restarted)
+        self._is_optional = False
+        self._not_found = asyncio.Event()
+        self._watch = Watch(
+            client, resource, namespace, labels, fields, without_managed_fields=True, on_restart=self._on_watch_restart
+        )
         self._keep = keep
         self._transform = transform
         self._handlers: list[Handler] = []
         self._deletion_handlers: list[Callable[[Object], None]] = []
         self._after_sync: list[Callable[[], None]] = []
 
-    def called(self, name: str) -> Self:
+    def with_name(self, name: str) -> Self:
         """Give it a name of its own in metrics."""
         self.name = name
         return self
 
-    def reading_managed_fields(self) -> Self:
+    def with_managed_fields(self) -> Self:
         """Show metadata.managedFields to the transform; they are left out otherwise."""
-        self._watch.lean = False
+        self._watch.without_managed_fields = False
         return self
 
-    def reading_only_metadata(self) -> Self:
+    def with_metadata_only(self) -> Self:
         """Keep nothing of objects but what every kind has; nothing else is decoded."""
         self._watch.only_metadata = True
         return self
 
-    def where_it_exists(self) -> Self:
+    def allow_missing(self) -> Self:
         """Take a server that says it does not know the resource for one that has none of it."""
-        self._may_be_absent = True
+        self._is_optional = True
         return self
 
     def on_change(self, handler: Handler) -> None:
@@ -102,23 +104,23 @@ class Informer:
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
-        CACHED.running.append(self)
+        CACHED_OBJECTS.informers.append(self)
         try:
             async with asyncio.TaskGroup() as group:
-                if self._may_be_absent:
-                    group.create_task(self._notice_absence())
+                if self._is_optional:
+                    group.create_task(self._check_absence())
                 await self._follow()
         finally:
-            CACHED.running.remove(self)
+            CACHED_OBJECTS.informers.remove(self)
 
-    async def _notice_absence(self) -> None:
+    async def _check_absence(self) -> None:
         """A 404 alone proves nothing: a proxy, or the wrong server, says the same.  Ask what there is."""
         while not self.synced.is_set():
-            await self._refused.wait()
-            self._refused.clear()
+            await self._not_found.wait()
+            self._not_found.clear()
             try:
-                if not await serves(self._client, self.resource):
-                    self._sync()
+                if not await is_served(self._client, self.resource):
+                    self._mark_synced()
             except KubeError as error:
                 log.warning("cannot tell whether a resource exists", resource=self.resource.name, error=str(error))
 
@@ -133,16 +135,16 @@ class Informer:
                                 self._delete(obj)
                             else:
                                 self._put(obj)
-                    case Page(items):
+                    case ListPage(items):
                         seen.update(key for obj in items if (key := self._put(obj)) is not None)
-                    case Listing():
+                    case ListStart():
                         seen = set()
                     case Synced():
                         for key in self.store:
                             if key not in seen:
                                 self._forget(key)
                         seen = set()
-                        self._sync()
+                        self._mark_synced()
 
     def _put(self, obj: Object) -> str | None:
         if self._keep is not None and not self._keep(obj):
@@ -158,8 +160,8 @@ class Informer:
         try:
             new = self._transform(obj)
         except (ValueError, LookupError, TypeError, AttributeError) as error:  # the others must still be read
-            what = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
-            log.warning("object left out", resource=self.resource.name, object=key[:LONGEST_ERROR], error=what)
+            what = f"{type(error).__name__}: {error}"[:MAX_ERROR_LENGTH]
+            log.warning("object left out", resource=self.resource.name, object=key[:MAX_ERROR_LENGTH], error=what)
             self._forget(key)
             return None
         self.store.put(new)
@@ -180,15 +182,15 @@ class Informer:
                 handler(old, None)
         return old
 
-    def _sync(self) -> None:
+    def _mark_synced(self) -> None:
         if not self.synced.is_set():
             self.synced.set()
             for callback in self._after_sync:
                 callback()
 
-    def _restarted(self, error: KubeError, pause: float) -> None:
-        if self._may_be_absent and isinstance(error, NotFound):
-            self._refused.set()
+    def _on_watch_restart(self, error: KubeError, pause: float) -> None:
+        if self._is_optional and isinstance(error, NotFound):
+            self._not_found.set()
             return
         # A server that starts, or has forgotten our version, is no trouble of anybody's.
         tell = log.info if isinstance(error, Gone | TooManyRequests) else log.warning

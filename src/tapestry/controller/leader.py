@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tapestry.client.client import Client
-from tapestry.client.watch import Changes, Page, Watch
+from tapestry.client.watch import Changes, ListPage, Watch
 from tapestry.controller.errors import NotLeading
 from tapestry.controller.metrics import ELECTIONS, IS_LEADER
 from tapestry.kube.errors import Conflict, KubeError, NotFound
@@ -36,20 +36,21 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseDurations:
     """Seconds.  A lease nobody renewed for `lease` is free; its holder writes for `deadline` after a renewal."""
 
-    lease: float = 15.0
-    deadline: float = 10.0
-    retry: float = 2.0
+    lease_duration: float = 15.0
+    renew_deadline: float = 10.0
+    retry_period: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.retry < self.deadline < self.lease:
+        if not 0 < self.retry_period < self.renew_deadline < self.lease_duration:
             raise ValueError(
-                f"leaderElection: retry {self.retry:g} < deadline {self.deadline:g} < lease {self.lease:g} must hold"
+                f"leaderElection: retry {self.retry_period:g} < deadline {self.renew_deadline:g}"
+                f" < lease {self.lease_duration:g} must hold"
             )
-        if self.lease != int(self.lease):
-            raise ValueError(f"leaderElection: lease must be whole seconds, got {self.lease:g}")
+        if self.lease_duration != int(self.lease_duration):
+            raise ValueError(f"leaderElection: lease must be whole seconds, got {self.lease_duration:g}")
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Elector:
     namespace: str
     name: str
     identity: str
-    terms: Terms = Terms()
+    durations: LeaseDurations = LeaseDurations()
     on_loss: Callable[[], None] = lambda: None
     """Called first of all when leadership is lost: cuts the leader's connections."""
     owner: Object | None = None
@@ -71,29 +72,29 @@ class Elector:
     _may_write_until: float = field(default=float("-inf"), init=False)
     _held: Object | None = field(default=None, init=False)
     """The Lease as we last wrote it, while we lead."""
-    _seen: Object | None = field(default=None, init=False)
+    _observed: Object | None = field(default=None, init=False)
     """The Lease as we last saw it, and since when it has not changed, on our clock."""
-    _seen_at: float = field(default=0.0, init=False)
+    _observed_at: float = field(default=0.0, init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
-    def leading(self) -> bool:
+    def is_leading(self) -> bool:
         return self.monotonic() < self._may_write_until
 
     @property
     def is_cut_off(self) -> bool:
         """Whether this process led last, as far as it knows, and may not write: it could not renew its Lease."""
-        return not self.leading and self._seen is not None and holder_of(self._seen) == self.identity
+        return not self.is_leading and self._observed is not None and holder_of(self._observed) == self.identity
 
     def fence(self) -> None:
         """Raise NotLeading unless this process may write at this very moment."""
-        if not self.leading:
+        if not self.is_leading:
             raise NotLeading(f"{self.identity} does not lead {self.namespace}/{self.name}")
 
     async def run(self, work: Work) -> None:
         """Campaign, lead, campaign again.  Returns, with the Lease released, when `work` returns of its own accord."""
         async with asyncio.TaskGroup() as group:
-            observer = group.create_task(self._observe(), name=f"observe-{self.name}")
+            observer = group.create_task(self._watch_lease(), name=f"observe-{self.name}")
             try:
                 done = False
                 while not done:
@@ -103,7 +104,7 @@ class Elector:
                 observer.cancel()
                 await self._release()
 
-    async def _observe(self) -> None:
+    async def _watch_lease(self) -> None:
         """Follow the Lease and note, on our own clock, when it last changed."""
         watch = Watch(self.client, LEASES, self.namespace, fields=f"metadata.name={self.name}")
         async with aclosing(watch.events()) as events:
@@ -111,39 +112,39 @@ class Elector:
                 match event:
                     case Changes(changes):
                         type, lease = changes[-1]
-                        self._saw(None if type == "DELETED" else lease)
-                    case Page([lease, *_]):
-                        self._saw(lease)
+                        self._observe_lease(None if type == "DELETED" else lease)
+                    case ListPage([lease, *_]):
+                        self._observe_lease(lease)
 
-    def _saw(self, lease: Object | None) -> None:
-        if lease is None or self._seen is None or version_of(lease) != version_of(self._seen):
-            self._seen, self._seen_at = lease, self.monotonic()
+    def _observe_lease(self, lease: Object | None) -> None:
+        if lease is None or self._observed is None or version_of(lease) != version_of(self._observed):
+            self._observed, self._observed_at = lease, self.monotonic()
             self._changed.set()
 
     async def _campaign(self) -> None:
         """Wait until the Lease is free, and take it."""
         while True:
             self._changed.clear()
-            wait = self._free_in()
+            wait = self._seconds_until_free()
             if wait <= 0:
-                if await self._take():
+                if await self._acquire():
                     return
-                wait = self.terms.retry * random.uniform(0.5, 1.0)
+                wait = self.durations.retry_period * random.uniform(0.5, 1.0)
             try:
                 async with asyncio.timeout(wait):
                     await self._changed.wait()
             except TimeoutError:
                 continue
 
-    def _free_in(self) -> float:
+    def _seconds_until_free(self) -> float:
         """Seconds until the Lease may be taken, as far as we have seen.
 
         One that we lost and nobody took is free for us: what we did under it has been cut off.
         """
-        if self._seen is None or holder_of(self._seen) in ("", self.identity):
+        if self._observed is None or holder_of(self._observed) in ("", self.identity):
             return 0.0
-        lasts = float(value_at(self._seen, "spec", "leaseDurationSeconds", default=self.terms.lease))
-        return self._seen_at + lasts - self.monotonic()
+        lasts = float(value_at(self._observed, "spec", "leaseDurationSeconds", default=self.durations.lease_duration))
+        return self._observed_at + lasts - self.monotonic()
 
     async def _lead(self, work: Work) -> bool:
         """Run `work` while the Lease is renewed; whether it ended by itself."""
@@ -152,17 +153,17 @@ class Elector:
         IS_LEADER.labels(self.name).set(1)
         working = asyncio.create_task(work(), name=f"lead-{self.name}")
         try:
-            while self.leading and not working.done():
-                await asyncio.wait([working], timeout=min(self.terms.retry, self._patience()))
+            while self.is_leading and not working.done():
+                await asyncio.wait([working], timeout=min(self.durations.retry_period, self._attempt_timeout()))
                 # Asked again after the wait: whoever slept through the deadline must not renew, but campaign.
-                if self.leading and not working.done():
+                if self.is_leading and not working.done():
                     await self._renew()
             if working.done():
                 working.result()
                 return True
         finally:
             IS_LEADER.labels(self.name).set(0)
-            if not self.leading:
+            if not self.is_leading:
                 self._may_write_until = float("-inf")
                 self.on_loss()
             if not working.done():
@@ -172,23 +173,23 @@ class Elector:
         ELECTIONS.labels(self.name, "lost").inc()
         return False
 
-    async def _take(self) -> bool:
+    async def _acquire(self) -> bool:
         """Make the Lease ours as it was last seen; whether nobody was quicker."""
         now = micro_timestamp(self.now())
         spec = {
             "holderIdentity": self.identity,
-            "leaseDurationSeconds": int(self.terms.lease),
+            "leaseDurationSeconds": int(self.durations.lease_duration),
             "acquireTime": now,
             "renewTime": now,
-            "leaseTransitions": value_at(self._seen, "spec", "leaseTransitions", default=-1) + 1,
+            "leaseTransitions": value_at(self._observed, "spec", "leaseTransitions", default=-1) + 1,
         }
         owners = (
             {"ownerReferences": [owner_reference(self.owner, controller=False, block_deletion=False)]}
             if self.owner
             else {}
         )
-        if self._seen is not None:
-            taken = {**self._seen, "metadata": {**self._seen["metadata"], **owners}, "spec": spec}
+        if self._observed is not None:
+            taken = {**self._observed, "metadata": {**self._observed["metadata"], **owners}, "spec": spec}
             return await self._write("take", self.client.replace, taken)
         metadata = {"name": self.name, "namespace": self.namespace, **owners}
         lease = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
@@ -210,33 +211,33 @@ class Elector:
         """Write the Lease; whether that worked.  The right to write counts from before the request."""
         started = self.monotonic()
         try:
-            async with asyncio.timeout(self._patience()):
+            async with asyncio.timeout(self._attempt_timeout()):
                 self._held = await verb(LEASES, lease)
         except Conflict:
-            await self._look()
+            await self._read_lease()
             return False
         except (KubeError, TimeoutError) as error:
             log.warning("election failed", election=self.name, doing=what, error=str(error) or "no answer in time")
             ELECTIONS.labels(self.name, "failed").inc()
             return False
-        self._may_write_until = started + self.terms.deadline
+        self._may_write_until = started + self.durations.renew_deadline
         return True
 
-    def _patience(self) -> float:
+    def _attempt_timeout(self) -> float:
         """Seconds for one attempt: a dead connection must leave time for another, a leader must not be late."""
         left = self._may_write_until - self.monotonic()
-        return min(self.terms.deadline / 2, left if left > 0 else self.terms.deadline)
+        return min(self.durations.renew_deadline / 2, left if left > 0 else self.durations.renew_deadline)
 
-    async def _look(self) -> None:
+    async def _read_lease(self) -> None:
         """Read the Lease as it is; if it is somebody else's, we lead no more."""
         try:
-            async with asyncio.timeout(self.terms.retry):
+            async with asyncio.timeout(self.durations.retry_period):
                 lease = await self.client.get(LEASES, self.name, self.namespace)
         except NotFound:
             lease = None
         except (KubeError, TimeoutError):
             return
-        self._saw(lease)
+        self._observe_lease(lease)
         if lease is not None and holder_of(lease) == self.identity:
             self._held = lease
         else:
@@ -247,17 +248,17 @@ class Elector:
 
         A renewal that was cancelled may have reached the server: the Lease is then read again and released as it is.
         """
-        if self._held is None or not self.leading:
+        if self._held is None or not self.is_leading:
             return
         self._may_write_until = float("-inf")
         try:
-            async with asyncio.timeout(self.terms.retry):
+            async with asyncio.timeout(self.durations.retry_period):
                 try:
-                    await self.client.replace(LEASES, released(self._held))
+                    await self.client.replace(LEASES, released_lease(self._held))
                 except Conflict:
                     lease = await self.client.get(LEASES, self.name, self.namespace)
                     if holder_of(lease) == self.identity:
-                        await self.client.replace(LEASES, released(lease))
+                        await self.client.replace(LEASES, released_lease(lease))
         except (KubeError, TimeoutError) as error:
             log.warning(
                 "could not release the lease; the next leader waits for it", election=self.name, error=str(error)
@@ -266,7 +267,7 @@ class Elector:
             log.info("released the lease", election=self.name, identity=self.identity)
 
 
-def released(lease: Object) -> Object:
+def released_lease(lease: Object) -> Object:
     """The same Lease without a holder."""
     return {**lease, "spec": {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
 

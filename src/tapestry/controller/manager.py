@@ -16,28 +16,28 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from tapestry.client.callers import Callers
 from tapestry.client.client import Client
+from tapestry.client.delegated_auth import DelegatedAuth
 from tapestry.client.transport import Transport
 from tapestry.controller.config import ManagerConfig
 from tapestry.controller.controller import Controller, Reconcile
 from tapestry.controller.errors import NotLeading
 from tapestry.controller.events import Recorder
 from tapestry.controller.informer import Informer
-from tapestry.controller.leader import Elector, Terms
+from tapestry.controller.leader import Elector, LeaseDurations
 from tapestry.controller.registry import Setup
 from tapestry.controller.store import Indexer
 from tapestry.controller.transforms import Transform, slim
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
-from tapestry.process.audit import Audit
+from tapestry.process.audit import AuditLog
 from tapestry.process.logs import logger
 from tapestry.process.probes import serve_health, serve_metrics, server_tls
 
 log = logger(__name__)
 
-DUTY_PAUSE = 1.0
+RESTART_INTERVAL = 1.0
 
 
 class Manager:
@@ -59,7 +59,7 @@ class Manager:
         self.config = config
         self.now = now
         self.identity = identity
-        self.audit = Audit(config.audit) if config.audit else None
+        self.audit = AuditLog(config.audit) if config.audit else None
         self.reads = Client(connect(), identity=identity)
         """For informers and the election."""
         self.elector = self._elector(monotonic) if config.leader_election.enabled else None
@@ -76,9 +76,9 @@ class Manager:
         self._setups: dict[str, Setup] = {}
         self._set_up = False
         self._informers: dict[tuple[Any, ...], Informer] = {}
-        self._followed: list[Informer] = []
-        self._preparations: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
-        self._duties: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        self._optional_informers: list[Informer] = []
+        self._startup_tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        self._leader_tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self._after_sync: list[Callable[[], None]] = []
         self._on_loss: list[Callable[[], None]] = [lambda: self.client.abort()]
         self._stopping = asyncio.Event()
@@ -86,7 +86,7 @@ class Manager:
 
     # -- for those who assemble
 
-    def with_(self, name: str, setup: Setup) -> Self:
+    def register(self, name: str, setup: Setup) -> Self:
         """Take a reconciler; whether it runs is for the configuration to say."""
         self._setups[name] = setup
         return self
@@ -96,7 +96,7 @@ class Manager:
         if self._set_up:
             return
         self._set_up = True
-        chosen = [name for name in self._setups if enabled(name, self.config.controllers)]
+        chosen = [name for name in self._setups if is_enabled(name, self.config.controllers)]
         if not chosen:
             known = ", ".join(sorted(self._setups)) or "none"
             raise ValueError(f"controllers: {self.config.controllers} leaves nothing to run; known are: {known}")
@@ -134,25 +134,25 @@ class Manager:
                 namespace=namespaces[0] if len(namespaces) == 1 else None,
                 labels=chosen,
                 fields=fields,
-                keep=kept(namespaces, keep),
+                keep=namespace_filter(namespaces, keep),
                 transform=transform,
             )
         for name, indexer in (indexers or {}).items():
             informer.store.add_index(name, indexer)
         return informer
 
-    def follow(self, informer: Informer) -> Informer:
+    def add_optional_informer(self, informer: Informer) -> Informer:
         """Run an informer of another cluster too.  Work does not wait for it: that cluster may be out of reach."""
-        self._followed.append(informer)
+        self._optional_informers.append(informer)
         return informer
 
-    def from_the_start(self, name: str, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def run_always(self, name: str, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `duty` beside the informers, on a standby too, until it is cancelled; a KubeError begins it again."""
-        self._preparations[name] = duty
+        self._startup_tasks[name] = task
 
-    def while_working(self, name: str, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def run_while_leading(self, name: str, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `duty` beside the controllers, as long as this process works; a KubeError begins it again."""
-        self._duties[name] = duty
+        self._leader_tasks[name] = task
 
     def controller(self, name: str, reconcile: Reconcile, *, workers: int | None = None) -> Controller:
         """Add a controller; tell it what to watch."""
@@ -190,17 +190,17 @@ class Manager:
             async with asyncio.TaskGroup() as group:
                 background = [
                     group.create_task(informer.run(), name=f"informer-{informer.resource.name}")
-                    for informer in (*self._informers.values(), *self._followed)
+                    for informer in (*self._informers.values(), *self._optional_informers)
                 ]
                 background += [
-                    group.create_task(persistent(duty), name=name) for name, duty in self._preparations.items()
+                    group.create_task(restart_on_error(duty), name=name) for name, duty in self._startup_tasks.items()
                 ]
                 serving = group.create_task(self._serve(), name="serve")
-                await self._until_stopped(group, serving)
+                await self._wait_for_stop(group, serving)
                 for task in background:
                     task.cancel()
 
-    async def _until_stopped(self, group: asyncio.TaskGroup, serving: asyncio.Task[None]) -> None:
+    async def _wait_for_stop(self, group: asyncio.TaskGroup, serving: asyncio.Task[None]) -> None:
         stopping = group.create_task(self._stopping.wait(), name="stopping")
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -234,7 +234,9 @@ class Manager:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.events.run(), name="events")
                 beside = [group.create_task(self._resync(), name="resync")]
-                beside += [group.create_task(persistent(duty), name=name) for name, duty in self._duties.items()]
+                beside += [
+                    group.create_task(restart_on_error(duty), name=name) for name, duty in self._leader_tasks.items()
+                ]
                 working = [group.create_task(each.run(), name=each.name) for each in self.controllers]
                 await asyncio.wait(working)
                 for task in beside:
@@ -271,12 +273,12 @@ class Manager:
 
     async def _may_read_metrics(self, token: str) -> bool:
         """Whether the API server knows the token and lets its user get /metrics."""
-        callers = Callers(self.reads)
-        user = await callers.by_token(token)
+        callers = DelegatedAuth(self.reads)
+        user = await callers.user_for_token(token)
         wanted = {"path": "/metrics", "verb": "get"}
-        return user is not None and await callers.may(user, {"nonResourceAttributes": wanted})
+        return user is not None and await callers.is_allowed(user, {"nonResourceAttributes": wanted})
 
-    def _cut(self) -> None:
+    def _abort_connections(self) -> None:
         for cut in self._on_loss:
             cut()
 
@@ -287,24 +289,24 @@ class Manager:
             config.namespace,
             config.name or self.config.name,
             self.identity,
-            Terms(config.lease_seconds, config.deadline_seconds, config.retry_seconds),
-            on_loss=self._cut,
+            LeaseDurations(config.lease_seconds, config.deadline_seconds, config.retry_seconds),
+            on_loss=self._abort_connections,
             monotonic=monotonic,
             now=self.now,
         )
 
 
-async def persistent(duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def restart_on_error(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run `duty` again whenever what goes wrong with API servers ends it."""
     while True:
         try:
-            return await duty()
+            return await task()
         except (KubeError, NotLeading) as error:
-            log.warning("begins again", duty=duty.__qualname__, error=str(error))
-            await asyncio.sleep(DUTY_PAUSE)
+            log.warning("begins again", duty=task.__qualname__, error=str(error))
+            await asyncio.sleep(RESTART_INTERVAL)
 
 
-def enabled(name: str, patterns: list[str]) -> bool:
+def is_enabled(name: str, patterns: list[str]) -> bool:
     """Whether the last pattern that matches `name` lets it run."""
     verdict = False
     for pattern in patterns:
@@ -313,7 +315,7 @@ def enabled(name: str, patterns: list[str]) -> bool:
     return verdict
 
 
-def kept(namespaces: list[str], keep: Callable[[Object], bool] | None) -> Callable[[Object], bool] | None:
+def namespace_filter(namespaces: list[str], keep: Callable[[Object], bool] | None) -> Callable[[Object], bool] | None:
     """The filter for what the server cannot select: several namespaces, or a rule in code."""
     if len(namespaces) < 2:
         return keep

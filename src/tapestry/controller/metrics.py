@@ -40,13 +40,13 @@ EVENTS_DROPPED = Counter("tapestry_events_dropped_total", "Events not recorded, 
 
 
 @lru_cache(maxsize=1024)
-def passes(controller: str, outcome: str) -> Histogram:
+def reconcile_series(controller: str, outcome: str) -> Histogram:
     """The series of `RECONCILES` for a controller and an outcome; looking one up by labels is slow."""
     return RECONCILES.labels(controller, outcome)
 
 
 @lru_cache(maxsize=1024)
-def syncs(controller: str) -> Histogram:
+def sync_series(controller: str) -> Histogram:
     """The series of `SYNC` for a controller."""
     return SYNC.labels(controller)
 
@@ -65,11 +65,11 @@ class CachedObjects(Collector):
     """Counts, when it is asked, what the informers hold that run now; those of one name are counted together."""
 
     def __init__(self) -> None:
-        self.running: list[Cache] = []
+        self.informers: list[Cache] = []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         sums: Sums[tuple[str, str]] = Sums()
-        for each in list(self.running):
+        for each in list(self.informers):
             sums[each.resource.name, each.name] += len(each.store)
         family = GaugeMetricFamily(
             "tapestry_cached_objects", "Objects held in an informer's store.", labels=["resource", "informer"]
@@ -82,5 +82,5 @@ class CachedObjects(Collector):
         return iter(())
 
 
-CACHED = CachedObjects()
-REGISTRY.register(CACHED)
+CACHED_OBJECTS = CachedObjects()
+REGISTRY.register(CACHED_OBJECTS)

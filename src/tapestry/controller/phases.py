@@ -28,11 +28,11 @@ from tapestry.controller.controller import Controller, Result
 from tapestry.controller.errors import NotLeading, Terminal
 from tapestry.controller.manager import Manager
 from tapestry.controller.store import Store
-from tapestry.kube.conditions import condition, find, with_condition
+from tapestry.kube.api_types import ApiStruct, Conditions
+from tapestry.kube.conditions import find_condition, new_condition, with_condition
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, TransportError
-from tapestry.kube.fields import Conditions, Fields
-from tapestry.kube.objects import Object, is_deleting, value_at, without
+from tapestry.kube.objects import Object, is_deleting, value_at, without_field
 from tapestry.kube.resources import Resource
 from tapestry.kube.times import parse_time
 
@@ -60,7 +60,7 @@ class Phase:
     on_failure: str = ""
 
 
-class PhaseStatus(Fields):
+class PhaseStatus(ApiStruct):
     """What a machine keeps in the status of an object; extend it with fields of your own."""
 
     phase: Annotated[str, Meta(description="Where the object is on its way.")] = ""
@@ -76,15 +76,17 @@ class PhaseMachine:
         self.resource = resource
         self.initial = initial
         self.phases = dict(phases)
-        if complaints := self._complaints():
+        if complaints := self._table_errors():
             raise ValueError(f"the phases of {resource.kind}: " + "; ".join(complaints))
 
     def controller(self, manager: Manager, name: str) -> Controller:
         """A controller that runs this machine; let it watch what else its handlers wait for."""
         objects = manager.informer(self.resource)
-        run = Run(self, manager, objects.store, lambda key, seconds: controller.queue.add_after(key, seconds))
+        run = PhaseReconciler(
+            self, manager, objects.store, lambda key, seconds: controller.queue.add_after(key, seconds)
+        )
         controller = manager.controller(name, run.reconcile)
-        controller.watch(objects, when=more_than_counted)
+        controller.watch(objects, when=has_relevant_change)
         return controller
 
     def mermaid(self) -> str:
@@ -96,7 +98,7 @@ class PhaseMachine:
                 lines.append(f"    {name} --> [*]")
         return "\n".join(lines)
 
-    def _complaints(self) -> list[str]:
+    def _table_errors(self) -> list[str]:
         found = []
         if self.initial not in self.phases:
             found.append(f"the initial phase {self.initial!r} is not in the table")
@@ -127,13 +129,13 @@ class PhaseMachine:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PhaseReconciler:
     """A machine at work in a manager."""
 
     machine: PhaseMachine
     manager: Manager
     objects: Store
-    look_again: Callable[[str, float], None]
+    requeue_after: Callable[[str, float], None]
     """After so many seconds, whatever the pass comes to: an attempt that fails must not put off a timeout."""
 
     async def reconcile(self, key: str) -> Result | None:
@@ -148,12 +150,12 @@ class Run:
             return None
         left = None
         if phase.timeout is not None:
-            left = phase.timeout - (self.manager.now() - entered(obj, name)).total_seconds()
+            left = phase.timeout - (self.manager.now() - entered_at(obj, name)).total_seconds()
             if left > 0:
-                self.look_again(key, left)
+                self.requeue_after(key, left)
         outcome = await self._outcome(phase, obj, left)
         if isinstance(outcome, Next):
-            await self._go(obj, name, outcome)
+            await self._transition(obj, name, outcome)
             return None
         return outcome
 
@@ -174,9 +176,9 @@ class Run:
                 return Next(phase.on_failure, error.message if isinstance(error, Terminal) else str(error))
             if phase.retries is None:
                 raise
-            return await self._failed(phase, obj, error)
+            return await self._count_failure(phase, obj, error)
 
-    async def _failed(self, phase: Phase, obj: Object, error: Exception) -> Next:
+    async def _count_failure(self, phase: Phase, obj: Object, error: Exception) -> Next:
         """Count a failed attempt; it is raised again unless it was the last."""
         attempts = value_at(obj, "status", "attempts", default=0) + 1
         assert phase.retries is not None
@@ -185,7 +187,7 @@ class Run:
         await self._write(obj, {"attempts": attempts})
         raise error
 
-    async def _go(self, obj: Object, name: str, step: Next) -> None:
+    async def _transition(self, obj: Object, name: str, step: Next) -> None:
         if step.phase not in self.machine.phases[name].to:
             allowed = ", ".join(self.machine.phases[name].to)
             message = f"from {name} to {step.phase}; the machine allows {allowed}"
@@ -193,8 +195,8 @@ class Run:
             raise Terminal("IllegalTransition", message)
         now = self.manager.now()
         conditions = value_at(obj, "status", "conditions", default=[])
-        left = condition(name, False, f"To{step.phase}", step.message)
-        come = condition(step.phase, True, "Entered", step.message)
+        left = new_condition(name, False, f"To{step.phase}", step.message)
+        come = new_condition(step.phase, True, "Entered", step.message)
         for each in (left, come):
             conditions = with_condition(conditions, each, now)
         await self._write(obj, {"phase": step.phase, "attempts": 0, "conditions": conditions})
@@ -206,18 +208,18 @@ class Run:
         await self.manager.client.patch(self.machine.resource, obj, {"status": status}, subresource="status")
 
 
-def entered(obj: Object, phase: str) -> datetime:
+def entered_at(obj: Object, phase: str) -> datetime:
     """When the object came into the phase; into its first one it was born."""
-    found = find(value_at(obj, "status", "conditions", default=[]), phase)
+    found = find_condition(value_at(obj, "status", "conditions", default=[]), phase)
     return parse_time(found["lastTransitionTime"] if found else obj["metadata"]["creationTimestamp"])
 
 
-def more_than_counted(old: Object | None, new: Object | None) -> bool:
+def has_relevant_change(old: Object | None, new: Object | None) -> bool:
     """Whether more changed than the count of failed attempts: that was our own write, and must not end the pause."""
-    return old is None or new is None or uncounted(old) != uncounted(new)
+    return old is None or new is None or without_counters(old) != without_counters(new)
 
 
-def uncounted(obj: Object) -> Object:
+def without_counters(obj: Object) -> Object:
     for path in (("metadata", "resourceVersion"), ("status", "attempts"), ("status", "observedGeneration")):
-        obj = without(obj, *path)
+        obj = without_field(obj, *path)
     return obj

@@ -13,17 +13,17 @@ import itertools
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-FIRST_PAUSE = 0.01
-LONGEST_PAUSE = 300.0
-OVERTAKEN = 100
+INITIAL_BACKOFF = 0.01
+MAX_BACKOFF = 300.0
+MAX_STALE_ENTRIES = 100
 """Wishes that no longer count and are not worth the search; keys that wish often and far ahead leave many."""
 
 
-class Closed(Exception):
+class QueueClosed(Exception):
     """The queue takes and gives no more work."""
 
 
-class Wish(NamedTuple):
+class DelayedKey(NamedTuple):
     """A key to be looked at when it is due; of two that are due at once, the first made goes first."""
 
     due: float
@@ -34,15 +34,15 @@ class Wish(NamedTuple):
 class Queue:
     """A queue of keys, for one event loop; every time is that of the loop."""
 
-    def __init__(self, *, first_pause: float = FIRST_PAUSE, longest_pause: float = LONGEST_PAUSE) -> None:
-        self._first_pause, self._longest_pause = first_pause, longest_pause
+    def __init__(self, *, initial_backoff: float = INITIAL_BACKOFF, max_backoff: float = MAX_BACKOFF) -> None:
+        self._initial_backoff, self._max_backoff = initial_backoff, max_backoff
         self._fresh: OrderedDict[str, float] = OrderedDict()  # key -> since when it waits
         self._resync: OrderedDict[str, float] = OrderedDict()
-        self._again: dict[str, float] = {}  # added while a worker has it
-        self._working: dict[str, float] = {}  # key in hand -> since when it had waited
+        self._dirty: dict[str, float] = {}  # added while a worker has it
+        self._processing: dict[str, float] = {}  # key in hand -> since when it had waited
         self._failures: dict[str, int] = {}
-        self._delayed: list[Wish] = []
-        self._due: dict[str, Wish] = {}  # key -> the one wish that counts
+        self._delayed: list[DelayedKey] = []
+        self._due: dict[str, DelayedKey] = {}  # key -> the one wish that counts
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._takers: deque[asyncio.Future[None]] = deque()
@@ -64,8 +64,8 @@ class Queue:
         """Have `key` looked at as soon as a worker is free."""
         if self._closed:
             return
-        if key in self._working:
-            self._again.setdefault(key, self._now())
+        if key in self._processing:
+            self._dirty.setdefault(key, self._now())
         elif key in self._fresh or (resync and key in self._resync):
             return
         elif resync:
@@ -82,21 +82,21 @@ class Queue:
         if seconds <= 0:
             self.add(key)
             return
-        wish = Wish(self._now() + seconds, next(self._numbers), key)
+        wish = DelayedKey(self._now() + seconds, next(self._numbers), key)
         if key in self._due and self._due[key].due <= wish.due:
             return
         self._due[key] = wish
         heapq.heappush(self._delayed, wish)
-        if len(self._delayed) > 2 * len(self._due) + OVERTAKEN:
+        if len(self._delayed) > 2 * len(self._due) + MAX_STALE_ENTRIES:
             self._delayed = sorted(self._due.values())
         if self._delayed[0] is wish:
-            self._arm()
+            self._set_timer()
 
     def retry(self, key: str) -> float:
         """Have a key that failed looked at again after its pause, which is returned."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        pause = min(self._longest_pause, self._first_pause * 2.0 ** min(failures, 40))
+        pause = min(self._max_backoff, self._initial_backoff * 2.0 ** min(failures, 40))
         self.add_after(key, pause)
         return pause
 
@@ -123,20 +123,20 @@ class Queue:
                 if not taker.done():
                     self._takers.remove(taker)
         if self._closed:
-            raise Closed
+            raise QueueClosed
         key, since = (self._fresh or self._resync).popitem(last=False)
         self._due.pop(key, None)  # whoever wished for a later look is served by this one
-        self._working[key] = since
+        self._processing[key] = since
         return key
 
-    def waited_since(self, key: str) -> float:
+    def queued_at(self, key: str) -> float:
         """When the key, now in somebody's hands, was added: the loop's time."""
-        return self._working[key]
+        return self._processing[key]
 
     def done(self, key: str) -> None:
         """Give `key` back; it is queued again if it was added meanwhile."""
-        self._working.pop(key, None)
-        since = self._again.pop(key, None)
+        self._processing.pop(key, None)
+        since = self._dirty.pop(key, None)
         if since is not None and not self._closed:
             self._fresh[key] = since
             self._wake()
@@ -161,12 +161,14 @@ class Queue:
                 taker.set_result(None)
                 return
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(self._delayed[0].due, self._release) if self._delayed else None
+        self._timer = (
+            asyncio.get_running_loop().call_at(self._delayed[0].due, self._add_due_keys) if self._delayed else None
+        )
 
-    def _release(self) -> None:
+    def _add_due_keys(self) -> None:
         self._timer = None
         now = self._now()
         # The loop may call a timer up to its clock's resolution early.
@@ -175,4 +177,4 @@ class Queue:
             if self._due.get(wish.key) is wish:
                 del self._due[wish.key]
                 self.add(wish.key)
-        self._arm()
+        self._set_timer()

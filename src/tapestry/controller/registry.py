@@ -18,7 +18,7 @@ from tapestry.kube.crds import Kind
 if TYPE_CHECKING:
     from tapestry.controller.manager import Manager
 
-GROUP = "tapestry.controllers"
+ENTRY_POINT_GROUP = "tapestry.controllers"
 
 Setup = Callable[["Manager"], None]
 """Installs a reconciler: asks the manager for informers and gives it controllers."""
@@ -48,14 +48,14 @@ class Registry:
             raise ValueError(f"there is no controller {only!r}; known are: {known}")
         for name, setup in self._setups.items():
             if only is None or name == only:
-                manager.with_(name, setup)
+                manager.register(name, setup)
 
     def load_entry_points(self) -> None:
         """Add what installed packages offer."""
-        for entry in installed():
+        for entry in installed_entry_points():
             register = entry.load()
             register(self)
 
 
-def installed() -> Iterator[EntryPoint]:
-    return iter(sorted(entry_points(group=GROUP), key=lambda entry: entry.name))
+def installed_entry_points() -> Iterator[EntryPoint]:
+    return iter(sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name))

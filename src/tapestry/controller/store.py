@@ -34,11 +34,11 @@ class Store:
         """The objects that the indexer named `index` put under `value`."""
         return [self._objects[key] for key in self._indexes[index].get(value, ())]
 
-    def each(self, index: str, value: str) -> Iterator[Object]:
+    def iter_by(self, index: str, value: str) -> Iterator[Object]:
         """As `by`, one after the other: for a reader who is done at the first, before the store can change."""
         return (self._objects[key] for key in self._indexes[index].get(value, ()))
 
-    def values(self, index: str) -> Sequence[str]:
+    def index_values(self, index: str) -> Sequence[str]:
         """All that the indexer named `index` found in any object."""
         return list(self._indexes[index])
 

@@ -19,14 +19,14 @@ from tapestry.kube.objects import Object
 Transform = Callable[[Object], Object]
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-LONGEST_SHARED = 64
+MAX_SHARED_STRING = 64
 """Characters: longer strings are rarely equal to another object's."""
-LARGEST_SHARED = 256
+MAX_SHARED_BYTES = 256
 """Bytes of JSON: a part up to this size is shared whole or not at all, in a larger one its parts are."""
-REMEMBERED = 10_000
+MAX_SHARED_PARTS = 10_000
 """Parts that are looked for; past that all are forgotten, and those that recur are soon known again."""
 
-_known: dict[bytes, Object] = {}
+_shared_parts: dict[bytes, Object] = {}
 _encode = msgspec.json.Encoder().encode
 _intern = sys.intern
 
@@ -37,8 +37,8 @@ def slim(obj: Object) -> Object:
     metadata.pop("managedFields", None)
     if (annotations := metadata.get("annotations")) is not None:
         annotations.pop(LAST_APPLIED, None)
-    if len(_known) > REMEMBERED:
-        _known.clear()
+    if len(_shared_parts) > MAX_SHARED_PARTS:
+        _shared_parts.clear()
     for section in obj.values():
         if type(section) is dict or type(section) is list:
             _share(section)
@@ -51,12 +51,12 @@ def _share(value: Any) -> None:
     for key, child in items:
         kind = type(child)
         if kind is str:
-            if len(child) <= LONGEST_SHARED:
+            if len(child) <= MAX_SHARED_STRING:
                 value[key] = _intern(child)
         elif kind is dict:
             text = _encode(child)  # tells 1 from true and from 1.0, which == does not
-            if len(text) <= LARGEST_SHARED:
-                value[key] = _known.setdefault(text, child)
+            if len(text) <= MAX_SHARED_BYTES:
+                value[key] = _shared_parts.setdefault(text, child)
             else:
                 _share(child)
         elif kind is list:

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from tapestry.apiserver.access.certificate_requests import common_name, parsed_request
-from tapestry.apiserver.access.certificates import Authority
+from tapestry.apiserver.access.certificate_requests import common_name, parse_request
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.client.client import Client
 from tapestry.controller import Manager, Result
 from tapestry.controller.store import Store
@@ -22,27 +22,27 @@ from tapestry.controlplane.signers import (
     SIGNERS,
     CannotSign,
     SigningCa,
-    rule_broken,
+    rule_violation,
     signed_certificate,
 )
 from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
-from tapestry.kube.resources import ACCESS_REVIEWS, Resource
+from tapestry.kube.resources import SUBJECT_ACCESS_REVIEWS, Resource
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-REQUESTS = Resource(
+SIGNING_REQUESTS = Resource(
     "certificates.k8s.io", "v1", "CertificateSigningRequest", "certificatesigningrequests", namespaced=False
 )
 APPROVING, SIGNING, CLEANING = "csrapproving", "csrsigning", "csrcleaner"
-NAMES = (APPROVING, SIGNING, CLEANING)
+CONTROLLER_NAMES = (APPROVING, SIGNING, CLEANING)
 DECIDED_SECONDS, PENDING_SECONDS = 3600, 24 * 3600
 """How long a request is kept after it was decided, and how long where nobody decides."""
-SOONEST_AGAIN, LATEST_AGAIN = timedelta(seconds=1), timedelta(seconds=1000)
+MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL = timedelta(seconds=1), timedelta(seconds=1000)
 """When to ask again whether a request may be approved: roles may change."""
-APPROVED = {
+APPROVAL_MESSAGES = {
     "selfnodeclient": "Auto approving self kubelet client certificate after SubjectAccessReview.",
     "nodeclient": "Auto approving kubelet client certificate after SubjectAccessReview.",
 }
@@ -63,7 +63,7 @@ def is_decided(request: Object) -> bool:
     return any(condition_of(request, type) is not None for type in ("Approved", "Denied"))
 
 
-def is_to_be_signed(request: Object) -> bool:
+def is_signable(request: Object) -> bool:
     """Whether a request is approved, is for one of our signers, and has neither a certificate nor failed."""
     types = {each.get("type") for each in conditions_of(request)}
     if types & {"Denied", "Failed"} or "Approved" not in types or value_at(request, "status", "certificate"):
@@ -71,18 +71,18 @@ def is_to_be_signed(request: Object) -> bool:
     return value_at(request, "spec", "signerName") in SIGNERS
 
 
-def rights_needed(request: Object) -> list[str]:
+def approval_permissions(request: Object) -> list[str]:
     """The rights by which a request of a kubelet is approved; none where it is no such request."""
     spec = request["spec"]
     if spec.get("signerName") != KUBELET_CLIENT:
         return []
-    parsed = parsed_request(spec["request"])
-    if rule_broken(KUBELET_CLIENT, parsed, spec.get("usages") or ()):
+    parsed = parse_request(spec["request"])
+    if rule_violation(KUBELET_CLIENT, parsed, spec.get("usages") or ()):
         return []
     return ["selfnodeclient", "nodeclient"] if spec.get("username") == common_name(parsed) else ["nodeclient"]
 
 
-def ends_at(request: Object) -> datetime | None:
+def deletion_time(request: Object) -> datetime | None:
     """When a request is deleted; None where it is kept until something else happens."""
     if not conditions_of(request):
         return parse_time(request["metadata"]["creationTimestamp"]) + timedelta(seconds=PENDING_SECONDS)
@@ -92,11 +92,11 @@ def ends_at(request: Object) -> datetime | None:
     since = [parse_time(each["lastUpdateTime"]) for each in decided if each and each.get("lastUpdateTime")]
     found = [each + timedelta(seconds=DECIDED_SECONDS) for each in since]
     if certificate and condition_of(request, "Approved") is not None:
-        found += expiry(certificate)
+        found += certificate_expiry(certificate)
     return min(found, default=None)
 
 
-def expiry(certificate: str) -> list[datetime]:
+def certificate_expiry(certificate: str) -> list[datetime]:
     try:
         return [x509.load_pem_x509_certificates(base64.b64decode(certificate))[0].not_valid_after_utc]
     except ValueError:
@@ -115,22 +115,27 @@ class Approver:
         request = self.requests.get(name)
         if request is None or is_deleting(request) or is_decided(request) or value_at(request, "status", "certificate"):
             return None
-        needed = rights_needed(request)
+        needed = approval_permissions(request)
         for right in needed:
             if await self.is_allowed(request, right):
-                await self.approve(request, APPROVED[right])
+                await self.approve(request, APPROVAL_MESSAGES[right])
                 return None
         if not needed:
             return None
         age = self.now() - parse_time(request["metadata"]["creationTimestamp"])
-        return Result(requeue_after=min(max(age, SOONEST_AGAIN), LATEST_AGAIN).total_seconds())
+        return Result(requeue_after=min(max(age, MIN_RETRY_INTERVAL), MAX_RETRY_INTERVAL).total_seconds())
 
     async def is_allowed(self, request: Object, right: str) -> bool:
         spec = request["spec"]
         asked = {"user": spec.get("username", ""), "groups": spec.get("groups") or []}
         asked |= {"uid": spec.get("uid", ""), "extra": spec.get("extra") or {}}
-        about = {"group": REQUESTS.group, "resource": REQUESTS.plural, "subresource": right, "verb": "create"}
-        answer = await self.client.review(ACCESS_REVIEWS, {**asked, "resourceAttributes": about})
+        about = {
+            "group": SIGNING_REQUESTS.group,
+            "resource": SIGNING_REQUESTS.plural,
+            "subresource": right,
+            "verb": "create",
+        }
+        answer = await self.client.review(SUBJECT_ACCESS_REVIEWS, {**asked, "resourceAttributes": about})
         return bool(value_at(answer, "status", "allowed"))
 
     async def approve(self, request: Object, message: str) -> None:
@@ -138,7 +143,7 @@ class Approver:
         condition["lastUpdateTime"] = timestamp(self.now())
         patch = {"status": {"conditions": [*conditions_of(request), condition]}}
         try:
-            await self.client.patch(REQUESTS, request, patch, subresource="approval")
+            await self.client.patch(SIGNING_REQUESTS, request, patch, subresource="approval")
         except (Conflict, NotFound):
             return  # it has changed or gone, and what did so brings us back
 
@@ -149,23 +154,25 @@ class Signer:
 
     requests: Store
     client: Client
-    authority: Authority
+    authority: CertificateAuthority
     now: Now
 
     async def reconcile(self, name: str) -> None:
         request = self.requests.get(name)
-        if request is None or is_deleting(request) or not is_to_be_signed(request):
+        if request is None or is_deleting(request) or not is_signable(request):
             return
         try:
-            await self.client.patch(REQUESTS, request, {"status": self.answer(request)}, subresource="status")
+            await self.client.patch(
+                SIGNING_REQUESTS, request, {"status": self.signing_status(request)}, subresource="status"
+            )
         except (Conflict, NotFound):
             return  # it has changed or gone, and what did so brings us back
 
-    def answer(self, request: Object) -> Object:
+    def signing_status(self, request: Object) -> Object:
         """The change of the status: a certificate, or the condition `Failed`.  Raises CannotSign."""
         spec = request["spec"]
-        parsed, usages = parsed_request(spec["request"]), spec.get("usages") or []
-        if why := rule_broken(spec["signerName"], parsed, usages):
+        parsed, usages = parse_request(spec["request"]), spec.get("usages") or []
+        if why := rule_violation(spec["signerName"], parsed, usages):
             failed = {"type": "Failed", "status": "True", "reason": "SignerValidationFailure", "message": why}
             return {"conditions": [*conditions_of(request), {**failed, "lastUpdateTime": timestamp(self.now())}]}
         pair = self.authority.key_pair()
@@ -185,13 +192,13 @@ class Cleaner:
 
     async def reconcile(self, name: str) -> Result | None:
         request = self.requests.get(name)
-        end = ends_at(request) if request is not None and not is_deleting(request) else None
+        end = deletion_time(request) if request is not None and not is_deleting(request) else None
         if request is None or end is None:
             return None
         if self.now() <= end:
             return Result(requeue_at=end + timedelta(seconds=1))
         try:
-            await self.client.delete(REQUESTS, request)
+            await self.client.delete(SIGNING_REQUESTS, request)
         except (Conflict, NotFound):
             return None
         log.info("old certificate signing request deleted", name=name_of(request))
@@ -203,23 +210,23 @@ def utc_now() -> datetime:
 
 
 def install_approving(manager: Manager, now: Now = utc_now) -> None:
-    informer = manager.informer(REQUESTS)
+    informer = manager.informer(SIGNING_REQUESTS)
     approver = Approver(informer.store, manager.client, now)
     manager.controller(APPROVING, approver.reconcile).watch(informer)
 
 
-def install_signing(manager: Manager, authority: Authority | None, now: Now = utc_now) -> None:
+def install_signing(manager: Manager, authority: CertificateAuthority | None, now: Now = utc_now) -> None:
     """Sign with the key of `authority`; without one, say so and leave requests to others."""
     if authority is None or not authority.can_sign:
         where = "no CA" if authority is None else f"{authority.certificate_file} has no key beside it"
         log.warning("certificate signing requests are approved but not signed here", reason=where)
         return
-    informer = manager.informer(REQUESTS)
+    informer = manager.informer(SIGNING_REQUESTS)
     signer = Signer(informer.store, manager.client, authority, now)
     manager.controller(SIGNING, signer.reconcile).watch(informer)
 
 
 def install_cleaning(manager: Manager, now: Now = utc_now) -> None:
-    informer = manager.informer(REQUESTS)
+    informer = manager.informer(SIGNING_REQUESTS)
     cleaner = Cleaner(informer.store, manager.client, now)
     manager.controller(CLEANING, cleaner.reconcile).watch(informer)

@@ -11,100 +11,102 @@ from tapestry.client.client import Client
 from tapestry.controller import Manager, Result
 from tapestry.controller.queue import Queue
 from tapestry.controller.store import Store
-from tapestry.controlplane.clearing import Clearing, Remains
-from tapestry.controlplane.everything import Everything
-from tapestry.kube.conditions import condition, with_condition
+from tapestry.controlplane.collection_deletion import CollectionDeleter, RemainingContent
+from tapestry.controlplane.metadata_informers import MetadataInformers
+from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.objects import Object, is_deleting, namespace_of, value_at
 from tapestry.kube.resources import NAMESPACES, PODS, Resource
 
-KUBERNETES = "kubernetes"
-CLEARABLE = frozenset({"list", "delete"})
-SOON, LATER = 0.1, 5.0
+KUBERNETES_FINALIZER = "kubernetes"
+DELETION_VERBS = frozenset({"list", "delete"})
+SHORT_RETRY_INTERVAL, RETRY_INTERVAL = 0.1, 5.0
 """Seconds until the next look: at what changed while it was to be deleted, and at what others hold."""
 
 
 @dataclass(frozen=True)
-class Namespaces:
+class NamespaceReconciler:
     """Empties namespaces that are deleted, and lets them go."""
 
     namespaces: Store
-    everything: Everything
-    clearing: Clearing
+    metadata_informers: MetadataInformers
+    deleter: CollectionDeleter
     client: Client
     now: Callable[[], datetime]
 
     async def reconcile(self, name: str) -> Result | None:
-        await self.everything.settled.wait()
+        await self.metadata_informers.synced.wait()
         namespace = self.namespaces.get(name)
-        if namespace is None or not is_going(namespace):
+        if namespace is None or not is_being_finalized(namespace):
             return None
-        remains = await self.emptied(name)
+        remains = await self.delete_content(name)
         if remains.objects or remains.failures:
-            await self.explain(namespace, remains)
-            return Result(requeue_after=SOON if remains.untouched and not remains.failures else LATER)
-        others = [each for each in namespace["spec"]["finalizers"] if each != KUBERNETES]
+            await self.update_conditions(namespace, remains)
+            return Result(
+                requeue_after=SHORT_RETRY_INTERVAL if remains.has_undeleted and not remains.failures else RETRY_INTERVAL
+            )
+        others = [each for each in namespace["spec"]["finalizers"] if each != KUBERNETES_FINALIZER]
         released = {**namespace, "spec": {"finalizers": others}}
         await self.client.replace(NAMESPACES, released, subresource="finalize")
         return None
 
-    async def emptied(self, name: str) -> Remains:
-        remains = Remains()
-        await self.clearing.clear(PODS, name, remains)
+    async def delete_content(self, name: str) -> RemainingContent:
+        remains = RemainingContent()
+        await self.deleter.delete_all(PODS, name, remains)
         if not remains.objects:
-            for resource, verbs in self.everything.resources.items():
-                if resource.namespaced and verbs >= CLEARABLE:
-                    await self.clearing.clear(resource, name, remains)
+            for resource, verbs in self.metadata_informers.resources.items():
+                if resource.namespaced and verbs >= DELETION_VERBS:
+                    await self.deleter.delete_all(resource, name, remains)
         return remains
 
-    async def explain(self, namespace: Object, remains: Remains) -> None:
+    async def update_conditions(self, namespace: Object, remaining: RemainingContent) -> None:
         """Say in the status what is missing, as kube-controller-manager does."""
         before = conditions = value_at(namespace, "status", "conditions", default=[])
-        for each in conditions_of(remains):
+        for each in deletion_conditions(remaining):
             conditions = with_condition(conditions, each, self.now())
         if conditions is not before:
             status = {"status": {"conditions": conditions}}
             await self.client.patch(NAMESPACES, namespace, status, subresource="status")
 
-    def noticed(self, queue: Queue, _: Resource, old: Object | None, new: Object | None) -> None:
+    def object_changed(self, queue: Queue, _: Resource, old: Object | None, new: Object | None) -> None:
         """Something went: its namespace may be able to."""
         name = namespace_of(old) if old is not None and new is None else None
         namespace = self.namespaces.get(name) if name is not None else None
-        if name is not None and namespace is not None and is_going(namespace):
+        if name is not None and namespace is not None and is_being_finalized(namespace):
             queue.add(name)
 
 
-def is_going(namespace: Object) -> bool:
-    return is_deleting(namespace) and KUBERNETES in value_at(namespace, "spec", "finalizers", default=())
+def is_being_finalized(namespace: Object) -> bool:
+    return is_deleting(namespace) and KUBERNETES_FINALIZER in value_at(namespace, "spec", "finalizers", default=())
 
 
-def conditions_of(remains: Remains) -> Iterator[Object]:
-    yield condition(
+def deletion_conditions(remaining: RemainingContent) -> Iterator[Object]:
+    yield new_condition(
         "NamespaceDeletionDiscoveryFailure", False, "ResourcesDiscovered", "All resources successfully discovered"
     )
-    yield condition(
+    yield new_condition(
         "NamespaceDeletionGroupVersionParsingFailure",
         False,
         "ParsedGroupVersions",
         "All legacy kube types successfully parsed",
     )
-    failures = ", ".join(sorted(remains.failures))
-    yield verdict(
+    failures = ", ".join(sorted(remaining.failures))
+    yield deletion_condition(
         "NamespaceDeletionContentFailure",
-        f"Failed to delete all resource types, {len(remains.failures)} remaining: {failures}" if failures else "",
+        f"Failed to delete all resource types, {len(remaining.failures)} remaining: {failures}" if failures else "",
         ("ContentDeletionFailed", "ContentDeleted"),
         "All content successfully deleted, may be waiting on finalization",
     )
     objects = ", ".join(
-        sorted(f"{each.plural}.{each.group} has {n} resource instances" for each, n in remains.objects.items())
+        sorted(f"{each.plural}.{each.group} has {n} resource instances" for each, n in remaining.objects.items())
     )
-    yield verdict(
+    yield deletion_condition(
         "NamespaceContentRemaining",
         f"Some resources are remaining: {objects}" if objects else "",
         ("SomeResourcesRemain", "ContentRemoved"),
         "All content successfully removed",
     )
-    finalizers = ", ".join(sorted(f"{each} in {n} resource instances" for each, n in remains.finalizers.items()))
-    yield verdict(
+    finalizers = ", ".join(sorted(f"{each} in {n} resource instances" for each, n in remaining.finalizers.items()))
+    yield deletion_condition(
         "NamespaceFinalizersRemaining",
         f"Some content in the namespace has finalizers remaining: {finalizers}" if finalizers else "",
         ("SomeFinalizersRemain", "ContentHasNoFinalizers"),
@@ -112,15 +114,15 @@ def conditions_of(remains: Remains) -> Iterator[Object]:
     )
 
 
-def verdict(type: str, trouble: str, reasons: tuple[str, str], well: str) -> Object:
+def deletion_condition(type: str, problem: str, reasons: tuple[str, str], ok_message: str) -> Object:
     """A condition that is true where there is trouble; its reasons are that of trouble and that of none."""
-    return condition(type, bool(trouble), reasons[0] if trouble else reasons[1], trouble or well)
+    return new_condition(type, bool(problem), reasons[0] if problem else reasons[1], problem or ok_message)
 
 
-def install(manager: Manager, everything: Everything) -> None:
+def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
     informer = manager.informer(NAMESPACES)
-    clearing = Clearing(manager.reads, manager.client)
-    reconciler = Namespaces(informer.store, everything, clearing, manager.client, manager.now)
+    clearing = CollectionDeleter(manager.reads, manager.client)
+    reconciler = NamespaceReconciler(informer.store, metadata_informers, clearing, manager.client, manager.now)
     controller = manager.controller("namespaces", reconciler.reconcile)
     controller.watch(informer)
-    everything.on_change(lambda *change: reconciler.noticed(controller.queue, *change))
+    metadata_informers.on_change(lambda *change: reconciler.object_changed(controller.queue, *change))

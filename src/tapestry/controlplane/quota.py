@@ -15,113 +15,117 @@ from tapestry.controller import Manager
 from tapestry.controller.controller import own_namespace
 from tapestry.controller.queue import Queue
 from tapestry.controller.store import Store
-from tapestry.controlplane.everything import Everything
+from tapestry.controlplane.metadata_informers import MetadataInformers
 from tapestry.kube.objects import Object, key_of, namespace_of, value_at
 from tapestry.kube.patches import merge_patch
-from tapestry.kube.quantity import ZERO, Amounts
+from tapestry.kube.quantity import ZERO, ResourceList
+from tapestry.kube.quota_usage import UNCOUNTED_RESOURCES, matches_scopes, matching_quota_names, object_usage
 from tapestry.kube.resources import RESOURCE_QUOTAS, Resource
-from tapestry.kube.usage import UNCOUNTED, counted, in_scopes, usage
 
-NAMESPACE = "namespace"
-MEASURED = ("pods", "services", "persistentvolumeclaims")
+NAMESPACE_INDEX = "namespace"
+MEASURED_RESOURCES = ("pods", "services", "persistentvolumeclaims")
 """Resources of which not only the number is used."""
-GRACE = 0.1
+CHARGE_DELAY = 0.1
 """Seconds after which whatever was charged for is stored."""
-PAUSE, PAUSES = 1.0, 10
+RECOUNT_INTERVAL, RECOUNT_COST_FACTOR = 1.0, 10
 """Seconds in which changes are counted together; in a crowd, so many times the seconds that counting takes."""
 
 
 @dataclass(frozen=True)
-class Quotas:
+class QuotaReconciler:
     """Keeps the status of each quota."""
 
     quotas: Store
-    everything: Everything
+    metadata_informers: MetadataInformers
     reads: Client
     client: Client
     now: Callable[[], datetime]
-    took: dict[str, float] = field(default_factory=dict)
+    count_seconds: dict[str, float] = field(default_factory=dict)
     """How long it took to count, by key."""
 
     async def reconcile(self, key: str) -> None:
-        await self.everything.settled.wait()
+        await self.metadata_informers.synced.wait()
         quota = self.quotas.get(key)
         if quota is None:
-            self.took.pop(key, None)
+            self.count_seconds.pop(key, None)
             return
-        if not is_news(quota):
-            await asyncio.sleep(GRACE)
-        hard, status = limits(quota), quota.get("status") or {}
+        if not is_status_outdated(quota):
+            await asyncio.sleep(CHARGE_DELAY)
+        hard, status = hard_limits(quota), quota.get("status") or {}
         began = asyncio.get_running_loop().time()
-        used = await self.used(quota, hard)
-        self.took[key] = asyncio.get_running_loop().time() - began
-        if is_news(quota) or Amounts.parse(status.get("used")) != used:
+        used = await self.current_usage(quota, hard)
+        self.count_seconds[key] = asyncio.get_running_loop().time() - began
+        if is_status_outdated(quota) or ResourceList.parse(status.get("used")) != used:
             wanted = {"hard": value_at(quota, "spec", "hard", default={}), "used": used.texts()}
             patch = {"status": merge_patch(status, wanted)}
             await self.client.patch(RESOURCE_QUOTAS, quota, patch, subresource="status")
 
-    async def used(self, quota: Object, hard: Amounts) -> Amounts:
+    async def current_usage(self, quota: Object, hard: ResourceList) -> ResourceList:
         """What is used of all that the quota limits and somebody can count; what is not served yet, nobody has."""
-        found = Amounts({name: ZERO for name in hard if name.startswith("count/")})
+        found = ResourceList({name: ZERO for name in hard if name.startswith("count/")})
         namespace = namespace_of(quota) or ""
-        for resource in self.countable():
-            if names := counted(resource.name, hard):
-                found = found + await self.total(resource, namespace, quota, names)
+        for resource in self.countable_resources():
+            if names := matching_quota_names(resource.name, hard):
+                found = found + await self.resource_usage(resource, namespace, quota, names)
         return found
 
-    def countable(self) -> list[Resource]:
+    def countable_resources(self) -> list[Resource]:
         return [
             each
-            for each, verbs in self.everything.resources.items()
-            if each.namespaced and "list" in verbs and each.name not in UNCOUNTED
+            for each, verbs in self.metadata_informers.resources.items()
+            if each.namespaced and "list" in verbs and each.name not in UNCOUNTED_RESOURCES
         ]
 
-    async def total(self, resource: Resource, namespace: str, quota: Object, names: Sequence[str]) -> Amounts:
+    async def resource_usage(
+        self, resource: Resource, namespace: str, quota: Object, names: Sequence[str]
+    ) -> ResourceList:
         """What all objects of a resource use, under these names."""
         found = dict.fromkeys(names, ZERO)
-        is_measured, now = resource.name in MEASURED, self.now()
-        async for page in self.reads.pages(resource, namespace, lean=True, only_metadata=not is_measured):
+        is_measured, now = resource.name in MEASURED_RESOURCES, self.now()
+        async for page in self.reads.pages(
+            resource, namespace, without_managed_fields=True, only_metadata=not is_measured
+        ):
             for obj in page.items:
-                if in_scopes(resource.name, quota, obj):
-                    used = usage(resource.name, obj, now)
+                if matches_scopes(resource.name, quota, obj):
+                    used = object_usage(resource.name, obj, now)
                     for name in names:
                         found[name] += used[name]
-        return Amounts(found)
+        return ResourceList(found)
 
-    def noticed(self, queue: Queue, resource: Resource, old: Object | None, new: Object | None) -> None:
+    def object_changed(self, queue: Queue, resource: Resource, old: Object | None, new: Object | None) -> None:
         """Something came, changed or went: what counts it is counted again."""
         obj = new or old
         namespace = namespace_of(obj) if obj is not None else None
-        for quota in self.quotas.by(NAMESPACE, namespace) if namespace else ():
-            if counted(resource.name, limits(quota)):
-                self.put_off(queue, key_of(quota))
+        for quota in self.quotas.by(NAMESPACE_INDEX, namespace) if namespace else ():
+            if matching_quota_names(resource.name, hard_limits(quota)):
+                self.enqueue_later(queue, key_of(quota))
 
-    def changed(self, queue: Queue, _: Object | None, new: Object | None) -> None:
+    def quota_changed(self, queue: Queue, _: Object | None, new: Object | None) -> None:
         """The quota itself changed: where others are charged for, there is no hurry."""
-        if new is not None and is_news(new):
+        if new is not None and is_status_outdated(new):
             queue.add(key_of(new))
         elif new is not None:
-            self.put_off(queue, key_of(new))
+            self.enqueue_later(queue, key_of(new))
 
-    def put_off(self, queue: Queue, key: str) -> None:
-        queue.add_after(key, max(PAUSE, PAUSES * self.took.get(key, 0.0)))
-
-
-def limits(quota: Object) -> Amounts:
-    return Amounts.parse(value_at(quota, "spec", "hard"))
+    def enqueue_later(self, queue: Queue, key: str) -> None:
+        queue.add_after(key, max(RECOUNT_INTERVAL, RECOUNT_COST_FACTOR * self.count_seconds.get(key, 0.0)))
 
 
-def is_news(quota: Object) -> bool:
+def hard_limits(quota: Object) -> ResourceList:
+    return ResourceList.parse(value_at(quota, "spec", "hard"))
+
+
+def is_status_outdated(quota: Object) -> bool:
     """Whether the quota limits something else than its status knows of."""
-    return limits(quota) != Amounts.parse(value_at(quota, "status", "hard")) or "used" not in (
+    return hard_limits(quota) != ResourceList.parse(value_at(quota, "status", "hard")) or "used" not in (
         quota.get("status") or {}
     )
 
 
-def install(manager: Manager, everything: Everything) -> None:
+def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
     quotas = manager.informer(RESOURCE_QUOTAS)
-    quotas.store.add_index(NAMESPACE, own_namespace)
-    reconciler = Quotas(quotas.store, everything, manager.reads, manager.client, manager.now)
+    quotas.store.add_index(NAMESPACE_INDEX, own_namespace)
+    reconciler = QuotaReconciler(quotas.store, metadata_informers, manager.reads, manager.client, manager.now)
     controller = manager.controller("quota", reconciler.reconcile)
-    quotas.on_change(lambda *change: reconciler.changed(controller.queue, *change))
-    everything.on_change(lambda *change: reconciler.noticed(controller.queue, *change))
+    quotas.on_change(lambda *change: reconciler.quota_changed(controller.queue, *change))
+    metadata_informers.on_change(lambda *change: reconciler.object_changed(controller.queue, *change))

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPri
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tapestry.apiserver.access.certificate_requests import alternative_names, common_name, organizations
-from tapestry.apiserver.access.certificates import hash_for, issuer_key, key_usage
-from tapestry.apiserver.access.nodes import GROUP, PREFIX
+from tapestry.apiserver.access.certificates import authority_key_identifier, hash_for, key_usage
+from tapestry.apiserver.access.node_authorizer import NODE_USER_PREFIX, NODES_GROUP
 
 CLIENT = "kubernetes.io/kube-apiserver-client"
 KUBELET_CLIENT = "kubernetes.io/kube-apiserver-client-kubelet"
@@ -21,7 +21,7 @@ KUBELET_SERVING = "kubernetes.io/kubelet-serving"
 LEGACY = "kubernetes.io/legacy-unknown"
 SIGNERS = (CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY)
 
-LONGEST, SHORTEST = timedelta(days=365), timedelta(minutes=10)
+MAX_LIFETIME, MIN_LIFETIME = timedelta(days=365), timedelta(minutes=10)
 BACKDATED = timedelta(minutes=5)
 """By how much a certificate begins before it is made, for clocks that are behind."""
 SHORT_LIVED = timedelta(hours=8)
@@ -59,7 +59,7 @@ SUBJECT = (
     *(NameOID.STATE_OR_PROVINCE_NAME, NameOID.STREET_ADDRESS, NameOID.POSTAL_CODE),
 )
 """What a subject has beside the common name and the serial number; anything else is dropped."""
-ALTERNATIVES = {
+ALTERNATIVE_NAME_TYPES = {
     x509.DNSName: "DNS",
     x509.RFC822Name: "Email",
     x509.IPAddress: "IP",
@@ -80,30 +80,30 @@ class SigningCa:
     key: CertificateIssuerPrivateKeyTypes
 
 
-def rule_broken(signer: str, request: x509.CertificateSigningRequest, usages: Iterable[str]) -> str:
+def rule_violation(signer: str, request: x509.CertificateSigningRequest, usages: Iterable[str]) -> str:
     """Which rule of its signer a request breaks, in Kubernetes' words; empty where it breaks none."""
     match signer:
         case "kubernetes.io/kube-apiserver-client":
-            return client_usages_broken(list(usages))
+            return client_usage_violation(list(usages))
         case "kubernetes.io/kube-apiserver-client-kubelet":
-            return kubelet_rule_broken(request, set(usages), "client auth")
+            return kubelet_rule_violation(request, set(usages), "client auth")
         case "kubernetes.io/kubelet-serving":
-            return kubelet_rule_broken(request, set(usages), "server auth")
+            return kubelet_rule_violation(request, set(usages), "server auth")
     return ""
 
 
-def client_usages_broken(usages: list[str]) -> str:
+def client_usage_violation(usages: list[str]) -> str:
     for usage in usages:
         if usage not in ("digital signature", "key encipherment", "client auth"):
             return f"invalid usage for client certificate: {usage}"
     return "" if "client auth" in usages else "missing required usage for client certificate: client auth"
 
 
-def kubelet_rule_broken(request: x509.CertificateSigningRequest, usages: set[str], purpose: str) -> str:
-    if organizations(request) != [GROUP]:
-        return f"subject organization is not {GROUP}"
+def kubelet_rule_violation(request: x509.CertificateSigningRequest, usages: set[str], purpose: str) -> str:
+    if organizations(request) != [NODES_GROUP]:
+        return f"subject organization is not {NODES_GROUP}"
     try:
-        sorts = {ALTERNATIVES.get(type(name), "") for name in alternative_names(request)}
+        sorts = {ALTERNATIVE_NAME_TYPES.get(type(name), "") for name in alternative_names(request)}
     except ValueError as error:
         return f"subjectAltNames cannot be read: {error}"
     if purpose == "server auth" and not sorts & {"DNS", "IP"}:
@@ -112,8 +112,8 @@ def kubelet_rule_broken(request: x509.CertificateSigningRequest, usages: set[str
     for sort in barred:
         if sort in sorts:
             return f"{sort} subjectAltNames are not allowed"
-    if not common_name(request).startswith(PREFIX):
-        return f"subject common name does not begin with {PREFIX}"
+    if not common_name(request).startswith(NODE_USER_PREFIX):
+        return f"subject common name does not begin with {NODE_USER_PREFIX}"
     required = {"digital signature", "key encipherment", purpose}
     if usages not in (required, required - {"key encipherment"}):
         return f"usages did not match [{' '.join(sorted(required))}]"
@@ -122,7 +122,7 @@ def kubelet_rule_broken(request: x509.CertificateSigningRequest, usages: set[str
 
 def lifetime(seconds: int | None) -> timedelta:
     """How long a certificate is good: as asked for, but never longer than a year or shorter than ten minutes."""
-    return LONGEST if seconds is None else min(max(timedelta(seconds=seconds), SHORTEST), LONGEST)
+    return MAX_LIFETIME if seconds is None else min(max(timedelta(seconds=seconds), MIN_LIFETIME), MAX_LIFETIME)
 
 
 def signed_certificate(
@@ -173,7 +173,7 @@ def extensions_of(
         asked = alternative_names(request)
     except ValueError as error:
         raise CannotSign(f"subjectAltNames cannot be read: {error}") from error
-    names = [each for sort in ALTERNATIVES for each in asked if type(each) is sort]
+    names = [each for sort in ALTERNATIVE_NAME_TYPES for each in asked if type(each) is sort]
     if names:
         yield x509.SubjectAlternativeName(names), not list(request.subject)
-    yield from ((extension, False) for extension in issuer_key(ca))
+    yield from ((extension, False) for extension in authority_key_identifier(ca))

@@ -20,32 +20,32 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
-from tapestry.inspect.anykind.hand import Hand
-from tapestry.inspect.facts import Unseen, owner_policies, physical
-from tapestry.inspect.questions import Questions
+from tapestry.inspect.anykind.kubectl_lite import KubectlLite
+from tapestry.inspect.queries import Queries
 from tapestry.inspect.redaction import Redaction, credentials_in, secrets_in
-from tapestry.inspect.status import Value
+from tapestry.inspect.snapshots import ClusterUnreadable, owner_policies, physical_client
+from tapestry.inspect.status import Printable
 from tapestry.kube.errors import BadRequest, KubeError, NotFound
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import timestamp
 
-HOME = keys.SYSTEM_NAMESPACE
+SYSTEM_NAMESPACE = keys.SYSTEM_NAMESPACE
 MOST = 2000
 """Objects in one file."""
-LONGEST_LOG = 1 << 20
+MAX_LOG_BYTES = 1 << 20
 """Bytes of a log: its end."""
 LARGEST = 64 << 20
 """Bytes of all files, before they are packed."""
-LINES = 5000
-SECONDS = 30.0
+MAX_LOG_LINES = 5000
+COLLECT_TIMEOUT = 30.0
 """For all of one physical cluster, and for one log."""
 MANIFEST = "manifest.json"
 
-Say = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
-class Missing(Value, frozen=True):
+class MissingItem(Printable, frozen=True):
     """Something that is not in the bundle, or not all of it."""
 
     what: str
@@ -53,12 +53,12 @@ class Missing(Value, frozen=True):
 
 
 @dataclass
-class Gathered:
+class CollectedData:
     """Everything as it was read: not to be shown to anybody."""
 
     objects: dict[str, list[Object]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    missing: list[Missing] = field(default_factory=list)
+    missing: list[MissingItem] = field(default_factory=list)
     secrets: set[str] = field(default_factory=set)
 
 
@@ -66,134 +66,140 @@ class Gathered:
 class Collector:
     """Gathers step by step, and says which one it is at."""
 
-    gathered: Gathered
-    say: Say
+    collected: CollectedData
+    report: ReportProgress
 
-    async def step(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+    async def run_step(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         """Do one part; where it cannot be done, that is noted, and the others are."""
-        self.say(what)
+        self.report(what)
         try:
             await work
-        except (KubeError, Unseen, OSError, ValueError) as error:
-            self.gathered.missing.append(Missing(what=what, why=" ".join(str(error).split())))
+        except (KubeError, ClusterUnreadable, OSError, ValueError) as error:
+            self.collected.missing.append(MissingItem(what=what, why=" ".join(str(error).split())))
 
-    async def cluster(self, questions: Questions) -> None:
+    async def collect_clusters(self, queries: Queries) -> None:
         """The virtual cluster, the logs of what is ours there, and the physical clusters that have joined."""
-        client, objects = questions.client, self.gathered.objects
-        await self.step("version of the API server", self.version(client))
+        client, objects = queries.client, self.collected.objects
+        await self.run_step("version of the API server", self.collect_version(client))
         for resource, namespace in (
             *((each, None) for each in (CLUSTER_BINDINGS, POLICIES, NODES, PODS, EVENTS)),
-            *((each, HOME) for each in (DEPLOYMENTS, LEASES, CONFIGMAPS, SECRETS)),
+            *((each, SYSTEM_NAMESPACE) for each in (DEPLOYMENTS, LEASES, CONFIGMAPS, SECRETS)),
         ):
             file = f"virtual/{resource.plural}.yaml"
-            await self.step(f"{resource.plural} above", self.listed(client, resource, namespace, file))
+            await self.run_step(f"{resource.plural} above", self.collect_objects(client, resource, namespace, file))
         for pod in objects.get("virtual/pods.yaml", ()):
-            if pod["metadata"].get("namespace") == HOME:
-                await self.step(f"logs of pod {name_of(pod)}", self.logs(client, pod))
+            if pod["metadata"].get("namespace") == SYSTEM_NAMESPACE:
+                await self.run_step(f"logs of pod {name_of(pod)}", self.collect_logs(client, pod))
         for binding in objects.get("virtual/clusterbindings.yaml", ()):
-            await self.step(f"physical cluster of {name_of(binding)}", self.below(questions, binding))
+            await self.run_step(
+                f"physical cluster of {name_of(binding)}", self.collect_physical_cluster(queries, binding)
+            )
 
-    async def version(self, client: Client) -> None:
-        self.gathered.texts["virtual/version.json"] = pretty(await client.version())
+    async def collect_version(self, client: Client) -> None:
+        self.collected.texts["virtual/version.json"] = pretty_json(await client.server_version())
 
-    async def listed(self, client: Client, resource: Resource, namespace: str | None, file: str) -> None:
-        self.gathered.objects[file] = await client.list(resource, namespace)
+    async def collect_objects(self, client: Client, resource: Resource, namespace: str | None, file: str) -> None:
+        self.collected.objects[file] = await client.list(resource, namespace)
 
-    async def below(self, questions: Questions, binding: Object) -> None:
+    async def collect_physical_cluster(self, queries: Queries, binding: Object) -> None:
         """What the binding's own account may see: the nodes, and what is in the mount namespace."""
         folder, mount = f"physical/{name_of(binding)}", value_at(binding, "spec", "mountNamespace")
-        objects = self.gathered.objects
-        async with physical(questions.client, binding, questions.connect, SECONDS) as client:
-            self.gathered.texts[f"{folder}/version.json"] = pretty(await client.version())
+        objects = self.collected.objects
+        async with physical_client(queries.client, binding, queries.connect, COLLECT_TIMEOUT) as client:
+            self.collected.texts[f"{folder}/version.json"] = pretty_json(await client.server_version())
             objects[f"{folder}/nodes.yaml"] = await client.list(NODES)
             objects[f"{folder}/policies.yaml"] = await owner_policies(client)
             objects[f"{folder}/namespaces.yaml"] = await client.list(NAMESPACES, fields=f"metadata.name={mount}")
             for resource in (PODS, EVENTS):
-                await self.listed(client, resource, mount, f"{folder}/{resource.plural}.yaml")
+                await self.collect_objects(client, resource, mount, f"{folder}/{resource.plural}.yaml")
 
-    async def logs(self, client: Client, pod: Object) -> None:
-        hand = Hand(client, HOME)
+    async def collect_logs(self, client: Client, pod: Object) -> None:
+        hand = KubectlLite(client, SYSTEM_NAMESPACE)
         for container in value_at(pod, "status", "containerStatuses", default=[]):
             name = container["name"]
             file = f"logs/{name_of(pod)}/{name}"
-            self.gathered.texts[f"{file}.log"] = await log_of(hand, pod, name)
+            self.collected.texts[f"{file}.log"] = await container_log(hand, pod, name)
             if container.get("restartCount"):
                 try:
-                    before = await log_of(hand, pod, name, previous="true")
+                    before = await container_log(hand, pod, name, previous="true")
                 except (NotFound, BadRequest):  # nobody has kept it
                     continue
-                self.gathered.texts[f"{file}.before.log"] = before
+                self.collected.texts[f"{file}.before.log"] = before
 
-    def world(self, folder: Path) -> None:
+    def collect_world(self, folder: Path) -> None:
         """The logs of the processes of a world that runs, or ran, from a folder."""
         for file in sorted([*folder.glob("*/log"), *folder.glob("*/*.log")]):
             if file.name != "audit.log":
                 name = f"world/{file.parent.name}/{file.name.removesuffix('.log')}.log"
-                self.gathered.texts[name] = end_of(file)
+                self.collected.texts[name] = log_tail(file)
         for file in folder.glob("*/kubeconfig"):
-            self.gathered.secrets.update(credentials_in(file.read_text()))
+            self.collected.secrets.update(credentials_in(file.read_text()))
 
 
-def end_of(log: Path) -> str:
+def log_tail(log: Path) -> str:
     with log.open("rb") as file:
-        file.seek(max(log.stat().st_size - LONGEST_LOG, 0))
-        return file.read(LONGEST_LOG).decode(errors="replace")
+        file.seek(max(log.stat().st_size - MAX_LOG_BYTES, 0))
+        return file.read(MAX_LOG_BYTES).decode(errors="replace")
 
 
-async def log_of(hand: Hand, pod: Object, container: str, **more: str) -> str:
-    query = {"container": container, "tailLines": str(LINES), **more}
+async def container_log(kubectl: KubectlLite, pod: Object, container: str, **more: str) -> str:
+    query = {"container": container, "tailLines": str(MAX_LOG_LINES), **more}
     found = b""
-    async with asyncio.timeout(SECONDS):
-        async for chunk in hand.logs(name_of(pod), query):
-            found = (found + chunk)[-LONGEST_LOG:]
+    async with asyncio.timeout(COLLECT_TIMEOUT):
+        async for chunk in kubectl.logs(name_of(pod), query):
+            found = (found + chunk)[-MAX_LOG_BYTES:]
     return found.decode(errors="replace")
 
 
 # -- what goes into the archive
 
 
-def files_of(gathered: Gathered, versions: Mapping[str, str], now: datetime) -> dict[str, bytes]:
+def bundle_files(collected: CollectedData, versions: Mapping[str, str], now: datetime) -> dict[str, bytes]:
     """The files of the bundle by their names, the manifest first."""
-    everything = [obj for found in gathered.objects.values() for obj in found]
-    redaction = Redaction(secrets_in(everything) | gathered.secrets)
-    missing = list(gathered.missing)
+    everything = [obj for found in collected.objects.values() for obj in found]
+    redaction = Redaction(secrets_in(everything) | collected.secrets)
+    missing = list(collected.missing)
     files: dict[str, bytes] = {}
     room = LARGEST
-    for name, content in (*texts(gathered, redaction), *object_files(gathered, redaction, missing)):
+    for name, content in (*text_files(collected, redaction), *object_files(collected, redaction, missing)):
         room -= len(content)
         if room >= 0:
             files[name] = content
         else:
             room += len(content)
-            missing.append(Missing(what=name, why=f"there is no more room: all files may have {LARGEST >> 20} MiB"))
+            missing.append(MissingItem(what=name, why=f"there is no more room: all files may have {LARGEST >> 20} MiB"))
     manifest = {
         "collected": timestamp(now),
         "versions": versions,
         "files": {name: {"bytes": len(content)} for name, content in files.items()},
-        "missing": [{"what": redaction.text(each.what), "why": redaction.text(each.why)} for each in missing],
+        "missing": [
+            {"what": redaction.redact_text(each.what), "why": redaction.redact_text(each.why)} for each in missing
+        ],
         "redacted": "values of variables, commands, data, annotations, credentials and certificates are not in it",
     }
-    return {MANIFEST: pretty(manifest).encode(), **files}
+    return {MANIFEST: pretty_json(manifest).encode(), **files}
 
 
-def texts(gathered: Gathered, redaction: Redaction) -> Iterable[tuple[str, bytes]]:
-    return [(name, redaction.text(text).encode()) for name, text in gathered.texts.items()]
+def text_files(collected: CollectedData, redaction: Redaction) -> Iterable[tuple[str, bytes]]:
+    return [(name, redaction.redact_text(text).encode()) for name, text in collected.texts.items()]
 
 
-def object_files(gathered: Gathered, redaction: Redaction, missing: list[Missing]) -> Iterable[tuple[str, bytes]]:
-    for name, found in gathered.objects.items():
+def object_files(
+    collected: CollectedData, redaction: Redaction, missing: list[MissingItem]
+) -> Iterable[tuple[str, bytes]]:
+    for name, found in collected.objects.items():
         if len(found) > MOST:
-            missing.append(Missing(what=name, why=f"has the newest {MOST} of {len(found)} objects"))
-        shown = [redaction.object(obj) for obj in newest(found)[:MOST]]
+            missing.append(MissingItem(what=name, why=f"has the newest {MOST} of {len(found)} objects"))
+        shown = [redaction.redact_object(obj) for obj in newest_first(found)[:MOST]]
         yield name, yaml.dump_all(shown, Dumper=yaml.CSafeDumper, sort_keys=False, explicit_start=True).encode()
 
 
-def newest(found: Sequence[Object]) -> list[Object]:
+def newest_first(found: Sequence[Object]) -> list[Object]:
     """The newest first; of events, those that were told last."""
     return sorted(found, key=lambda obj: obj.get("lastTimestamp") or obj["metadata"]["creationTimestamp"], reverse=True)
 
 
-def archive_of(files: Mapping[str, bytes], folder: str, now: datetime) -> bytes:
+def tar_archive(files: Mapping[str, bytes], folder: str, now: datetime) -> bytes:
     """A packed archive with the files in one folder, for the eyes of whoever unpacks it."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
@@ -204,5 +210,5 @@ def archive_of(files: Mapping[str, bytes], folder: str, now: datetime) -> bytes:
     return packed.getvalue()
 
 
-def pretty(value: Any) -> str:
+def pretty_json(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"

@@ -14,98 +14,100 @@ import msgspec
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.names import syncer_election, syncer_name
+from tapestry.apis.names import syncer_lease_name, syncer_name
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
-from tapestry.client.discovery import serves
+from tapestry.client.discovery import is_served
 from tapestry.client.transport import Request
 from tapestry.inspect import findings
-from tapestry.inspect.anykind.kinds import asked
-from tapestry.inspect.facts import together
+from tapestry.inspect.anykind.resource_mapper import send_request
 from tapestry.inspect.findings import Finding
-from tapestry.inspect.questions import Questions
-from tapestry.inspect.safeguards import safeguards
+from tapestry.inspect.queries import Queries
+from tapestry.inspect.safeguards import safeguard_findings
+from tapestry.inspect.snapshots import gather_all
 from tapestry.kube.errors import Forbidden, KubeError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import DEPLOYMENTS, LEASES, SECRETS, Resource
-from tapestry.manager.installation import NAME
+from tapestry.manager.installation import INSTALL_NAME
 
-HOME = keys.SYSTEM_NAMESPACE
-INSTALL = "`tapestry manifests | tapestry k apply -f -` makes them known"
+SYSTEM_NAMESPACE = keys.SYSTEM_NAMESPACE
+INSTALL_HINT = "`tapestry manifests | tapestry k apply -f -` makes them known"
 
 
 @dataclass(frozen=True)
 class Doctor:
     """Asks with the rights of whoever asks."""
 
-    questions: Questions
+    queries: Queries
     now: Callable[[], datetime]
 
     @property
     def client(self) -> Client:
-        return self.questions.client
+        return self.queries.client
 
     async def findings(self) -> list[Finding]:
-        return [each async for each in self._all()]
+        return [each async for each in self._iter_findings()]
 
-    async def _all(self) -> AsyncIterator[Finding]:
+    async def _iter_findings(self) -> AsyncIterator[Finding]:
         try:
-            for each in await self.server():
+            for each in await self.check_server():
                 yield each
-            missing = [each.name for each in (CLUSTER_BINDINGS, POLICIES) if not await serves(self.client, each)]
+            missing = [each.name for each in (CLUSTER_BINDINGS, POLICIES) if not await is_served(self.client, each)]
         except KubeError as error:
             advice = "is it up, and the kubeconfig the right one? --kubeconfig and --context choose another"
             yield Finding("API server", "wrong", " ".join(str(error).split()), advice)
             return
         if missing:
-            yield Finding("kinds", "wrong", f"the server does not know {' and '.join(missing)}", INSTALL)
+            yield Finding("kinds", "wrong", f"the server does not know {' and '.join(missing)}", INSTALL_HINT)
             return
         yield Finding("kinds", "ok", "ClusterBinding and ResourceLeasingPolicy are known")
         looks = (self.manager, self.bindings, self.nodes, self.policies, self.safeguards, self.marks)
-        for found in await together(*map(seen, looks)):  # at the same time: a cluster that is silent costs one wait
+        for found in await gather_all(
+            *map(run_check, looks)
+        ):  # at the same time: a cluster that is silent costs one wait
             for each in found:
                 yield each
 
-    async def server(self) -> list[Finding]:
+    async def check_server(self) -> list[Finding]:
         """That it answers, as what, and what time it has."""
-        answer = await asked(self.client, Request("GET", "/version"))
+        answer = await send_request(self.client, Request("GET", "/version"))
         version = msgspec.json.decode(answer.body).get("gitVersion", "an unknown version")
         told = answer.headers.get("date")
         theirs = parsedate_to_datetime(told).astimezone(UTC) if told else None
-        return [Finding("API server", "ok", f"answers as {version}"), *findings.clock(theirs, self.now())]
+        return [Finding("API server", "ok", f"answers as {version}"), *findings.clock_findings(theirs, self.now())]
 
     async def manager(self) -> Iterable[Finding]:
-        found = findings.deployment(await self.object(DEPLOYMENTS, NAME))
-        look = f"`tapestry k get pods -n {HOME}` shows whether it runs"
-        lease = await self.object(LEASES, NAME)
-        return [found, findings.leader("manager", lease, self.now(), look)]
+        found = findings.manager_finding(await self.find_object(DEPLOYMENTS, INSTALL_NAME))
+        look = f"`tapestry k get pods -n {SYSTEM_NAMESPACE}` shows whether it runs"
+        lease = await self.find_object(LEASES, INSTALL_NAME)
+        return [found, findings.leader_finding("manager", lease, self.now(), look)]
 
     async def bindings(self) -> Iterable[Finding]:
-        bound, silent = await together(self.questions.bindings(), self.questions.silent())
-        told = list(findings.bindings(bound, {each.name for each in silent}, self.now()))
+        bound, silent = await gather_all(self.queries.bindings(), self.queries.unreachable_bindings())
+        told = list(findings.binding_findings(bound, {each.name for each in silent}, self.now()))
         for each in bound:
-            lease = await self.object(LEASES, syncer_election(each.name))
-            look = f"`tapestry k logs -n {HOME} deployment/{syncer_name(each.cluster_id)}` says why"
-            told.append(findings.leader(f"syncer of {each.name}", lease, self.now(), look))
+            lease = await self.find_object(LEASES, syncer_lease_name(each.name))
+            look = f"`tapestry k logs -n {SYSTEM_NAMESPACE} deployment/{syncer_name(each.cluster_id)}` says why"
+            told.append(findings.leader_finding(f"syncer of {each.name}", lease, self.now(), look))
         return told
 
     async def nodes(self) -> Iterable[Finding]:
-        return findings.nodes(await self.questions.nodes())
+        return findings.node_findings(await self.queries.nodes())
 
     async def policies(self) -> Iterable[Finding]:
-        return findings.policies(*await self.questions.policies())
+        return findings.policy_findings(*await self.queries.policies())
 
     async def safeguards(self) -> Iterable[Finding]:
-        return await safeguards(self.client, self.questions.connect)
+        return await safeguard_findings(self.client, self.queries.connect)
 
     async def marks(self) -> Iterable[Finding]:
-        return findings.marks(await self.client.list(SECRETS, HOME))
+        return findings.leftover_findings(await self.client.list(SECRETS, SYSTEM_NAMESPACE))
 
-    async def object(self, resource: Resource, name: str) -> Object | None:
-        return await self.client.find(resource, name, HOME)
+    async def find_object(self, resource: Resource, name: str) -> Object | None:
+        return await self.client.find(resource, name, SYSTEM_NAMESPACE)
 
 
-async def seen(look: Callable[[], Coroutine[Any, Any, Iterable[Finding]]]) -> list[Finding]:
+async def run_check(look: Callable[[], Coroutine[Any, Any, Iterable[Finding]]]) -> list[Finding]:
     """What one look found; or that we may not look."""
     about = look.__name__
     try:

@@ -11,27 +11,35 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.inspect.facts import Below, Silent, Unseen
-from tapestry.inspect.status import UNREACHABLE, Value, applied, limit_text, moment_at, terms_of, windows_of
+from tapestry.inspect.snapshots import ClusterUnreachable, ClusterUnreadable, PhysicalNodeSnapshot
+from tapestry.inspect.status import (
+    UNREACHABLE,
+    Printable,
+    applied_policies,
+    limit_text,
+    reclaim_terms_text,
+    time_at,
+    window_texts,
+)
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
-from tapestry.kube.quantity import ZERO, Amounts
-from tapestry.kube.requests import effective_requests, hold_of, holds_its_node
+from tapestry.kube.pod_requests import effective_requests, occupies_node, pod_allocation
+from tapestry.kube.quantity import ZERO, ResourceList
 from tapestry.syncer.leasing import (
     Grant,
     Lease,
+    LeaseRules,
+    LeaseState,
     Policy,
-    Rules,
-    Side,
-    State,
-    counting,
-    deciding,
-    is_reclaimed,
-    lease_of,
+    PolicySide,
+    deciding_policies,
+    has_kill_switch,
+    lease_for,
+    matching_policies,
     soonest,
 )
-from tapestry.syncer.policies import Reading, reading_of, readings, rules_of
-from tapestry.syncer.totals import BY_TOTAL, limited, totals_of
-from tapestry.syncer.virtual_nodes import leased_of, remembering, state_of
+from tapestry.syncer.policies import ParsedPolicy, build_rules, parsed_policies, parsed_policy
+from tapestry.syncer.total_limits import BY_TOTAL, combined_limits, limited_lease
+from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts, with_removed_policies
 
 NO_WARNING = timedelta(0)
 """When a syncer warns of an end is none of our business."""
@@ -42,14 +50,15 @@ REASONS = {
     "NodeNotSelected": "the binding's nodeSelector does not select this node",
     "NoPolicy": "no policy of either side selects this node",
     "OwnerPolicyRequired": (
-        f"no policy of the owner selects this node, and the mount namespace has {keys.OWNER_POLICY}={keys.REQUIRED}"
+        "no policy of the owner selects this node, and the mount namespace has"
+        f" {keys.OWNER_POLICY}={keys.OWNER_POLICY_REQUIRED}"
     ),
     "PhysicalNodeGone": "the physical node is gone, or going",
     "Unbound": "the binding is being deleted",
 }
 
 
-class ResourceAnswer(Value, frozen=True):
+class ResourceExplanation(Printable, frozen=True):
     """The arithmetic of one resource: idle = allocatable - foreign, and leased is what policies let go of that.
 
     Nothing is leased while the node is not open.  What is known only below is empty where that cannot be looked into.
@@ -67,7 +76,7 @@ class ResourceAnswer(Value, frozen=True):
     """What the resource could not express: half a GPU."""
 
 
-class PolicyAnswer(Value, frozen=True):
+class PolicyEffect(Printable, frozen=True):
     """A policy for this binding, as it bears on the node."""
 
     policy: str
@@ -80,7 +89,7 @@ class PolicyAnswer(Value, frozen=True):
     complaint: str
 
 
-class NodeAnswer(Value, frozen=True):
+class NodeExplanation(Printable, frozen=True):
     node: str
     """The virtual node; empty where there is none."""
     physical_node: str
@@ -88,8 +97,8 @@ class NodeAnswer(Value, frozen=True):
     state: str
     reason: str
     why: str
-    resources: tuple[ResourceAnswer, ...] = ()
-    policies: tuple[PolicyAnswer, ...] = ()
+    resources: tuple[ResourceExplanation, ...] = ()
+    policies: tuple[PolicyEffect, ...] = ()
     next_change: datetime | None = None
     """When a window of its policies opens or closes next."""
     ends: datetime | None = None
@@ -105,13 +114,13 @@ class NodeAnswer(Value, frozen=True):
     """When that last answered, where it does not now and anybody knows."""
 
 
-class NodeShare(Value, frozen=True):
+class NodeShare(Printable, frozen=True):
     node: str
     state: str
     leased: dict[str, str]
 
 
-class PolicyExplanation(Value, frozen=True):
+class PolicyExplanation(Printable, frozen=True):
     policy: str
     cluster: str
     binding: str
@@ -132,7 +141,7 @@ class PolicyExplanation(Value, frozen=True):
 
 
 @dataclass(frozen=True)
-class Asked:
+class NodeQuery:
     """The node that a question is about, as the virtual cluster knows it."""
 
     binding: Binding
@@ -142,13 +151,13 @@ class Asked:
     pods: Sequence[Object]
     """On the virtual node."""
     operator_policies: Sequence[Object]
-    zone: str
+    time_zone: str
     """Of windows that name none."""
     last_seen: datetime | None = None
     """When the physical cluster last answered, as far as the virtual one knows."""
 
-    def answer(self, state: str, reason: str, why: str, **facts: Any) -> NodeAnswer:
-        return NodeAnswer(
+    def explanation(self, state: str, reason: str, why: str, **facts: Any) -> NodeExplanation:
+        return NodeExplanation(
             node=name_of(self.virtual_node) if self.virtual_node else "",
             physical_node=self.physical_node,
             binding=self.binding.name,
@@ -158,101 +167,105 @@ class Asked:
             **facts,
         )
 
-    def used(self) -> list[Amounts]:
-        return [effective_requests(pod) for pod in self.pods if holds_its_node(pod)]
+    def used_amounts(self) -> list[ResourceList]:
+        return [effective_requests(pod) for pod in self.pods if occupies_node(pod)]
 
 
 # -- a node
 
 
-def explained_node(asked: Asked, below: Below, now: datetime) -> NodeAnswer:
+def node_explanation(query: NodeQuery, physical: PhysicalNodeSnapshot, now: datetime) -> NodeExplanation:
     """The lease of a physical node, decided anew."""
-    node, binding, used = below.node, asked.binding, asked.used()
-    if asked.is_unbinding:
-        return asked.answer(State.WITHDRAWN, "Unbound", REASONS["Unbound"])
+    node, binding, used = physical.node, query.binding, query.used_amounts()
+    if query.is_unbinding:
+        return query.explanation(LeaseState.WITHDRAWN, "Unbound", REASONS["Unbound"])
     if node is None or is_deleting(node):
-        return asked.answer(State.WITHDRAWN, "PhysicalNodeGone", REASONS["PhysicalNodeGone"])
-    operator = readings(asked.operator_policies, Side.OPERATOR, binding, asked.zone)
-    owner = readings(below.policies, Side.OWNER, binding, asked.zone)
-    rules = rules_of(binding, operator, owner, below.mount, NO_WARNING)
-    rules = remembering(rules, node, asked.virtual_node, now)
-    foreign = [hold_of(pod) for pod in below.pods if holds_its_node(pod) and not binding.owns(pod)]
-    lease = with_share(lease_of(node, foreign, used, rules, now), rules, asked.virtual_node, now)
-    terms = lease_of(node, foreign, used, rules, lease.ends).terms if lease.ends else lease.terms
-    held = sum((hold.amounts for hold in foreign), Amounts())
-    return asked.answer(
+        return query.explanation(LeaseState.WITHDRAWN, "PhysicalNodeGone", REASONS["PhysicalNodeGone"])
+    operator = parsed_policies(query.operator_policies, PolicySide.OPERATOR, binding, query.time_zone)
+    owner = parsed_policies(physical.policies, PolicySide.OWNER, binding, query.time_zone)
+    rules = build_rules(binding, operator, owner, physical.mount_namespace, NO_WARNING)
+    rules = with_removed_policies(rules, node, query.virtual_node, now)
+    foreign = [pod_allocation(pod) for pod in physical.pods if occupies_node(pod) and not binding.owns(pod)]
+    lease = with_total_share(lease_for(node, foreign, used, rules, now), rules, query.virtual_node, now)
+    terms = lease_for(node, foreign, used, rules, lease.ends).terms if lease.ends else lease.terms
+    held = sum((hold.amounts for hold in foreign), ResourceList())
+    return query.explanation(
         lease.state,
         lease.reason,
-        why(lease, node, rules, now),
-        resources=resource_answers(node, held, sum(used, Amounts()), lease),
-        policies=tuple(policy_answer(each, node, rules, asked.zone, now) for each in (*operator, *owner)),
+        lease_reason_text(lease, node, rules, now),
+        resources=resource_explanations(node, held, sum(used, ResourceList()), lease),
+        policies=tuple(policy_effect(each, node, rules, query.time_zone, now) for each in (*operator, *owner)),
         next_change=soonest(*(policy.schedule.next_change(now) for policy in lease.policies)),
         ends=lease.ends,
         deadline=terms.deadline,
         terms_by=terms.by,
-        behind=behind(asked.virtual_node, lease),
+        behind=stale_resources(query.virtual_node, lease),
     )
 
 
-def told_node(asked: Asked, error: Unseen, now: datetime) -> NodeAnswer:
+def node_explanation_from_virtual(query: NodeQuery, error: ClusterUnreadable, now: datetime) -> NodeExplanation:
     """What the virtual node says of itself, where the physical cluster cannot be looked into."""
-    node, unseen = asked.virtual_node, str(error)
+    node, unseen = query.virtual_node, str(error)
     if node is None:
-        return asked.answer("Unknown", "Unseen", "there is no virtual node, and nobody can tell why", unseen=unseen)
-    used, leased = sum(asked.used(), Amounts()), leased_of(node)
-    operator = readings(asked.operator_policies, Side.OPERATOR, asked.binding, asked.zone)
-    policies = ", ".join(applied(node)) or "no policy"
-    state, reason, why = str(state_of(node)), "AsShown", f"as the virtual node shows; it is lent under {policies}"
-    if isinstance(error, Silent):
+        return query.explanation(
+            "Unknown", "Unseen", "there is no virtual node, and nobody can tell why", unseen=unseen
+        )
+    used, leased = sum(query.used_amounts(), ResourceList()), leased_amounts(node)
+    operator = parsed_policies(query.operator_policies, PolicySide.OPERATOR, query.binding, query.time_zone)
+    policies = ", ".join(applied_policies(node)) or "no policy"
+    state, reason, why = str(lease_state_of(node)), "AsShown", f"as the virtual node shows; it is lent under {policies}"
+    if isinstance(error, ClusterUnreachable):
         why = f"the physical cluster does not answer; last known above: {state}, lent under {policies}"
         state, reason = "Unknown", UNREACHABLE
-    return asked.answer(
+    return query.explanation(
         state,
         reason,
         why,
         resources=tuple(
-            ResourceAnswer(resource=each, leased=str(amount), used=str(used[each]))
+            ResourceExplanation(resource=each, leased=str(amount), used=str(used[each]))
             for each, amount in sorted(leased.items())
         ),
-        policies=tuple(policy_answer(each, None, None, asked.zone, now) for each in operator),
-        ends=moment_at(annotations_of(node), keys.LEASE_ENDS),
+        policies=tuple(policy_effect(each, None, None, query.time_zone, now) for each in operator),
+        ends=time_at(annotations_of(node), keys.LEASE_ENDS),
         unseen=unseen,
-        last_seen=asked.last_seen if isinstance(error, Silent) else None,
+        last_seen=query.last_seen if isinstance(error, ClusterUnreachable) else None,
     )
 
 
-def why(lease: Lease, node: Object, rules: Rules, now: datetime) -> str:
+def lease_reason_text(lease: Lease, node: Object, rules: LeaseRules, now: datetime) -> str:
     """The reason of a lease's state as a sentence."""
     if lease.reason == "Reclaimed":
-        place = "the physical node" if is_reclaimed(node) else "the mount namespace"
-        return f"the owner's kill switch is on: {keys.RECLAIM}={keys.NOW} on {place}"
+        place = "the physical node" if has_kill_switch(node) else "the mount namespace"
+        return f"the owner's kill switch is on: {keys.RECLAIM}={keys.RECLAIM_NOW} on {place}"
     if lease.reason == "OutOfTimeWindows":
-        sides = [counting(policies, node) for policies in (rules.operator, rules.owner)]
+        sides = [matching_policies(policies, node) for policies in (rules.operator, rules.owner)]
         closed = [side[0].side for side in sides if side and not any(policy.is_open(now) for policy in side)]
         return f"no policy of the {' and of the '.join(closed)} is open now, so no new pods are let in"
     return REASONS.get(lease.reason, lease.reason)
 
 
-def resource_answers(node: Object, foreign: Amounts, used: Amounts, lease: Lease) -> tuple[ResourceAnswer, ...]:
-    have = Amounts.parse(value_at(node, "status", "allocatable") or value_at(node, "status", "capacity"))
+def resource_explanations(
+    node: Object, foreign: ResourceList, used: ResourceList, lease: Lease
+) -> tuple[ResourceExplanation, ...]:
+    have = ResourceList.parse(value_at(node, "status", "allocatable") or value_at(node, "status", "capacity"))
     policies = {str(policy): policy for policy in lease.policies}
     return tuple(
-        ResourceAnswer(
+        ResourceExplanation(
             resource=resource,
             allocatable=str(have[resource]),
             foreign=str(foreign[resource]),
             idle=str(lease.idle[resource]),
-            leased=str(grant.amount if lease.state is State.OPEN else ZERO),
+            leased=str(grant.amount if lease.state is LeaseState.OPEN else ZERO),
             used=str(used[resource]),
             decided_by=grant.by,
-            rule=rule(resource, grant, policies),
+            rule=rule_text(resource, grant, policies),
             floored=str(grant.lost) if grant.lost else "",
         )
         for resource, grant in sorted(lease.grants.items())
     )
 
 
-def rule(resource: str, grant: Grant, policies: dict[str, Policy]) -> str:
+def rule_text(resource: str, grant: Grant, policies: dict[str, Policy]) -> str:
     """What the decision about a resource rests on, in words."""
     policy = policies.get(grant.by)
     limit = policy.limit_of(resource) if policy else None
@@ -263,49 +276,53 @@ def rule(resource: str, grant: Grant, policies: dict[str, Policy]) -> str:
     return "no policy that decides names it: all that is idle" if grant.by == "idle" else ""
 
 
-def policy_answer(reading: Reading, node: Object | None, rules: Rules | None, zone: str, now: datetime) -> PolicyAnswer:
+def policy_effect(
+    reading: ParsedPolicy, node: Object | None, rules: LeaseRules | None, time_zone: str, now: datetime
+) -> PolicyEffect:
     """How a policy bears on a node; without the node, only what it says of itself."""
     policy, selects, decides = reading.policy, None, None
     if node is not None and rules is not None:
-        side = counting(rules.operator if policy.side is Side.OPERATOR else rules.owner, node)
-        selects, decides = policy.selector.matches(node), bool(side) and policy in deciding(side, now)
-    return PolicyAnswer(
+        side = matching_policies(rules.operator if policy.side is PolicySide.OPERATOR else rules.owner, node)
+        selects, decides = policy.selector.matches(node), bool(side) and policy in deciding_policies(side, now)
+    return PolicyEffect(
         policy=str(policy),
         selects=selects,
         open=policy.is_open(now),
         decides=decides,
-        windows=windows_of(policy.spec, zone),
-        terms=terms_of(policy.spec),
+        windows=window_texts(policy.spec, time_zone),
+        terms=reclaim_terms_text(policy.spec),
         next_change=policy.schedule.next_change(now),
-        complaint=reading.complaint,
+        complaint=reading.error,
     )
 
 
-def with_share(lease: Lease, rules: Rules, virtual_node: Object | None, now: datetime) -> Lease:
+def with_total_share(lease: Lease, rules: LeaseRules, virtual_node: Object | None, now: datetime) -> Lease:
     """The lease with the share of each total that the virtual node shows: only its syncer knows all nodes."""
-    shown = Amounts.parse(value_at(virtual_node, "status", "allocatable"))
-    return limited(lease, Amounts({each: shown[each] for each in totals_of(rules, now) if each in shown}))
+    shown = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
+    return limited_lease(
+        lease, ResourceList({each: shown[each] for each in combined_limits(rules, now) if each in shown})
+    )
 
 
-def behind(virtual_node: Object | None, lease: Lease) -> tuple[str, ...]:
+def stale_resources(virtual_node: Object | None, lease: Lease) -> tuple[str, ...]:
     """Resources of which the virtual node shows something else than is lent."""
-    if virtual_node is None or lease.state is State.WITHDRAWN:
+    if virtual_node is None or lease.state is LeaseState.WITHDRAWN:
         return ()
-    shown = Amounts.parse(value_at(virtual_node, "status", "allocatable"))
+    shown = ResourceList.parse(value_at(virtual_node, "status", "allocatable"))
     return tuple(sorted(each for each in {*shown, *lease.amounts} if shown[each] != lease.amounts[each]))
 
 
 # -- a policy
 
 
-def explained_policy(
-    policy: Object, side: Side, binding: Binding | None, nodes: Iterable[Object], zone: str, now: datetime
+def policy_explanation(
+    policy: Object, side: PolicySide, binding: Binding | None, nodes: Iterable[Object], time_zone: str, now: datetime
 ) -> PolicyExplanation:
     """What a policy says, and what comes of it on the virtual `nodes` of its binding."""
-    reading = reading_of(policy, side, zone)
+    reading = parsed_policy(policy, side, time_zone)
     found = reading.policy
-    under = [node for node in nodes if str(found) in applied(node)]
-    lent = [node for node in under if found.is_open(now) and state_of(node) is State.OPEN]
+    under = [node for node in nodes if str(found) in applied_policies(node)]
+    lent = [node for node in under if found.is_open(now) and lease_state_of(node) is LeaseState.OPEN]
     return PolicyExplanation(
         policy=str(found),
         cluster=value_at(policy, "spec", "cluster", default=""),
@@ -313,15 +330,15 @@ def explained_policy(
         open=found.is_open(now),
         since=found.closed_since(now) if not found.is_open(now) else found.schedule.last_change(now),
         next_change=found.schedule.next_change(now),
-        windows=windows_of(found.spec, zone),
+        windows=window_texts(found.spec, time_zone),
         limits={limit.resource: limit_text(limit) for limit in found.spec.resource_limits},
-        terms=terms_of(found.spec),
-        complaint=reading.complaint,
-        uses_last_good=bool(reading.complaint) and found.readable,
+        terms=reclaim_terms_text(found.spec),
+        complaint=reading.error,
+        uses_last_good=bool(reading.error) and found.is_valid,
         nodes=[
-            NodeShare(node=name_of(node), state=state_of(node), leased=leased_of(node).texts())
+            NodeShare(node=name_of(node), state=lease_state_of(node), leased=leased_amounts(node).texts())
             for node in sorted(lent, key=name_of)
         ],
         others=len(under) - len(lent),
-        leased=sum(map(leased_of, lent), Amounts()).texts(),
+        leased=sum(map(leased_amounts, lent), ResourceList()).texts(),
     )

@@ -14,134 +14,138 @@ from tapestry.apis.clusterbindings import Binding, binding_of
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.transport import Request
-from tapestry.inspect.anykind.kinds import asked
-from tapestry.inspect.facts import Above, Unseen, physical
-from tapestry.inspect.pods import Placed
-from tapestry.inspect.status import physical_node
+from tapestry.inspect.anykind.resource_mapper import send_request
+from tapestry.inspect.pods import PlacedPod
+from tapestry.inspect.snapshots import ClusterUnreadable, VirtualSnapshot, physical_client
+from tapestry.inspect.status import physical_node_name
 from tapestry.kube.errors import Forbidden, KubeError, NotFound
 from tapestry.kube.objects import Object, key_of, name_of, value_at
-from tapestry.kube.quantity import Amounts, parse
+from tapestry.kube.quantity import ResourceList, parse_quantity
 from tapestry.kube.resources import NODES, Resource
 from tapestry.manager.connectivity import Connect
 
 POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "PodMetrics", "pods")
-AT_ONCE = 16
+MAX_CONCURRENT_KUBELETS = 16
 """Kubelets that are asked at the same time."""
-SECONDS = 20.0
+METRICS_TIMEOUT = 20.0
 """For all of one physical cluster: there may be many."""
 
-Uses = Mapping[str, Amounts]
+UsageByPod = Mapping[str, ResourceList]
 """What pods use, by namespace and name."""
 KubeletAccess = Callable[[str], Access]
 """How to call the kubelet at a URL."""
 
 
 @dataclass(frozen=True)
-class Measures:
+class BindingUsage:
     """What the pods of one binding use, by their keys above; or why that is not known."""
 
-    uses: Uses
-    missing: str = ""
+    by_pod: UsageByPod
+    error: str = ""
 
-    def of(self, pods: Iterable[Object]) -> Amounts | None:
+    def total(self, pods: Iterable[Object]) -> ResourceList | None:
         """What all of `pods` use; None where nobody measures it."""
-        if self.missing:
+        if self.error:
             return None
-        return sum((self.uses.get(key_of(pod), Amounts()) for pod in pods), NOTHING)
+        return sum((self.by_pod.get(key_of(pod), ResourceList()) for pod in pods), ZERO_USAGE)
 
 
-NOTHING = Amounts.parse({"cpu": "0", "memory": "0"})
+ZERO_USAGE = ResourceList.parse({"cpu": "0", "memory": "0"})
 
 
 @dataclass(frozen=True)
-class Gauges:
+class UsageReader:
     """Asks whoever measures; `kubelets` are those that can be called, by the identity of their cluster."""
 
     virtual: Client
     connect: Connect
     kubelets: Mapping[str, KubeletAccess]
 
-    async def measures(self, facts: Above, bindings: Iterable[Object]) -> dict[str, Measures]:
+    async def usage_by_binding(self, snapshot: VirtualSnapshot, bindings: Iterable[Object]) -> dict[str, BindingUsage]:
         """By the UID of each of `bindings`."""
-        above, found = await self.above(), [(obj, binding_of(obj, facts.identity)) for obj in bindings]
+        above, found = await self.virtual_usage(), [(obj, binding_of(obj, snapshot.identity)) for obj in bindings]
         async with asyncio.TaskGroup() as group:
-            tasks = {each.uid: group.create_task(self.of_binding(facts, obj, each, above)) for obj, each in found}
+            tasks = {each.uid: group.create_task(self.binding_usage(snapshot, obj, each, above)) for obj, each in found}
         return {uid: task.result() for uid, task in tasks.items()}
 
-    async def above(self) -> Uses:
+    async def virtual_usage(self) -> UsageByPod:
         """What the virtual cluster's own metrics API knows; most have none."""
         try:
-            return {key_of(each): amounts_of(each) for each in await self.virtual.list(POD_METRICS)}
+            return {key_of(each): pod_metrics_amounts(each) for each in await self.virtual.list(POD_METRICS)}
         except KubeError:
             return {}
 
-    async def of_binding(self, facts: Above, obj: Object, binding: Binding, above: Uses) -> Measures:
-        nodes = facts.nodes_of(binding.uid)
+    async def binding_usage(
+        self, snapshot: VirtualSnapshot, obj: Object, binding: Binding, virtual: UsageByPod
+    ) -> BindingUsage:
+        nodes = snapshot.nodes_of(binding.uid)
         twins = {
             placed.twin: key_of(placed.pod)
             for node in nodes
-            for placed in (Placed(pod, node, binding) for pod in facts.pods[name_of(node)])
+            for placed in (PlacedPod(pod, node, binding) for pod in snapshot.pods[name_of(node)])
             if placed.twin
         }
-        known = {key: above[key] for key in twins.values() if key in above}
+        known = {key: virtual[key] for key in twins.values() if key in virtual}
         if known or not twins:
-            return Measures(known)
+            return BindingUsage(known)
         try:
-            async with physical(self.virtual, obj, self.connect, SECONDS) as client:
+            async with physical_client(self.virtual, obj, self.connect, METRICS_TIMEOUT) as client:
                 if door := self.kubelets.get(value_at(obj, "status", "identity", default="")):
-                    busy = {physical_node(node) for node in nodes if facts.pods[name_of(node)]}
-                    found = await self.by_kubelets(client, door, busy)
+                    busy = {physical_node_name(node) for node in nodes if snapshot.pods[name_of(node)]}
+                    found = await self.kubelet_usage(client, door, busy)
                 else:
-                    found = await by_metrics_api(client, binding.spec.mount_namespace)
-        except Unseen as error:
-            return Measures({}, str(error))
-        return Measures({twins[key]: use for key, use in found.items() if key in twins})
+                    found = await metrics_api_usage(client, binding.spec.mount_namespace)
+        except ClusterUnreadable as error:
+            return BindingUsage({}, str(error))
+        return BindingUsage({twins[key]: use for key, use in found.items() if key in twins})
 
-    async def by_kubelets(self, client: Client, door: KubeletAccess, names: set[str]) -> Uses:
-        slots = asyncio.Semaphore(AT_ONCE)
+    async def kubelet_usage(self, client: Client, access_for: KubeletAccess, names: set[str]) -> UsageByPod:
+        slots = asyncio.Semaphore(MAX_CONCURRENT_KUBELETS)
         urls = [kubelet_url(node) for node in await client.list(NODES) if name_of(node) in names]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.summary(door(url), slots)) for url in urls]
+                tasks = [group.create_task(self.fetch_summary(access_for(url), slots)) for url in urls]
         except ExceptionGroup as errors:
             first = errors.exceptions[0]
             if not isinstance(first, KubeError):
                 raise
-            raise Unseen(f"a kubelet did not answer: {first}") from None
-        return {key: use for task in tasks for key, use in in_summary(task.result())}
+            raise ClusterUnreadable(f"a kubelet did not answer: {first}") from None
+        return {key: use for task in tasks for key, use in summary_amounts(task.result())}
 
-    async def summary(self, access: Access, slots: asyncio.Semaphore) -> Object:
+    async def fetch_summary(self, access: Access, slots: asyncio.Semaphore) -> Object:
         async with slots, Client(self.connect(access)) as client:
-            found: Object = msgspec.json.decode((await asked(client, Request("GET", "/stats/summary"))).body)
+            found: Object = msgspec.json.decode((await send_request(client, Request("GET", "/stats/summary"))).body)
             return found
 
 
-async def by_metrics_api(client: Client, namespace: str | None) -> Uses:
+async def metrics_api_usage(client: Client, namespace: str | None) -> UsageByPod:
     try:
-        return {key_of(each): amounts_of(each) for each in await client.list(POD_METRICS, namespace)}
+        return {key_of(each): pod_metrics_amounts(each) for each in await client.list(POD_METRICS, namespace)}
     except NotFound:
-        raise Unseen("it has no metrics API, such as metrics-server gives it") from None
+        raise ClusterUnreadable("it has no metrics API, such as metrics-server gives it") from None
     except Forbidden:
         where = f" in {namespace}" if namespace else ""
-        raise Unseen(f"the binding's account may not list {POD_METRICS.name}{where} there") from None
+        raise ClusterUnreadable(f"the binding's account may not list {POD_METRICS.name}{where} there") from None
 
 
-def amounts_of(metrics: Object) -> Amounts:
+def pod_metrics_amounts(metrics: Object) -> ResourceList:
     """What the containers of a PodMetrics use."""
-    return sum((amounts(each["usage"]["cpu"], each["usage"]["memory"]) for each in metrics["containers"]), NOTHING)
+    return sum(
+        (usage_amounts(each["usage"]["cpu"], each["usage"]["memory"]) for each in metrics["containers"]), ZERO_USAGE
+    )
 
 
-def in_summary(summary: Object) -> Iterable[tuple[str, Amounts]]:
+def summary_amounts(summary: Object) -> Iterable[tuple[str, ResourceList]]:
     """The pods that a kubelet tells of, and what they use."""
     for each in summary.get("pods") or ():
         cpu, memory = value_at(each, "cpu", "usageNanoCores"), value_at(each, "memory", "workingSetBytes")
         if cpu is not None and memory is not None:
-            yield key_of({"metadata": each["podRef"]}), amounts(f"{cpu}n", memory)
+            yield key_of({"metadata": each["podRef"]}), usage_amounts(f"{cpu}n", memory)
 
 
-def amounts(cpu: str, memory: str | int) -> Amounts:
+def usage_amounts(cpu: str, memory: str | int) -> ResourceList:
     """In thousandths of a core, rounded up, as everybody shows it."""
-    return Amounts.parse({"cpu": f"{parse(cpu).milli_value()}m", "memory": memory})
+    return ResourceList.parse({"cpu": f"{parse_quantity(cpu).milli_value()}m", "memory": memory})
 
 
 def kubelet_url(node: Object) -> str:

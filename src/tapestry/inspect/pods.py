@@ -9,21 +9,21 @@ from msgspec import structs
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.inspect.placement import Obstacle, obstacles
-from tapestry.inspect.status import Value, created, physical_node
-from tapestry.kube.conditions import find
+from tapestry.inspect.status import Printable, creation_time, physical_node_name
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, is_deleting, name_of, namespace_of, uid_of, value_at
-from tapestry.kube.pods import is_over
+from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.times import parse_time
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
 from tapestry.syncer.translate.pod_status import CONTAINER_LISTS, DISRUPTED, GATED_BELOW, SCHEDULED, mapped_uid
-from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES, is_left_alone, twin_name
+from tapestry.syncer.translate.pods import SYSTEM_NAMESPACES, is_excluded, twin_name
 
-DEFAULTS = SyncerConfig()
-PATIENCE = {
-    "RefusedBelow": timedelta(seconds=DEFAULTS.refusal_seconds),
-    "UnschedulableBelow": timedelta(seconds=DEFAULTS.unschedulable_seconds),
-    GATED_BELOW: timedelta(seconds=DEFAULTS.unschedulable_seconds),
+DEFAULT_CONFIG = SyncerConfig()
+WAITING_TIMEOUTS = {
+    "RefusedBelow": timedelta(seconds=DEFAULT_CONFIG.refusal_seconds),
+    "UnschedulableBelow": timedelta(seconds=DEFAULT_CONFIG.unschedulable_seconds),
+    GATED_BELOW: timedelta(seconds=DEFAULT_CONFIG.unschedulable_seconds),
 }
 """How long a pod may wait for such a reason, unless its syncer was told otherwise."""
 
@@ -70,7 +70,7 @@ ADVICE = {
 """What to do about a reason."""
 
 
-class PodStatus(Value, frozen=True):
+class PodStatus(Printable, frozen=True):
     namespace: str
     name: str
     phase: str
@@ -87,7 +87,7 @@ class PodStatus(Value, frozen=True):
     created: datetime
 
 
-class PodAnswer(Value, frozen=True):
+class PodExplanation(Printable, frozen=True):
     """One answer: where the pod is, why it waits or ended, and what to do."""
 
     pod: PodStatus
@@ -109,21 +109,21 @@ class PodAnswer(Value, frozen=True):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PodDiagnosis:
     state: str
     reason: str = ""
     why: str = ""
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedPod:
     """A pod, and what the virtual cluster knows of where it is."""
 
     pod: Object
     node: Object | None = None
     """The virtual node that it is bound to, if that exists."""
     binding: Binding | None = None
-    is_elsewhere: bool = False
+    is_on_unleased_node: bool = False
     """Whether its node is one of the virtual cluster itself."""
 
     @property
@@ -134,93 +134,93 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class TwinSeen:
+class TwinLookup:
     """What a look into the physical cluster found."""
 
     twin: Object | None = None
-    unseen: str = ""
+    error: str = ""
     """Why there was none."""
-    looked: bool = False
+    succeeded: bool = False
 
 
-def pod_status(placed: Placed) -> PodStatus:
-    pod, said = placed.pod, verdict(placed)
+def pod_status(placed_pod: PlacedPod) -> PodStatus:
+    pod, said = placed_pod.pod, pod_diagnosis(placed_pod)
     return PodStatus(
         namespace=namespace_of(pod) or "",
         name=name_of(pod),
         phase="Terminating" if is_deleting(pod) else value_at(pod, "status", "phase", default="Pending"),
         node=value_at(pod, "spec", "nodeName", default=""),
-        physical_node=physical_node(placed.node) if placed.node else "",
-        binding=placed.binding.name if placed.binding else "",
-        twin=placed.twin,
+        physical_node=physical_node_name(placed_pod.node) if placed_pod.node else "",
+        binding=placed_pod.binding.name if placed_pod.binding else "",
+        twin=placed_pod.twin,
         state=said.state,
         reason=said.reason,
         why=said.why,
-        created=created(pod),
+        created=creation_time(pod),
     )
 
 
-def verdict(placed: Placed) -> Verdict:
+def pod_diagnosis(placed_pod: PlacedPod) -> PodDiagnosis:
     """How a pod is, as the virtual cluster tells it."""
-    pod = placed.pod
-    if is_over(pod):
-        return ended(pod)
+    pod = placed_pod.pod
+    if is_pod_terminal(pod):
+        return ended_pod_diagnosis(pod)
     if is_deleting(pod):
-        return leaving(pod)
-    if placed.is_elsewhere:
+        return terminating_pod_diagnosis(pod)
+    if placed_pod.is_on_unleased_node:
         why = f"its node, {pod['spec']['nodeName']}, is one of the virtual cluster itself, and not lent"
-        return Verdict("Running" if pod["status"]["phase"] == "Running" else "Waiting", "NotLeased", why)
+        return PodDiagnosis("Running" if pod["status"]["phase"] == "Running" else "Waiting", "NotLeased", why)
     if not value_at(pod, "spec", "nodeName"):
-        said = condition(pod, SCHEDULED)
-        return Verdict("Waiting", "Unscheduled", said.get("message") or "no scheduler has looked at it yet")
-    if placed.node is None or placed.binding is None:
-        return Verdict("Waiting", "NodeGone", f"there is no node {pod['spec']['nodeName']} any more")
-    return bound(pod, placed.binding)
+        said = pod_condition(pod, SCHEDULED)
+        return PodDiagnosis("Waiting", "Unscheduled", said.get("message") or "no scheduler has looked at it yet")
+    if placed_pod.node is None or placed_pod.binding is None:
+        return PodDiagnosis("Waiting", "NodeGone", f"there is no node {pod['spec']['nodeName']} any more")
+    return bound_pod_diagnosis(pod, placed_pod.binding)
 
 
-def bound(pod: Object, binding: Binding) -> Verdict:
+def bound_pod_diagnosis(pod: Object, binding: Binding) -> PodDiagnosis:
     """How a pod is that has a virtual node."""
-    mapped, accepted = condition(pod, keys.MAPPED), condition(pod, keys.ACCEPTED)
+    mapped, accepted = pod_condition(pod, keys.MAPPED_CONDITION), pod_condition(pod, keys.ACCEPTED_CONDITION)
     if mapped.get("status") == "True":
-        return mapped_verdict(pod)
-    if is_left_alone(pod, binding):
+        return mapped_pod_diagnosis(pod)
+    if is_excluded(pod, binding):
         if namespace_of(pod) in SYSTEM_NAMESPACES:
-            return Verdict("Waiting", "SystemNamespace", "pods of system namespaces are not run below")
-        return Verdict("Waiting", "DaemonSet", "pods of DaemonSets are not run below unless that is asked for")
+            return PodDiagnosis("Waiting", "SystemNamespace", "pods of system namespaces are not run below")
+        return PodDiagnosis("Waiting", "DaemonSet", "pods of DaemonSets are not run below unless that is asked for")
     for said in (accepted, mapped):
         if said.get("status") == "False":
-            return Verdict("Waiting", said.get("reason", ""), said.get("message", ""))
-    return Verdict("Waiting", "NotSeen", "the syncer of its node has yet to look at it")
+            return PodDiagnosis("Waiting", said.get("reason", ""), said.get("message", ""))
+    return PodDiagnosis("Waiting", "NotSeen", "the syncer of its node has yet to look at it")
 
 
-def mapped_verdict(pod: Object) -> Verdict:
+def mapped_pod_diagnosis(pod: Object) -> PodDiagnosis:
     """How a pod is that has a twin."""
     if value_at(pod, "status", "phase") == "Running":
-        refused = condition(pod, keys.ACCEPTED)
-        return Verdict("Running", refused.get("reason", ""), refused.get("message", ""))
-    unplaced = condition(pod, SCHEDULED)
+        refused = pod_condition(pod, keys.ACCEPTED_CONDITION)
+        return PodDiagnosis("Running", refused.get("reason", ""), refused.get("message", ""))
+    unplaced = pod_condition(pod, SCHEDULED)
     if unplaced.get("reason") == GATED_BELOW:
-        return Verdict("Waiting", GATED_BELOW, unplaced.get("message") or "")
+        return PodDiagnosis("Waiting", GATED_BELOW, unplaced.get("message") or "")
     if unplaced.get("status") == "False":
-        return Verdict("Waiting", "UnschedulableBelow", unplaced.get("message") or "it was not scheduled below")
+        return PodDiagnosis("Waiting", "UnschedulableBelow", unplaced.get("message") or "it was not scheduled below")
     for field in CONTAINER_LISTS:
         for each in value_at(pod, "status", field, default=[]):
             if stuck := value_at(each, "state", "waiting"):
                 why = stuck.get("message") or f"container {each.get('name')} waits"
-                return Verdict("Waiting", stuck.get("reason") or "ContainerWaiting", why)
-    return Verdict("Waiting", "Starting", "its twin has yet to start")
+                return PodDiagnosis("Waiting", stuck.get("reason") or "ContainerWaiting", why)
+    return PodDiagnosis("Waiting", "Starting", "its twin has yet to start")
 
 
-def ended(pod: Object) -> Verdict:
+def ended_pod_diagnosis(pod: Object) -> PodDiagnosis:
     status = pod["status"]
     if status["phase"] == "Succeeded":
-        return Verdict("Succeeded")
-    disrupted = condition(pod, DISRUPTED)
+        return PodDiagnosis("Succeeded")
+    disrupted = pod_condition(pod, DISRUPTED)
     why = "; ".join(filter(None, (status.get("message"), disrupted.get("message"))))
-    return Verdict("Failed", status.get("reason") or disrupted.get("reason") or "Error", why or exits(pod))
+    return PodDiagnosis("Failed", status.get("reason") or disrupted.get("reason") or "Error", why or exit_messages(pod))
 
 
-def exits(pod: Object) -> str:
+def exit_messages(pod: Object) -> str:
     """How containers ended that did not end well."""
     found = []
     for field in CONTAINER_LISTS:
@@ -232,77 +232,77 @@ def exits(pod: Object) -> str:
     return "; ".join(found)
 
 
-def leaving(pod: Object) -> Verdict:
-    disrupted = condition(pod, DISRUPTED)
+def terminating_pod_diagnosis(pod: Object) -> PodDiagnosis:
+    disrupted = pod_condition(pod, DISRUPTED)
     if disrupted.get("status") == "True":
-        return Verdict("Leaving", disrupted.get("reason", ""), disrupted.get("message", ""))
-    return Verdict("Leaving", "Deleted", "it was deleted, and goes when its twin has ended")
+        return PodDiagnosis("Leaving", disrupted.get("reason", ""), disrupted.get("message", ""))
+    return PodDiagnosis("Leaving", "Deleted", "it was deleted, and goes when its twin has ended")
 
 
-def condition(pod: Object, type: str) -> Object:
-    return find(value_at(pod, "status", "conditions"), type) or {}
+def pod_condition(pod: Object, type: str) -> Object:
+    return find_condition(value_at(pod, "status", "conditions"), type) or {}
 
 
-def explained_pod(
-    placed: Placed,
-    below: TwinSeen,
+def pod_explanation(
+    placed_pod: PlacedPod,
+    lookup: TwinLookup,
     nodes: Sequence[Object],
     pods: Mapping[str, Iterable[Object]],
-    opens: datetime | None,
-) -> PodAnswer:
+    next_opening: datetime | None,
+) -> PodExplanation:
     """Where a pod is and why; `nodes` are all virtual nodes with the `pods` on them, for one that has none."""
-    status = pod_status(placed)
-    if is_lost(placed, below):
+    status = pod_status(placed_pod)
+    if is_twin_lost(placed_pod, lookup):
         why = f"its twin {status.twin} is gone, or another one is there now"
-        status = with_verdict(status, Verdict("Waiting", "TwinLost", why))
+        status = with_diagnosis(status, PodDiagnosis("Waiting", "TwinLost", why))
     unplaced = status.reason == "Unscheduled"
     if unplaced and not nodes:
-        status = with_verdict(status, Verdict("Waiting", "NoNodes", "there is no virtual node"))
-    barring, free = obstacles(placed.pod, nodes, pods, opens) if unplaced else ((), 0)
-    return PodAnswer(
+        status = with_diagnosis(status, PodDiagnosis("Waiting", "NoNodes", "there is no virtual node"))
+    barring, free = obstacles(placed_pod.pod, nodes, pods, next_opening) if unplaced else ((), 0)
+    return PodExplanation(
         pod=status,
         todo=ADVICE.get(status.reason, ""),
-        twin_phase=value_at(below.twin, "status", "phase", default=""),
-        twin_node=value_at(below.twin, "spec", "nodeName", default=""),
-        deadline=deadline(placed.pod, status),
+        twin_phase=value_at(lookup.twin, "status", "phase", default=""),
+        twin_node=value_at(lookup.twin, "spec", "nodeName", default=""),
+        deadline=waiting_deadline(placed_pod.pod, status),
         nodes=len(nodes) if unplaced else 0,
         free_nodes=free,
         obstacles=barring,
-        unseen=below.unseen,
-        notes=notes(placed),
+        unseen=lookup.error,
+        notes=pod_notes(placed_pod),
     )
 
 
-def notes(placed: Placed) -> tuple[str, ...]:
+def pod_notes(placed_pod: PlacedPod) -> tuple[str, ...]:
     """What a pod with a virtual node cannot count on below."""
-    if placed.binding is None or is_over(placed.pod):
+    if placed_pod.binding is None or is_pod_terminal(placed_pod.pod):
         return ()
     found = []
-    if uncopied := uncopied_keys(placed.pod, placed.binding):
+    if uncopied := uncopied_keys(placed_pod.pod, placed_pod.binding):
         found.append(uncopied_message(uncopied))
-    spec = placed.binding.spec
-    if namespace_of(placed.pod) in spec.service_namespaces and not spec.virtual_endpoints.dns:
+    spec = placed_pod.binding.spec
+    if namespace_of(placed_pod.pod) in spec.service_namespaces and not spec.virtual_endpoints.dns:
         found.append("it knows the Services that had an address when it was created; headless and later ones need DNS")
     return tuple(found)
 
 
-def is_lost(placed: Placed, below: TwinSeen) -> bool:
+def is_twin_lost(placed_pod: PlacedPod, lookup: TwinLookup) -> bool:
     """Whether the pod should have a twin and has not, as a look below showed."""
-    had = mapped_uid(placed.pod)
-    if not below.looked or had is None or is_over(placed.pod) or is_deleting(placed.pod):
+    had = mapped_uid(placed_pod.pod)
+    if not lookup.succeeded or had is None or is_pod_terminal(placed_pod.pod) or is_deleting(placed_pod.pod):
         return False
-    return below.twin is None or uid_of(below.twin) != had
+    return lookup.twin is None or uid_of(lookup.twin) != had
 
 
-def with_verdict(status: PodStatus, said: Verdict) -> PodStatus:
-    return structs.replace(status, state=said.state, reason=said.reason, why=said.why)
+def with_diagnosis(status: PodStatus, diagnosis: PodDiagnosis) -> PodStatus:
+    return structs.replace(status, state=diagnosis.state, reason=diagnosis.reason, why=diagnosis.why)
 
 
-def deadline(pod: Object, status: PodStatus) -> datetime | None:
+def waiting_deadline(pod: Object, status: PodStatus) -> datetime | None:
     """When a pod fails that waits for want of room."""
-    patience = PATIENCE.get(status.reason)
+    patience = WAITING_TIMEOUTS.get(status.reason)
     if patience is None or status.state != "Waiting":
         return None
-    conditions = (keys.MAPPED,) if status.reason == "RefusedBelow" else (keys.MAPPED, SCHEDULED)
-    since = [condition(pod, each).get("lastTransitionTime") for each in conditions]
+    conditions = (keys.MAPPED_CONDITION,) if status.reason == "RefusedBelow" else (keys.MAPPED_CONDITION, SCHEDULED)
+    since = [pod_condition(pod, each).get("lastTransitionTime") for each in conditions]
     return max(parse_time(each) for each in since if each) + patience if any(since) else None

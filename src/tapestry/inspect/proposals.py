@@ -11,24 +11,24 @@ from datetime import UTC, datetime
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.inspect.explain import NO_WARNING
-from tapestry.inspect.facts import Above, Cluster
-from tapestry.inspect.status import Value, limit_text, physical_node, terms_of, windows_of
+from tapestry.inspect.snapshots import PhysicalSnapshot, VirtualSnapshot
+from tapestry.inspect.status import Printable, limit_text, physical_node_name, reclaim_terms_text, window_texts
 from tapestry.kube.crds import crd
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, value_at
-from tapestry.kube.quantity import ZERO, Amounts
-from tapestry.kube.requests import effective_requests, hold_of, holds_its_node
+from tapestry.kube.pod_requests import effective_requests, occupies_node, pod_allocation
+from tapestry.kube.quantity import ZERO, ResourceList
 from tapestry.kube.times import timestamp
-from tapestry.syncer.leasing import Lease, Rules, Side, State, earliest, lease_of
-from tapestry.syncer.policies import CHANGED_AT, is_about, policy_of, readings, rules_of
-from tapestry.syncer.reclaim import beyond
-from tapestry.syncer.virtual_nodes import last_terms, remembering
+from tapestry.syncer.leasing import Lease, LeaseRules, LeaseState, PolicySide, earliest, lease_for
+from tapestry.syncer.policies import CHANGED_AT, applies_to_binding, build_rules, parse_policy, parsed_policies
+from tapestry.syncer.reclaim import excess_pods
+from tapestry.syncer.virtual_nodes import last_reclaim_terms, with_removed_policies
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-KEPT = ("name", "labels", "annotations")
+METADATA_FIELDS = ("name", "labels", "annotations")
 """What of the metadata in a file counts: the rest is the server's to say."""
 
 
-class NodePlan(Value, frozen=True):
+class NodePlan(Printable, frozen=True):
     node: str
     """The physical one."""
     state_now: str
@@ -41,7 +41,7 @@ class NodePlan(Value, frozen=True):
     """By when these would have to leave."""
 
 
-class PolicyPlan(Value, frozen=True):
+class PolicyPlan(Printable, frozen=True):
     policy: str
     binding: str
     is_new: bool
@@ -62,79 +62,90 @@ class Proposal:
 
     policy: Object
     existing: Object | None
-    side: Side
+    side: PolicySide
 
-    def concerns(self, binding: Binding) -> bool:
+    def affects(self, binding: Binding) -> bool:
         """Whether anything may change for a binding: the policy is for it, or was."""
-        return is_about(self.policy, binding) or (self.existing is not None and is_about(self.existing, binding))
+        return applies_to_binding(self.policy, binding) or (
+            self.existing is not None and applies_to_binding(self.existing, binding)
+        )
 
-    def applied(self, policies: Iterable[Object], now: datetime) -> list[Object]:
+    def policies_with_proposal(self, policies: Iterable[Object], now: datetime) -> list[Object]:
         """The policies of its side as they would be; one that would stay as it is has not changed now."""
         if self.existing is not None and self.existing["spec"] == self.policy["spec"]:
             return list(policies)
-        return [*(each for each in policies if name_of(each) != name_of(self.policy)), self.changed(now)]
+        return [*(each for each in policies if name_of(each) != name_of(self.policy)), self.updated_policy(now)]
 
-    def changed(self, now: datetime) -> Object:
+    def updated_policy(self, now: datetime) -> Object:
         """The policy, as one that was written now."""
         metadata = {**self.policy["metadata"], "creationTimestamp": timestamp(now), CHANGED_AT: timestamp(now)}
         return {**self.policy, "metadata": metadata}
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePair:
     """A physical node, its virtual one, and the pods on both."""
 
     node: Object
-    virtual: Object | None
-    foreign: Sequence[Object]
-    ours: Sequence[Object]
+    virtual_node: Object | None
+    foreign_pods: Sequence[Object]
+    virtual_pods: Sequence[Object]
 
-    def lease(self, rules: Rules, now: datetime) -> Lease:
-        used = [effective_requests(pod) for pod in self.ours]
-        rules = remembering(rules, self.node, self.virtual, now)
-        return lease_of(self.node, map(hold_of, self.foreign), used, rules, now)
+    def lease(self, rules: LeaseRules, now: datetime) -> Lease:
+        used = [effective_requests(pod) for pod in self.virtual_pods]
+        rules = with_removed_policies(rules, self.node, self.virtual_node, now)
+        return lease_for(self.node, map(pod_allocation, self.foreign_pods), used, rules, now)
 
     def plan(self, before: Lease, after: Lease, now: datetime) -> NodePlan:
-        leavers, deadline = self.leavers(after, now)
+        leavers, deadline = self.reclaimed_pods(after, now)
         return NodePlan(
             node=name_of(self.node),
             state_now=before.state,
             state_then=after.state,
-            leased_now=in_effect(before).texts(),
-            leased_then=in_effect(after).texts(),
+            leased_now=effective_amounts(before).texts(),
+            leased_then=effective_amounts(after).texts(),
             reclaimed=sorted(map(key_of, leavers)),
             deadline=deadline if leavers else None,
         )
 
-    def leavers(self, lease: Lease, now: datetime) -> tuple[Sequence[Object], datetime | None]:
+    def reclaimed_pods(self, lease: Lease, now: datetime) -> tuple[Sequence[Object], datetime | None]:
         """The pods that have to leave under a lease, and by when."""
-        staying = [pod for pod in self.ours if not is_deleting(pod)]
+        staying = [pod for pod in self.virtual_pods if not is_deleting(pod)]
         terms = lease.terms
-        if lease.state is State.WITHDRAWN and self.virtual is not None:
-            terms = earliest([terms, last_terms(self.virtual, now)])
-        if lease.state is not State.OPEN and terms.deadline is not None:
+        if lease.state is LeaseState.WITHDRAWN and self.virtual_node is not None:
+            terms = earliest([terms, last_reclaim_terms(self.virtual_node, now)])
+        if lease.state is not LeaseState.OPEN and terms.deadline is not None:
             return staying, terms.deadline
-        if lease.trimming is None:
+        if lease.excess is None:
             return (), None
-        amounts, trimming = lease.trimming
-        return (beyond(staying, amounts), trimming.deadline) if trimming.deadline is not None else ((), None)
+        amounts, trimming = lease.excess
+        return (excess_pods(staying, amounts), trimming.deadline) if trimming.deadline is not None else ((), None)
 
 
-def planned(
-    proposal: Proposal, binding: Binding, cluster: Cluster, facts: Above, zone: str, now: datetime
+def policy_plan(
+    proposal: Proposal,
+    binding: Binding,
+    cluster: PhysicalSnapshot,
+    snapshot: VirtualSnapshot,
+    time_zone: str,
+    now: datetime,
 ) -> PolicyPlan:
     """What would come of a proposal on the nodes of one cluster."""
-    found = policy_of(proposal.changed(now), proposal.side, zone)
-    now_rules = rules(binding, facts.policies, cluster.policies, cluster, zone)
-    then = {Side.OPERATOR: facts.policies, Side.OWNER: cluster.policies}
-    then[proposal.side] = proposal.applied(then[proposal.side], now)
-    then_rules = rules(binding, then[Side.OPERATOR], then[Side.OWNER], cluster, zone)
-    nodes, before, after = [], Amounts(), Amounts()
-    for place in places(binding, cluster, facts):
+    found = parse_policy(proposal.updated_policy(now), proposal.side, time_zone)
+    now_rules = effective_rules(binding, snapshot.policies, cluster.policies, cluster, time_zone)
+    then = {PolicySide.OPERATOR: snapshot.policies, PolicySide.OWNER: cluster.policies}
+    then[proposal.side] = proposal.policies_with_proposal(then[proposal.side], now)
+    then_rules = effective_rules(binding, then[PolicySide.OPERATOR], then[PolicySide.OWNER], cluster, time_zone)
+    nodes, before, after = [], ResourceList(), ResourceList()
+    for place in node_pairs(binding, cluster, snapshot):
         lease_now, lease_then = place.lease(now_rules, now), place.lease(then_rules, now)
-        if lease_now.state is State.WITHDRAWN and lease_then.state is State.WITHDRAWN and place.virtual is None:
+        if (
+            lease_now.state is LeaseState.WITHDRAWN
+            and lease_then.state is LeaseState.WITHDRAWN
+            and place.virtual_node is None
+        ):
             continue
-        before, after = before + in_effect(lease_now), after + in_effect(lease_then)
+        before, after = before + effective_amounts(lease_now), after + effective_amounts(lease_then)
         nodes.append(place.plan(lease_now, lease_then, now))
     return PolicyPlan(
         policy=str(found),
@@ -142,43 +153,45 @@ def planned(
         is_new=proposal.existing is None,
         open=found.is_open(now),
         next_change=found.schedule.next_change(now),
-        windows=windows_of(found.spec, zone),
+        windows=window_texts(found.spec, time_zone),
         limits={limit.resource: limit_text(limit) for limit in found.spec.resource_limits},
-        terms=terms_of(found.spec),
+        terms=reclaim_terms_text(found.spec),
         nodes=nodes,
         leased_now=before.texts(),
         leased_then=after.texts(),
     )
 
 
-def rules(binding: Binding, operator: Iterable[Object], owner: Iterable[Object], cluster: Cluster, zone: str) -> Rules:
-    return rules_of(
+def effective_rules(
+    binding: Binding, operator: Iterable[Object], owner: Iterable[Object], cluster: PhysicalSnapshot, time_zone: str
+) -> LeaseRules:
+    return build_rules(
         binding,
-        readings(operator, Side.OPERATOR, binding, zone),
-        readings(owner, Side.OWNER, binding, zone),
-        cluster.mount,
+        parsed_policies(operator, PolicySide.OPERATOR, binding, time_zone),
+        parsed_policies(owner, PolicySide.OWNER, binding, time_zone),
+        cluster.mount_namespace,
         NO_WARNING,
     )
 
 
-def places(binding: Binding, cluster: Cluster, facts: Above) -> list[Place]:
+def node_pairs(binding: Binding, cluster: PhysicalSnapshot, snapshot: VirtualSnapshot) -> list[NodePair]:
     """Every node of the cluster, by name."""
-    virtual = {physical_node(node): node for node in facts.nodes_of(binding.uid)}
+    virtual = {physical_node_name(node): node for node in snapshot.nodes_of(binding.uid)}
     foreign: dict[str, list[Object]] = {}
     for pod in cluster.pods:
-        if holds_its_node(pod) and not binding.owns(pod):
+        if occupies_node(pod) and not binding.owns(pod):
             foreign.setdefault(value_at(pod, "spec", "nodeName", default=""), []).append(pod)
     found = []
     for node in sorted((node for node in cluster.nodes if not is_deleting(node)), key=name_of):
         above = virtual.get(name_of(node))
-        ours = [pod for pod in facts.pods[name_of(above)] if holds_its_node(pod)] if above is not None else []
-        found.append(Place(node, above, foreign.get(name_of(node), ()), ours))
+        ours = [pod for pod in snapshot.pods[name_of(above)] if occupies_node(pod)] if above is not None else []
+        found.append(NodePair(node, above, foreign.get(name_of(node), ()), ours))
     return found
 
 
-def in_effect(lease: Lease) -> Amounts:
+def effective_amounts(lease: Lease) -> ResourceList:
     """What a lease lends: nothing while it is not open."""
-    return lease.amounts if lease.state is State.OPEN else Amounts(dict.fromkeys(lease.amounts, ZERO))
+    return lease.amounts if lease.state is LeaseState.OPEN else ResourceList(dict.fromkeys(lease.amounts, ZERO))
 
 
 # -- the file
@@ -200,10 +213,10 @@ def proposed_policy(found: Sequence[Object], source: str) -> Object:
         raise ValueError(f"{source}: {unknown}: there is no such field")
     metadata = {"name": name_of(policy), "creationTimestamp": timestamp(EPOCH)}
     try:
-        policy_of({**policy, "metadata": metadata}, Side.OPERATOR, "UTC")
+        parse_policy({**policy, "metadata": metadata}, PolicySide.OPERATOR, "UTC")
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
-    return {**policy, "metadata": {key: value for key, value in policy["metadata"].items() if key in KEPT}}
+    return {**policy, "metadata": {key: value for key, value in policy["metadata"].items() if key in METADATA_FIELDS}}
 
 
 def unknown_fields(value: object, schema: Object, path: str) -> Iterable[str]:

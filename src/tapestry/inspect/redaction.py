@@ -13,30 +13,30 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object
-from tapestry.process.logs import MASK, names_a_secret, redacted
+from tapestry.process.logs import MASK, is_secret_key, redacted
 
-MAPS = frozenset({"data", "stringData", "binaryData", "volumeAttributes", "options"})
+SECRET_MAPS = frozenset({"data", "stringData", "binaryData", "volumeAttributes", "options"})
 """Their keys are shown, their values not."""
-PAIRS = frozenset({"env", "httpHeaders"})
+NAME_VALUE_LISTS = frozenset({"env", "httpHeaders"})
 """Lists of names with values."""
-LISTS = frozenset({"command", "args"})
-TEXTS = {"httpGet": ("path",), "terminated": ("message",)}
+SECRET_LISTS = frozenset({"command", "args"})
+SECRET_TEXTS = {"httpGet": ("path",), "terminated": ("message",)}
 """Fields, by the part of an object that they stand in."""
-DROPPED = frozenset({"managedFields"})
-ANNOTATIONS = frozenset(
+DROPPED_FIELDS = frozenset({"managedFields"})
+VISIBLE_ANNOTATIONS = frozenset(
     key for key in vars(keys).values() if isinstance(key, str) and key.startswith(keys.PREFIX) and key != keys.PREFIX
 ) - {keys.EXPECTED_METADATA}
 """Ours, but for the one that repeats what others have written."""
 
-CERTIFICATES = re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.S)
+PEM_BLOCKS = re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.S)
 CERTIFICATE_FIELDS = re.compile(r"(?i)(ca[-_]?bundle|(ca|certificate|cert|tls\.crt|tls\.key)[-_]?data)$")
 SECRET_NAMES = re.compile(r"(?i)token|passw|secret|credential|key|auth")
 """Of environment variables whose values are secret wherever else they turn up."""
-NO_SECRETS = frozenset({"namespace"})
+NON_SECRET_KEYS = frozenset({"namespace"})
 """What the Secret of a service account has beside its token."""
-SHORTEST = 8
+MIN_SECRET_LENGTH = 8
 """Characters of a secret that is looked for: a shorter one is part of many words that are none."""
-KEYED = re.compile(r"(?:token|password|[-\w]+-data)[\"']?\s*:\s*[\"']?([^\s\"',}]+)", re.I)
+KUBECONFIG_CREDENTIAL = re.compile(r"(?:token|password|[-\w]+-data)[\"']?\s*:\s*[\"']?([^\s\"',}]+)", re.I)
 """A credential in a kubeconfig."""
 
 
@@ -48,48 +48,52 @@ class Redaction:
     _pattern: re.Pattern[str] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        every = sorted({form for each in self.known for form in forms(each)}, key=len, reverse=True)
+        every = sorted({form for each in self.known for form in secret_encodings(each)}, key=len, reverse=True)
         object.__setattr__(self, "_pattern", re.compile("|".join(map(re.escape, every))) if every else None)
 
-    def text(self, text: str) -> str:
-        shown = CERTIFICATES.sub(MASK, text) if "-----BEGIN" in text else text
+    def redact_text(self, text: str) -> str:
+        shown = PEM_BLOCKS.sub(MASK, text) if "-----BEGIN" in text else text
         shown = redacted(shown)
         return self._pattern.sub(MASK, shown) if self._pattern else shown
 
-    def object(self, obj: Mapping[str, Any]) -> Object:
-        return {self.text(key): self.part(key, value) for key, value in obj.items() if key not in DROPPED}
+    def redact_object(self, obj: Mapping[str, Any]) -> Object:
+        return {
+            self.redact_text(key): self.redact_field(key, value)
+            for key, value in obj.items()
+            if key not in DROPPED_FIELDS
+        }
 
-    def part(self, key: str, value: Any) -> Any:
+    def redact_field(self, key: str, value: Any) -> Any:
         """What is in the field `key` of an object, as it may be shown."""
         match value:
             case str():
-                return MASK if names_a_secret(key) or CERTIFICATE_FIELDS.search(key) else self.text(value)
+                return MASK if is_secret_key(key) or CERTIFICATE_FIELDS.search(key) else self.redact_text(value)
             case Mapping():
-                return self.mapping(key, value)
+                return self.redact_mapping(key, value)
             case list():
-                return self.sequence(key, value)
+                return self.redact_list(key, value)
         return value
 
-    def mapping(self, key: str, value: Mapping[str, Any]) -> Object:
-        if key in MAPS:
-            return {self.text(name): MASK for name in value}
+    def redact_mapping(self, key: str, value: Mapping[str, Any]) -> Object:
+        if key in SECRET_MAPS:
+            return {self.redact_text(name): MASK for name in value}
         if key == "annotations":
-            return {self.text(name): self.annotation(name, text) for name, text in value.items()}
-        hidden = {name: MASK for name in TEXTS.get(key, ()) if name in value}
-        return self.object({**value, **hidden})
+            return {self.redact_text(name): self.redact_annotation(name, text) for name, text in value.items()}
+        hidden = {name: MASK for name in SECRET_TEXTS.get(key, ()) if name in value}
+        return self.redact_object({**value, **hidden})
 
-    def sequence(self, key: str, value: list[Any]) -> list[Any]:
-        if key in LISTS:
+    def redact_list(self, key: str, value: list[Any]) -> list[Any]:
+        if key in SECRET_LISTS:
             return [MASK]
-        if key in PAIRS:
-            return [self.object({**each, "value": MASK} if "value" in each else each) for each in value]
-        return [self.part(key, each) for each in value]
+        if key in NAME_VALUE_LISTS:
+            return [self.redact_object({**each, "value": MASK} if "value" in each else each) for each in value]
+        return [self.redact_field(key, each) for each in value]
 
-    def annotation(self, name: str, text: str) -> str:
-        return self.text(text) if name in ANNOTATIONS else MASK
+    def redact_annotation(self, name: str, text: str) -> str:
+        return self.redact_text(text) if name in VISIBLE_ANNOTATIONS else MASK
 
 
-def forms(secret: str) -> Iterator[str]:
+def secret_encodings(secret: str) -> Iterator[str]:
     """A secret, and how it looks where it is packed."""
     yield secret
     yield base64.b64encode(secret.encode()).decode().rstrip("=")
@@ -100,11 +104,11 @@ def forms(secret: str) -> Iterator[str]:
 
 def secrets_in(objects: Iterable[Object]) -> frozenset[str]:
     """What Secrets hold, and what variables are set to whose names sound like it."""
-    found = {text for obj in objects for text in (*in_data(obj), *in_variables(obj))}
-    return frozenset(text for text in found if len(text) >= SHORTEST)
+    found = {text for obj in objects for text in (*secret_data_values(obj), *secret_variable_values(obj))}
+    return frozenset(text for text in found if len(text) >= MIN_SECRET_LENGTH)
 
 
-def in_data(obj: Object) -> Iterator[str]:
+def secret_data_values(obj: Object) -> Iterator[str]:
     if obj.get("kind") != "Secret":
         return
     for key, packed in (obj.get("data") or {}).items():
@@ -112,17 +116,17 @@ def in_data(obj: Object) -> Iterator[str]:
             text = base64.b64decode(packed).decode(errors="replace").strip()
         except ValueError:  # what is not packed as it should be is nothing to look for
             continue
-        if key not in NO_SECRETS and "\n" not in text and not text.startswith("{"):
+        if key not in NON_SECRET_KEYS and "\n" not in text and not text.startswith("{"):
             yield text
         yield from credentials_in(text)
 
 
 def credentials_in(kubeconfig: str) -> Iterator[str]:
     """The credentials in the text of a kubeconfig."""
-    yield from KEYED.findall(kubeconfig)
+    yield from KUBECONFIG_CREDENTIAL.findall(kubeconfig)
 
 
-def in_variables(value: Any) -> Iterator[str]:
+def secret_variable_values(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for each in value.get("env") or ():
             if isinstance(each, Mapping) and SECRET_NAMES.search(each.get("name", "")) and each.get("value"):
@@ -130,4 +134,4 @@ def in_variables(value: Any) -> Iterator[str]:
         value = list(value.values())
     if isinstance(value, list):
         for each in value:
-            yield from in_variables(each)
+            yield from secret_variable_values(each)

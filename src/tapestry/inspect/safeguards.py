@@ -9,50 +9,50 @@ from collections.abc import Iterator
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.mounts import enforced_level, mark_of, safeguards_of
+from tapestry.apis.mount_labels import enforced_level, safeguards_of, virtual_cluster_of
 from tapestry.client.client import Client
-from tapestry.inspect.facts import Unseen, physical
 from tapestry.inspect.findings import Finding
-from tapestry.kube.conditions import find
+from tapestry.inspect.snapshots import ClusterUnreadable, physical_client
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, name_of, value_at
 from tapestry.kube.resources import NAMESPACES
 from tapestry.manager.connectivity import Connect
 from tapestry.manager.safeguards import NETWORK_POLICY, NO_NETWORK_POLICY, QUOTA, VOLUME_POLICIES
 
 
-async def safeguards(virtual: Client, connect: Connect) -> list[Finding]:
+async def safeguard_findings(virtual: Client, connect: Connect) -> list[Finding]:
     """What is missing in the mount namespace of each binding; nothing of those that cannot be looked into."""
     bindings = await virtual.list(CLUSTER_BINDINGS)
     async with asyncio.TaskGroup() as group:
-        asked = [(each, group.create_task(mount_namespace(virtual, each, connect))) for each in bindings]
-    return [judged(binding, task.result()) for binding, task in asked if task.result() is not None]
+        asked = [(each, group.create_task(read_mount_namespace(virtual, each, connect))) for each in bindings]
+    return [safeguard_finding(binding, task.result()) for binding, task in asked if task.result() is not None]
 
 
-async def mount_namespace(virtual: Client, binding: Object, connect: Connect) -> Object | None:
+async def read_mount_namespace(virtual: Client, binding: Object, connect: Connect) -> Object | None:
     """The mount namespace of a binding; None where it is not there or cannot be seen."""
     name = value_at(binding, "spec", "mountNamespace", default="")
     try:
-        async with physical(virtual, binding, connect) as client:
+        async with physical_client(virtual, binding, connect) as client:
             found = await client.list(NAMESPACES, fields=f"metadata.name={name}")
-    except Unseen:
+    except ClusterUnreadable:
         return None
     return found[0] if found else None
 
 
-def judged(binding: Object, namespace: Object | None) -> Finding:
+def safeguard_finding(binding: Object, namespace: Object | None) -> Finding:
     name, place = name_of(binding), value_at(binding, "spec", "mountNamespace", default="")
     about = f"safeguards of {name}"
-    if lacks := list(missing(binding, namespace)):
+    if lacks := list(missing_safeguards(binding, namespace)):
         advice = f"`tapestry join {name} --cluster-kubeconfig FILE` sets them up; pods that run there stay"
         return Finding(about, "warning", f"namespace {place} lacks {', '.join(lacks)}", advice)
     quota = "a quota" if QUOTA in safeguards_of(namespace) else "no quota"
     return Finding(about, "ok", f"namespace {place} is marked, enforces {enforced_level(namespace)}, and has {quota}")
 
 
-def missing(binding: Object, namespace: Object | None) -> Iterator[str]:
+def missing_safeguards(binding: Object, namespace: Object | None) -> Iterator[str]:
     """The parts that `tapestry join` would set up."""
     set_up = safeguards_of(namespace)
-    if not mark_of(namespace):
+    if not virtual_cluster_of(namespace):
         yield "the mark of its virtual cluster"
     if enforced_level(namespace) is None:
         yield "a Pod Security level"
@@ -62,6 +62,6 @@ def missing(binding: Object, namespace: Object | None) -> Iterator[str]:
         yield "a quota (only if you give --max-cpu, --max-memory or --max-pods)"
     if value_at(binding, "spec", "allowedVolumes", "drivers") and VOLUME_POLICIES not in set_up:
         yield "admission policies for volumes"
-    permitted = find(value_at(binding, "status", "conditions"), "Permitted") or {}
+    permitted = find_condition(value_at(binding, "status", "conditions"), "Permitted") or {}
     if permitted.get("reason") == keys.PRIORITY_CLASS_MISSING:
         yield "the priority class"

@@ -11,16 +11,16 @@ from msgspec import Struct
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit, TimeWindow
-from tapestry.kube.conditions import find, is_true
+from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, value_at
-from tapestry.kube.quantity import Amounts
-from tapestry.kube.requests import effective_requests, holds_its_node
+from tapestry.kube.pod_requests import effective_requests, occupies_node
+from tapestry.kube.quantity import ResourceList
 from tapestry.kube.times import parse_time
-from tapestry.syncer.leasing import Side, State
-from tapestry.syncer.policies import Reading, reading_of
-from tapestry.syncer.virtual_nodes import leased_of, state_of, taint_named
+from tapestry.syncer.leasing import LeaseState, PolicySide
+from tapestry.syncer.policies import ParsedPolicy, parsed_policy
+from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts, taint_named
 
-NO_TROUBLE = frozenset(
+HARMLESS_REASONS = frozenset(
     {"OutOfTimeWindows", "Reclaimed", "CleanupInProgress", "WaitingSyncerCleanup", keys.MOUNT_NAMESPACE_UNMARKED}
 )
 """Reasons for which something is not so, as it should be."""
@@ -30,11 +30,11 @@ UNREACHABLE = "PhysicalClusterUnreachable"
 RECLAIMED = "Reclaimed"
 
 
-class Value(Struct, frozen=True, rename="camel"):
+class Printable(Struct, frozen=True, rename="camel"):
     """Something to show; field names as in Kubernetes."""
 
 
-class BindingStatus(Value, frozen=True):
+class BindingStatus(Printable, frozen=True):
     name: str
     cluster_id: str
     phase: str
@@ -55,7 +55,7 @@ class BindingStatus(Value, frozen=True):
     troubles: list[str]
 
 
-class NodeStatus(Value, frozen=True):
+class NodeStatus(Printable, frozen=True):
     name: str
     binding: str
     physical_node: str
@@ -73,7 +73,7 @@ class NodeStatus(Value, frozen=True):
     created: datetime
 
 
-class PolicyStatus(Value, frozen=True):
+class PolicyStatus(Printable, frozen=True):
     name: str
     side: str
     cluster: str
@@ -93,10 +93,10 @@ class PolicyStatus(Value, frozen=True):
     created: datetime
 
 
-def binding_status(binding: Object, heard: datetime | None = None) -> BindingStatus:
+def binding_status(binding: Object, last_contact: datetime | None = None) -> BindingStatus:
     """`heard` is when its cluster last answered, where the Leases of its nodes say so."""
     spec, status = binding["spec"], binding.get("status") or {}
-    told = moment_at(status, "lastSeen")
+    told = time_at(status, "lastSeen")
     return BindingStatus(
         name=name_of(binding),
         cluster_id=spec["clusterID"],
@@ -106,73 +106,75 @@ def binding_status(binding: Object, heard: datetime | None = None) -> BindingSta
         pods=status.get("pods") or 0,
         leased=status.get("leased") or {},
         used=status.get("used") or {},
-        next_change=moment_at(status, "nextChange"),
-        last_seen=max(filter(None, (told, heard)), default=None),
-        last_seen_exact=heard is not None or leasing_reason(binding) == UNREACHABLE,
-        created=created(binding),
+        next_change=time_at(status, "nextChange"),
+        last_seen=max(filter(None, (told, last_contact)), default=None),
+        last_seen_exact=last_contact is not None or leasing_reason(binding) == UNREACHABLE,
+        created=creation_time(binding),
         mount_namespace=spec.get("mountNamespace") or "",
         identity=status.get("identity") or "",
-        credentials_expire=moment_at(status, "credentialsExpire"),
-        troubles=list(troubles(status.get("conditions") or ())),
+        credentials_expire=time_at(status, "credentialsExpire"),
+        troubles=list(condition_problems(status.get("conditions") or ())),
     )
 
 
 def leasing_reason(binding: Object) -> str:
     """`Leasing`, or why nothing is lent."""
-    found = find(value_at(binding, "status", "conditions"), "Leasing") or {}
+    found = find_condition(value_at(binding, "status", "conditions"), "Leasing") or {}
     return str(found.get("reason", ""))
 
 
-def troubles(conditions: Iterable[Object]) -> Iterator[str]:
+def condition_problems(conditions: Iterable[Object]) -> Iterator[str]:
     """What is not as it should be; one sentence for each reason, however many conditions give it."""
     told = set()
     for each in conditions:
         reason = each.get("reason")
-        if each["status"] != "True" and reason not in NO_TROUBLE and reason not in told:
+        if each["status"] != "True" and reason not in HARMLESS_REASONS and reason not in told:
             told.add(reason)
             yield f"{each['type']}={each['status']}: {reason}: {each.get('message', '')}".rstrip(": ")
 
 
 def node_status(node: Object, pods: Iterable[Object]) -> NodeStatus:
-    holding = [pod for pod in pods if holds_its_node(pod)]
+    holding = [pod for pod in pods if occupies_node(pod)]
     annotations = annotations_of(node)
     return NodeStatus(
         name=name_of(node),
         binding=annotations.get(keys.CLUSTER_BINDING, ""),
-        physical_node=physical_node(node),
-        state=state_of(node),
-        ready=is_true(node, "Ready"),
-        cordoned=bool(value_at(node, "spec", "unschedulable") or taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE)),
-        leased=leased_of(node).texts(),
-        used=used_by(holding).texts(),
+        physical_node=physical_node_name(node),
+        state=lease_state_of(node),
+        ready=is_condition_true(node, "Ready"),
+        cordoned=bool(
+            value_at(node, "spec", "unschedulable") or taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT)
+        ),
+        leased=leased_amounts(node).texts(),
+        used=total_requests(holding).texts(),
         pods=len(holding),
-        policies=applied(node),
-        lease_ends=moment_at(annotations, keys.LEASE_ENDS),
-        created=created(node),
+        policies=applied_policies(node),
+        lease_ends=time_at(annotations, keys.LEASE_ENDS),
+        created=creation_time(node),
     )
 
 
-def physical_node(node: Object) -> str:
+def physical_node_name(node: Object) -> str:
     """The name of the node below that a virtual one stands for."""
     return annotations_of(node).get(keys.PHYSICAL_NODE_NAME, "")
 
 
-def used_by(pods: Iterable[Object]) -> Amounts:
-    return sum(map(effective_requests, pods), Amounts())
+def total_requests(pods: Iterable[Object]) -> ResourceList:
+    return sum(map(effective_requests, pods), ResourceList())
 
 
-def applied(node: Object) -> list[str]:
+def applied_policies(node: Object) -> list[str]:
     """The policies that a virtual node is lent under."""
     return [each for each in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",") if each]
 
 
 def policy_status(
-    policy: Object, side: Side, seen_by: Binding | None, binding: Object | None, zone: str, now: datetime
+    policy: Object, side: PolicySide, seen_by: Binding | None, binding: Object | None, time_zone: str, now: datetime
 ) -> PolicyStatus:
     """A policy as it counts now for its `binding`; an owner's is told with what that leases under it."""
-    reading = reading_of(policy, side, zone)
+    reading = parsed_policy(policy, side, time_zone)
     status = policy.get("status") or {}
-    share = status if seen_by is None else our_share(status, seen_by)
+    share = status if seen_by is None else binding_share(status, seen_by)
     state = policy_state(reading, binding, now)
     lends = state != RECLAIMED and reading.policy.is_open(now)
     return PolicyStatus(
@@ -182,40 +184,40 @@ def policy_status(
         seen_by=seen_by.name if seen_by else "",
         state=state,
         open=reading.policy.is_open(now),
-        windows=windows_of(reading.policy.spec, zone),
+        windows=window_texts(reading.policy.spec, time_zone),
         limits={limit.resource: limit_text(limit) for limit in reading.policy.spec.resource_limits},
-        terms=terms_of(reading.policy.spec),
+        terms=reclaim_terms_text(reading.policy.spec),
         next_change=reading.policy.schedule.next_change(now),
         nodes=(share.get("nodes") or 0) if lends else 0,
         leased=(share.get("leased") or {}) if lends else {},
-        complaint=reading.complaint,
-        created=created(policy),
+        complaint=reading.error,
+        created=creation_time(policy),
     )
 
 
-def policy_state(reading: Reading, binding: Object | None, now: datetime) -> str:
-    if reading.complaint:
+def policy_state(reading: ParsedPolicy, binding: Object | None, now: datetime) -> str:
+    if reading.error:
         return "Invalid"
     if not reading.policy.is_open(now):
-        return State.CLOSED
-    return RECLAIMED if binding is not None and leasing_reason(binding) == RECLAIMED else State.OPEN
+        return LeaseState.CLOSED
+    return RECLAIMED if binding is not None and leasing_reason(binding) == RECLAIMED else LeaseState.OPEN
 
 
-def our_share(status: Object, binding: Binding) -> Object:
+def binding_share(status: Object, binding: Binding) -> Object:
     """What one binding leases under an owner's policy, as its syncer says there."""
     leases: list[Object] = status.get("leases") or []
     ours = (binding.virtual_cluster, binding.name)
     return next((each for each in leases if (each["virtualCluster"], each["clusterBinding"]) == ours), {})
 
 
-def windows_of(spec: ResourceLeasingPolicySpec, zone: str) -> list[str]:
-    return [window_text(window, spec.time_zone or zone) for window in spec.time_windows]
+def window_texts(spec: ResourceLeasingPolicySpec, time_zone: str) -> list[str]:
+    return [window_text(window, spec.time_zone or time_zone) for window in spec.time_windows]
 
 
-def window_text(window: TimeWindow, zone: str) -> str:
+def window_text(window: TimeWindow, time_zone: str) -> str:
     """`22:00-06:00 Mon,Tue UTC`"""
     days = ",".join(day[:3].capitalize() for day in window.days)
-    return " ".join(filter(None, (f"{window.start}-{window.end}", days, window.time_zone or zone)))
+    return " ".join(filter(None, (f"{window.start}-{window.end}", days, window.time_zone or time_zone)))
 
 
 def limit_text(limit: ResourceLimit) -> str:
@@ -225,7 +227,7 @@ def limit_text(limit: ResourceLimit) -> str:
     return ", ".join(parts) or "all that is idle"
 
 
-def terms_of(spec: ResourceLeasingPolicySpec) -> str:
+def reclaim_terms_text(spec: ResourceLeasingPolicySpec) -> str:
     """How what was lent is taken back, in words."""
     if not spec.force_reclaim:
         return "pods finish"
@@ -233,10 +235,10 @@ def terms_of(spec: ResourceLeasingPolicySpec) -> str:
     return f"reclaimed {spec.graceful_reclaim_period_seconds} s after the end{evicting}"
 
 
-def created(obj: Object) -> datetime:
+def creation_time(obj: Object) -> datetime:
     return parse_time(obj["metadata"]["creationTimestamp"])
 
 
-def moment_at(fields: Mapping[str, str], key: str) -> datetime | None:
+def time_at(fields: Mapping[str, str], key: str) -> datetime | None:
     text = fields.get(key)
     return parse_time(text) if text else None

@@ -4,23 +4,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from tapestry.apis.clusterbindings import LAST_SEEN_EVERY
-from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
-from tapestry.inspect.pods import PodAnswer, PodStatus
+from tapestry.apis.clusterbindings import LAST_SEEN_INTERVAL
+from tapestry.inspect.explain import NodeExplanation, PolicyEffect, PolicyExplanation, ResourceExplanation
+from tapestry.inspect.pods import PodExplanation, PodStatus
 from tapestry.inspect.proposals import NodePlan, PolicyPlan
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
 from tapestry.inspect.tree import BindingBranch, NodeBranch, PodLeaf, Tree
-from tapestry.kube.quantity import NANOS, parse
+from tapestry.kube.quantity import NANOS, parse_quantity
 from tapestry.kube.times import timestamp
 
 if TYPE_CHECKING:
-    from tapestry.inspect.repair import Repaired
+    from tapestry.inspect.repair import RepairResult
 
-NONE = "-"
+EMPTY_CELL = "-"
 GAP, NARROW_GAP = "   ", "  "
 WIDTH = 80
 """Columns of a terminal that tables fit into, unless they are asked to be wide."""
-FEW_WORDS, LONGEST_WINDOW = 12, 24
+MIN_CUT_WIDTH, MAX_WINDOW_LENGTH = 12, 24
 """Characters of a text that are shown at least, and of a window at most."""
 UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -33,8 +33,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], gap: str = GA
     return "\n".join(gap.join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def fitted(
-    header: Sequence[str], rows: Sequence[Sequence[object]], droppable: Sequence[str], cut: str | None = None
+def fitted_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    droppable: Sequence[str],
+    truncated_column: str | None = None,
 ) -> str:
     """A table of at most 80 columns where that is possible: without droppable columns, the first of these first.
 
@@ -43,33 +46,41 @@ def fitted(
     kept = list(range(len(header)))
     shown = [[cell_text(cell) for cell in row] for row in rows]
     for name in droppable:
-        if line_width(header, shown, kept, cut) <= WIDTH:
+        if line_width(header, shown, kept, truncated_column) <= WIDTH:
             break
         kept.remove(header.index(name))
-    room = WIDTH - line_width(header, shown, [each for each in kept if header[each] != cut]) - len(NARROW_GAP)
-    lines = [[shorter(row[each], room) if header[each] == cut else row[each] for each in kept] for row in shown]
+    room = (
+        WIDTH - line_width(header, shown, [each for each in kept if header[each] != truncated_column]) - len(NARROW_GAP)
+    )
+    lines = [
+        [truncated(row[each], room) if header[each] == truncated_column else row[each] for each in kept]
+        for row in shown
+    ]
     return table([header[each] for each in kept], lines, NARROW_GAP)
 
 
 def line_width(
-    header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int], cut: str | None = None
+    header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int], truncated_column: str | None = None
 ) -> int:
     """Columns of a terminal that some columns of a table take; one that may be cut takes a few words."""
     widths = [max(len(header[each]), *(len(row[each]) for row in rows)) for each in kept]
-    least = [min(width, FEW_WORDS) if header[each] == cut else width for each, width in zip(kept, widths, strict=True)]
+    least = [
+        min(width, MIN_CUT_WIDTH) if header[each] == truncated_column else width
+        for each, width in zip(kept, widths, strict=True)
+    ]
     return sum(least) + len(NARROW_GAP) * (len(kept) - 1)
 
 
-def shorter(text: str, room: int) -> str:
-    room = max(room, FEW_WORDS)
-    return text if len(text) <= room else f"{text[: room - 3]}..."
+def truncated(text: str, width: int) -> str:
+    width = max(width, MIN_CUT_WIDTH)
+    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def cell_text(cell: object) -> str:
-    return NONE if cell in ("", None) else str(cell)
+    return EMPTY_CELL if cell in ("", None) else str(cell)
 
 
-def span(length: timedelta) -> str:
+def duration_text(length: timedelta) -> str:
     """A length of time in its two largest units: `3h12m`, `2d`, `45s`."""
     seconds = max(int(length.total_seconds()), 0)
     days, hours, minutes = seconds // DAY, seconds % DAY // HOUR, seconds % HOUR // MINUTE
@@ -80,34 +91,35 @@ def span(length: timedelta) -> str:
     return f"{minutes}m{seconds % MINUTE}s" if minutes else f"{seconds}s"
 
 
-def ago(moment: datetime | None, now: datetime) -> str:
-    return span(now - moment) if moment else ""
+def age_text(moment: datetime | None, now: datetime) -> str:
+    return duration_text(now - moment) if moment else ""
 
 
-def ahead(moment: datetime | None, now: datetime) -> str:
+def time_text(moment: datetime | None, now: datetime) -> str:
     """`2026-03-01T22:00:00Z (in 3h12m)`; or how long that is past."""
     if moment is None:
         return ""
-    return f"{timestamp(moment)} ({f'in {span(moment - now)}' if moment > now else f'{span(now - moment)} ago'})"
+    distance = f"in {duration_text(moment - now)}" if moment > now else f"{duration_text(now - moment)} ago"
+    return f"{timestamp(moment)} ({distance})"
 
 
-def amount(resource: str, text: str) -> str:
+def amount_text(resource: str, text: str) -> str:
     """A quantity as people read it: bytes in their largest unit, the rest as it is written."""
     if not text or not resource.startswith(("memory", "ephemeral-storage", "hugepages-")):
         return text
-    number, rank = parse(text).nano / NANOS, 0
+    number, rank = parse_quantity(text).nano / NANOS, 0
     while abs(number) >= 1024 and rank < len(UNITS) - 1:
         number, rank = number / 1024, rank + 1
     return f"{number:.1f}".removesuffix(".0") + UNITS[rank]
 
 
-def of(amounts: dict[str, str], resource: str) -> str:
-    return amount(resource, amounts.get(resource, ""))
+def resource_text(amounts: dict[str, str], resource: str) -> str:
+    return amount_text(resource, amounts.get(resource, ""))
 
 
-def use(each: BindingStatus | NodeStatus, resource: str) -> str:
+def usage_text(each: BindingStatus | NodeStatus, resource: str) -> str:
     """What is used of what is leased now: `1500m/4`; `1500m/0` where pods still hold something of a closed node."""
-    leased, used = of(each.leased, resource), of(each.used, resource)
+    leased, used = resource_text(each.leased, resource), resource_text(each.used, resource)
     return f"{used or 0}/{leased or 0}" if leased or used else ""
 
 
@@ -120,24 +132,24 @@ def bindings_table(found: Sequence[BindingStatus], now: datetime, *, wide: bool 
     for each in found:
         leasing = each.leasing if each.phase in ("", "Ready") and each.leasing else each.phase
         row: list[object] = [each.name, each.leasing if wide else leasing, each.nodes, each.pods]
-        row += [use(each, resource) for resource in ("cpu", "memory")]
-        row += [f"in {span(each.next_change - now)}" if each.next_change else "", seen_text(each, now)]
+        row += [usage_text(each, resource) for resource in ("cpu", "memory")]
+        row += [f"in {duration_text(each.next_change - now)}" if each.next_change else "", last_seen_text(each, now)]
         if wide:
-            row += [each.cluster_id, each.phase, ago(each.created, now), each.mount_namespace]
-            row += [ahead(each.credentials_expire, now), each.identity]
+            row += [each.cluster_id, each.phase, age_text(each.created, now), each.mount_namespace]
+            row += [time_text(each.credentials_expire, now), each.identity]
         rows.append(row)
     troubles = [f"{each.name}: {trouble}" for each in found for trouble in each.troubles]
-    text = fitted([*header, *more], rows, () if wide else ("PODS", "NODES", "MEMORY"))
+    text = fitted_table([*header, *more], rows, () if wide else ("PODS", "NODES", "MEMORY"))
     return "\n".join([text, *(["", *troubles] if troubles else [])])
 
 
-def seen_text(binding: BindingStatus, now: datetime) -> str:
+def last_seen_text(binding: BindingStatus, now: datetime) -> str:
     """When its cluster last answered; where only that it lately did is known, no more is said."""
     if binding.last_seen is None:
         return ""
-    age, lately = now - binding.last_seen, LAST_SEEN_EVERY + timedelta(minutes=1)
+    age, lately = now - binding.last_seen, LAST_SEEN_INTERVAL + timedelta(minutes=1)
     is_recent = not binding.last_seen_exact and age < lately
-    return f"<{lately // timedelta(minutes=1)}m ago" if is_recent else f"{span(age)} ago"
+    return f"<{lately // timedelta(minutes=1)}m ago" if is_recent else f"{duration_text(age)} ago"
 
 
 def nodes_table(found: Sequence[NodeStatus], now: datetime, *, wide: bool = False) -> str:
@@ -149,13 +161,19 @@ def nodes_table(found: Sequence[NodeStatus], now: datetime, *, wide: bool = Fals
     for each in found:
         ready = ("True" if each.ready else "False") + (",Cordoned" if each.cordoned else "")
         row: list[object] = [each.name, each.state, ready, each.pods]
-        row += [use(each, resource) for resource in ("cpu", "memory")]
-        row += [f"in {span(each.lease_ends - now)}" if each.lease_ends else ""]
+        row += [usage_text(each, resource) for resource in ("cpu", "memory")]
+        row += [f"in {duration_text(each.lease_ends - now)}" if each.lease_ends else ""]
         if wide:
             others = (f"{name}={text}" for name, text in each.leased.items() if name not in ("cpu", "memory"))
-            row += [each.binding, ago(each.created, now), each.physical_node, ",".join(each.policies), ",".join(others)]
+            row += [
+                each.binding,
+                age_text(each.created, now),
+                each.physical_node,
+                ",".join(each.policies),
+                ",".join(others),
+            ]
         rows.append(row)
-    return fitted([*header, *more], rows, () if wide else ("ENDS", "PODS", "MEMORY", "CPU"))
+    return fitted_table([*header, *more], rows, () if wide else ("ENDS", "PODS", "MEMORY", "CPU"))
 
 
 def policies_table(found: Sequence[PolicyStatus], now: datetime, *, wide: bool = False) -> str:
@@ -166,26 +184,28 @@ def policies_table(found: Sequence[PolicyStatus], now: datetime, *, wide: bool =
     rows = []
     for each in found:
         row: list[object] = [f"{each.side}/{each.name}", each.cluster, each.state]
-        row += [f"in {span(each.next_change - now)}" if each.next_change else "", each.nodes]
-        row += [of(each.leased, "cpu"), of(each.leased, "memory")]
+        row += [f"in {duration_text(each.next_change - now)}" if each.next_change else "", each.nodes]
+        row += [resource_text(each.leased, "cpu"), resource_text(each.leased, "memory")]
         limits = "; ".join(f"{name}: {text}" for name, text in each.limits.items())
         row += (
-            [windows_text(each), ago(each.created, now), limits or "none", each.terms] if wide else [count_text(each)]
+            [windows_text(each), age_text(each.created, now), limits or "none", each.terms]
+            if wide
+            else [window_count_text(each)]
         )
         rows.append(row)
     complaints = [f"{each.side}/{each.name}: {each.complaint}" for each in found if each.complaint]
-    text = fitted([*header, *more], rows, () if wide else ("WINDOWS", "NODES", "MEMORY", "CPU"))
+    text = fitted_table([*header, *more], rows, () if wide else ("WINDOWS", "NODES", "MEMORY", "CPU"))
     return "\n".join([text, *(["", *complaints] if complaints else [])])
 
 
-def count_text(policy: PolicyStatus) -> str:
+def window_count_text(policy: PolicyStatus) -> str:
     """How many windows there are, or the only one."""
-    if len(policy.windows) > 1 or len(windows_text(policy)) > LONGEST_WINDOW:
-        return counted(len(policy.windows), "window")
+    if len(policy.windows) > 1 or len(windows_text(policy)) > MAX_WINDOW_LENGTH:
+        return plural_text(len(policy.windows), "window")
     return windows_text(policy)
 
 
-def windows_text(policy: PolicyStatus | PolicyAnswer) -> str:
+def windows_text(policy: PolicyStatus | PolicyEffect) -> str:
     """When it is open; one that cannot be read never is by that, whatever it has no windows for."""
     return "; ".join(policy.windows) or ("" if policy.complaint else "always")
 
@@ -198,20 +218,20 @@ def pods_table(found: Sequence[PodStatus], now: datetime, *, wide: bool = False)
     rows = []
     for each in found:
         row: list[object] = [each.namespace, each.name, each.phase, each.node]
-        row += [each.binding, each.twin, each.physical_node, ago(each.created, now)] if wide else []
+        row += [each.binding, each.twin, each.physical_node, age_text(each.created, now)] if wide else []
         rows.append([*row, reason_text(each.reason, each.why)])
     if wide:
         return table([*header, *more, "WHY"], rows)
     # Where all are of one namespace, it is the one that was asked for.
     same = len({each.namespace for each in found}) == 1
-    return fitted([*header, "WHY"], rows, (*(("NAMESPACE",) if same else ()), "NODE"), cut="WHY")
+    return fitted_table([*header, "WHY"], rows, (*(("NAMESPACE",) if same else ()), "NODE"), truncated_column="WHY")
 
 
 def reason_text(reason: str, why: str) -> str:
     return " ".join(f"{reason}: {why}".split()).strip(": ")
 
 
-def repairs_table(found: "Sequence[Repaired]", *, wide: bool = False) -> str:
+def repairs_table(found: "Sequence[RepairResult]", *, wide: bool = False) -> str:
     if not found:
         return "everything is as it should be"
     header = ["BINDING", "INVARIANT", "SIDE", "OBJECT", "MENDED", "WHAT-IS-WRONG"]
@@ -232,14 +252,18 @@ def tree_text(tree: Tree) -> str:
     lines = [f"virtual cluster {tree.virtual_cluster}"]
     if not tree.bindings:
         return "\n".join([*lines, "no cluster has joined; `tapestry join --help` says how"])
-    return "\n".join([*lines, *drawn([(binding_line(each), node_lines_of(each)) for each in tree.bindings])])
+    return "\n".join([*lines, *tree_lines([(binding_line(each), binding_node_lines(each)) for each in tree.bindings])])
 
 
-def node_lines_of(binding: BindingBranch) -> list[str]:
-    return list(drawn([(node_line(each), drawn([(pod_line(pod), ()) for pod in each.pods])) for each in binding.nodes]))
+def binding_node_lines(binding: BindingBranch) -> list[str]:
+    return list(
+        tree_lines(
+            [(node_line(each), tree_lines([(pod_line(pod), ()) for pod in each.pods])) for each in binding.nodes]
+        )
+    )
 
 
-def drawn(branches: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
+def tree_lines(branches: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
     """Lines of branches, each with the lines that grow out of it."""
     for number, (line, below) in enumerate(branches, start=1):
         is_last = number == len(branches)
@@ -250,11 +274,11 @@ def drawn(branches: Sequence[tuple[str, Iterable[str]]]) -> Iterator[str]:
 def binding_line(branch: BindingBranch) -> str:
     pods = sum(len(node.pods) for node in branch.nodes)
     said = ", ".join(filter(None, (branch.phase, branch.leasing)))
-    amounts = f"{counted(len(branch.nodes), 'node')}, {counted(pods, 'pod')}"
-    return f"{branch.binding} ({branch.cluster_id}): {said or NONE}; {amounts}"
+    amounts = f"{plural_text(len(branch.nodes), 'node')}, {plural_text(pods, 'pod')}"
+    return f"{branch.binding} ({branch.cluster_id}): {said or EMPTY_CELL}; {amounts}"
 
 
-def counted(number: int, noun: str) -> str:
+def plural_text(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -270,109 +294,124 @@ def pod_line(leaf: PodLeaf) -> str:
 # -- explanations
 
 
-def node_text(answer: NodeAnswer, now: datetime) -> str:
-    title = answer.node or f"{answer.physical_node} (no virtual node)"
-    lines = [f"Node {title}: {answer.state} ({answer.reason})", *(f"  {line}" for line in node_lines(answer, now))]
-    if answer.resources:
-        lines += ["", resources_table(answer.resources, seen=not answer.unseen)]
-    if answer.policies:
-        lines += ["", node_policies_table(answer.policies, now)]
+def node_text(explanation: NodeExplanation, now: datetime) -> str:
+    title = explanation.node or f"{explanation.physical_node} (no virtual node)"
+    lines = [
+        f"Node {title}: {explanation.state} ({explanation.reason})",
+        *(f"  {line}" for line in node_lines(explanation, now)),
+    ]
+    if explanation.resources:
+        lines += ["", resources_table(explanation.resources, seen=not explanation.unseen)]
+    if explanation.policies:
+        lines += ["", node_policies_table(explanation.policies, now)]
     return "\n".join(lines)
 
 
-def node_lines(answer: NodeAnswer, now: datetime) -> Iterator[str]:
-    yield answer.why
-    yield f"physical node {answer.physical_node} of ClusterBinding {answer.binding}"
-    if answer.ends:
-        yield f"closes at {ahead(answer.ends, now)}; then {leaving(answer, now)}"
-    elif answer.state != "Open" and answer.resources and not answer.unseen:
-        yield leaving(answer, now)
-    elif answer.state == "Open" and not answer.unseen:
+def node_lines(explanation: NodeExplanation, now: datetime) -> Iterator[str]:
+    yield explanation.why
+    yield f"physical node {explanation.physical_node} of ClusterBinding {explanation.binding}"
+    if explanation.ends:
+        yield f"closes at {time_text(explanation.ends, now)}; then {reclaim_text(explanation, now)}"
+    elif explanation.state != "Open" and explanation.resources and not explanation.unseen:
+        yield reclaim_text(explanation, now)
+    elif explanation.state == "Open" and not explanation.unseen:
         yield "no end is in sight"
-    if answer.next_change and answer.next_change != answer.ends:
-        yield f"next change at {ahead(answer.next_change, now)}"
-    if answer.behind:
-        yield f"the virtual node still shows other amounts of {', '.join(answer.behind)}; is its syncer at work?"
-    if answer.last_seen:
-        yield f"it last answered at {ahead(answer.last_seen, now)}"
-    if answer.unseen:
-        yield f"the physical cluster was not looked into: {answer.unseen}"
+    if explanation.next_change and explanation.next_change != explanation.ends:
+        yield f"next change at {time_text(explanation.next_change, now)}"
+    if explanation.behind:
+        yield f"the virtual node still shows other amounts of {', '.join(explanation.behind)}; is its syncer at work?"
+    if explanation.last_seen:
+        yield f"it last answered at {time_text(explanation.last_seen, now)}"
+    if explanation.unseen:
+        yield f"the physical cluster was not looked into: {explanation.unseen}"
 
 
-def leaving(answer: NodeAnswer, now: datetime) -> str:
+def reclaim_text(explanation: NodeExplanation, now: datetime) -> str:
     """What becomes of pods on a node that closes."""
-    by = f", by {answer.terms_by}" if answer.terms_by else ""
-    if answer.deadline is None:
+    by = f", by {explanation.terms_by}" if explanation.terms_by else ""
+    if explanation.deadline is None:
         return f"pods that are there may finish{by}"
-    if answer.deadline <= now:
+    if explanation.deadline <= now:
         return f"pods that are still there are being reclaimed{by}"
-    return f"pods that are there are reclaimed at {ahead(answer.deadline, now)}{by}"
+    return f"pods that are there are reclaimed at {time_text(explanation.deadline, now)}{by}"
 
 
-def resources_table(found: Iterable[ResourceAnswer], *, seen: bool) -> str:
+def resources_table(found: Iterable[ResourceExplanation], *, seen: bool) -> str:
     if not seen:
-        rows = [[each.resource, amount(each.resource, each.leased), amount(each.resource, each.used)] for each in found]
+        rows = [
+            [each.resource, amount_text(each.resource, each.leased), amount_text(each.resource, each.used)]
+            for each in found
+        ]
         return table(["RESOURCE", "LEASED", "USED"], rows)
     rows = []
     for each in found:
         parts = (each.allocatable, each.foreign, each.idle, each.leased, each.used)
         floored = f"; {each.floored} floored" if each.floored else ""
         decided = f"{each.decided_by}: {each.rule}{floored}" if each.rule else each.decided_by + floored
-        rows.append([each.resource, *(amount(each.resource, part) for part in parts), decided])
+        rows.append([each.resource, *(amount_text(each.resource, part) for part in parts), decided])
     return table(["RESOURCE", "ALLOCATABLE", "FOREIGN", "IDLE", "LEASED", "USED", "DECIDED-BY"], rows)
 
 
-def node_policies_table(found: Iterable[PolicyAnswer], now: datetime) -> str:
+def node_policies_table(found: Iterable[PolicyEffect], now: datetime) -> str:
     rows = []
     for each in found:
         state = "Open" if each.open else "Closed"
         role = (
             "" if each.selects is None else "decides" if each.decides else "counts" if each.selects else "other nodes"
         )
-        change = f"{'closes' if each.open else 'opens'} {ahead(each.next_change, now)}" if each.next_change else ""
+        change = f"{'closes' if each.open else 'opens'} {time_text(each.next_change, now)}" if each.next_change else ""
         said = f"Invalid: {each.complaint}" if each.complaint else state
         rows.append([each.policy, said, role, change, windows_text(each), each.terms])
     return table(["POLICY", "STATE", "ROLE", "NEXT-CHANGE", "WINDOWS", "TERMS"], rows)
 
 
-def policy_text(answer: PolicyExplanation, now: datetime) -> str:
-    state = "Open" if answer.open else "Closed"
-    since = f" since {ahead(answer.since, now)}" if answer.since else ""
-    lines = [f"Policy {answer.policy}: {state}{since}"]
-    if answer.complaint:
-        instead = "its last good spec goes on" if answer.uses_last_good else "it offers nothing, and takes nothing back"
-        lines.append(f"  invalid: {answer.complaint}; {instead}")
+def policy_text(explanation: PolicyExplanation, now: datetime) -> str:
+    state = "Open" if explanation.open else "Closed"
+    since = f" since {time_text(explanation.since, now)}" if explanation.since else ""
+    lines = [f"Policy {explanation.policy}: {state}{since}"]
+    if explanation.complaint:
+        instead = (
+            "its last good spec goes on" if explanation.uses_last_good else "it offers nothing, and takes nothing back"
+        )
+        lines.append(f"  invalid: {explanation.complaint}; {instead}")
     lines.append(
-        f"  for ClusterBinding {answer.binding}"
-        if answer.binding
-        else f"  for nobody: no ClusterBinding has the name or clusterID {answer.cluster}"
+        f"  for ClusterBinding {explanation.binding}"
+        if explanation.binding
+        else f"  for nobody: no ClusterBinding has the name or clusterID {explanation.cluster}"
     )
-    if not answer.complaint or answer.uses_last_good:
-        lines += policy_lines(answer, now)
-    others = f"; {counted(answer.others, 'node')} under it closed" if answer.others else ""
-    if not answer.nodes:
+    if not explanation.complaint or explanation.uses_last_good:
+        lines += policy_lines(explanation, now)
+    others = f"; {plural_text(explanation.others, 'node')} under it closed" if explanation.others else ""
+    if not explanation.nodes:
         return "\n".join([*lines, f"  lends nothing now{others}"])
-    lines.append(f"  lends {counted(len(answer.nodes), 'node')} now{others}")
-    rows = [[each.node, each.state, of(each.leased, "cpu"), of(each.leased, "memory")] for each in answer.nodes]
-    rows.append(["all", "", of(answer.leased, "cpu"), of(answer.leased, "memory")])
+    lines.append(f"  lends {plural_text(len(explanation.nodes), 'node')} now{others}")
+    rows = [
+        [each.node, each.state, resource_text(each.leased, "cpu"), resource_text(each.leased, "memory")]
+        for each in explanation.nodes
+    ]
+    rows.append(["all", "", resource_text(explanation.leased, "cpu"), resource_text(explanation.leased, "memory")])
     return "\n".join([*lines, "", table(["NODE", "STATE", "LEASED-CPU", "LEASED-MEMORY"], rows)])
 
 
-def policy_lines(answer: PolicyExplanation, now: datetime) -> Iterator[str]:
+def policy_lines(explanation: PolicyExplanation, now: datetime) -> Iterator[str]:
     """What a policy that can be read says: when, how much, and how it ends."""
-    verb = "closes" if answer.open else "opens"
-    yield f"  {verb} at {ahead(answer.next_change, now)}" if answer.next_change else "  never changes by the clock"
-    yield f"  windows: {'; '.join(answer.windows) or 'always'}"
-    limits = "; ".join(f"{name}: {text}" for name, text in answer.limits.items())
+    verb = "closes" if explanation.open else "opens"
+    yield (
+        f"  {verb} at {time_text(explanation.next_change, now)}"
+        if explanation.next_change
+        else "  never changes by the clock"
+    )
+    yield f"  windows: {'; '.join(explanation.windows) or 'always'}"
+    limits = "; ".join(f"{name}: {text}" for name, text in explanation.limits.items())
     yield f"  of each node: {limits or 'all that is idle'}; a resource that is not named is lent whole"
-    yield f"  at the end: {answer.terms}"
+    yield f"  at the end: {explanation.terms}"
 
 
 def plan_text(plan: PolicyPlan, now: datetime) -> str:
     """What a policy that is not there yet would change."""
     state = "open" if plan.open else "closed"
     lines = [f"Policy {plan.policy} for ClusterBinding {plan.binding}: {'new' if plan.is_new else 'changed'}"]
-    change = f", {'closes' if plan.open else 'opens'} at {ahead(plan.next_change, now)}" if plan.next_change else ""
+    change = f", {'closes' if plan.open else 'opens'} at {time_text(plan.next_change, now)}" if plan.next_change else ""
     lines.append(f"  would be {state} now{change}")
     lines.append(f"  windows: {'; '.join(plan.windows) or 'always'}")
     lines.append(f"  at the end: {plan.terms}")
@@ -381,57 +420,63 @@ def plan_text(plan: PolicyPlan, now: datetime) -> str:
     rows = [
         [
             each.node,
-            arrow(each.state_now, each.state_then),
-            *(arrow(of(each.leased_now, name) or "0", of(each.leased_then, name) or "0") for name in ("cpu", "memory")),
-            leavers_text(each, now),
+            change_text(each.state_now, each.state_then),
+            *(
+                change_text(resource_text(each.leased_now, name) or "0", resource_text(each.leased_then, name) or "0")
+                for name in ("cpu", "memory")
+            ),
+            reclaimed_pods_text(each, now),
         ]
         for each in plan.nodes
     ]
-    totals = (arrow(of(plan.leased_now, name) or "0", of(plan.leased_then, name) or "0") for name in ("cpu", "memory"))
+    totals = (
+        change_text(resource_text(plan.leased_now, name) or "0", resource_text(plan.leased_then, name) or "0")
+        for name in ("cpu", "memory")
+    )
     rows.append(["all", "", *totals, str(sum(len(each.reclaimed) for each in plan.nodes))])
-    lines += ["", fitted(["NODE", "STATE", "CPU", "MEMORY", "PODS-RECLAIMED"], rows, ())]
+    lines += ["", fitted_table(["NODE", "STATE", "CPU", "MEMORY", "PODS-RECLAIMED"], rows, ())]
     pods = [f"  {pod} on {each.node}" for each in plan.nodes for pod in each.reclaimed]
     return "\n".join([*lines, *(["", "Pods that would have to leave:", *pods] if pods else [])])
 
 
-def arrow(before: str, after: str) -> str:
+def change_text(before: str, after: str) -> str:
     return after if before == after else f"{before} -> {after}"
 
 
-def leavers_text(node: NodePlan, now: datetime) -> str:
+def reclaimed_pods_text(node: NodePlan, now: datetime) -> str:
     if not node.reclaimed:
         return "0"
     assert node.deadline is not None
-    when = f"in {span(node.deadline - now)}" if node.deadline > now else "now"
+    when = f"in {duration_text(node.deadline - now)}" if node.deadline > now else "now"
     return f"{len(node.reclaimed)} {when}"
 
 
-def pod_text(answer: PodAnswer, now: datetime) -> str:
-    pod = answer.pod
+def pod_text(explanation: PodExplanation, now: datetime) -> str:
+    pod = explanation.pod
     lines = [f"Pod {pod.namespace}/{pod.name}: {pod.state}{f' ({pod.reason})' if pod.reason else ''}"]
-    lines += [f"  {line}" for line in pod_lines(answer, now)]
-    if answer.obstacles:
-        rows = [[each.what, f"{each.nodes} of {answer.nodes}", each.todo] for each in answer.obstacles]
+    lines += [f"  {line}" for line in pod_lines(explanation, now)]
+    if explanation.obstacles:
+        rows = [[each.what, f"{each.nodes} of {explanation.nodes}", each.todo] for each in explanation.obstacles]
         lines += ["", table(["WHAT-BARS-IT", "NODES", "WHAT-TO-DO"], rows)]
     return "\n".join(lines)
 
 
-def pod_lines(answer: PodAnswer, now: datetime) -> Iterator[str]:
-    pod = answer.pod
+def pod_lines(explanation: PodExplanation, now: datetime) -> Iterator[str]:
+    pod = explanation.pod
     if pod.why:
         yield pod.why
-    if answer.deadline:
-        yield f"if that lasts it fails at {ahead(answer.deadline, now)}, unless its syncer was told otherwise"
-    if answer.free_nodes:
-        free = f"{answer.free_nodes} of {answer.nodes} virtual nodes"
+    if explanation.deadline:
+        yield f"if that lasts it fails at {time_text(explanation.deadline, now)}, unless its syncer was told otherwise"
+    if explanation.free_nodes:
+        free = f"{explanation.free_nodes} of {explanation.nodes} virtual nodes"
         yield f"taints, labels and room let it onto {free}: its scheduler has yet to choose one, or said why not"
     if pod.binding:
         yield f"node {pod.node}, which is {pod.physical_node} of ClusterBinding {pod.binding}"
     if pod.twin:
-        placed = f" on {answer.twin_node}" if answer.twin_node else ""
-        yield f"twin {pod.twin}{f': {answer.twin_phase}{placed}' if answer.twin_phase else ''}"
-    yield from answer.notes
-    if answer.todo and not answer.obstacles:
-        yield f"what to do: {answer.todo}"
-    if answer.unseen:
-        yield f"the physical cluster was not looked into: {answer.unseen}"
+        placed = f" on {explanation.twin_node}" if explanation.twin_node else ""
+        yield f"twin {pod.twin}{f': {explanation.twin_phase}{placed}' if explanation.twin_phase else ''}"
+    yield from explanation.notes
+    if explanation.todo and not explanation.obstacles:
+        yield f"what to do: {explanation.todo}"
+    if explanation.unseen:
+        yield f"the physical cluster was not looked into: {explanation.unseen}"

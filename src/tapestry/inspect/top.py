@@ -4,21 +4,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tapestry.inspect.facts import Above, above
-from tapestry.inspect.metrics import NOTHING, Gauges, Measures
-from tapestry.inspect.questions import Questions
-from tapestry.inspect.status import Value, physical_node, used_by
-from tapestry.inspect.tables import NONE, fitted, of, table
+from tapestry.inspect.metrics import ZERO_USAGE, BindingUsage, UsageReader
+from tapestry.inspect.queries import Queries
+from tapestry.inspect.snapshots import VirtualSnapshot, read_virtual_cluster
+from tapestry.inspect.status import Printable, physical_node_name, total_requests
+from tapestry.inspect.tables import EMPTY_CELL, fitted_table, resource_text, table
 from tapestry.kube.objects import Object, name_of, namespace_of, uid_of
-from tapestry.kube.quantity import Amounts, parse
-from tapestry.kube.requests import holds_its_node
-from tapestry.syncer.virtual_nodes import leased_of
+from tapestry.kube.pod_requests import occupies_node
+from tapestry.kube.quantity import ResourceList, parse_quantity
+from tapestry.syncer.virtual_nodes import leased_amounts
 
-SHOWN = ("cpu", "memory")
+RESOURCES = ("cpu", "memory")
 Order = Literal["cpu", "memory", "name"]
 
 
-class Load(Value, frozen=True, kw_only=True):
+class Load(Printable, frozen=True, kw_only=True):
     """Amounts of one thing."""
 
     name: str
@@ -28,19 +28,19 @@ class Load(Value, frozen=True, kw_only=True):
     """None where nobody measures it."""
 
 
-class Lent(Load, frozen=True, kw_only=True):
+class LeasedLoad(Load, frozen=True, kw_only=True):
     """Amounts of something that is lent."""
 
     leased: dict[str, str]
     pods: int
 
 
-class ClusterLoad(Lent, frozen=True, kw_only=True):
+class ClusterLoad(LeasedLoad, frozen=True, kw_only=True):
     cluster_id: str
     nodes: int
 
 
-class NodeLoad(Lent, frozen=True, kw_only=True):
+class NodeLoad(LeasedLoad, frozen=True, kw_only=True):
     physical_node: str
 
 
@@ -50,12 +50,12 @@ class PodLoad(Load, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Top:
+class UsageReport:
     """Everything that is lent by some bindings, with what was measured of it."""
 
-    facts: Above
+    facts: VirtualSnapshot
     bindings: list[Object]
-    measures: Mapping[str, Measures]
+    usage: Mapping[str, BindingUsage]
     """By the UID of the binding."""
 
     def clusters(self) -> list[ClusterLoad]:
@@ -64,7 +64,7 @@ class Top:
     def cluster(self, binding: Object) -> ClusterLoad:
         nodes = self.facts.nodes_of(uid_of(binding))
         pods = [pod for node in nodes for pod in self.pods_on(node)]
-        leased = sum(map(leased_of, nodes), Amounts())
+        leased = sum(map(leased_amounts, nodes), ResourceList())
         return ClusterLoad(
             name=name_of(binding),
             binding=name_of(binding),
@@ -72,8 +72,8 @@ class Top:
             nodes=len(nodes),
             pods=len(pods),
             leased=leased.texts(),
-            requested=(NOTHING + used_by(pods)).texts(),
-            used=self.used(binding, pods),
+            requested=(ZERO_USAGE + total_requests(pods)).texts(),
+            used=self.used_amounts(binding, pods),
         )
 
     def nodes(self) -> list[NodeLoad]:
@@ -84,11 +84,11 @@ class Top:
         return NodeLoad(
             name=name_of(node),
             binding=name_of(binding),
-            physical_node=physical_node(node),
+            physical_node=physical_node_name(node),
             pods=len(pods),
-            leased=leased_of(node).texts(),
-            requested=(NOTHING + used_by(pods)).texts(),
-            used=self.used(binding, pods),
+            leased=leased_amounts(node).texts(),
+            requested=(ZERO_USAGE + total_requests(pods)).texts(),
+            used=self.used_amounts(binding, pods),
         )
 
     def pods(self, namespace: str | None) -> list[PodLoad]:
@@ -98,8 +98,8 @@ class Top:
                 namespace=namespace_of(pod) or "",
                 node=name_of(node),
                 binding=name_of(each),
-                requested=(NOTHING + used_by([pod])).texts(),
-                used=self.used(each, [pod]),
+                requested=(ZERO_USAGE + total_requests([pod])).texts(),
+                used=self.used_amounts(each, [pod]),
             )
             for each in self.bindings
             for node in self.facts.nodes_of(uid_of(each))
@@ -108,29 +108,29 @@ class Top:
         ]
 
     def pods_on(self, node: Object) -> list[Object]:
-        return [pod for pod in self.facts.pods[name_of(node)] if holds_its_node(pod)]
+        return [pod for pod in self.facts.pods[name_of(node)] if occupies_node(pod)]
 
-    def used(self, binding: Object, pods: Iterable[Object]) -> dict[str, str] | None:
-        found = self.measures[uid_of(binding)].of(pods)
+    def used_amounts(self, binding: Object, pods: Iterable[Object]) -> dict[str, str] | None:
+        found = self.usage[uid_of(binding)].total(pods)
         return None if found is None else found.texts()
 
-    def unmeasured(self) -> list[str]:
+    def missing_usage_messages(self) -> list[str]:
         """A sentence for each binding of whose pods nobody knows what they use."""
-        missing = [(name_of(each), self.measures[uid_of(each)].missing) for each in self.bindings]
+        missing = [(name_of(each), self.usage[uid_of(each)].error) for each in self.bindings]
         return [f"what pods of {name} use is not shown: {why}" for name, why in missing if why]
 
 
-async def top(questions: Questions, gauges: Gauges, binding: str | None) -> Top:
-    facts = await above(questions.client)
-    chosen = questions.chosen(facts, binding)
-    return Top(facts, chosen, await gauges.measures(facts, chosen))
+async def usage_report(queries: Queries, reader: UsageReader, binding: str | None) -> UsageReport:
+    facts = await read_virtual_cluster(queries.client)
+    chosen = queries.selected_bindings(facts, binding)
+    return UsageReport(facts, chosen, await reader.usage_by_binding(facts, chosen))
 
 
-def busiest_first(found: Iterable[Any], order: Order) -> list[Any]:
+def sorted_loads(found: Iterable[Any], order: Order) -> list[Any]:
     """By what is used of a resource or, where nobody knows, requested; names decide between equals."""
 
     def amount(load: Load) -> int:
-        return parse((load.requested if load.used is None else load.used).get(order, "0")).nano
+        return parse_quantity((load.requested if load.used is None else load.used).get(order, "0")).nano
 
     named = sorted(found, key=lambda load: (load.binding, load.name))
     return named if order == "name" else sorted(named, key=amount, reverse=True)
@@ -146,15 +146,15 @@ def loads_table(found: Sequence[Load], *, wide: bool = False) -> str:
     """
     if not found:
         return "nothing is lent, or nothing runs on it; `tapestry status` says what there is"
-    lines = [[*names(each, wide=wide), *(amounts(each) if wide else summaries(each))] for each in found]
+    lines = [[*name_cells(each, wide=wide), *(amount_cells(each) if wide else summary_cells(each))] for each in found]
     header, rows = [title for title, _ in lines[0]], [[cell for _, cell in line] for line in lines]
     if wide:
         return table(header, rows)
-    note = "USED/REQUESTED/LEASED" if isinstance(found[0], Lent) else "USED/REQUESTED"
-    return f"{fitted(header, rows, droppable(found))}\n\n{note}; - is not measured"
+    note = "USED/REQUESTED/LEASED" if isinstance(found[0], LeasedLoad) else "USED/REQUESTED"
+    return f"{fitted_table(header, rows, droppable_columns(found))}\n\n{note}; - is not measured"
 
 
-def droppable(found: Sequence[Load]) -> Sequence[str]:
+def droppable_columns(found: Sequence[Load]) -> Sequence[str]:
     """Columns to do without on a narrow terminal: a namespace that all pods share first."""
     pods = [each for each in found if isinstance(each, PodLoad)]
     if not pods:
@@ -166,7 +166,7 @@ Cell = tuple[str, object]
 """Below its title."""
 
 
-def names(load: Load, *, wide: bool) -> list[Cell]:
+def name_cells(load: Load, *, wide: bool) -> list[Cell]:
     match load:
         case ClusterLoad():
             return [("CLUSTER", load.name), ("NODES", load.nodes), ("PODS", load.pods)]
@@ -177,37 +177,40 @@ def names(load: Load, *, wide: bool) -> list[Cell]:
     raise TypeError(f"{type(load).__name__} is nothing that is shown")
 
 
-def summaries(load: Load) -> Iterator[Cell]:
+def summary_cells(load: Load) -> Iterator[Cell]:
     """`120m/1500m/4`: what is used, requested, and leased."""
-    for resource in SHOWN:
-        parts = [load.used, load.requested, *([load.leased] if isinstance(load, Lent) else [])]
-        yield resource.upper(), "/".join(NONE if part is None else of(part, resource) or "0" for part in parts)
+    for resource in RESOURCES:
+        parts = [load.used, load.requested, *([load.leased] if isinstance(load, LeasedLoad) else [])]
+        yield (
+            resource.upper(),
+            "/".join(EMPTY_CELL if part is None else resource_text(part, resource) or "0" for part in parts),
+        )
 
 
-def amounts(load: Load) -> Iterator[Cell]:
-    for resource in SHOWN:
-        if isinstance(load, Lent):
-            yield f"LEASED-{resource.upper()}", of(load.leased, resource)
+def amount_cells(load: Load) -> Iterator[Cell]:
+    for resource in RESOURCES:
+        if isinstance(load, LeasedLoad):
+            yield f"LEASED-{resource.upper()}", resource_text(load.leased, resource)
         for part, found in (("REQUESTED", load.requested), ("USED", load.used)):
-            yield f"{part}-{resource.upper()}", of(found or {}, resource)
-            if isinstance(load, Lent):
-                yield f"{part}%", share(found, load.leased, resource)
-    yield "OTHER", others(load)
+            yield f"{part}-{resource.upper()}", resource_text(found or {}, resource)
+            if isinstance(load, LeasedLoad):
+                yield f"{part}%", percent_text(found, load.leased, resource)
+    yield "OTHER", other_resources_text(load)
 
 
-def share(part: dict[str, str] | None, whole: dict[str, str], resource: str) -> str:
-    leased = parse(whole.get(resource, "0")).nano
+def percent_text(part: dict[str, str] | None, whole: dict[str, str], resource: str) -> str:
+    leased = parse_quantity(whole.get(resource, "0")).nano
     if part is None or not leased:
         return ""
-    return f"{100 * parse(part.get(resource, '0')).nano / leased:.0f}%"
+    return f"{100 * parse_quantity(part.get(resource, '0')).nano / leased:.0f}%"
 
 
-def others(load: Load) -> str:
+def other_resources_text(load: Load) -> str:
     """`nvidia.com/gpu=2/8`: requested, of what is leased."""
-    whole = load.leased if isinstance(load, Lent) else {}
-    found = [name for name in {**whole, **load.requested} if name not in (*SHOWN, "pods")]
-    return ",".join(f"{name}={'/'.join(told(name, load.requested, whole))}" for name in found)
+    whole = load.leased if isinstance(load, LeasedLoad) else {}
+    found = [name for name in {**whole, **load.requested} if name not in (*RESOURCES, "pods")]
+    return ",".join(f"{name}={'/'.join(requested_and_leased(name, load.requested, whole))}" for name in found)
 
 
-def told(name: str, requested: dict[str, str], whole: dict[str, str]) -> list[str]:
+def requested_and_leased(name: str, requested: dict[str, str], whole: dict[str, str]) -> list[str]:
     return [requested.get(name, "0"), *([whole[name]] if name in whole else [])]

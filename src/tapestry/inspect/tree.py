@@ -3,27 +3,27 @@
 from collections.abc import Iterable
 
 from tapestry.apis.clusterbindings import Binding
-from tapestry.inspect.facts import Above
-from tapestry.inspect.pods import Placed, pod_status
-from tapestry.inspect.status import Value, binding_status, node_status
+from tapestry.inspect.pods import PlacedPod, pod_status
+from tapestry.inspect.snapshots import VirtualSnapshot
+from tapestry.inspect.status import Printable, binding_status, node_status
 from tapestry.kube.objects import Object, key_of, name_of
 
 
-class PodLeaf(Value, frozen=True):
+class PodLeaf(Printable, frozen=True):
     pod: str
     phase: str
     twin: str
     reason: str
 
 
-class NodeBranch(Value, frozen=True):
+class NodeBranch(Printable, frozen=True):
     node: str
     physical_node: str
     state: str
     pods: list[PodLeaf]
 
 
-class BindingBranch(Value, frozen=True):
+class BindingBranch(Printable, frozen=True):
     binding: str
     cluster_id: str
     phase: str
@@ -31,13 +31,13 @@ class BindingBranch(Value, frozen=True):
     nodes: list[NodeBranch]
 
 
-class Tree(Value, frozen=True):
+class Tree(Printable, frozen=True):
     virtual_cluster: str
     """The UID of its kube-system namespace."""
     bindings: list[BindingBranch]
 
 
-def branch(facts: Above, obj: Object, binding: Binding, nodes: Iterable[Object]) -> BindingBranch:
+def binding_branch(snapshot: VirtualSnapshot, obj: Object, binding: Binding, nodes: Iterable[Object]) -> BindingBranch:
     """A binding with its virtual `nodes`."""
     shown = binding_status(obj)
     return BindingBranch(
@@ -45,21 +45,21 @@ def branch(facts: Above, obj: Object, binding: Binding, nodes: Iterable[Object])
         cluster_id=shown.cluster_id,
         phase=shown.phase,
         leasing=shown.leasing,
-        nodes=[node_branch(facts, node, binding) for node in sorted(nodes, key=name_of)],
+        nodes=[node_branch(snapshot, node, binding) for node in sorted(nodes, key=name_of)],
     )
 
 
-def node_branch(facts: Above, node: Object, binding: Binding) -> NodeBranch:
-    pods = sorted(facts.pods[name_of(node)], key=key_of)
+def node_branch(snapshot: VirtualSnapshot, node: Object, binding: Binding) -> NodeBranch:
+    pods = sorted(snapshot.pods[name_of(node)], key=key_of)
     shown = node_status(node, pods)
     return NodeBranch(
         node=shown.name,
         physical_node=shown.physical_node,
         state=shown.state,
-        pods=[leaf(pod, node, binding) for pod in pods],
+        pods=[pod_leaf(pod, node, binding) for pod in pods],
     )
 
 
-def leaf(pod: Object, node: Object, binding: Binding) -> PodLeaf:
-    shown = pod_status(Placed(pod, node, binding))
+def pod_leaf(pod: Object, node: Object, binding: Binding) -> PodLeaf:
+    shown = pod_status(PlacedPod(pod, node, binding))
     return PodLeaf(pod=key_of(pod), phase=shown.phase, twin=shown.twin, reason=shown.reason)

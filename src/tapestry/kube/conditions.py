@@ -11,7 +11,7 @@ from tapestry.kube.objects import Object, value_at
 from tapestry.kube.times import timestamp
 
 
-def condition(
+def new_condition(
     type: str, status: bool | None, reason: str, message: str = "", *, observed_generation: int | None = None
 ) -> Object:
     """A condition without its time, which `with_condition` knows; a status of None is Unknown.
@@ -36,7 +36,7 @@ def with_condition(conditions: list[Object] | None, new: Object, now: datetime) 
     does so at the `lastTransitionTime` of `new`, if it has one, or now.
     """
     before = conditions or []
-    old = find(before, new["type"])
+    old = find_condition(before, new["type"])
     source = old if old is not None and old.get("status") == new["status"] else new
     entry = {**new, "lastTransitionTime": source.get("lastTransitionTime") or timestamp(now)}
     if old is None:
@@ -46,12 +46,12 @@ def with_condition(conditions: list[Object] | None, new: Object, now: datetime) 
     return [entry if each is old else each for each in before]
 
 
-def find(conditions: Iterable[Object] | None, type: str) -> Object | None:
+def find_condition(conditions: Iterable[Object] | None, type: str) -> Object | None:
     """The condition of that type; None where nobody has set it yet."""
     return next((each for each in conditions or () if each.get("type") == type), None)
 
 
-def is_true(obj: Object, type: str) -> bool:
+def is_condition_true(obj: Object, type: str) -> bool:
     """Whether the object has the condition with status True; Unknown and missing are not true."""
-    found = find(value_at(obj, "status", "conditions"), type)
+    found = find_condition(value_at(obj, "status", "conditions"), type)
     return found is not None and found.get("status") == "True"

@@ -8,7 +8,7 @@
     )
 
 `crd(AT)` is what a cluster is told about the kind, and what our own API server serves it by; `decode(AT, obj)` is the
-spec of an object as its Struct.  How Structs are written is told in `tapestry.kube.fields`.
+spec of an object as its Struct.  How Structs are written is told in `tapestry.kube.api_types`.
 """
 
 import re
@@ -18,10 +18,10 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from tapestry.kube.fields import decoded
+from tapestry.kube.api_types import decode_hook
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CRDS, Resource
-from tapestry.kube.schemas import PRESERVE, SchemaError, schema_of
+from tapestry.kube.schemas import PRESERVE_UNKNOWN_FIELDS, SchemaError, schema_of
 
 S = TypeVar("S", bound=Struct)
 
@@ -44,9 +44,9 @@ AGE = Column("Age", ".metadata.creationTimestamp", "date")
 class Scale:
     """Where the scale subresource finds its numbers; autoscalers need the `selector` too, a string in the status."""
 
-    replicas: str = ".spec.replicas"
-    ready: str = ".status.replicas"
-    selector: str = ""
+    spec_replicas: str = ".spec.replicas"
+    status_replicas: str = ".status.replicas"
+    label_selector: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,11 @@ def crd(*versions: Kind[Any]) -> Object:
     """
     stored = [kind for kind in versions if kind.storage]
     if len(stored) != 1:
-        raise ValueError(f"{described(versions)}: storage=True belongs on exactly one version, not on {len(stored)}")
+        raise ValueError(
+            f"{version_names(versions)}: storage=True belongs on exactly one version, not on {len(stored)}"
+        )
     if len({replace(kind.resource, version="") for kind in versions}) != 1:
-        raise ValueError(f"{described(versions)}: the versions of a kind differ in nothing but the version")
+        raise ValueError(f"{version_names(versions)}: the versions of a kind differ in nothing but the version")
     resource = stored[0].resource
     names = {
         "kind": resource.kind,
@@ -112,12 +114,12 @@ def crd_version(kind: Kind[Any]) -> Object:
             **({"status": schema_of(kind.status)} if kind.status else {}),
         },
     }
-    for path in paths_of(kind):
-        if not leads_somewhere(path, schema):
+    for path in referenced_paths(kind):
+        if not is_path_in_schema(path, schema):
             raise SchemaError(f"{kind.resource.kind}: {path} is in neither {kind.spec.__name__} nor the status")
     subresources = {
         **({"status": {}} if kind.status else {}),
-        **({"scale": scale_of(kind.scale)} if kind.scale else {}),
+        **({"scale": scale_subresource(kind.scale)} if kind.scale else {}),
     }
     return {
         "name": kind.resource.version,
@@ -125,20 +127,20 @@ def crd_version(kind: Kind[Any]) -> Object:
         "storage": kind.storage,
         "schema": {"openAPIV3Schema": schema},
         **({"subresources": subresources} if subresources else {}),
-        **({"additionalPrinterColumns": [column_of(column) for column in kind.columns]} if kind.columns else {}),
+        **({"additionalPrinterColumns": [printer_column(column) for column in kind.columns]} if kind.columns else {}),
     }
 
 
-def scale_of(scale: Scale) -> Object:
+def scale_subresource(scale: Scale) -> Object:
     paths = {
-        "specReplicasPath": scale.replicas,
-        "statusReplicasPath": scale.ready,
-        "labelSelectorPath": scale.selector,
+        "specReplicasPath": scale.spec_replicas,
+        "statusReplicasPath": scale.status_replicas,
+        "labelSelectorPath": scale.label_selector,
     }
     return {key: path for key, path in paths.items() if path}
 
 
-def column_of(column: Column) -> Object:
+def printer_column(column: Column) -> Object:
     found = {
         "name": column.name,
         "jsonPath": column.path,
@@ -149,40 +151,40 @@ def column_of(column: Column) -> Object:
     return {key: value for key, value in found.items() if value}
 
 
-def paths_of(kind: Kind[Any]) -> list[str]:
+def referenced_paths(kind: Kind[Any]) -> list[str]:
     columns = [column.path for column in kind.columns]
-    return columns + (list(scale_of(kind.scale).values()) if kind.scale else [])
+    return columns + (list(scale_subresource(kind.scale).values()) if kind.scale else [])
 
 
-def leads_somewhere(path: str, schema: Object) -> bool:
+def is_path_in_schema(path: str, schema: Object) -> bool:
     """Whether a value can be at `path`; filters and the metadata, which has no schema, are taken on trust."""
     steps = path.removeprefix(".").split(".")
     if steps[0] == "metadata" or "[" in path:
         return True
     found: Object | None = schema
     for step in steps:
-        if found is None or found.get(PRESERVE):
+        if found is None or found.get(PRESERVE_UNKNOWN_FIELDS):
             break
         found = found.get("properties", {}).get(step) or found.get("additionalProperties")
     return found is not None
 
 
-def described(versions: tuple[Kind[Any], ...]) -> str:
+def version_names(versions: tuple[Kind[Any], ...]) -> str:
     return ", ".join(f"{kind.resource.name}/{kind.resource.version}" for kind in versions) or "crd()"
 
 
-def decode(kind: Kind[S], obj: Object) -> S:
+def decode_spec(kind: Kind[S], obj: Object) -> S:
     """The spec of `obj` as its Struct, with the defaults of the Struct; fields that it does not know are passed over.
 
     Raises InvalidSpec: `spec.limits[2].percent: expected `int` <= 100, found 140`.
     """
     try:
-        return msgspec.convert(obj.get("spec", {}), kind.spec, dec_hook=decoded)
+        return msgspec.convert(obj.get("spec", {}), kind.spec, dec_hook=decode_hook)
     except msgspec.ValidationError as error:
-        raise InvalidSpec(explained(str(error), obj)) from None
+        raise InvalidSpec(spec_error_message(str(error), obj)) from None
 
 
-def explained(error: str, obj: Object) -> str:
+def spec_error_message(error: str, obj: Object) -> str:
     """msgspec's message about a spec, led by the path in the object and followed by what is there."""
     what, _, place = error.partition(" - at `$")
     path = f"spec{place.removesuffix('`')}"

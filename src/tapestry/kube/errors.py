@@ -39,9 +39,9 @@ class ApiError(KubeError):
     """The server refused; `reason`, `details` and `message` are those of its Status."""
 
     def __init__(
-        self, code: int, reason: str, message: str, *, details: Mapping[str, Any] | None = None, doing: str = ""
+        self, code: int, reason: str, message: str, *, details: Mapping[str, Any] | None = None, action: str = ""
     ) -> None:
-        super().__init__(f"{doing}: {code} {reason}: {message}" if doing else f"{code} {reason}: {message}")
+        super().__init__(f"{action}: {code} {reason}: {message}" if action else f"{code} {reason}: {message}")
         self.code = code
         self.reason = reason
         self.message = message
@@ -114,7 +114,7 @@ class Unavailable(ServerError): ...
 class Timeout(ServerError): ...
 
 
-BY_CODE: dict[int, type[ApiError]] = {
+ERRORS_BY_CODE: dict[int, type[ApiError]] = {
     400: BadRequest,
     401: Unauthorized,
     403: Forbidden,
@@ -131,29 +131,33 @@ BY_CODE: dict[int, type[ApiError]] = {
 }
 
 
-def error_from_status(status: Mapping[str, Any], *, code: int | None = None, doing: str = "") -> ApiError:
+def error_from_status(status: Mapping[str, Any], *, code: int | None = None, action: str = "") -> ApiError:
     """The error for a Status object; `code` is the HTTP code where the Status has none of its own."""
     own = status.get("code")
     found = own if isinstance(own, int) and own else code or 500
     reason = str(status.get("reason") or "Unknown")
-    kind = AlreadyExists if reason == "AlreadyExists" else BY_CODE.get(found, ServerError if found >= 500 else ApiError)
+    kind = (
+        AlreadyExists
+        if reason == "AlreadyExists"
+        else ERRORS_BY_CODE.get(found, ServerError if found >= 500 else ApiError)
+    )
     details = status.get("details")
     return kind(
         found,
         reason,
         str(status.get("message") or "the server gave no message"),
         details=details if isinstance(details, dict) else None,
-        doing=doing,
+        action=action,
     )
 
 
-def error_from_body(code: int, body: bytes, *, doing: str = "") -> ApiError:
+def error_from_body(code: int, body: bytes, *, action: str = "") -> ApiError:
     """The error for an HTTP answer; a body that is no Status (a proxy's page) is quoted, shortened."""
     try:
         status = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         status = None
     if isinstance(status, dict) and status.get("kind") == "Status":
-        return error_from_status(status, code=code, doing=doing)
+        return error_from_status(status, code=code, action=action)
     text = body[:300].decode("utf-8", "replace").strip() or "the answer has no body"
-    return error_from_status({"message": text, "reason": "Unknown"}, code=code, doing=doing)
+    return error_from_status({"message": text, "reason": "Unknown"}, code=code, action=action)

@@ -17,45 +17,45 @@ HASH_LENGTH = 16  # characters of base32, 5 bits each: 80 bits
 DNS_LABEL = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 DNS_1035_LABEL = re.compile("[a-z]([-a-z0-9]*[a-z0-9])?")
 DNS_SUBDOMAIN = re.compile(rf"{DNS_LABEL.pattern}(\.{DNS_LABEL.pattern})*")
-QUALIFIED = re.compile("[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?")
+QUALIFIED_NAME = re.compile("[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?")
 
 
-def dns_label_complaint(text: str) -> str | None:
+def dns_label_error(text: str) -> str | None:
     """What keeps `text` from being a DNS-1123 label: the name of a namespace, of a container."""
     rule = "lower case letters, digits and '-', with a letter or digit at both ends"
-    return _complaint(text, DNS_LABEL, LABEL_LIMIT, rule)
+    return _format_error(text, DNS_LABEL, LABEL_LIMIT, rule)
 
 
-def dns_1035_label_complaint(text: str) -> str | None:
+def dns_1035_label_error(text: str) -> str | None:
     """What keeps `text` from being a DNS-1035 label: the name of a Service."""
     rule = "lower case letters, digits and '-', with a letter first and a letter or digit last"
-    return _complaint(text, DNS_1035_LABEL, LABEL_LIMIT, rule)
+    return _format_error(text, DNS_1035_LABEL, LABEL_LIMIT, rule)
 
 
-def dns_subdomain_complaint(text: str) -> str | None:
+def dns_subdomain_error(text: str) -> str | None:
     """What keeps `text` from being a DNS-1123 subdomain: the name of most objects."""
     rule = "lower case letters, digits, '-' and '.', with a letter or digit at both ends and around each '.'"
-    return _complaint(text, DNS_SUBDOMAIN, SUBDOMAIN_LIMIT, rule)
+    return _format_error(text, DNS_SUBDOMAIN, SUBDOMAIN_LIMIT, rule)
 
 
-def label_key_complaint(text: str) -> str | None:
+def label_key_error(text: str) -> str | None:
     """What keeps `text` from being the key of a label or annotation: `name` or `example.com/name`."""
     prefix, slash, name = text.rpartition("/")
-    complaint = dns_subdomain_complaint(prefix) if slash else None
+    complaint = dns_subdomain_error(prefix) if slash else None
     if complaint:
         return f"{text!r}: the part before '/': {complaint}"
     rule = "letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-    complaint = _complaint(name, QUALIFIED, LABEL_LIMIT, rule)
+    complaint = _format_error(name, QUALIFIED_NAME, LABEL_LIMIT, rule)
     return f"{text!r}: the part after '/': {complaint}" if complaint and slash else complaint
 
 
-def label_value_complaint(text: str) -> str | None:
+def label_value_error(text: str) -> str | None:
     """What keeps `text` from being the value of a label; the empty text is one."""
     rule = "empty, or letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-    return _complaint(text, QUALIFIED, LABEL_LIMIT, rule) if text else None
+    return _format_error(text, QUALIFIED_NAME, LABEL_LIMIT, rule) if text else None
 
 
-def _complaint(text: str, pattern: re.Pattern[str], limit: int, rule: str) -> str | None:
+def _format_error(text: str, pattern: re.Pattern[str], limit: int, rule: str) -> str | None:
     if len(text) > limit:
         return f"{text[:limit]!r}... has {len(text)} characters; at most {limit} are allowed"
     return None if pattern.fullmatch(text) else f"{text!r} is not allowed; it must be {rule}"
@@ -72,9 +72,9 @@ def hashed_name(prefix: str, *parts: str, limit: int = LABEL_LIMIT) -> str:
     return _with_hash(readable, parts, limit)
 
 
-def label_value(text: str) -> str:
+def safe_label_value(text: str) -> str:
     """`text` where it can be the value of a label, else what can be kept of its beginning and a hash of the whole."""
-    if label_value_complaint(text) is None:
+    if label_value_error(text) is None:
         return text
     return _with_hash(re.sub("[^-_.A-Za-z0-9]+", "-", text), (text,), LABEL_LIMIT)
 

@@ -11,10 +11,10 @@ from tapestry.kube.resources import Resource
 
 Object = dict[str, Any]
 
-NOTHING: Mapping[str, Any] = {}
+EMPTY_MAPPING: Mapping[str, Any] = {}
 
 
-def named(name: str, namespace: str | None = None) -> Object:
+def object_named(name: str, namespace: str | None = None) -> Object:
     """An object of which only the name is known, for verbs that take one: whatever stands under that name is meant."""
     return {"metadata": {"name": name, "namespace": namespace} if namespace else {"name": name}}
 
@@ -34,7 +34,7 @@ def uid_of(obj: Object) -> str:
     return uid
 
 
-def uid_from(bits: int) -> str:
+def uid_from_bits(bits: int) -> str:
     """The UUID of version 4 that 128 random bits make; several times faster than `uuid.UUID`."""
     digits = f"{bits:032x}"
     variant = "89ab"[bits >> 60 & 3]
@@ -48,11 +48,11 @@ def version_of(obj: Object) -> str:
 
 
 def labels_of(obj: Object) -> Mapping[str, str]:
-    return obj["metadata"].get("labels") or NOTHING
+    return obj["metadata"].get("labels") or EMPTY_MAPPING
 
 
 def annotations_of(obj: Object) -> Mapping[str, str]:
-    return obj["metadata"].get("annotations") or NOTHING
+    return obj["metadata"].get("annotations") or EMPTY_MAPPING
 
 
 def is_deleting(obj: Object) -> bool:
@@ -93,7 +93,7 @@ def with_value(obj: Object, path: tuple[str, ...], value: Any) -> Object:
     return {**obj, head: with_value(obj.get(head) or {}, tuple(rest), value) if rest else value}
 
 
-def without(obj: Object, *path: str) -> Object:
+def without_field(obj: Object, *path: str) -> Object:
     """A copy of `obj` without the field at `path`; `obj` itself when it has none."""
     head, *rest = path
     if head not in obj:
@@ -103,11 +103,11 @@ def without(obj: Object, *path: str) -> Object:
     child = obj[head]
     if not isinstance(child, dict):
         return obj
-    smaller = without(child, *rest)
+    smaller = without_field(child, *rest)
     return obj if smaller is child else {**obj, head: smaller}
 
 
-def reference_to(obj: Object) -> Object:
+def object_reference(obj: Object) -> Object:
     """An ObjectReference, as events and bindings use it."""
     metadata = obj["metadata"]
     found = {
@@ -162,7 +162,7 @@ def is_owned_by(obj: Object, owner: Object) -> bool:
     return bool(uid) and any(ref.get("uid") == uid for ref in obj["metadata"].get("ownerReferences") or ())
 
 
-def of_resource(resource: Resource, obj: Object) -> Object:
+def with_type_meta(resource: Resource, obj: Object) -> Object:
     """`obj` with the apiVersion and kind of `resource`: items of a list carry neither."""
     if obj.get("kind") == resource.kind and obj.get("apiVersion") == resource.api_version:
         return obj

@@ -17,17 +17,17 @@ from typing import Any
 import msgspec
 
 from tapestry.kube.budget import charge
-from tapestry.kube.objects import NOTHING, Object
+from tapestry.kube.objects import EMPTY_MAPPING, Object
 
 MAX_OPERATIONS = 10_000
 """In one JSON Patch, as in kube-apiserver."""
 MAX_COPIED_BYTES = 3 * 1024 * 1024
 """What all copy operations of one JSON Patch may add, as JSON, as in kube-apiserver."""
 
-MOVED_AT_ONCE = 1_000
+ELEMENTS_PER_UNIT = 1_000
 """Elements of a list that are moved or copied in a microsecond, about."""
 
-FIELDS = {
+OPERATION_FIELDS = {
     "add": ("path", "value"),
     "remove": ("path",),
     "replace": ("path", "value"),
@@ -44,7 +44,7 @@ JSON_TYPES = {
     bool: "a boolean",
     type(None): "null",
 }
-INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+ARRAY_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 BAD_ESCAPE = re.compile(r"~(?![01])")
 
 Pointer = tuple[str, ...]
@@ -66,7 +66,7 @@ def json_type(value: Any) -> str:
 # -- JSON Merge Patch
 
 
-def merged(document: Any, patch: Any) -> Any:
+def apply_merge_patch(document: Any, patch: Any) -> Any:
     """`document` after the merge patch.  Lists are replaced whole; a patch that is no object replaces the document."""
     if not isinstance(patch, dict):
         return patch
@@ -75,53 +75,53 @@ def merged(document: Any, patch: Any) -> Any:
         if value is None:
             result.pop(key, None)
         else:
-            result[key] = merged(result.get(key), value)
+            result[key] = apply_merge_patch(result.get(key), value)
     return result
 
 
-def merge_patch(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> Object:
+def merge_patch(old: Mapping[str, Any], desired: Mapping[str, Any]) -> Object:
     """The smallest merge patch that turns `old` into `wanted`; empty when they are equal.
 
     Null counts as absent, because a merge patch cannot tell them apart.
     """
-    if old == wanted:
+    if old == desired:
         return {}
-    gone = {key: None for key, had in old.items() if had is not None and key not in wanted}
-    return gone | changes(old, wanted, merge_patch)
+    gone = {key: None for key, had in old.items() if had is not None and key not in desired}
+    return gone | field_changes(old, desired, merge_patch)
 
 
-def exactly(old: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> Object:
+def exact_map_patch(old: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> Object:
     """`wanted`, with None for what `old` has beside it: for a map that is to have these entries and no others."""
-    return {**dict.fromkeys(old or ()), **wanted}
+    return {**dict.fromkeys(old or ()), **desired}
 
 
-def owned_patch(cached: Mapping[str, Any], wanted: Mapping[str, Any]) -> Object:
+def owned_patch(cached: Mapping[str, Any], desired: Mapping[str, Any]) -> Object:
     """The smallest merge patch that makes the fields in `wanted` so; empty when they are.
 
     What `wanted` does not mention belongs to others and is left alone.  A None in it means absent.  Lists are owned
     whole.
     """
-    return changes(cached, wanted, owned_patch)
+    return field_changes(cached, desired, owned_patch)
 
 
-def changes(
+def field_changes(
     old: Mapping[str, Any],
-    wanted: Mapping[str, Any],
-    inside: Callable[[Mapping[str, Any], Mapping[str, Any]], Object],
+    desired: Mapping[str, Any],
+    nested_patch: Callable[[Mapping[str, Any], Mapping[str, Any]], Object],
 ) -> Object:
     """The merge patch of the fields that `wanted` names; `inside` compares the objects below."""
     patch = {}
-    for key, value in wanted.items():
+    for key, value in desired.items():
         had = old.get(key)
         if had == value:
             continue
         if not isinstance(value, dict):
             patch[key] = value
         elif isinstance(had, dict):
-            if change := inside(had, value):
+            if change := nested_patch(had, value):
                 patch[key] = change
         else:
-            change = inside(NOTHING, value)
+            change = nested_patch(EMPTY_MAPPING, value)
             # An object of nothing but Nones is satisfied by its own absence; an empty one has to be there.
             if change or not value or had is not None:
                 patch[key] = change
@@ -131,31 +131,31 @@ def changes(
 # -- JSON Patch
 
 
-def json_patched(document: Any, operations: Any) -> Any:
+def apply_json_patch(document: Any, operations: Any) -> Any:
     """`document` after all `operations`; PatchError for the first that cannot be done, and then none is."""
     if not isinstance(operations, list):
         raise PatchError(f"patch: a JSON Patch is a list of operations, not {json_type(operations)}")
     if len(operations) > MAX_OPERATIONS:
         raise PatchTooLarge(f"patch: {len(operations)} operations are over {MAX_OPERATIONS}; send several patches")
-    patching = Patching(document)
+    patching = JsonPatcher(document)
     for index, operation in enumerate(operations):
-        if flaw := flaw_of(operation):
+        if flaw := operation_error(operation):
             raise PatchError(f"patch[{index}]: {flaw}")
         try:
-            patching.operate(operation)
+            patching.apply(operation)
         except PatchError as error:
             raise PatchError(f"patch[{index}]: {operation['op']} {operation['path']}: {error}") from None
     return patching.document
 
 
-def flaw_of(operation: Any) -> str:
+def operation_error(operation: Any) -> str:
     """Why this is no operation; empty when it is one."""
     if not isinstance(operation, dict):
         return f"an operation is an object, not {json_type(operation)}"
     op = operation.get("op")
-    if not isinstance(op, str) or op not in FIELDS:
-        return f"op is none of {', '.join(FIELDS)}"
-    for name in FIELDS[op]:
+    if not isinstance(op, str) or op not in OPERATION_FIELDS:
+        return f"op is none of {', '.join(OPERATION_FIELDS)}"
+    for name in OPERATION_FIELDS[op]:
         if name not in operation:
             return f"{op}: {name} is missing"
         if name != "value" and not isinstance(operation[name], str):
@@ -163,7 +163,7 @@ def flaw_of(operation: Any) -> str:
     return ""
 
 
-class Patching:
+class JsonPatcher:
     """A document while operations are made.
 
     A container is copied when it is first changed, and changed in place from then on: all operations together cost
@@ -172,12 +172,12 @@ class Patching:
 
     def __init__(self, document: Any) -> None:
         self.document = document
-        self._own: dict[int, Any] = {}
+        self._copied_containers: dict[int, Any] = {}
         """The containers that nobody else holds, by their ids."""
-        self._copied = 0
+        self._copied_bytes = 0
 
-    def operate(self, operation: Object) -> None:
-        path = pointer(operation["path"])
+    def apply(self, operation: Object) -> None:
+        path = parse_pointer(operation["path"])
         match operation["op"]:
             case "add":
                 self._add(path, operation["value"])
@@ -186,11 +186,11 @@ class Patching:
             case "replace":
                 self._replace(path, operation["value"])
             case "move":
-                self._move(pointer(operation["from"]), path)
+                self._move(parse_pointer(operation["from"]), path)
             case "copy":
-                self._add(path, self._copy(pointer(operation["from"])))
+                self._add(path, self._copy(parse_pointer(operation["from"])))
             case _:
-                if not is_same(found_at(self.document, path), operation["value"]):
+                if not is_json_equal(value_at_pointer(self.document, path), operation["value"]):
                     raise PatchError("the value there is another")
 
     def _add(self, path: Pointer, value: Any) -> None:
@@ -203,60 +203,60 @@ class Patching:
             return
         if not isinstance(container, list):
             raise PatchError(f"nothing can be added to {json_type(container)}")
-        index = len(container) if step == "-" else int(step) if INDEX.fullmatch(step) else -1
+        index = len(container) if step == "-" else int(step) if ARRAY_INDEX.fullmatch(step) else -1
         if not 0 <= index <= len(container):
             raise PatchError(f"{step!r} is no index of a list of {len(container)}")
-        charge((len(container) - index) // MOVED_AT_ONCE + 1)
+        charge((len(container) - index) // ELEMENTS_PER_UNIT + 1)
         container.insert(index, value)
 
     def _remove(self, path: Pointer) -> None:
         if not path:
             raise PatchError("the whole document cannot go")
         container = self._container(path[:-1])
-        charge(len(container) // MOVED_AT_ONCE + 1 if isinstance(container, list) else 1)
-        del container[place(container, path[-1])]
+        charge(len(container) // ELEMENTS_PER_UNIT + 1 if isinstance(container, list) else 1)
+        del container[member_key(container, path[-1])]
 
     def _replace(self, path: Pointer, value: Any) -> None:
         if not path:
             self.document = value
             return
         container = self._container(path[:-1])
-        container[place(container, path[-1])] = value
+        container[member_key(container, path[-1])] = value
 
     def _move(self, source: Pointer, path: Pointer) -> None:
         if len(path) > len(source) and path[: len(source)] == source:
             raise PatchError("a value cannot move into itself")
-        value = found_at(self.document, source)
+        value = value_at_pointer(self.document, source)
         if path != source:
             self._remove(source)
             self._add(path, value)
 
     def _copy(self, source: Pointer) -> Any:
-        text = msgspec.json.encode(found_at(self.document, source))
-        self._copied += len(text)
-        if self._copied > MAX_COPIED_BYTES:
-            raise PatchError(f"the copies so far are {self._copied} bytes, over {MAX_COPIED_BYTES}")
+        text = msgspec.json.encode(value_at_pointer(self.document, source))
+        self._copied_bytes += len(text)
+        if self._copied_bytes > MAX_COPIED_BYTES:
+            raise PatchError(f"the copies so far are {self._copied_bytes} bytes, over {MAX_COPIED_BYTES}")
         return msgspec.json.decode(text)  # of its own: what is at the source may change in place
 
     def _container(self, path: Pointer) -> Any:
         """What is at a path, and may be changed."""
-        self.document = found = self._owned(self.document)
+        self.document = found = self._writable(self.document)
         for step in path:
-            at = place(found, step)
-            found[at] = below = self._owned(found[at])
+            at = member_key(found, step)
+            found[at] = below = self._writable(found[at])
             found = below
         return found
 
-    def _owned(self, value: Any) -> Any:
-        if not isinstance(value, dict | list) or id(value) in self._own:
+    def _writable(self, value: Any) -> Any:
+        if not isinstance(value, dict | list) or id(value) in self._copied_containers:
             return value
-        charge(len(value) // MOVED_AT_ONCE + 1)
+        charge(len(value) // ELEMENTS_PER_UNIT + 1)
         copy = value.copy()
-        self._own[id(copy)] = copy
+        self._copied_containers[id(copy)] = copy
         return copy
 
 
-def pointer(text: str) -> Pointer:
+def parse_pointer(text: str) -> Pointer:
     """The steps of a JSON pointer (RFC 6901)."""
     if text == "":
         return ()
@@ -267,25 +267,25 @@ def pointer(text: str) -> Pointer:
     return tuple(step.replace("~1", "/").replace("~0", "~") for step in text[1:].split("/"))
 
 
-def found_at(document: Any, path: Pointer) -> Any:
+def value_at_pointer(document: Any, path: Pointer) -> Any:
     for step in path:
-        document = document[place(document, step)]
+        document = document[member_key(document, step)]
     return document
 
 
-def place(container: Any, step: str) -> Any:
+def member_key(container: Any, step: str) -> Any:
     """The key or the index of the member that `step` names, which must exist."""
     if isinstance(container, dict) and step in container:
         return step
-    if isinstance(container, list) and INDEX.fullmatch(step) and int(step) < len(container):
+    if isinstance(container, list) and ARRAY_INDEX.fullmatch(step) and int(step) < len(container):
         return int(step)
     raise PatchError("there is nothing there")
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_json_equal(left: Any, right: Any) -> bool:
     """Equal as JSON, where true is not 1 although 1.0 is."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(is_json_equal(value, right[key]) for key, value in left.items())
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(is_json_equal, left, right))
+    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tapestry.kube.objects import NOTHING, Object
-from tapestry.kube.pods import LISTS
+from tapestry.kube.objects import EMPTY_MAPPING, Object
+from tapestry.kube.pods import CONTAINER_FIELDS
 
 Part = tuple[str, Any]
 """Something in a pod, after its path."""
 Parts = Iterable[Part]
 
-LONGEST_SHOWN = 64
+MAX_VALUE_LENGTH = 64
 """Characters of what a tenant wrote that a message repeats."""
-OTHER_TYPE = "Kubernetes has another type here"
+WRONG_TYPE_REMEDY = "Kubernetes has another type here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Violation:
 
 def violations(pod: Object, level: str) -> list[Violation]:
     """What the standard has against the pod, in the order of its checks."""
-    return findings(pod, level, STANDARD[level])
+    return violations_of_checks(pod, level, CHECKS_BY_LEVEL[level])
 
 
-class Reading:
+class PodView:
     """The parts of a pod that rules look at.
 
     What is not of the type that Kubernetes gives it is noted in `malformed` and else taken for absent, so rules need
@@ -56,8 +56,8 @@ class Reading:
         self.annotations = self.object_at("metadata.annotations", metadata.get("annotations"))
         # Taken at its word: a kubelet of another system refuses the pod.
         self.is_windows = self.object_at("spec.os", spec.get("os")).get("name") == "windows"
-        self.volumes = self.listed(self.spec, "volumes")
-        self.containers = self.listed(self.spec, *LISTS)
+        self.volumes = self.object_items(self.spec, "volumes")
+        self.containers = self.object_items(self.spec, *CONTAINER_FIELDS)
         self.pod_contexts = self.objects(self.spec, "securityContext")
         self.container_contexts = self.objects(self.containers, "securityContext")
         self.contexts = [*self.pod_contexts, *self.container_contexts]
@@ -67,7 +67,7 @@ class Reading:
             return value
         if value is not None:
             self.malformed[path] = value
-        return NOTHING
+        return EMPTY_MAPPING
 
     def objects(self, parts: Parts, *fields: str) -> list[Part]:
         """The objects in `fields` of the parts, where they are set."""
@@ -78,7 +78,7 @@ class Reading:
             if (value := part.get(field)) is not None
         ]
 
-    def inner(self, parts: Parts, field: str) -> list[Part]:
+    def child_objects(self, parts: Parts, field: str) -> list[Part]:
         """The object in `field` of each part, empty where it is not set."""
         paths = ((f"{path}.{field}", part.get(field)) for path, part in parts)
         return [(path, self.object_at(path, value)) for path, value in paths]
@@ -94,7 +94,7 @@ class Reading:
                 elif entries is not None:
                     self.malformed[f"{path}.{field}"] = entries
 
-    def listed(self, parts: Parts, *fields: str) -> list[Part]:
+    def object_items(self, parts: Parts, *fields: str) -> list[Part]:
         """The objects in the lists in `fields` of the parts."""
         found = []
         for path, entry in self.entries(parts, *fields):
@@ -106,27 +106,29 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Check:
     name: str
-    check: Callable[[Reading], Parts]
+    find_violations: Callable[[PodView], Parts]
     """What in the pod is against the rule: the path, and the value or a description of it."""
     remedy: str
 
 
-def findings(pod: Object, level: str, rules: tuple[Rule, ...]) -> list[Violation]:
-    if not rules:
+def violations_of_checks(pod: Object, level: str, checks: tuple[Check, ...]) -> list[Violation]:
+    if not checks:
         return []
-    reading = Reading(pod)
+    reading = PodView(pod)
     found = [
-        Violation(path, shown(value), rule.name, rule.remedy, level)
-        for rule in rules
-        for path, value in rule.check(reading)
+        Violation(path, value_text(value), rule.name, rule.remedy, level)
+        for rule in checks
+        for path, value in rule.find_violations(reading)
     ]
     malformed = reading.malformed.items()  # complete only now: rules read on
-    return found + [Violation(path, shown(value), "malformed", OTHER_TYPE, level) for path, value in malformed]
+    return found + [
+        Violation(path, value_text(value), "malformed", WRONG_TYPE_REMEDY, level) for path, value in malformed
+    ]
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as messages have it; never the inside of one that should not be there at all."""
     if value is None:
         return "unset"
@@ -137,11 +139,11 @@ def shown(value: Any) -> str:
     if isinstance(value, list):
         return "a list"
     text = str(value)
-    shown = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    shown = text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
     return shown if shown.isprintable() and shown else ascii(shown)
 
 
-def other_than(harmless: bool | int | str, parts: Parts, field: str) -> Iterator[Part]:
+def values_other_than(harmless: bool | int | str, parts: Parts, field: str) -> Iterator[Part]:
     """Where `field` is set to anything but this value of this type."""
     for path, part in parts:
         value = part.get(field)
@@ -149,7 +151,7 @@ def other_than(harmless: bool | int | str, parts: Parts, field: str) -> Iterator
             yield f"{path}.{field}", value
 
 
-def outside(allowed: frozenset[str | None], parts: Parts, field: str) -> Iterator[Part]:
+def values_outside(allowed: frozenset[str | None], parts: Parts, field: str) -> Iterator[Part]:
     """Where `field` is none of the allowed; None stands for no value."""
     for path, part in parts:
         value = part.get(field)
@@ -159,11 +161,11 @@ def outside(allowed: frozenset[str | None], parts: Parts, field: str) -> Iterato
 
 # -- The standard, baseline
 
-A_SOURCE = "a source of this kind"
+SOURCE_DESCRIPTION = "a source of this kind"
 HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC")
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 HOOKS = ("postStart", "preStop")
-CONFINED: frozenset[str | None] = frozenset({"RuntimeDefault", "Localhost"})
+CONFINED_PROFILES: frozenset[str | None] = frozenset({"RuntimeDefault", "Localhost"})
 APP_ARMOR_PREFIX = "container.apparmor.security.beta.kubernetes.io/"
 APP_ARMOR_VALUES = frozenset({"", "runtime/default"})
 APP_ARMOR_FILES = "localhost/"
@@ -185,66 +187,68 @@ SYSCTLS: frozenset[str | None] = frozenset(
 )
 
 
-def app_armor_profile(pod: Reading) -> Parts:
-    yield from outside(CONFINED, pod.objects(pod.contexts, "appArmorProfile"), "type")
+def app_armor_profile(pod: PodView) -> Parts:
+    yield from values_outside(CONFINED_PROFILES, pod.objects(pod.contexts, "appArmorProfile"), "type")
     for key, value in pod.annotations.items():
         if key.startswith(APP_ARMOR_PREFIX) and not (
             isinstance(value, str) and (value in APP_ARMOR_VALUES or value.startswith(APP_ARMOR_FILES))
         ):
-            yield f"metadata.annotations[{shown(key)}]", value
+            yield f"metadata.annotations[{value_text(key)}]", value
 
 
-def host_namespaces(pod: Reading) -> Parts:
+def host_namespaces(pod: PodView) -> Parts:
     for field in HOST_NAMESPACES:
-        yield from other_than(False, pod.spec, field)
+        yield from values_other_than(False, pod.spec, field)
 
 
-def host_ports(pod: Reading) -> Parts:
-    return other_than(0, pod.listed(pod.containers, "ports"), "hostPort")
+def host_ports(pod: PodView) -> Parts:
+    return values_other_than(0, pod.object_items(pod.containers, "ports"), "hostPort")
 
 
-def host_probes_and_host_lifecycle(pod: Reading) -> Parts:
+def host_probes_and_host_lifecycle(pod: PodView) -> Parts:
     hooks = pod.objects(pod.objects(pod.containers, "lifecycle"), *HOOKS)
     handlers = [*pod.objects(pod.containers, *PROBES), *hooks]
-    return other_than("", pod.objects(handlers, "httpGet", "tcpSocket"), "host")
+    return values_other_than("", pod.objects(handlers, "httpGet", "tcpSocket"), "host")
 
 
-def privileged(pod: Reading) -> Parts:
-    return other_than(False, pod.container_contexts, "privileged")
+def privileged(pod: PodView) -> Parts:
+    return values_other_than(False, pod.container_contexts, "privileged")
 
 
-def proc_mount(pod: Reading) -> Parts:
-    return outside(PROC_MOUNTS, pod.container_contexts, "procMount")
+def proc_mount(pod: PodView) -> Parts:
+    return values_outside(PROC_MOUNTS, pod.container_contexts, "procMount")
 
 
-def selinux_options(pod: Reading) -> Parts:
+def selinux_options(pod: PodView) -> Parts:
     options = pod.objects(pod.contexts, "seLinuxOptions")
-    yield from outside(SELINUX_TYPES, options, "type")
-    yield from other_than("", options, "user")
-    yield from other_than("", options, "role")
+    yield from values_outside(SELINUX_TYPES, options, "type")
+    yield from values_other_than("", options, "user")
+    yield from values_other_than("", options, "role")
 
 
-def sysctls(pod: Reading) -> Parts:
-    return outside(SYSCTLS, pod.listed(pod.pod_contexts, "sysctls"), "name")
+def sysctls(pod: PodView) -> Parts:
+    return values_outside(SYSCTLS, pod.object_items(pod.pod_contexts, "sysctls"), "name")
 
 
-def windows_host_process(pod: Reading) -> Parts:
-    return other_than(False, pod.objects(pod.contexts, "windowsOptions"), "hostProcess")
+def windows_host_process(pod: PodView) -> Parts:
+    return values_other_than(False, pod.objects(pod.contexts, "windowsOptions"), "hostProcess")
 
 
-def capabilities_baseline(pod: Reading) -> Parts:
+def capabilities_baseline(pod: PodView) -> Parts:
     return capabilities_outside(CAPABILITIES, pod)
 
 
-def host_path_volumes(pod: Reading) -> Parts:
-    return [(f"{path}.hostPath", A_SOURCE) for path, volume in pod.volumes if volume.get("hostPath") is not None]
+def host_path_volumes(pod: PodView) -> Parts:
+    return [
+        (f"{path}.hostPath", SOURCE_DESCRIPTION) for path, volume in pod.volumes if volume.get("hostPath") is not None
+    ]
 
 
-def seccomp_profile_baseline(pod: Reading) -> Parts:
-    return outside(CONFINED, pod.objects(pod.contexts, "seccompProfile"), "type")
+def seccomp_profile_baseline(pod: PodView) -> Parts:
+    return values_outside(CONFINED_PROFILES, pod.objects(pod.contexts, "seccompProfile"), "type")
 
 
-def capabilities_outside(allowed: frozenset[str], pod: Reading) -> Iterator[Part]:
+def capabilities_outside(allowed: frozenset[str], pod: PodView) -> Iterator[Part]:
     for path, capability in pod.entries(pod.objects(pod.container_contexts, "capabilities"), "add"):
         if not isinstance(capability, str) or capability not in allowed:
             yield path, capability
@@ -261,49 +265,49 @@ STANDARD_SOURCES = frozenset(
 )
 
 
-def allow_privilege_escalation(pod: Reading) -> Parts:
-    for path, context in pod.inner(pod.containers, "securityContext"):
+def allow_privilege_escalation(pod: PodView) -> Parts:
+    for path, context in pod.child_objects(pod.containers, "securityContext"):
         value = context.get("allowPrivilegeEscalation")
         if value is not False and not (value is None and pod.is_windows):
             yield f"{path}.allowPrivilegeEscalation", value
 
 
-def run_as_non_root(pod: Reading) -> Parts:
+def run_as_non_root(pod: PodView) -> Parts:
     is_inherited = any(context.get("runAsNonRoot") is True for _, context in pod.pod_contexts)
-    yield from other_than(True, pod.pod_contexts, "runAsNonRoot")
-    for path, context in pod.inner(pod.containers, "securityContext"):
+    yield from values_other_than(True, pod.pod_contexts, "runAsNonRoot")
+    for path, context in pod.child_objects(pod.containers, "securityContext"):
         value = context.get("runAsNonRoot")
         if value is not True and not (value is None and is_inherited):
             yield f"{path}.runAsNonRoot", value
 
 
-def run_as_user(pod: Reading) -> Parts:
+def run_as_user(pod: PodView) -> Parts:
     for path, context in pod.contexts:
         user = context.get("runAsUser")
         if user is not None and (type(user) is not int or user == 0):
             yield f"{path}.runAsUser", user
 
 
-def capabilities_restricted(pod: Reading) -> Parts:
+def capabilities_restricted(pod: PodView) -> Parts:
     yield from capabilities_outside(CAPABILITIES_RESTRICTED, pod)
     if pod.is_windows:
         return
-    for path, capabilities in pod.inner(pod.inner(pod.containers, "securityContext"), "capabilities"):
+    for path, capabilities in pod.child_objects(pod.child_objects(pod.containers, "securityContext"), "capabilities"):
         dropped = capabilities.get("drop")
         if not isinstance(dropped, list) or "ALL" not in dropped:
             yield f"{path}.drop", dropped
 
 
-def restricted_volumes(pod: Reading) -> Parts:
+def restricted_volumes(pod: PodView) -> Parts:
     return sources_outside(STANDARD_SOURCES, pod.volumes)
 
 
-def seccomp_profile_restricted(pod: Reading) -> Parts:
+def seccomp_profile_restricted(pod: PodView) -> Parts:
     yield from seccomp_profile_baseline(pod)
     profiles = pod.objects(pod.pod_contexts, "seccompProfile")
-    if pod.is_windows or (profiles and not any(outside(CONFINED, profiles, "type"))):
+    if pod.is_windows or (profiles and not any(values_outside(CONFINED_PROFILES, profiles, "type"))):
         return
-    for path, context in pod.inner(pod.containers, "securityContext"):
+    for path, context in pod.child_objects(pod.containers, "securityContext"):
         if context.get("seccompProfile") is None:
             yield f"{path}.seccompProfile.type", None
 
@@ -315,46 +319,52 @@ def sources_outside(allowed: frozenset[str], parts: Parts) -> Iterator[Part]:
             if value is None or field == "name":
                 continue
             if field not in allowed or not isinstance(value, dict):
-                yield f"{path}.{shown(field)}", value if field in allowed else A_SOURCE
+                yield f"{path}.{value_text(field)}", value if field in allowed else SOURCE_DESCRIPTION
 
 
 # -- Which rules hold where
 
 
-def any_of(values: Iterable[str | None]) -> str:
+def sorted_list_text(values: Iterable[str | None]) -> str:
     return ", ".join(sorted(filter(None, values)))
 
 
-LEAVE_OUT = "leave it out"
-CONFINE = f"leave it out or set one of {any_of(CONFINED)}"
-TAKE_ANOTHER = f"use one of {any_of(STANDARD_SOURCES)}"
+UNSET_REMEDY = "leave it out"
+CONFINED_PROFILE_REMEDY = f"leave it out or set one of {sorted_list_text(CONFINED_PROFILES)}"
+ALLOWED_SOURCE_REMEDY = f"use one of {sorted_list_text(STANDARD_SOURCES)}"
 
-EVERYWHERE = (
-    Rule("appArmorProfile", app_armor_profile, CONFINE),
-    Rule("hostNamespaces", host_namespaces, LEAVE_OUT),
-    Rule("hostPorts", host_ports, LEAVE_OUT),
-    Rule("hostProbesAndHostLifecycle", host_probes_and_host_lifecycle, "leave it out: the pod itself is asked"),
-    Rule("privileged", privileged, LEAVE_OUT),
-    Rule("procMount", proc_mount, LEAVE_OUT),
-    Rule("seLinuxOptions", selinux_options, f"leave it out, or make the type one of {any_of(SELINUX_TYPES)}"),
-    Rule("sysctls", sysctls, f"use one of {any_of(SYSCTLS)}"),
-    Rule("windowsHostProcess", windows_host_process, LEAVE_OUT),
+COMMON_CHECKS = (
+    Check("appArmorProfile", app_armor_profile, CONFINED_PROFILE_REMEDY),
+    Check("hostNamespaces", host_namespaces, UNSET_REMEDY),
+    Check("hostPorts", host_ports, UNSET_REMEDY),
+    Check("hostProbesAndHostLifecycle", host_probes_and_host_lifecycle, "leave it out: the pod itself is asked"),
+    Check("privileged", privileged, UNSET_REMEDY),
+    Check("procMount", proc_mount, UNSET_REMEDY),
+    Check(
+        "seLinuxOptions", selinux_options, f"leave it out, or make the type one of {sorted_list_text(SELINUX_TYPES)}"
+    ),
+    Check("sysctls", sysctls, f"use one of {sorted_list_text(SYSCTLS)}"),
+    Check("windowsHostProcess", windows_host_process, UNSET_REMEDY),
 )
-BASELINE = (
-    Rule("capabilities_baseline", capabilities_baseline, f"add no other than {any_of(CAPABILITIES)}"),
-    Rule("hostPathVolumes", host_path_volumes, TAKE_ANOTHER),
-    Rule("seccompProfile_baseline", seccomp_profile_baseline, CONFINE),
+BASELINE_CHECKS = (
+    Check("capabilities_baseline", capabilities_baseline, f"add no other than {sorted_list_text(CAPABILITIES)}"),
+    Check("hostPathVolumes", host_path_volumes, ALLOWED_SOURCE_REMEDY),
+    Check("seccompProfile_baseline", seccomp_profile_baseline, CONFINED_PROFILE_REMEDY),
 )
-RESTRICTED = (
-    Rule("allowPrivilegeEscalation", allow_privilege_escalation, "set false"),
-    Rule("capabilities_restricted", capabilities_restricted, "drop ALL, add none but NET_BIND_SERVICE"),
-    Rule("restrictedVolumes", restricted_volumes, TAKE_ANOTHER),
-    Rule("runAsNonRoot", run_as_non_root, "set true, here or for the whole pod"),
-    Rule("runAsUser", run_as_user, "use another user than 0"),
-    Rule(
+RESTRICTED_CHECKS = (
+    Check("allowPrivilegeEscalation", allow_privilege_escalation, "set false"),
+    Check("capabilities_restricted", capabilities_restricted, "drop ALL, add none but NET_BIND_SERVICE"),
+    Check("restrictedVolumes", restricted_volumes, ALLOWED_SOURCE_REMEDY),
+    Check("runAsNonRoot", run_as_non_root, "set true, here or for the whole pod"),
+    Check("runAsUser", run_as_user, "use another user than 0"),
+    Check(
         "seccompProfile_restricted",
         seccomp_profile_restricted,
-        f"set one of {any_of(CONFINED)}, here or for the whole pod",
+        f"set one of {sorted_list_text(CONFINED_PROFILES)}, here or for the whole pod",
     ),
 )
-STANDARD = {"privileged": (), "baseline": EVERYWHERE + BASELINE, "restricted": EVERYWHERE + RESTRICTED}
+CHECKS_BY_LEVEL = {
+    "privileged": (),
+    "baseline": COMMON_CHECKS + BASELINE_CHECKS,
+    "restricted": COMMON_CHECKS + RESTRICTED_CHECKS,
+}

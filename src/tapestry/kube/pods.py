@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 
 from tapestry.kube.objects import Object
 
-LISTS = ("initContainers", "containers", "ephemeralContainers")
+CONTAINER_FIELDS = ("initContainers", "containers", "ephemeralContainers")
 """Where a pod's containers are, in the order in which they come to run."""
-FROM_THE_START = LISTS[:2]
+CREATION_CONTAINER_FIELDS = CONTAINER_FIELDS[:2]
 """Those that it was made with; the others come while it runs."""
-ENDED = frozenset({"Succeeded", "Failed"})
+TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 """Phases that a pod does not leave."""
 
 
-def containers_of(pod: Object, lists: Sequence[str] = FROM_THE_START) -> Iterator[Object]:
-    for field in lists:
+def containers_of(pod: Object, fields: Sequence[str] = CREATION_CONTAINER_FIELDS) -> Iterator[Object]:
+    for field in fields:
         yield from pod["spec"].get(field) or ()
 
 
@@ -22,7 +22,7 @@ def is_sidecar(container: Object) -> bool:
     return container.get("restartPolicy") == "Always"
 
 
-def is_over(pod: Object) -> bool:
+def is_pod_terminal(pod: Object) -> bool:
     """Whether the pod has ended; it never runs again."""
     status = pod.get("status")
-    return isinstance(status, dict) and status.get("phase") in ENDED
+    return isinstance(status, dict) and status.get("phase") in TERMINAL_PHASES

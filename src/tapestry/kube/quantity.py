@@ -92,20 +92,20 @@ ONE = Quantity(NANOS)
 MILLI = Quantity(NANOS // 1000)
 
 
-def parse(value: str | int | float, path: str = "") -> Quantity:
+def parse_quantity(value: str | int | float, path: str = "") -> Quantity:
     """The quantity that a field holds; `path` is the field, for the QuantityError.
 
     JSON may carry a plain number: it counts as its text.  Fractions of a nano-unit round away from zero, so that who
     asks for a little does not get nothing.
     """
     try:
-        return _parsed(str(value))
+        return _parse_text(str(value))
     except QuantityError as error:
         raise QuantityError(f"{path}: {error}" if path else str(error)) from None
 
 
 @lru_cache(maxsize=4096)  # a cluster writes the same few hundred texts over and over
-def _parsed(text: str) -> Quantity:
+def _parse_text(text: str) -> Quantity:
     found = GRAMMAR.fullmatch(text)
     if found is None:
         raise QuantityError(f"{text[:60]!r} is not a quantity; write a number and a suffix, as in 500m, 1.5Gi or 2e3")
@@ -139,14 +139,14 @@ def _with_suffix(number: int, base: int, suffixes: tuple[str, ...]) -> str:
     return f"{number}{suffixes[rank]}"
 
 
-def unit_of(resource: str) -> Quantity:
+def smallest_unit(resource: str) -> Quantity:
     """The least of `resource` that there is: a milli of cpu, a huge page, else one (a byte, a pod, a GPU)."""
     name = resource.removeprefix("requests.").removeprefix("limits.")  # as a quota names them
     if name == "cpu":
         return MILLI
     if name.startswith("hugepages-"):
         try:
-            return max(ONE, parse(name.removeprefix("hugepages-")))
+            return max(ONE, parse_quantity(name.removeprefix("hugepages-")))
         except QuantityError:
             return ONE  # whatever it counts, it counts in whole ones
     return ONE
@@ -154,11 +154,11 @@ def unit_of(resource: str) -> Quantity:
 
 def floored(resource: str, amount: Quantity) -> Quantity:
     """As much of `amount` as `resource` can express: half a GPU is none."""
-    unit = unit_of(resource).nano
+    unit = smallest_unit(resource).nano
     return Quantity(amount.nano // unit * unit, amount.format)
 
 
-class Amounts(dict[str, Quantity]):
+class ResourceList(dict[str, Quantity]):
     """Amounts by resource name, shared and never changed in place.
 
     `amounts[name]` is zero for a resource that is not there; `get` and `in` tell the two apart.
@@ -170,10 +170,12 @@ class Amounts(dict[str, Quantity]):
     @classmethod
     def parse(cls, texts: Mapping[str, Any] | None, path: str = "") -> Self:
         """The amounts of a ResourceList; none for a field that is missing."""
-        return cls({name: parse(text, f"{path}[{name}]" if path else name) for name, text in (texts or {}).items()})
+        return cls(
+            {name: parse_quantity(text, f"{path}[{name}]" if path else name) for name, text in (texts or {}).items()}
+        )
 
     @classmethod
-    def total(cls, parts: "Iterable[Amounts]") -> Self:
+    def total(cls, parts: "Iterable[ResourceList]") -> Self:
         """The sum of many amounts, without a new object for each addition; replicas share theirs, and count at once."""
         nanos: dict[str, int] = {}
         formats: dict[str, Format] = {}
@@ -190,20 +192,20 @@ class Amounts(dict[str, Quantity]):
         """The ResourceList, in canonical form."""
         return {name: str(amount) for name, amount in self.items()}
 
-    def __add__(self, other: "Amounts") -> "Amounts":
-        return Amounts({name: self[name] + other[name] for name in {**self, **other}})
+    def __add__(self, other: "ResourceList") -> "ResourceList":
+        return ResourceList({name: self[name] + other[name] for name in {**self, **other}})
 
-    def __sub__(self, other: "Amounts") -> "Amounts":
+    def __sub__(self, other: "ResourceList") -> "ResourceList":
         """What is left; below zero where `other` has more."""
-        return Amounts({name: self[name] - other[name] for name in {**self, **other}})
+        return ResourceList({name: self[name] - other[name] for name in {**self, **other}})
 
-    def larger(self, other: "Amounts") -> "Amounts":
+    def larger(self, other: "ResourceList") -> "ResourceList":
         """The larger amount of each resource."""
-        return Amounts({name: max(self[name], other[name]) for name in {**self, **other}})
+        return ResourceList({name: max(self[name], other[name]) for name in {**self, **other}})
 
-    def at_least_zero(self) -> "Amounts":
-        return Amounts({name: max(amount, ZERO) for name, amount in self.items()})
+    def at_least_zero(self) -> "ResourceList":
+        return ResourceList({name: max(amount, ZERO) for name, amount in self.items()})
 
-    def floored(self) -> "Amounts":
+    def floored(self) -> "ResourceList":
         """As much of each amount as its resource can express."""
-        return Amounts({name: floored(name, amount) for name, amount in self.items()})
+        return ResourceList({name: floored(name, amount) for name, amount in self.items()})

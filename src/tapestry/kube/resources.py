@@ -25,7 +25,7 @@ class Resource:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
-    def root(self) -> str:
+    def group_version_path(self) -> str:
         """The URL path of its group and version."""
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
 
@@ -34,22 +34,22 @@ class Resource:
 
         Without a namespace the collection spans all of them.  A name that could change the path raises ValueError.
         """
-        root = self.root
+        root = self.group_version_path
         if namespace is not None:
             if not self.namespaced:
                 raise ValueError(f"{self.name} is cluster-scoped; namespace {namespace!r} has no place in its path")
-            root += f"/namespaces/{segment(namespace)}"
+            root += f"/namespaces/{path_segment(namespace)}"
         elif name is not None and self.namespaced:
             raise ValueError(f"{self.name} is namespaced; {name!r} needs a namespace")
         root += f"/{self.plural}"
         if name is not None:
-            root += f"/{segment(name)}"
+            root += f"/{path_segment(name)}"
         elif subresource:
             raise ValueError(f"{self.name}: {subresource!r} needs a name; without, it would be read as one")
         return f"{root}/{subresource}" if subresource else root
 
 
-def segment(text: str) -> str:
+def path_segment(text: str) -> str:
     """`text` as one segment of a path; the names that Kubernetes forbids for that reason are refused."""
     if text in ("", ".", "..") or "/" in text or "%" in text:
         raise ValueError(f"{text!r} may not be a name: it cannot be a segment of a path")
@@ -80,7 +80,7 @@ REPLICATION_CONTROLLERS = Resource("", "v1", "ReplicationController", "replicati
 JOBS = Resource("batch", "v1", "Job", "jobs")
 CRON_JOBS = Resource("batch", "v1", "CronJob", "cronjobs")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
-NODE_LEASES = "kube-node-lease"
+NODE_LEASE_NAMESPACE = "kube-node-lease"
 """The namespace of the Leases that kubelets renew."""
 STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "StorageClass", "storageclasses", namespaced=False)
 CSI_NODES = Resource("storage.k8s.io", "v1", "CSINode", "csinodes", namespaced=False)
@@ -106,7 +106,9 @@ ADMISSION_POLICY_BINDINGS = Resource(
 )
 CRDS = Resource("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", namespaced=False)
-ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False)
-SELF_ACCESS_REVIEWS = Resource(
+SUBJECT_ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
+)
+SELF_SUBJECT_ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
 )

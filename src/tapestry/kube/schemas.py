@@ -19,29 +19,29 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, Meta, Struct, UnsetType
 from msgspec.structs import FieldInfo
 
-from tapestry.kube.fields import (
+from tapestry.kube.api_types import (
     DURATION_PATTERN,
     IMMUTABLE,
     LIST_MAP_KEYS,
     LIST_TYPE,
     VALIDATIONS,
     Duration,
-    decoded,
+    decode_hook,
 )
 from tapestry.kube.objects import Object
-from tapestry.kube.times import duration
+from tapestry.kube.times import duration_text
 
 INT_OR_STRING = "x-kubernetes-int-or-string"
-PRESERVE = "x-kubernetes-preserve-unknown-fields"
+PRESERVE_UNKNOWN_FIELDS = "x-kubernetes-preserve-unknown-fields"
 
 JSON_TYPES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
-PLAIN: dict[Any, Object] = {
+SCALAR_SCHEMAS: dict[Any, Object] = {
     **{kind: {"type": name} for kind, name in JSON_TYPES.items()},
-    Any: {PRESERVE: True},
+    Any: {PRESERVE_UNKNOWN_FIELDS: True},
     datetime: {"type": "string", "format": "date-time"},
     Duration: {"type": "string", "format": "duration", "pattern": DURATION_PATTERN},
 }
-LENGTHS = {"array": "Items", "object": "Properties"}  # what a length counts, where it does not count characters
+LENGTH_SUFFIXES = {"array": "Items", "object": "Properties"}  # what a length counts, where it does not count characters
 
 
 class SchemaError(TypeError):
@@ -50,78 +50,88 @@ class SchemaError(TypeError):
 
 def schema_of(struct: type[Struct]) -> Object:
     """The structural schema of a Struct, all of it the caller's: no part appears twice, so YAML needs no anchors."""
-    schema: Object = msgspec.to_builtins(schema_at(struct, Place(struct.__name__)))
+    schema: Object = msgspec.to_builtins(schema_for_hint(struct, SchemaPath(struct.__name__)))
     return schema
 
 
-def plain(value: Any) -> Any:
+def to_unstructured(value: Any) -> Any:
     """`value` as JSON has it; the fields of a Struct that are None are left out."""
     if isinstance(value, Struct):
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
         parts = {name: getattr(value, attribute) for attribute, name in names}
-        return {name: plain(part) for name, part in parts.items() if part is not None and part is not UNSET}
+        return {name: to_unstructured(part) for name, part in parts.items() if part is not None and part is not UNSET}
     if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: to_unstructured(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    return duration(value) if isinstance(value, Duration) else msgspec.to_builtins(value, order="deterministic")
+        return [to_unstructured(part) for part in value]
+    return duration_text(value) if isinstance(value, Duration) else msgspec.to_builtins(value, order="deterministic")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SchemaPath:
     """Where the walk is: the path that an error names, and the Structs that enclose it."""
 
     path: str
-    inside: tuple[type[Struct], ...] = ()
+    enclosing: tuple[type[Struct], ...] = ()
 
-    def at(self, step: str) -> "Place":
+    def at(self, step: str) -> "SchemaPath":
         return replace(self, path=self.path + step)
 
-    def refusal(self, why: str) -> SchemaError:
+    def schema_error(self, why: str) -> SchemaError:
         return SchemaError(f"{self.path}: {why}")
 
 
-def schema_at(hint: Any, place: Place) -> Object:
-    bare, metas = unwrapped(hint)
-    schema = bare_schema(bare, place)
+def schema_for_hint(hint: Any, schema_path: SchemaPath) -> Object:
+    bare, metas = unwrap_annotated(hint)
+    schema = bare_schema(bare, schema_path)
     for meta in (*getattr(bare, "__rules__", ()), *metas):
-        schema = with_meta(schema, meta, place)
+        schema = with_meta(schema, meta, schema_path)
     if LIST_TYPE in schema or "items" in schema:
-        check_list(schema, place)
+        check_list(schema, schema_path)
     if schema.get("nullable") and "enum" in schema:
-        raise place.refusal("Kubernetes takes no null for an enum; make None the default to let it be left out")
+        raise schema_path.schema_error(
+            "Kubernetes takes no null for an enum; make None the default to let it be left out"
+        )
     if VALIDATIONS in schema and "type" not in schema and INT_OR_STRING not in schema:
-        raise place.refusal("a rule needs to know the type of what it reads; Any says nothing about it")
+        raise schema_path.schema_error("a rule needs to know the type of what it reads; Any says nothing about it")
     return schema
 
 
-def unwrapped(hint: Any) -> tuple[Any, list[Meta]]:
+def unwrap_annotated(hint: Any) -> tuple[Any, list[Meta]]:
     if get_origin(hint) is not Annotated:
         return hint, []
     return hint.__origin__, [meta for meta in hint.__metadata__ if isinstance(meta, Meta)]
 
 
-def bare_schema(hint: Any, place: Place) -> Object:
-    if hint in PLAIN:
-        return PLAIN[hint]
+def bare_schema(hint: Any, schema_path: SchemaPath) -> Object:
+    if hint in SCALAR_SCHEMAS:
+        return SCALAR_SCHEMAS[hint]
     if isinstance(hint, type) and issubclass(hint, Struct):
-        return struct_schema(hint, place)
+        return struct_schema(hint, schema_path)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return enum_schema([member.value for member in hint], place)
-    if (origin := get_origin(hint) or hint) in GENERIC:
-        return GENERIC[origin](get_args(hint), place)
+        return enum_schema([member.value for member in hint], schema_path)
+    if (origin := get_origin(hint) or hint) in GENERIC_SCHEMAS:
+        return GENERIC_SCHEMAS[origin](get_args(hint), schema_path)
     if hint is timedelta:
-        raise place.refusal("a timedelta is read as ISO 8601 (PT90S) and Kubernetes writes 90s; use Duration")
-    raise place.refusal(f"{shown(hint)} has no structural schema; use Structs, scalars, and lists and dicts of them")
+        raise schema_path.schema_error(
+            "a timedelta is read as ISO 8601 (PT90S) and Kubernetes writes 90s; use Duration"
+        )
+    raise schema_path.schema_error(
+        f"{type_name(hint)} has no structural schema; use Structs, scalars, and lists and dicts of them"
+    )
 
 
-def struct_schema(struct: type[Struct], place: Place) -> Object:
-    if struct in place.inside:
-        raise place.refusal(f"{struct.__name__} contains itself; a schema has no references, use dict[str, Any]")
+def struct_schema(struct: type[Struct], schema_path: SchemaPath) -> Object:
+    if struct in schema_path.enclosing:
+        raise schema_path.schema_error(
+            f"{struct.__name__} contains itself; a schema has no references, use dict[str, Any]"
+        )
     config = struct.__struct_config__
     if config.tag is not None or config.array_like:
-        raise place.refusal(f"{struct.__name__} is tagged or array_like; a schema describes plain Structs only")
-    within = Place(place.path, (*place.inside, struct))
+        raise schema_path.schema_error(
+            f"{struct.__name__} is tagged or array_like; a schema describes plain Structs only"
+        )
+    within = SchemaPath(schema_path.path, (*schema_path.enclosing, struct))
     fields = msgspec.structs.fields(struct)
     said = {
         "description": cleandoc(struct.__doc__ or ""),
@@ -132,24 +142,30 @@ def struct_schema(struct: type[Struct], place: Place) -> Object:
     return {key: value for key, value in said.items() if value}
 
 
-def field_schema(info: FieldInfo, place: Place) -> Object:
+def field_schema(info: FieldInfo, schema_path: SchemaPath) -> Object:
     default = info.default if info.default_factory is NODEFAULT else info.default_factory()
     may_be_absent = default is None or default is UNSET
-    schema = schema_at(without_none(info.type) if may_be_absent else info.type, place)
+    schema = schema_for_hint(without_none(info.type) if may_be_absent else info.type, schema_path)
     if may_be_absent and is_immutable(schema):
-        raise place.refusal("it could be removed and set anew; an immutable field is required or has a default")
+        raise schema_path.schema_error(
+            "it could be removed and set anew; an immutable field is required or has a default"
+        )
     try:
-        decoder = msgspec.json.Decoder(info.type, dec_hook=decoded)
+        decoder = msgspec.json.Decoder(info.type, dec_hook=decode_hook)
     except TypeError as error:  # a constraint that does not fit its type
-        raise place.refusal(str(error)) from None
-    return schema if info.required or may_be_absent else {**schema, "default": valid(plain(default), decoder, place)}
+        raise schema_path.schema_error(str(error)) from None
+    return (
+        schema
+        if info.required or may_be_absent
+        else {**schema, "default": checked_default(to_unstructured(default), decoder, schema_path)}
+    )
 
 
-def valid(default: Any, decoder: msgspec.json.Decoder[Any], place: Place) -> Any:
+def checked_default(default: Any, decoder: msgspec.json.Decoder[Any], schema_path: SchemaPath) -> Any:
     try:
         decoder.decode(msgspec.json.encode(default))
     except msgspec.ValidationError as error:
-        raise place.refusal(f"the default {default!r} is not valid: {error}") from None
+        raise schema_path.schema_error(f"the default {default!r} is not valid: {error}") from None
     return default
 
 
@@ -160,58 +176,60 @@ def is_immutable(schema: Object) -> bool:
 
 def without_none(hint: Any) -> Any:
     """`T` for `T | None`, annotated as before."""
-    bare, metas = unwrapped(hint)
+    bare, metas = unwrap_annotated(hint)
     if get_origin(bare) not in (Union, UnionType):
         return hint
     kept = reduce(or_, [arg for arg in get_args(bare) if arg is not NoneType])
     return Annotated[(kept, *metas)] if metas else kept
 
 
-def list_schema(args: Sequence[Any], place: Place) -> Object:
+def list_schema(args: Sequence[Any], schema_path: SchemaPath) -> Object:
     if len(args) != 1:
-        raise place.refusal("the items need a type, and all the same one: list[T] or tuple[T, ...]")
-    return {"type": "array", "items": schema_at(args[0], place.at("[]"))}
+        raise schema_path.schema_error("the items need a type, and all the same one: list[T] or tuple[T, ...]")
+    return {"type": "array", "items": schema_for_hint(args[0], schema_path.at("[]"))}
 
 
-def tuple_schema(args: Sequence[Any], place: Place) -> Object:
-    return list_schema(args[:1] if args[1:] == (...,) else (), place)
+def tuple_schema(args: Sequence[Any], schema_path: SchemaPath) -> Object:
+    return list_schema(args[:1] if args[1:] == (...,) else (), schema_path)
 
 
-def set_schema(args: Sequence[Any], place: Place) -> Object:
-    return {**list_schema(args, place), LIST_TYPE: "set"}
+def set_schema(args: Sequence[Any], schema_path: SchemaPath) -> Object:
+    return {**list_schema(args, schema_path), LIST_TYPE: "set"}
 
 
-def dict_schema(args: Sequence[Any], place: Place) -> Object:
+def dict_schema(args: Sequence[Any], schema_path: SchemaPath) -> Object:
     key, value = args or (str, Any)
     if key is not str:
-        raise place.refusal(f"the keys of a JSON object are any str, not {shown(key)}")
+        raise schema_path.schema_error(f"the keys of a JSON object are any str, not {type_name(key)}")
     if value is Any:
-        return {"type": "object", PRESERVE: True}
-    return {"type": "object", "additionalProperties": schema_at(value, place.at("[]"))}
+        return {"type": "object", PRESERVE_UNKNOWN_FIELDS: True}
+    return {"type": "object", "additionalProperties": schema_for_hint(value, schema_path.at("[]"))}
 
 
-def enum_schema(values: Sequence[Any], place: Place) -> Object:
+def enum_schema(values: Sequence[Any], schema_path: SchemaPath) -> Object:
     types = {type(value) for value in values}
     if len(types) != 1 or not types <= JSON_TYPES.keys():
-        raise place.refusal(f"an enum is all str or all int, not {', '.join(map(repr, values))}")
+        raise schema_path.schema_error(f"an enum is all str or all int, not {', '.join(map(repr, values))}")
     return {"type": JSON_TYPES[types.pop()], "enum": list(values)}
 
 
-def union_schema(args: Sequence[Any], place: Place) -> Object:
+def union_schema(args: Sequence[Any], schema_path: SchemaPath) -> Object:
     members = [arg for arg in args if arg not in (NoneType, UnsetType)]
-    schemas = [schema_at(member, place) for member in members]
+    schemas = [schema_for_hint(member, schema_path) for member in members]
     if len(members) == 1:
         schema = schemas[0]
-    elif {unwrapped(member)[0] for member in members} == {int, str}:
+    elif {unwrap_annotated(member)[0] for member in members} == {int, str}:
         limits = {key: value for found in schemas for key, value in found.items() if key != "type"}
         schema = {INT_OR_STRING: True, **limits}
     else:
-        names = " | ".join(map(shown, members))
-        raise place.refusal(f"{names} has no structural schema, only T | None and int | str do; use optional fields")
+        names = " | ".join(map(type_name, members))
+        raise schema_path.schema_error(
+            f"{names} has no structural schema, only T | None and int | str do; use optional fields"
+        )
     return {**schema, "nullable": True} if NoneType in args else schema
 
 
-GENERIC: dict[Any, Callable[[Sequence[Any], Place], Object]] = {
+GENERIC_SCHEMAS: dict[Any, Callable[[Sequence[Any], SchemaPath], Object]] = {
     list: list_schema,
     tuple: tuple_schema,
     set: set_schema,
@@ -223,16 +241,18 @@ GENERIC: dict[Any, Callable[[Sequence[Any], Place], Object]] = {
 }
 
 
-def with_meta(schema: Object, meta: Meta, place: Place) -> Object:
+def with_meta(schema: Object, meta: Meta, schema_path: SchemaPath) -> Object:
     """`schema` with what `meta` says; that it fits the type is for msgspec to check."""
     extra = meta.extra_json_schema or {}
     if any(not key.startswith("x-kubernetes-") and key not in ("format", "nullable") for key in extra) or meta.examples:
-        raise place.refusal("beside its arguments a Meta may say format, nullable and x-kubernetes-*, and no examples")
+        raise schema_path.schema_error(
+            "beside its arguments a Meta may say format, nullable and x-kubernetes-*, and no examples"
+        )
     if meta.multiple_of is not None and meta.multiple_of != int(meta.multiple_of):
-        raise place.refusal(
+        raise schema_path.schema_error(
             f"multiple_of={meta.multiple_of}: Kubernetes cuts it to an int when it checks a whole number"
         )
-    length = LENGTHS.get(schema.get("type", ""), "Length")
+    length = LENGTH_SUFFIXES.get(schema.get("type", ""), "Length")
     said = {
         "title": meta.title,
         "description": meta.description,
@@ -251,30 +271,34 @@ def with_meta(schema: Object, meta: Meta, place: Place) -> Object:
     return {**schema, **{key: value for key, value in said.items() if value is not None}}
 
 
-def check_list(schema: Object, place: Place) -> None:
+def check_list(schema: Object, schema_path: SchemaPath) -> None:
     items, kind = schema.get("items", {}), schema.get(LIST_TYPE, "atomic")
     if "items" not in schema:
-        raise place.refusal("only a list can be a set or a map of its items")
-    if kind != "map" and looks_back(items):
-        raise place.refusal("rules on oldSelf need to know which item was which; annotate the list with as_map(...)")
+        raise schema_path.schema_error("only a list can be a set or a map of its items")
+    if kind != "map" and uses_old_self(items):
+        raise schema_path.schema_error(
+            "rules on oldSelf need to know which item was which; annotate the list with as_map(...)"
+        )
     if kind == "set" and items.get("type") in ("object", "array"):
-        raise place.refusal("the items of a set are scalars; for Structs use as_map(...)")
+        raise schema_path.schema_error("the items of a set are scalars; for Structs use as_map(...)")
     if kind != "atomic" and items.get("nullable"):
-        raise place.refusal("the items of a set or a map are never null")
+        raise schema_path.schema_error("the items of a set or a map are never null")
     for key in schema.get(LIST_MAP_KEYS, ()):
         found = items.get("properties", {}).get(key)
         if found is None or found.get("type") not in JSON_TYPES.values() or found.get("nullable"):
-            raise place.refusal(f"as_map({key!r}): the items have no such field that is a scalar and never null")
+            raise schema_path.schema_error(
+                f"as_map({key!r}): the items have no such field that is a scalar and never null"
+            )
         if key not in items.get("required", ()) and "default" not in found:
-            raise place.refusal(f"as_map({key!r}): the key of a map is required or has a default")
+            raise schema_path.schema_error(f"as_map({key!r}): the key of a map is required or has a default")
 
 
-def looks_back(schema: Object) -> bool:
+def uses_old_self(schema: Object) -> bool:
     """Whether a rule anywhere in `schema` compares with the value before."""
     parts = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
     own = any("oldSelf" in rule["rule"] for rule in schema.get(VALIDATIONS, ()))
-    return own or any(looks_back(part) for part in parts if part)
+    return own or any(uses_old_self(part) for part in parts if part)
 
 
-def shown(hint: Any) -> str:
+def type_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tapestry.kube.names import label_key_complaint, label_value_complaint
+from tapestry.kube.names import label_key_error, label_value_error
 from tapestry.kube.objects import Object, labels_of, name_of
 
 
@@ -33,12 +33,12 @@ class Operator(StrEnum):
     LESS = "Lt"
 
 
-MANY = 8
+INDEX_THRESHOLD = 8
 """Requirements, or values of one, that are looked at one after the other."""
 LABEL_OPERATORS = (Operator.IN, Operator.NOT_IN, Operator.EXISTS, Operator.DOES_NOT_EXIST)
 FIELD_OPERATORS = (Operator.IN, Operator.NOT_IN)
 
-SIGNS = {
+OPERATOR_TOKENS = {
     "=": Operator.IN,
     "==": Operator.IN,
     "in": Operator.IN,
@@ -47,7 +47,7 @@ SIGNS = {
     ">": Operator.GREATER,
     "<": Operator.LESS,
 }
-WORD = re.compile(r"==|!=|[=!<>(),]|[^ \t\r\n=!<>(),]+")
+TOKEN = re.compile(r"==|!=|[=!<>(),]|[^ \t\r\n=!<>(),]+")
 PUNCTUATION = frozenset({"==", "!=", "=", "!", "<", ">", "(", ")", ","})
 
 FIELD_TERM = re.compile(r"(?:\\.|[^,])+", re.DOTALL)  # up to a comma that is not escaped
@@ -106,7 +106,9 @@ class LabelSelector:
     """Where there are many requirements, or many values in one."""
 
     def __post_init__(self) -> None:
-        if len(self.requirements) > MANY or any(len(each.values) > MANY for each in self.requirements):
+        if len(self.requirements) > INDEX_THRESHOLD or any(
+            len(each.values) > INDEX_THRESHOLD for each in self.requirements
+        ):
             object.__setattr__(self, "_index", LabelIndex(self.requirements))
 
     def matches(self, labels: Mapping[str, str]) -> bool:
@@ -125,7 +127,7 @@ class LabelIndex:
         self._allowed: dict[str, frozenset[str] | None] = {}
         """The labels that there must be, with the values that they may have, or None for any value."""
         self._bounds: list[Requirement] = []
-        self._refused: dict[str, set[str] | None] = {}
+        self._forbidden: dict[str, set[str] | None] = {}
         """The labels that there must not be, with the values that they must not have, or None for every value."""
         for each in requirements:
             match each.operator:
@@ -136,11 +138,11 @@ class LabelIndex:
                 case Operator.EXISTS:
                     self._allowed.setdefault(each.key, None)
                 case Operator.NOT_IN:
-                    refused = self._refused.setdefault(each.key, set())
+                    refused = self._forbidden.setdefault(each.key, set())
                     if refused is not None:
                         refused.update(each.values)
                 case Operator.DOES_NOT_EXIST:
-                    self._refused[each.key] = None
+                    self._forbidden[each.key] = None
                 case _:
                     self._allowed.setdefault(each.key, None)
                     self._bounds.append(each)
@@ -153,7 +155,7 @@ class LabelIndex:
             if value is None or (allowed is not None and value not in allowed):
                 return False
         for key, value in labels.items():
-            if key in self._refused and ((refused := self._refused[key]) is None or value in refused):
+            if key in self._forbidden and ((refused := self._forbidden[key]) is None or value in refused):
                 return False
         return all(each.matches(labels) for each in self._bounds)
 
@@ -218,17 +220,17 @@ EVERY_NODE = NodeSelector((NodeTerm(EVERYTHING, FieldSelector()),))
 
 def requirement(key: str, operator: Operator, values: Sequence[str] = (), path: str = "") -> Requirement:
     """A requirement that has been checked; `path` is where it stands, for the SelectorError."""
-    if complaint := label_key_complaint(key):
-        raise _fault(_below(path, "key"), complaint)
+    if complaint := label_key_error(key):
+        raise _selector_error(_child_path(path, "key"), complaint)
     for index, value in enumerate(values):
-        if complaint := label_value_complaint(value):
-            raise _fault(_below(path, f"values[{index}]"), complaint)
+        if complaint := label_value_error(value):
+            raise _selector_error(_child_path(path, f"values[{index}]"), complaint)
     if operator in (Operator.IN, Operator.NOT_IN) and not values:
-        raise _fault(_below(path, "values"), f"there are none; {operator} needs at least one")
+        raise _selector_error(_child_path(path, "values"), f"there are none; {operator} needs at least one")
     if operator in (Operator.EXISTS, Operator.DOES_NOT_EXIST) and values:
-        raise _fault(_below(path, "values"), f"there are {len(values)}; {operator} takes none")
+        raise _selector_error(_child_path(path, "values"), f"there are {len(values)}; {operator} takes none")
     if operator in (Operator.GREATER, Operator.LESS) and (len(values) != 1 or _integer(values[0]) is None):
-        raise _fault(_below(path, "values"), f"{list(values)} is not one integer, which {operator} needs")
+        raise _selector_error(_child_path(path, "values"), f"{list(values)} is not one integer, which {operator} needs")
     return Requirement(key, operator, tuple(sorted(set(values))))
 
 
@@ -257,13 +259,13 @@ def node_selector(spec: Object | None, path: str = "") -> NodeSelector:
 
 def _match_labels(spec: Object, path: str) -> Iterator[Requirement]:
     wanted = spec.get("matchLabels") or {}
-    path = _below(path, "matchLabels")
+    path = _child_path(path, "matchLabels")
     if not isinstance(wanted, dict):
-        raise _fault(path, f"{wanted!r} is not an object")
+        raise _selector_error(path, f"{wanted!r} is not an object")
     for key, value in wanted.items():
         at = f"{path}[{key}]"
-        if complaint := label_key_complaint(key) or label_value_complaint(_text(value, at)):
-            raise _fault(at, complaint)
+        if complaint := label_key_error(key) or label_value_error(_text(value, at)):
+            raise _selector_error(at, complaint)
         yield Requirement(key, Operator.IN, (value,))
 
 
@@ -275,9 +277,9 @@ def _match_expressions(spec: Object, operators: tuple[Operator, ...], path: str)
 def _match_fields(term: Object, path: str) -> Iterator[FieldTerm]:
     for at, key, operator, values in _conditions(term, "matchFields", FIELD_OPERATORS, path):
         if key != "metadata.name":
-            raise _fault(f"{at}.key", f"{key!r} is not a field that nodes are selected by; metadata.name is")
+            raise _selector_error(f"{at}.key", f"{key!r} is not a field that nodes are selected by; metadata.name is")
         if len(values) != 1:
-            raise _fault(f"{at}.values", f"there are {len(values)}; a field takes one")
+            raise _selector_error(f"{at}.values", f"there are {len(values)}; a field takes one")
         yield FieldTerm(key, values[0], operator is Operator.IN)
 
 
@@ -289,7 +291,7 @@ def _conditions(
         _check_object(condition, at, "key", "operator", "values")
         operator = condition.get("operator")
         if operator not in operators:
-            raise _fault(f"{at}.operator", f"{operator!r} is none of {', '.join(operators)}")
+            raise _selector_error(f"{at}.operator", f"{operator!r} is none of {', '.join(operators)}")
         values = [_text(value, where) for where, value in _items(condition, "values", at)]
         yield at, _text(condition.get("key"), f"{at}.key"), Operator(operator), values
 
@@ -298,29 +300,29 @@ def _items(spec: Object, field: str, path: str) -> Iterator[tuple[str, Any]]:
     """The path and the value of each item in the list `field`."""
     found = spec.get(field) or []
     if not isinstance(found, list):
-        raise _fault(_below(path, field), f"{found!r} is not a list")
+        raise _selector_error(_child_path(path, field), f"{found!r} is not a list")
     for index, item in enumerate(found):
-        yield _below(path, f"{field}[{index}]"), item
+        yield _child_path(path, f"{field}[{index}]"), item
 
 
 def _check_object(value: object, path: str, *known: str) -> None:
     """Refuse what is no object or has a field that is not known."""
     if not isinstance(value, dict):
-        raise _fault(path, f"{value!r} is not an object")
+        raise _selector_error(path, f"{value!r} is not an object")
     for name in value:
         if name not in known:
-            raise _fault(_below(path, name), f"there is no such field; there is {', '.join(known)}")
+            raise _selector_error(_child_path(path, name), f"there is no such field; there is {', '.join(known)}")
 
 
 def _text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise _fault(path, f"{value!r} is not a text")
+        raise _selector_error(path, f"{value!r} is not a text")
     return value
 
 
 def parse_label_selector(text: str, path: str = "") -> LabelSelector:
     """The selector of a query: `a=b,c!=d,e in (x,y),f notin (z),g,!h,i>3`; the empty text means everything."""
-    words = deque(WORD.findall(text))
+    words = deque(TOKEN.findall(text))
     found = []
     try:
         while words:
@@ -330,7 +332,7 @@ def parse_label_selector(text: str, path: str = "") -> LabelSelector:
                 if not words:
                     raise SelectorError("it ends with a comma")
     except SelectorError as error:
-        raise _fault(path, f"{text!r} is not a label selector: {error}") from None
+        raise _selector_error(path, f"{text!r} is not a label selector: {error}") from None
     return LabelSelector(tuple(sorted(found)))
 
 
@@ -341,9 +343,9 @@ def _read_requirement(words: deque[str]) -> Requirement:
     key = words.popleft() if words else ""  # `in` and `notin` are keys here, and values further on
     if negated or not words or words[0] == ",":
         return requirement(key, Operator.DOES_NOT_EXIST if negated else Operator.EXISTS)
-    sign = _read(words, SIGNS.keys())
+    sign = _read(words, OPERATOR_TOKENS.keys())
     values = _read_set(words) if sign in ("in", "notin") else [_read_value(words)]
-    return requirement(key, SIGNS[sign], values)
+    return requirement(key, OPERATOR_TOKENS[sign], values)
 
 
 def _read_set(words: deque[str]) -> list[str]:
@@ -372,7 +374,9 @@ def parse_field_selector(text: str, path: str = "") -> FieldSelector:
     for term in FIELD_TERM.findall(text):
         parts = FIELD_SIGN.fullmatch(term)
         if parts is None:
-            raise _fault(path, f"{text!r} is not a field selector: {term!r} is not field=value or field!=value")
+            raise _selector_error(
+                path, f"{text!r} is not a field selector: {term!r} is not field=value or field!=value"
+            )
         field, sign, value = parts.groups()
         found.append(FieldTerm(field, re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL), sign != "!="))
     return FieldSelector(tuple(sorted(found)))
@@ -386,9 +390,9 @@ def _integer(text: str) -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def _below(path: str, step: str) -> str:
+def _child_path(path: str, step: str) -> str:
     return f"{path}.{step}" if path else step
 
 
-def _fault(path: str, message: str) -> SelectorError:
+def _selector_error(path: str, message: str) -> SelectorError:
     return SelectorError(f"{path}: {message}" if path else message)

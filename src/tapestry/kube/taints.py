@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tapestry.kube.objects import Object
 
 NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
-CORDON: Object = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+CORDON_TAINT: Object = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 """What a cordoned node has, or is about to have."""
 
 

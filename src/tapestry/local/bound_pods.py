@@ -11,9 +11,9 @@ from tapestry.client.client import Client
 from tapestry.controller import Controller, Informer, Manager
 from tapestry.kube.objects import Object, key_of, name_of, value_at
 from tapestry.kube.resources import PODS
-from tapestry.local.addresses import Addresses
-from tapestry.local.nodes import address_of
-from tapestry.local.statuses import Place
+from tapestry.local.addresses import AddressAllocator
+from tapestry.local.nodes import internal_ip
+from tapestry.local.statuses import PodAddresses
 
 BY_NODE, BY_IP = "node", "ip"
 
@@ -25,42 +25,42 @@ class BoundPods:
     client: Client
     nodes: Informer
     informer: Informer
-    addresses: Addresses
+    addresses: AddressAllocator
     """To be released when nothing of a pod is left."""
 
-    def on(self, node: Object) -> Iterable[Object]:
+    def on_node(self, node: Object) -> Iterable[Object]:
         return self.informer.store.by(BY_NODE, name_of(node))
 
     def node_of(self, pod: Object) -> Object | None:
         """The node of ours that has the pod, once it says where it is."""
         node = self.nodes.store.get(pod["spec"]["nodeName"])
-        return node if node is not None and address_of(node) else None
+        return node if node is not None and internal_ip(node) else None
 
-    def place(self, pod: Object, node: Object) -> Place:
+    def addresses_of(self, pod: Object, node: Object) -> PodAddresses:
         """Where the pod is: on an address of its own, unless it wants its node's."""
-        address = address_of(node)
-        return Place(address, address if pod["spec"].get("hostNetwork") else self.addresses.of(pod))
+        address = internal_ip(node)
+        return PodAddresses(address, address if pod["spec"].get("hostNetwork") else self.addresses.allocate(pod))
 
-    async def let_go(self, pod: Object) -> None:
+    async def confirm_deletion(self, pod: Object) -> None:
         """Nothing of a deleted pod runs any more.  What has been let go of already stays for its finalizers only."""
         if pod["metadata"].get("deletionGracePeriodSeconds"):
             await self.client.delete(PODS, pod, grace_seconds=0)
 
-    def wake(self, controller: Controller) -> None:
+    def watch_with(self, controller: Controller) -> None:
         """Have a controller look at a pod when it changes, or when its node comes, goes or moves."""
         controller.watch(self.informer)
-        controller.watch(self.nodes, lambda node: map(key_of, self.on(node)), when=moved)
+        controller.watch(self.nodes, lambda node: map(key_of, self.on_node(node)), when=has_moved)
 
 
 def bound_pods(manager: Manager, nodes: Informer, network: IPv4Network) -> BoundPods:
     """The pods of a cluster; those on `nodes` are given addresses of the network."""
-    pods = manager.informer(PODS, fields="spec.nodeName!=", indexers={BY_NODE: node_name, BY_IP: shown_ip})
-    addresses = Addresses(network, pod_ip, lambda address: pods.store.by(BY_IP, address))
+    pods = manager.informer(PODS, fields="spec.nodeName!=", indexers={BY_NODE: node_name, BY_IP: pod_ips})
+    addresses = AddressAllocator(network, pod_ip, lambda address: pods.store.by(BY_IP, address))
     return BoundPods(manager.client, nodes, pods, addresses)
 
 
-def moved(old: Object | None, new: Object | None) -> bool:
-    return old is None or new is None or address_of(old) != address_of(new)
+def has_moved(old: Object | None, new: Object | None) -> bool:
+    return old is None or new is None or internal_ip(old) != internal_ip(new)
 
 
 def node_name(pod: Object) -> Iterable[str]:
@@ -72,6 +72,6 @@ def pod_ip(pod: Object) -> str:
     return address
 
 
-def shown_ip(pod: Object) -> Iterable[str]:
+def pod_ips(pod: Object) -> Iterable[str]:
     address = pod_ip(pod)
     return [address] if address else []

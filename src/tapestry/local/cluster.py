@@ -16,22 +16,22 @@ from pathlib import Path
 from tapestry.client.client import Client
 from tapestry.controller import Manager
 from tapestry.kube.errors import AlreadyExists
-from tapestry.kube.names import dns_label_complaint
+from tapestry.kube.names import dns_label_error
 from tapestry.kube.resources import NODES
-from tapestry.local import kubelets, processes
-from tapestry.local.commands import Trust
-from tapestry.local.control_planes import Served, kubernetes, ours
-from tapestry.local.kubelet_api import Kubelet, kubelet_tls, loopback_socket, serving
+from tapestry.local import process_kubelet, simulated_kubelet
+from tapestry.local.container_commands import ProcessPolicy
+from tapestry.local.control_planes import RunningCluster, kubernetes_control_plane, tapestry_control_plane
+from tapestry.local.kubelet_api import KubeletServer, kubelet_tls, loopback_socket, serve_kubelet
 from tapestry.process.logs import logger
-from tapestry.process.signals import told_to_stop
+from tapestry.process.signals import stop_event
 
 log = logger(__name__)
 
-ROOM = {"cpu": "8", "memory": "32Gi", "pods": "110"}
+NODE_CAPACITY = {"cpu": "8", "memory": "32Gi", "pods": "110"}
 """What a simulated node has."""
 MAX_NODES = 5000
 """Simulated nodes of one cluster: each costs memory and a heartbeat."""
-CREATES = 16
+CREATE_CONCURRENCY = 16
 """Nodes that are created at the same time."""
 
 
@@ -42,7 +42,7 @@ class ClusterPlan:
     folder: Path
     nodes: int = 0
     """Simulated ones."""
-    room: dict[str, str] = field(default_factory=lambda: dict(ROOM))
+    capacity: dict[str, str] = field(default_factory=lambda: dict(NODE_CAPACITY))
     gpus: int = 0
     process_node: bool = False
     """Whether there is a node that runs Tapestry's own pods as processes of this machine."""
@@ -55,58 +55,66 @@ class ClusterPlan:
     def name(self) -> str:
         """Of the cluster: that of its folder, in letters that a node's name may have."""
         name = re.sub("[^a-z0-9]+", "-", self.folder.name.lower()).strip("-")[:40].rstrip("-")
-        return name if dns_label_complaint(name) is None else "cluster"
+        return name if dns_label_error(name) is None else "cluster"
 
 
 async def run_cluster(plan: ClusterPlan) -> None:
     """Run until told to stop."""
-    stopping = told_to_stop()
-    async with (kubernetes if plan.real_kubernetes else ours)(plan.folder) as served, with_kubelets(plan, served):
+    stopping = stop_event()
+    async with (
+        (kubernetes_control_plane if plan.real_kubernetes else tapestry_control_plane)(plan.folder) as served,
+        run_kubelets(plan, served),
+    ):
         log.info("cluster ready", folder=str(plan.folder), nodes=plan.nodes)
         await stopping.wait()
 
 
 @asynccontextmanager
-async def with_kubelets(plan: ClusterPlan, served: Served) -> AsyncIterator[None]:
+async def run_kubelets(plan: ClusterPlan, cluster: RunningCluster) -> AsyncIterator[None]:
     """The nodes that are wanted, kept by kubelets of this process for as long as the context lasts."""
-    await have_nodes(served.client, plan)
+    await ensure_nodes(cluster.client, plan)
     async with AsyncExitStack() as stack:
-        for install in (kubelets.install, *([processes_of(plan, served.server)] if plan.process_node else [])):
-            await stack.enter_async_context(at_work(install, served, plan))
+        for install in (
+            simulated_kubelet.install,
+            *([process_kubelet_installer(plan, cluster.server)] if plan.process_node else []),
+        ):
+            await stack.enter_async_context(serve_kubelets(install, cluster, plan))
         async with asyncio.TaskGroup() as group:
-            group.create_task(served.manager.run(), name="controllers")
+            group.create_task(cluster.manager.run(), name="controllers")
             try:
                 yield
             finally:
-                served.manager.stop()
+                cluster.manager.stop()
 
 
-Install = Callable[[Manager, Callable[[], int]], Kubelet]
+KubeletInstaller = Callable[[Manager, Callable[[], int]], KubeletServer]
 
 
-def processes_of(plan: ClusterPlan, server: str) -> Install:
+def process_kubelet_installer(plan: ClusterPlan, server: str) -> KubeletInstaller:
     """A kubelet that runs Tapestry's own pods as processes."""
-    trust = Trust(Path(sys.executable).with_name("tapestry"), run_pods=plan.run_pods)
-    given = processes.Settings(plan.folder / "pods", server, trust, os.environ)
-    return lambda manager, port: processes.install(manager, port, given)
+    trust = ProcessPolicy(Path(sys.executable).with_name("tapestry"), run_pods=plan.run_pods)
+    given = process_kubelet.ProcessSettings(plan.folder / "pods", server, trust, os.environ)
+    return lambda manager, port: process_kubelet.install(manager, port, given)
 
 
-def at_work(install: Install, served: Served, plan: ClusterPlan) -> AbstractAsyncContextManager[int]:
+def serve_kubelets(
+    install: KubeletInstaller, cluster: RunningCluster, plan: ClusterPlan
+) -> AbstractAsyncContextManager[int]:
     """Kubelets of one sort, and what they answer."""
     sock = loopback_socket()
-    kubelet = install(served.manager, lambda: sock.getsockname()[1])
-    return serving(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [served.callers]))
+    kubelet = install(cluster.manager, lambda: sock.getsockname()[1])
+    return serve_kubelet(kubelet, sock, kubelet_tls(plan.folder / "kubelets", [cluster.kubelet_client_ca]))
 
 
-async def have_nodes(client: Client, plan: ClusterPlan, created: Callable[[int], None] = lambda _: None) -> int:
+async def ensure_nodes(client: Client, plan: ClusterPlan, created: Callable[[int], None] = lambda _: None) -> int:
     """Create the nodes that are missing, and return how many these were; those that are there stay as they are.
 
     `created` is called with the number of nodes that were created so far.
     """
-    room = {**plan.room, **({"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {})}
-    wanted = [kubelets.simulated_node(f"{plan.name}-{number}", room) for number in range(1, plan.nodes + 1)]
+    room = {**plan.capacity, **({"nvidia.com/gpu": str(plan.gpus)} if plan.gpus else {})}
+    wanted = [simulated_kubelet.simulated_node(f"{plan.name}-{number}", room) for number in range(1, plan.nodes + 1)]
     if plan.process_node:
-        wanted.append(processes.process_node("this-machine", processes.machine_room()))
+        wanted.append(process_kubelet.process_node("this-machine", process_kubelet.machine_capacity()))
     waiting, count = iter(wanted), 0
 
     async def create_some() -> None:
@@ -120,6 +128,6 @@ async def have_nodes(client: Client, plan: ClusterPlan, created: Callable[[int],
             created(count)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(CREATES):
+        for _ in range(CREATE_CONCURRENCY):
             group.create_task(create_some())
     return count

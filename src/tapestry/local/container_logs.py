@@ -19,54 +19,54 @@ from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-LARGEST = 10 << 20
+MAX_LOG_BYTES = 10 << 20
 """Bytes of a file; it then becomes the older one of two, of which only the newer is read."""
-LONGEST_LINE = 16 << 10
-TIME = len("2006-01-02T15:04:05.000000Z ")
+MAX_LINE_BYTES = 16 << 10
+TIMESTAMP_LENGTH = len("2006-01-02T15:04:05.000000Z ")
 
 
 @dataclass
-class Log:
+class ContainerLog:
     """The log of one run.  For one event loop."""
 
     path: Path
     now: Callable[[], datetime]
-    largest: int = LARGEST
+    max_bytes: int = MAX_LOG_BYTES
     rotations: int = 0
     closed: bool = False
-    grew: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by another, at each change."""
     _file: FileIO | None = None
-    _rest: bytes = b""
+    _partial_line: bytes = b""
 
     def write(self, data: bytes) -> None:
         """Take what was written; a line is in the file when it is complete, or too long."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) >= LONGEST_LINE:
-            lines, self._rest = [*lines, self._rest], b""
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        if len(self._partial_line) >= MAX_LINE_BYTES:
+            lines, self._partial_line = [*lines, self._partial_line], b""
         if lines:
             self._append(lines)
 
     def close(self) -> None:
         """No more comes; followers are told."""
-        if self._rest:
-            self._append([self._rest])
+        if self._partial_line:
+            self._append([self._partial_line])
         self.closed = True
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._tell()
+        self._notify()
 
     def _append(self, lines: Iterable[bytes]) -> None:
         stamp = f"{micro_timestamp(self.now())} ".encode()
         try:
-            file = self._opened()
+            file = self._open()
             file.write(b"".join(stamp + line + b"\n" for line in lines))
-            if file.tell() > self.largest:
+            if file.tell() > self.max_bytes:
                 self._rotate(file)
         except OSError as error:  # a full disk takes lines from the log, and must not take more
             log.warning("lines of a container are lost", path=str(self.path), error=str(error))
-        self._tell()
+        self._notify()
 
     def _rotate(self, file: FileIO) -> None:
         file.close()
@@ -74,22 +74,22 @@ class Log:
         self.path.replace(self.path.with_suffix(".older"))
         self.rotations += 1
 
-    def _opened(self) -> FileIO:
+    def _open(self) -> FileIO:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab", buffering=0)
         return self._file
 
-    def _tell(self) -> None:
-        grown, self.grew = self.grew, asyncio.Event()
+    def _notify(self) -> None:
+        grown, self.changed = self.changed, asyncio.Event()
         grown.set()
 
 
-async def reading(path: Path, query: LogQuery, source: Log | None) -> AsyncIterator[bytes]:
+async def read_log(path: Path, query: LogQuery, source: ContainerLog | None) -> AsyncIterator[bytes]:
     """What is wanted of the log in a file; `source` is what still writes it, if anything does."""
     left = query.limit
-    async for line in wanted_lines(path, query, source):
-        text = line if query.timestamps else line[TIME:]
+    async for line in log_lines(path, query, source):
+        text = line if query.timestamps else line[TIMESTAMP_LENGTH:]
         if left is not None:
             text = text[:left]
             left -= len(text)
@@ -99,22 +99,22 @@ async def reading(path: Path, query: LogQuery, source: Log | None) -> AsyncItera
             return
 
 
-async def wanted_lines(path: Path, query: LogQuery, source: Log | None) -> AsyncIterator[bytes]:
+async def log_lines(path: Path, query: LogQuery, source: ContainerLog | None) -> AsyncIterator[bytes]:
     since = micro_timestamp(query.since).encode() if query.since else b""
-    reader = Reader(path)
+    reader = LineReader(path)
     try:
         rotations = source.rotations if source is not None else 0
-        first: Iterable[bytes] = (line for line in reader.lines() if line[: TIME - 1] >= since)
+        first: Iterable[bytes] = (line for line in reader.lines() if line[: TIMESTAMP_LENGTH - 1] >= since)
         for line in first if query.tail is None else deque(first, maxlen=query.tail):
             yield line
         while query.follow and source is not None:
-            grew, is_last = source.grew, source.closed
+            grew, is_last = source.changed, source.closed
             for line in reader.lines():
                 yield line
             if rotations != source.rotations:  # the rest of the older file is read; go on in the newer one
                 rotations = source.rotations
                 reader.close()
-                reader = Reader(path)
+                reader = LineReader(path)
                 continue
             if is_last:
                 return
@@ -123,7 +123,7 @@ async def wanted_lines(path: Path, query: LogQuery, source: Log | None) -> Async
         reader.close()
 
 
-class Reader:
+class LineReader:
     """Complete lines of a file, as far as it goes; it need not exist yet."""
 
     def __init__(self, path: Path) -> None:

@@ -15,32 +15,32 @@ from pathlib import Path
 
 import yaml
 
-from tapestry.apiserver.access.certificates import Authority
-from tapestry.apiserver.app import running
-from tapestry.apiserver.bootstrap import SYSTEM
-from tapestry.apiserver.config import ApiServerConfig, Kubelets
+from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.app import run_apiserver
+from tapestry.apiserver.bootstrap import APISERVER_USER
+from tapestry.apiserver.config import ApiServerConfig, KubeletClientConfig
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.controller import Manager
 from tapestry.controller.app import new_identity
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
-from tapestry.controlplane.app import WORKLOADS, manager_beside
-from tapestry.controlplane.direct import Direct
-from tapestry.local.children import end_of
+from tapestry.controlplane.app import OPTIONAL_CONTROLLERS, control_plane_manager
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.local.child_processes import exit_future
 from tapestry.local.kubernetes import COMPONENTS, Component, ControlPlane, find_assets, free_ports, write_private
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
 MASTERS = "system:masters"
-SERVER_TO_KUBELET = "apiserver-kubelet-client"
-CHOSEN = "cluster.json"
+KUBELET_CLIENT = "apiserver-kubelet-client"
+GENERATED_FILE = "cluster.json"
 """The file with what is chosen by chance."""
 
 
 @dataclass(frozen=True)
-class Served:
+class RunningCluster:
     """A cluster that answers."""
 
     server: str
@@ -48,7 +48,7 @@ class Served:
     client: Client
     manager: Manager
     """What runs beside it in this process; whoever got it here runs it."""
-    callers: Path
+    kubelet_client_ca: Path
     """The CA of those who may call its kubelets."""
 
 
@@ -56,37 +56,39 @@ class Served:
 
 
 @asynccontextmanager
-async def ours(folder: Path) -> AsyncIterator[Served]:
+async def tapestry_control_plane(folder: Path) -> AsyncIterator[RunningCluster]:
     """Our own API server in this process, its controllers and its scheduler, for as long as the context lasts."""
-    settings = settings_of(folder)
-    async with running(settings) as served:
-        authority = Authority(folder / "pki")
+    settings = api_server_config(folder)
+    async with run_apiserver(settings) as served:
+        authority = CertificateAuthority(folder / "pki")
         write_kubeconfig(folder, settings)
-        client = Client(Direct(served.reception, SYSTEM))
-        manager = manager_beside(served.reception, authority.certificate(), settings.controllers, authority)
-        yield Served(f"https://{settings.secure_address}", client, manager, authority.certificate_file)
+        client = Client(InProcessTransport(served.request_handler, APISERVER_USER))
+        manager = control_plane_manager(
+            served.request_handler, authority.certificate_pem(), settings.controllers, authority
+        )
+        yield RunningCluster(f"https://{settings.secure_address}", client, manager, authority.certificate_file)
 
 
-def settings_of(folder: Path) -> ApiServerConfig:
+def api_server_config(folder: Path) -> ApiServerConfig:
     """The server's configuration; what is chosen by chance is chosen once.  Raises ValueError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    kept = folder / CHOSEN
+    kept = folder / GENERATED_FILE
     if not kept.exists():
         write_private(kept, json.dumps({"port": free_ports(1)[0], "token": secrets.token_urlsafe(32)}))
-    port, token = chosen(kept)
+    port, token = read_port_and_token(kept)
     tokens = folder / "tokens.csv"
     write_private(tokens, f'{token},admin,admin,"{MASTERS}"\n')
-    certificate, key = Authority(folder / "pki").client(SERVER_TO_KUBELET, [MASTERS])
+    certificate, key = CertificateAuthority(folder / "pki").client_certificate(KUBELET_CLIENT, [MASTERS])
     return ApiServerConfig(
         file_rootpath=str(folder),
         secure_address=f"127.0.0.1:{port}",
         token_auth_file=str(tokens),
-        controllers=["*", *WORKLOADS],
-        kubelet=Kubelets(client_certificate=str(certificate), client_key=str(key)),
+        controllers=["*", *OPTIONAL_CONTROLLERS],
+        kubelet=KubeletClientConfig(client_certificate=str(certificate), client_key=str(key)),
     )
 
 
-def chosen(file: Path) -> tuple[int, str]:
+def read_port_and_token(file: Path) -> tuple[int, str]:
     """The port and the token of a cluster."""
     try:
         known = json.loads(file.read_text())
@@ -96,7 +98,7 @@ def chosen(file: Path) -> tuple[int, str]:
 
 
 def write_kubeconfig(folder: Path, settings: ApiServerConfig) -> None:
-    name, (_, token) = folder.name, chosen(folder / CHOSEN)
+    name, (_, token) = folder.name, read_port_and_token(folder / GENERATED_FILE)
     authority = folder / "pki" / "ca.crt"
     content = {
         "apiVersion": "v1",
@@ -118,7 +120,7 @@ def write_kubeconfig(folder: Path, settings: ApiServerConfig) -> None:
 
 
 @asynccontextmanager
-async def kubernetes(folder: Path) -> AsyncIterator[Served]:
+async def kubernetes_control_plane(folder: Path) -> AsyncIterator[RunningCluster]:
     """etcd, kube-apiserver, kube-controller-manager and kube-scheduler; one that ends is started again."""
     plane = ControlPlane(
         folder,
@@ -129,8 +131,8 @@ async def kubernetes(folder: Path) -> AsyncIterator[Served]:
     )
     try:
         await asyncio.to_thread(plane.start)
-        async with asyncio.TaskGroup() as group, beside(plane) as served:
-            keeping = [group.create_task(keep(plane, each), name=each) for each in plane.pids()]
+        async with asyncio.TaskGroup() as group, kubelet_manager(plane) as served:
+            keeping = [group.create_task(supervise_component(plane, each), name=each) for each in plane.pids()]
             yield served
             for each in keeping:
                 each.cancel()
@@ -140,8 +142,8 @@ async def kubernetes(folder: Path) -> AsyncIterator[Served]:
 
 def kubelet_flags(folder: Path) -> dict[str, str]:
     """By which kube-apiserver can call the kubelets of this process."""
-    authority = Authority(folder / "pki")
-    certificate, key = authority.client(SERVER_TO_KUBELET, [MASTERS])
+    authority = CertificateAuthority(folder / "pki")
+    certificate, key = authority.client_certificate(KUBELET_CLIENT, [MASTERS])
     return {
         "client-ca-file": str(authority.certificate_file),  # which it publishes, for those of virtual nodes to know it
         "kubelet-client-certificate": str(certificate),
@@ -150,24 +152,24 @@ def kubelet_flags(folder: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def beside(plane: ControlPlane) -> AsyncIterator[Served]:
+async def kubelet_manager(plane: ControlPlane) -> AsyncIterator[RunningCluster]:
     """A manager in this process for a control plane that runs."""
-    access = load([plane.kubeconfig], environ={})
+    access = load_access([plane.kubeconfig], environ={})
     config = ManagerConfig(name="kubelets", metrics=Metrics(address=""), probes=Probes(address=""))
-    client, authority = Client(HttpTransport(access)), Authority(plane.folder / "pki")
-    authority.certificate()
+    client, authority = Client(HttpTransport(access)), CertificateAuthority(plane.folder / "pki")
+    authority.certificate_pem()
     manager = Manager(config, lambda: HttpTransport(access), identity=new_identity())
-    manager.with_("kubelets", lambda _: None)  # by whoever gets it
+    manager.register("kubelets", lambda _: None)  # by whoever gets it
     try:
-        yield Served(plane.url, client, manager, authority.certificate_file)
+        yield RunningCluster(plane.url, client, manager, authority.certificate_file)
     finally:
         await client.close()
 
 
-async def keep(plane: ControlPlane, component: Component) -> None:
+async def supervise_component(plane: ControlPlane, component: Component) -> None:
     """Start a component again whenever it ends."""
     while True:
-        with end_of(plane.pids()[component]) as ended:
+        with exit_future(plane.pids()[component]) as ended:
             await ended
         log.warning("a component has ended", component=component)
         await asyncio.to_thread(plane.restart, component)

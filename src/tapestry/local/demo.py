@@ -12,66 +12,70 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapestry.local.world import TAPESTRY, World, WorldFailed
+from tapestry.local.world import TAPESTRY_PROGRAM, World, WorldError
 
-PATIENCE = 60.0
+STEP_TIMEOUT = 60.0
 """Seconds for a scene to come to its end."""
-LOOK = 0.5
+POLL_INTERVAL = 0.5
 KUBECONFIG = ".tapestry/third/kubeconfig"
 WEEKNIGHTS = "20:00-08:00 Mon,Tue,Wed,Thu,Fri"
 
 
 @dataclass(frozen=True)
-class Scene:
+class DemoStep:
     """A sentence, and what somebody types then."""
 
-    says: str
-    types: tuple[str, ...]
-    until: str = ""
+    text: str
+    commands: tuple[str, ...]
+    expected_output: str = ""
     """What is to be seen at last: a pattern.  Until then the last command is typed again."""
 
 
-STORY = (
-    Scene(
+STEPS = (
+    DemoStep(
         "Two clusters have joined; they lend half of what is idle.",
         ("tapestry status",),
-        until=r"cluster-2 +Leasing +5 ",
+        expected_output=r"cluster-2 +Leasing +5 ",
     ),
-    Scene(
+    DemoStep(
         "A third one joins.  Its owner lends half of what is idle, on weeknights.",
         (
             "tapestry add third --nodes 5",
             f'tapestry join third --cluster-kubeconfig {KUBECONFIG} --lease 50% --window "{WEEKNIGHTS}"',
             "tapestry policies",
         ),
-        until=r"owner/third",
+        expected_output=r"owner/third",
     ),
-    Scene(
+    DemoStep(
         "So as not to wait for the night, the owner lends all day.",
         (
             f"tapestry join third --cluster-kubeconfig {KUBECONFIG} --window always",
             "tapestry k wait clusterbinding/third --for condition=Leasing",
         ),
     ),
-    Scene(
+    DemoStep(
         "A Job of twenty pods; they run in all three clusters, as if these were one.",
         (
             "tapestry k create job work --image busybox --requests cpu=500m,memory=256Mi --completions 20 -- sleep 600",
             "tapestry k wait job/work --for 'jsonpath={.status.ready}=20'",
             "tapestry status",
         ),
-        until=r"third +Leasing +5 +[1-9]",
+        expected_output=r"third +Leasing +5 +[1-9]",
     ),
-    Scene(
+    DemoStep(
         "The owner wants all of it back, now: the kill switch, an annotation.  The pods go on elsewhere.",
         (
             f"tapestry k annotate namespace tapestry-leased tapestry.io/reclaim=now --kubeconfig {KUBECONFIG}",
             "tapestry k wait job/work --for 'jsonpath={.status.ready}=20'",
             "tapestry status",
         ),
-        until=r"third +Reclaimed +5 +0 ",
+        expected_output=r"third +Reclaimed +5 +0 ",
     ),
-    Scene("Why does it lend nothing any more?", ("tapestry explain node vnode-third-third-1",), until="kill switch"),
+    DemoStep(
+        "Why does it lend nothing any more?",
+        ("tapestry explain node vnode-third-third-1",),
+        expected_output="kill switch",
+    ),
 )
 
 
@@ -80,38 +84,38 @@ class Demo:
     """Plays in `folder`, which is empty, and leaves nothing running."""
 
     folder: Path
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     pace: float
     """Seconds to read a sentence in."""
 
-    async def play(self) -> None:
-        await self.tell("A virtual cluster, and two physical ones.")
-        self.say("$ tapestry up")
-        async with World(self.folder / ".tapestry", say=self.say).at_work():
-            for scene in STORY:
-                await self.tell(scene.says)
-                *first, last = scene.types
+    async def run_steps(self) -> None:
+        await self.print_text("A virtual cluster, and two physical ones.")
+        self.print_line("$ tapestry up")
+        async with World(self.folder / ".tapestry", report=self.print_line).run():
+            for scene in STEPS:
+                await self.print_text(scene.text)
+                *first, last = scene.commands
                 for command in first:
-                    await self.types(command)
-                await self.types(last, scene.until)
+                    await self.type_command(command)
+                await self.type_command(last, scene.expected_output)
 
-    async def tell(self, text: str) -> None:
-        self.say(f"\n# {text}")
+    async def print_text(self, text: str) -> None:
+        self.print_line(f"\n# {text}")
         await asyncio.sleep(self.pace)
 
-    async def types(self, command: str, until: str = "") -> None:
+    async def type_command(self, command: str, until: str = "") -> None:
         """Run a command as a person would, again until it shows what it should, and show what it says."""
-        self.say(f"$ {command}")
-        async with asyncio.timeout(PATIENCE):
-            shown = await asyncio.to_thread(self.run, command)
+        self.print_line(f"$ {command}")
+        async with asyncio.timeout(STEP_TIMEOUT):
+            shown = await asyncio.to_thread(self.run_command, command)
             while not re.search(until, shown):
-                await asyncio.sleep(LOOK)
-                shown = await asyncio.to_thread(self.run, command)
-        self.say(shown)
+                await asyncio.sleep(POLL_INTERVAL)
+                shown = await asyncio.to_thread(self.run_command, command)
+        self.print_line(shown)
 
-    def run(self, command: str) -> str:
+    def run_command(self, command: str) -> str:
         """Run a command in this world, whatever cluster the person who watches works with."""
-        path = os.pathsep.join([str(TAPESTRY.parent), os.environ.get("PATH", os.defpath)])
+        path = os.pathsep.join([str(TAPESTRY_PROGRAM.parent), os.environ.get("PATH", os.defpath)])
         done = subprocess.run(
             ["sh", "-c", command],
             cwd=self.folder,
@@ -123,5 +127,5 @@ class Demo:
             check=False,
         )
         if done.returncode:
-            raise WorldFailed(f"`{command}` ended with {done.returncode}:\n{done.stdout}")
+            raise WorldError(f"`{command}` ended with {done.returncode}:\n{done.stdout}")
         return done.stdout.rstrip()

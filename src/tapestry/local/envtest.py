@@ -23,19 +23,19 @@ from tapestry.apiserver.config import ApiServerConfig, Tls
 PROGRAMS = ("etcd", "kube-apiserver")
 MODULE = "tapestry.cli.envtest"
 """What the programs run."""
-FOLDER = "/tapestry/folder"
+FOLDER_PATH = "/tapestry/folder"
 """Where the etcd that is none tells its folder."""
-HEALTH = ("/health", "/livez", "/readyz")
+HEALTH_PATHS = ("/health", "/livez", "/readyz")
 
-UNDERSTOOD = (
+SUPPORTED_FLAGS = (
     *("etcd-servers", "cert-dir", "bind-address", "secure-port", "client-ca-file", "token-auth-file"),
     *("authorization-mode", "service-account-issuer", "service-account-signing-key-file", "disable-admission-plugins"),
 )
-WITHOUT_MEANING = ("advertise-address", "allow-privileged", "service-cluster-ip-range", "service-account-key-file")
+IGNORED_FLAGS = ("advertise-address", "allow-privileged", "service-cluster-ip-range", "service-account-key-file")
 """Flags that change nothing here; tokens are known by the key that signs them."""
 
 
-def assets(folder: Path, kubectl: Path | None) -> list[Path]:
+def write_assets(folder: Path, kubectl: Path | None) -> list[Path]:
     """Write the programs into `folder`, and a link to `kubectl`; programs of an earlier time are replaced.
 
     Raises FileExistsError where there are others of these names: a real Kubernetes is not overwritten.
@@ -44,7 +44,7 @@ def assets(folder: Path, kubectl: Path | None) -> list[Path]:
     for each in (folder / name for name in (*PROGRAMS, "kubectl")):
         if each.exists() and not is_ours(each):
             raise FileExistsError(f"{each}: there is another program of that name; choose a folder of its own")
-    made = [program(folder, name) for name in PROGRAMS]
+    made = [write_program(folder, name) for name in PROGRAMS]
     if kubectl is not None:
         link = folder / "kubectl"
         link.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ def is_ours(path: Path) -> bool:
         return path.is_symlink() or MODULE.encode() in file.read(4096)
 
 
-def program(folder: Path, name: str) -> Path:
+def write_program(folder: Path, name: str) -> Path:
     path = folder / name
     path.unlink(missing_ok=True)
     path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {MODULE} {name} "$@"\n')
@@ -80,7 +80,7 @@ class Flags:
         return self.values.get(name) or default
 
 
-def flags_in(arguments: Iterable[str], known: Sequence[str]) -> Flags:
+def parse_flags(arguments: Iterable[str], known: Sequence[str]) -> Flags:
     """`--name=value`, `--name value`, and `--name` alone, which is true."""
     values: dict[str, str] = {}
     waiting = ""
@@ -118,10 +118,10 @@ def server_config(flags: Flags, folder: Path) -> ApiServerConfig:
     )
 
 
-def folder_of(etcd: str) -> Path:
+def data_folder(etcd: str) -> Path:
     """The folder that an etcd of ours lends; a new one where it is another's, or none."""
     try:
-        with urllib.request.urlopen(f"{etcd.split(',')[0].rstrip('/')}{FOLDER}", timeout=5) as answer:
+        with urllib.request.urlopen(f"{etcd.split(',')[0].rstrip('/')}{FOLDER_PATH}", timeout=5) as answer:
             return Path(answer.read().decode()) / "tapestry"
     except (URLError, OSError, ValueError):
         return Path(tempfile.mkdtemp(prefix="tapestry-envtest-"))
@@ -130,7 +130,7 @@ def folder_of(etcd: str) -> Path:
 # -- etcd
 
 
-class Health(http.server.BaseHTTPRequestHandler):
+class HealthHandler(http.server.BaseHTTPRequestHandler):
     """Answers as a healthy etcd does."""
 
     protocol_version = "HTTP/1.1"
@@ -138,9 +138,9 @@ class Health(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
-        if path in HEALTH:
+        if path in HEALTH_PATHS:
             self._answer(HTTPStatus.OK, b'{"health":"true","reason":""}')
-        elif path == FOLDER:
+        elif path == FOLDER_PATH:
             self._answer(HTTPStatus.OK, self.folder.encode())
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"404 page not found\n")
@@ -160,6 +160,6 @@ def health_server(flags: Flags) -> http.server.HTTPServer:
     where = urlsplit(flags.get("listen-client-urls", "http://127.0.0.1:2379").split(",")[0])
     folder = Path(flags.get("data-dir", "default.etcd")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    handler = type("HealthHere", (Health,), {"folder": str(folder)})
+    handler = type("HealthHere", (HealthHandler,), {"folder": str(folder)})
     port = 2379 if where.port is None else where.port
     return http.server.ThreadingHTTPServer((where.hostname or "127.0.0.1", port), handler)

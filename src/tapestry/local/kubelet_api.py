@@ -15,18 +15,18 @@ from typing import Protocol
 
 from aiohttp import web
 
-from tapestry.apiserver.access.certificates import Authority, server_context
-from tapestry.client.callers import Callers
+from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
 from tapestry.client.client import Client
+from tapestry.client.delegated_auth import DelegatedAuth
 from tapestry.controller import Informer
 from tapestry.kube.objects import Object, name_of
-from tapestry.kube.pods import LISTS, containers_of
+from tapestry.kube.pods import CONTAINER_FIELDS, containers_of
 from tapestry.kube.times import parse_time
 from tapestry.local.nodes import BY_ADDRESS
-from tapestry.local.usage import PodUse, metrics_page, summary
-from tapestry.process.probes import answering
+from tapestry.local.usage import PodUsage, metrics_page, stats_summary
+from tapestry.process.probes import serve_app
 
-TRUE = ("true", "1", "")
+TRUE_VALUES = ("true", "1", "")
 LOOPBACK = b"lo"
 PROMETHEUS = "text/plain; version=0.0.4"
 
@@ -44,7 +44,7 @@ class LogQuery:
     since: datetime | None = None
 
 
-class NoLog(Exception):
+class LogNotFound(Exception):
     """There is no such log; the message says why."""
 
 
@@ -55,11 +55,11 @@ class Runtime(Protocol):
         """The log of a container, as it comes; raises NoLog."""
         ...
 
-    def usage(self, node: Object) -> Sequence[PodUse]: ...
+    def usage(self, node: Object) -> Sequence[PodUsage]: ...
 
 
 @dataclass(frozen=True)
-class Kubelet:
+class KubeletServer:
     """Answers for the kubelets of `nodes`."""
 
     client: Client
@@ -73,20 +73,20 @@ class Kubelet:
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self.log)
         app.router.add_get("/metrics/resource", self.metrics)
         app.router.add_get("/stats/summary", self.stats)
-        app.router.add_route("*", "/{verb:exec|attach|run|portForward}/{rest:.*}", self.refused)
+        app.router.add_route("*", "/{verb:exec|attach|run|portForward}/{rest:.*}", self.reject_streaming)
         return app
 
     async def log(self, request: web.Request) -> web.StreamResponse:
-        node = await self.allow(request, "proxy")
+        node = await self.authorize(request, "proxy")
         names = request.match_info
         pod, container = self.pods.store.get(f"{names['namespace']}/{names['pod']}"), names["container"]
         if pod is None or pod["spec"]["nodeName"] != name_of(node):
             raise web.HTTPNotFound(text=f'pod "{names["pod"]}" does not exist')
-        if all(each["name"] != container for each in containers_of(pod, LISTS)):
+        if all(each["name"] != container for each in containers_of(pod, CONTAINER_FIELDS)):
             raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{names["pod"]}"')
         try:
             chunks = self.runtime.log(pod, container, log_query(request.query, self.now()))
-        except NoLog as error:
+        except LogNotFound as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await answer.prepare(request)
@@ -95,30 +95,30 @@ class Kubelet:
         return answer
 
     async def metrics(self, request: web.Request) -> web.Response:
-        node = await self.allow(request, "metrics")
+        node = await self.authorize(request, "metrics")
         page = metrics_page(self.runtime.usage(node), self.now())
         return web.Response(body=page.encode(), headers={"Content-Type": PROMETHEUS})
 
     async def stats(self, request: web.Request) -> web.Response:
-        node = await self.allow(request, "stats")
-        return web.json_response(summary(node, self.runtime.usage(node), self.now()))
+        node = await self.authorize(request, "stats")
+        return web.json_response(stats_summary(node, self.runtime.usage(node), self.now()))
 
-    async def refused(self, request: web.Request) -> web.Response:
-        node = await self.allow(request, "proxy")
+    async def reject_streaming(self, request: web.Request) -> web.Response:
+        node = await self.authorize(request, "proxy")
         verb = request.match_info["verb"]
         raise web.HTTPNotImplemented(text=f"{name_of(node)} has no containers to {verb} in: only logs can be had of it")
 
     # -- who asks
 
-    async def allow(self, request: web.Request, subresource: str) -> Object:
+    async def authorize(self, request: web.Request, subresource: str) -> Object:
         """The node that is called; raises what there is to say to somebody who may not."""
-        node = self.called(request)
-        await Callers(self.client).admit(request, subresource, name_of(node))
+        node = self.requested_node(request)
+        await DelegatedAuth(self.client).authorize_request(request, subresource, name_of(node))
         return node
 
-    def called(self, request: web.Request) -> Object:
+    def requested_node(self, request: web.Request) -> Object:
         address = request.transport.get_extra_info("sockname")[0] if request.transport else ""
-        node = next(self.nodes.store.each(BY_ADDRESS, address), None)
+        node = next(self.nodes.store.iter_by(BY_ADDRESS, address), None)
         if node is None:
             raise web.HTTPNotFound(text=f"{address} is no node's address")
         return node
@@ -131,7 +131,7 @@ def log_query(query: Mapping[str, str], now: datetime) -> LogQuery:
         return int(query[name]) if name in query else None
 
     def switch(name: str) -> bool:
-        return query.get(name) in TRUE
+        return query.get(name) in TRUE_VALUES
 
     try:
         seconds, moment = number("sinceSeconds"), query.get("sinceTime")
@@ -160,9 +160,9 @@ def loopback_socket(port: int = 0) -> socket.socket:
 
 def kubelet_tls(folder: Path, client_cas: Sequence[Path]) -> ssl.SSLContext:
     """TLS with a certificate of its own, kept in `folder`; clients may have certificates of `client_cas`."""
-    return server_context(*Authority(folder).server(["localhost", "127.0.0.1"]), client_cas)
+    return server_ssl_context(*CertificateAuthority(folder).server_certificate(["localhost", "127.0.0.1"]), client_cas)
 
 
-def serving(kubelet: Kubelet, sock: socket.socket, tls: ssl.SSLContext) -> AbstractAsyncContextManager[int]:
+def serve_kubelet(kubelet: KubeletServer, sock: socket.socket, tls: ssl.SSLContext) -> AbstractAsyncContextManager[int]:
     """Answer for the kubelets, as long as the context lasts; the socket is closed with it."""
-    return answering(kubelet.app(), sock, tls)
+    return serve_app(kubelet.app(), sock, tls)

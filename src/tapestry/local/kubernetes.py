@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 from urllib.parse import urlsplit
 
-from tapestry.local.children import GUARD
+from tapestry.local.child_processes import GUARD_COMMAND
 
 KUBERNETES_VERSION = "1.34.3"
 ETCD_VERSION = "3.6.8"
@@ -85,7 +85,7 @@ class Program:
     """How to run a component, and the URLs that all answer 200 once it does its work."""
 
     flags: Mapping[str, str]
-    ready: tuple[str, ...]
+    ready_urls: tuple[str, ...]
     ca: Path | None = None
 
 
@@ -115,7 +115,7 @@ class ControlPlane:
         """
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
-        self.token, (etcd, peer, secure, controllers, scheduling) = self._chosen()
+        self.token, (etcd, peer, secure, controllers, scheduling) = self._token_and_ports()
         self.etcd_url = f"http://127.0.0.1:{etcd}"
         self.url = f"https://{address}:{secure}"
         self.ca = folder / "certs" / "apiserver.crt"
@@ -143,7 +143,7 @@ class ControlPlane:
         """Run every component and wait until each is ready; on failure nothing is left running."""
         write_private(self._tokens, f"{self.token},admin,admin,system:masters\n")
         write_private(self._audit_policy, json.dumps(AUDIT_POLICY))
-        self._guard = self._guard or guard()
+        self._guard = self._guard or component_guard()
         try:
             for component in self._programs:
                 self.launch(component)
@@ -177,7 +177,7 @@ class ControlPlane:
                 stderr=log,
                 process_group=self._guard.pid,
             )
-        self.wait_until_ready(component)
+        self.wait_for_ready(component)
 
     def kill(self, component: Component) -> None:
         """SIGKILL, and wait until the process is gone."""
@@ -204,12 +204,12 @@ class ControlPlane:
     def log(self, component: Component) -> Path:
         return self.folder / f"{component}.log"
 
-    def wait_until_ready(self, component: Component) -> None:
+    def wait_for_ready(self, component: Component) -> None:
         """Return once a running component does its work; ControlPlaneFailed if it ends or takes too long."""
         program, process = self._programs[component], self._processes[component]
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
-            if all(_answers(url, program.ca, self.token) for url in program.ready):
+            if all(_is_responding(url, program.ca, self.token) for url in program.ready_urls):
                 return
             time.sleep(0.05)
         happened = f"was not ready after {READY_SECONDS:g} s"
@@ -218,7 +218,7 @@ class ControlPlane:
         log = self.log(component)
         raise ControlPlaneFailed(f"{component} {happened}; the end of {log}:\n{_tail(log)}")
 
-    def _chosen(self) -> tuple[str, list[int]]:
+    def _token_and_ports(self) -> tuple[str, list[int]]:
         """A token, and ports for all components: chosen once, and kept in the folder."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept = self.folder / "chosen.json"
@@ -248,7 +248,7 @@ class ControlPlane:
             "unsafe-no-fsync": str(not fsync).lower(),
             "log-level": "warn",
         }
-        return Program(flags, ready=(f"{self.etcd_url}/readyz",))
+        return Program(flags, ready_urls=(f"{self.etcd_url}/readyz",))
 
     @property
     def _audit_policy(self) -> Path:
@@ -279,7 +279,7 @@ class ControlPlane:
         }
         # /readyz says ok a moment before the first namespaces are there.
         ready = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
-        return Program(flags, ready=tuple(self.url + path for path in ready), ca=self.ca)
+        return Program(flags, ready_urls=tuple(self.url + path for path in ready), ca=self.ca)
 
     def _controller_manager(self, port: int) -> Program:
         flags = {
@@ -333,16 +333,16 @@ def free_ports(count: int) -> list[int]:
     return list(found)
 
 
-def guard() -> subprocess.Popen[bytes]:
+def component_guard() -> subprocess.Popen[bytes]:
     """A shell that leads the process group of the components and kills it when we are gone, whatever ended us.
 
     It notices by the end of its input, which the kernel closes with the process that holds the other end.  Unlike
     the parent-death signal of Linux this does not depend on the thread that started a child.
     """
-    return subprocess.Popen(GUARD, stdin=subprocess.PIPE, process_group=0)
+    return subprocess.Popen(GUARD_COMMAND, stdin=subprocess.PIPE, process_group=0)
 
 
-def _answers(url: str, ca: Path | None, token: str) -> bool:
+def _is_responding(url: str, ca: Path | None, token: str) -> bool:
     where = urlsplit(url)
     host, port = where.hostname or "", where.port
     try:

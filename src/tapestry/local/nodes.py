@@ -18,18 +18,18 @@ from tapestry.controller import Informer, Manager
 from tapestry.kube.errors import AlreadyExists, KubeError
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, owner_reference, uid_of, value_at
 from tapestry.kube.patches import merge_patch
-from tapestry.kube.resources import LEASES, NODE_LEASES, NODES
+from tapestry.kube.resources import LEASES, NODE_LEASE_NAMESPACE, NODES
 from tapestry.kube.times import micro_timestamp, timestamp
 from tapestry.local import addresses
-from tapestry.local.addresses import Addresses
+from tapestry.local.addresses import AddressAllocator
 from tapestry.local.kubernetes import KUBERNETES_VERSION
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-HEARTBEAT = 10.0
+HEARTBEAT_INTERVAL = 10.0
 LEASE_SECONDS = 40
-SLOTS = 100
+HEARTBEAT_SLOTS = 100
 WORKERS = 16
 BY_ADDRESS = "address"
 CONDITIONS = {
@@ -42,7 +42,7 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True, slots=True)
-class Sort:
+class NodeType:
     """A sort of nodes that this process keeps: those with a label."""
 
     label: str
@@ -52,9 +52,9 @@ class Sort:
 
 
 def new_node(
-    sort: Sort,
+    node_type: NodeType,
     name: str,
-    room: Mapping[str, str],
+    capacity: Mapping[str, str],
     labels: Mapping[str, str] | None = None,
     taints: list[Object] | None = None,
 ) -> Object:
@@ -63,9 +63,9 @@ def new_node(
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": {**known, sort.label: "", **(labels or {})}},
+        "metadata": {"name": name, "labels": {**known, node_type.label: "", **(labels or {})}},
         **({"spec": {"taints": taints}} if taints else {}),
-        "status": {"capacity": dict(room), "allocatable": dict(room)},
+        "status": {"capacity": dict(capacity), "allocatable": dict(capacity)},
     }
 
 
@@ -74,39 +74,39 @@ def architecture() -> str:
 
 
 @dataclass(frozen=True)
-class Nodes:
+class NodeReconciler:
     """Keeps the nodes of one sort alive; keyed by their names."""
 
     client: Client
     now: Callable[[], datetime]
-    sort: Sort
+    node_type: NodeType
     nodes: Informer
-    addresses: Addresses
+    addresses: AddressAllocator
     heartbeats: "Heartbeats"
     port: Callable[[], int]
 
     async def reconcile(self, name: str) -> None:
         node = self.nodes.store.get(name)
         if node is None or is_deleting(node):
-            self.heartbeats.end(name)
+            self.heartbeats.stop(name)
             self.addresses.release(name)
             return
         before = node.get("status") or {}
         if patch := merge_patch(before, {**before, **self.status(node)}):
             await self.client.patch(NODES, node, {"status": patch}, subresource="status")
-        await self.heartbeats.begin(node)
+        await self.heartbeats.start(node)
 
     def status(self, node: Object) -> Object:
         """What a kubelet would say; what it has said already it says again, in the same words."""
         ours = [
-            {"type": "InternalIP", "address": self.addresses.of(node)},
+            {"type": "InternalIP", "address": self.addresses.allocate(node)},
             {"type": "Hostname", "address": name_of(node)},
         ]
         return {
             "conditions": self.conditions(node),
             "addresses": ours,
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port()}},
-            "nodeInfo": node_info(node, self.sort),
+            "nodeInfo": node_info(node, self.node_type),
         }
 
     def conditions(self, node: Object) -> list[Object]:
@@ -115,21 +115,21 @@ class Nodes:
         found = [each for type, each in before.items() if type not in CONDITIONS]
         for type, (holds, reason) in CONDITIONS.items():
             old = before.get(type)
-            said = {"type": type, "status": holds, "reason": reason, "message": self.sort.message}
+            said = {"type": type, "status": holds, "reason": reason, "message": self.node_type.message}
             times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
             found.append(old if old is not None and old["status"] == holds else {**said, **times})
         return found
 
 
-def node_info(node: Object, sort: Sort) -> Object:
+def node_info(node: Object, node_type: NodeType) -> Object:
     identity = uid_of(node)
     return {
         "machineID": identity.replace("-", ""),
         "systemUUID": identity,
         "bootID": identity,
         "kernelVersion": platform.release(),
-        "osImage": sort.message,
-        "containerRuntimeVersion": f"{sort.runtime}://{KUBERNETES_VERSION}",
+        "osImage": node_type.message,
+        "containerRuntimeVersion": f"{node_type.runtime}://{KUBERNETES_VERSION}",
         "kubeletVersion": f"v{KUBERNETES_VERSION}",
         "kubeProxyVersion": "",
         "operatingSystem": "linux",
@@ -148,14 +148,14 @@ class Heartbeats:
     slots: dict[int, dict[str, Object]] = field(default_factory=lambda: defaultdict(dict))
     """The nodes of each slot."""
 
-    async def begin(self, node: Object) -> None:
+    async def start(self, node: Object) -> None:
         """Renew a node's Lease now, and ever after; the second call for a node does nothing."""
         beating = self.slots[slot_of(name_of(node))]
         if uid_of(beating.get(name_of(node)) or {"metadata": {}}) != uid_of(node):
             await self.renew(node)
             beating[name_of(node)] = node
 
-    def end(self, name: str) -> None:
+    def stop(self, name: str) -> None:
         self.slots[slot_of(name)].pop(name, None)
         self.leases.pop(name, None)
 
@@ -163,13 +163,13 @@ class Heartbeats:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            for slot in range(SLOTS):
+            for slot in range(HEARTBEAT_SLOTS):
                 if nodes := list(self.slots[slot].values()):
-                    await asyncio.sleep(began + HEARTBEAT * slot / SLOTS - loop.time())
+                    await asyncio.sleep(began + HEARTBEAT_INTERVAL * slot / HEARTBEAT_SLOTS - loop.time())
                     async with asyncio.TaskGroup() as group:
                         for node in nodes:
                             group.create_task(self.try_to_renew(node))
-            await asyncio.sleep(began + HEARTBEAT - loop.time())
+            await asyncio.sleep(began + HEARTBEAT_INTERVAL - loop.time())
 
     async def try_to_renew(self, node: Object) -> None:
         try:
@@ -180,45 +180,47 @@ class Heartbeats:
 
     async def renew(self, node: Object) -> None:
         name = name_of(node)
-        lease = self.leases.get(name) or await self.found(node)
+        lease = self.leases.get(name) or await self.ensure_lease(node)
         spec = {"holderIdentity": name, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": micro_timestamp(self.now())}
         self.leases[name] = await self.client.replace(LEASES, {**lease, "spec": spec})
 
-    async def found(self, node: Object) -> Object:
+    async def ensure_lease(self, node: Object) -> Object:
         """The node's Lease, made where there is none."""
         name = name_of(node)
-        found = await self.client.find(LEASES, name, NODE_LEASES)
+        found = await self.client.find(LEASES, name, NODE_LEASE_NAMESPACE)
         if found is not None:
             return found
         owners = [owner_reference(node, controller=False, block_deletion=False)]
-        metadata = {"name": name, "namespace": NODE_LEASES, "ownerReferences": owners}
+        metadata = {"name": name, "namespace": NODE_LEASE_NAMESPACE, "ownerReferences": owners}
         try:
             return await self.client.create(LEASES, {"metadata": metadata, "spec": {"holderIdentity": name}})
         except AlreadyExists:
-            return await self.client.get(LEASES, name, NODE_LEASES)
+            return await self.client.get(LEASES, name, NODE_LEASE_NAMESPACE)
 
 
 def slot_of(name: str) -> int:
-    return zlib.crc32(name.encode()) % SLOTS
+    return zlib.crc32(name.encode()) % HEARTBEAT_SLOTS
 
 
-def install(manager: Manager, sort: Sort, port: Callable[[], int]) -> Informer:
+def install(manager: Manager, node_type: NodeType, port: Callable[[], int]) -> Informer:
     """Keep the nodes of a sort alive; `port` is where their kubelet listens.  Returns the nodes."""
-    nodes = manager.informer(NODES, labels=f"{sort.label},{NODE_TYPE}!=virtual", indexers={BY_ADDRESS: shown_addresses})
-    given = Addresses(addresses.NODES, address_of, lambda address: nodes.store.by(BY_ADDRESS, address))
+    nodes = manager.informer(
+        NODES, labels=f"{node_type.label},{NODE_TYPE}!=virtual", indexers={BY_ADDRESS: internal_ips}
+    )
+    given = AddressAllocator(addresses.NODE_NETWORK, internal_ip, lambda address: nodes.store.by(BY_ADDRESS, address))
     heartbeats = Heartbeats(manager.client, manager.now)
-    alive = Nodes(manager.client, manager.now, sort, nodes, given, heartbeats, port)
-    manager.controller(f"{sort.runtime}-nodes", alive.reconcile, workers=WORKERS).watch(nodes)
-    manager.while_working(f"{sort.runtime}-heartbeats", heartbeats.run)
+    alive = NodeReconciler(manager.client, manager.now, node_type, nodes, given, heartbeats, port)
+    manager.controller(f"{node_type.runtime}-nodes", alive.reconcile, workers=WORKERS).watch(nodes)
+    manager.run_while_leading(f"{node_type.runtime}-heartbeats", heartbeats.run)
     return nodes
 
 
-def address_of(node: Object) -> str:
+def internal_ip(node: Object) -> str:
     """The address that a node shows; empty where it has none."""
     found: list[Object] = value_at(node, "status", "addresses", default=[])
     return next((each["address"] for each in found if each["type"] == "InternalIP"), "")
 
 
-def shown_addresses(node: Object) -> list[str]:
-    address = address_of(node)
+def internal_ips(node: Object) -> list[str]:
+    address = internal_ip(node)
     return [address] if address else []

@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 
 from tapestry.kube.objects import Object, namespace_of, uid_of
 from tapestry.kube.pods import containers_of
-from tapestry.local.commands import TOKENS_AT
-from tapestry.local.sources import Files
+from tapestry.local.container_commands import TOKEN_MOUNT_PATH
+from tapestry.local.volume_sources import VolumeFiles
 
 
 @dataclass(frozen=True)
@@ -34,31 +34,31 @@ class PodFolder:
     def log(self, container: str, run: int) -> Path:
         return self.path / "containers" / f"{container}-{run}.log"
 
-    def make(self, pod: Object) -> None:
+    def create(self, pod: Object) -> None:
         for each in containers_of(pod):
             self.container(each["name"]).mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def write(self, volume: str, files: Files) -> None:
+    def write(self, volume: str, files: VolumeFiles) -> None:
         """Have a volume consist of these files and no others."""
         folder = self.volume(volume)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        wanted = {folder / safe(name): content for name, content in files.items()}
+        wanted = {folder / safe_path(name): content for name, content in files.items()}
         for path in [each for each in folder.rglob("*") if each.is_file() and each not in wanted]:
             path.unlink()
         for path, content in wanted.items():
             if not path.exists() or path.read_bytes() != content:
-                replace(path, content)
+                replace_file(path, content)
 
     def mounts(self, container: Object) -> dict[str, Path]:
         """What stands for the paths that the container has mounted."""
         return {
-            each["mountPath"].rstrip("/") or "/": self.volume(each["name"]) / safe(each.get("subPath") or "")
+            each["mountPath"].rstrip("/") or "/": self.volume(each["name"]) / safe_path(each.get("subPath") or "")
             for each in container.get("volumeMounts") or ()
         }
 
     def kubeconfig(self, pod: Object, container: Object, server: str) -> Path | None:
         """The way to the API server as the pod's account, if the container has its token mounted."""
-        folder = self.mounts(container).get(TOKENS_AT)
+        folder = self.mounts(container).get(TOKEN_MOUNT_PATH)
         if folder is None:
             return None
         where = {"server": server, "certificate-authority": str(folder / "ca.crt")}
@@ -72,10 +72,10 @@ class PodFolder:
             "contexts": [{"name": "home", "context": context}],
         }
         path: Path = self.path / "kubeconfigs" / container["name"]  # not where a volume could have a file
-        replace(path, json.dumps(document, indent=2).encode())
+        replace_file(path, json.dumps(document, indent=2).encode())
         return path
 
-    def forget_logs(self, container: str, before: int) -> None:
+    def delete_old_logs(self, container: str, before: int) -> None:
         """Remove what runs before that one wrote."""
         for path in (self.path / "containers").glob(f"{container}-*.*"):
             run = path.stem.removeprefix(f"{container}-")
@@ -86,12 +86,12 @@ class PodFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def safe(name: str) -> PurePosixPath:
+def safe_path(name: str) -> PurePosixPath:
     """A path that stays below the folder it is put in; API servers admit no other."""
     return PurePosixPath(*(part for part in PurePosixPath(name).parts if part not in ("..", "/")))
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file for us alone; whoever reads it finds what was there before, or all of the new."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.part")
@@ -101,11 +101,11 @@ def replace(path: Path, content: bytes) -> None:
     part.replace(path)
 
 
-def folder_of(root: Path, pod: Object) -> PodFolder:
+def pod_folder(root: Path, pod: Object) -> PodFolder:
     return PodFolder(root / uid_of(pod))
 
 
-def sweep(root: Path, pods: Collection[Object]) -> None:
+def remove_orphaned(root: Path, pods: Collection[Object]) -> None:
     """Remove the folders of pods that are no more."""
     known = {uid_of(pod) for pod in pods}
     for path in root.iterdir() if root.is_dir() else ():

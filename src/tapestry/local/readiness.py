@@ -10,40 +10,41 @@ from datetime import datetime
 from tapestry.apis import keys
 from tapestry.client.client import Client
 from tapestry.controller import Informer
-from tapestry.kube.conditions import is_true
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, name_of, value_at
-from tapestry.kube.resources import LEASES, NODE_LEASES, NODES
+from tapestry.kube.resources import LEASES, NODE_LEASE_NAMESPACE, NODES
 from tapestry.kube.times import parse_time
-from tapestry.local.members import Progress
+from tapestry.local.cluster_processes import StallDetector
 
-PATIENCE, LONGEST = 60.0, 900.0
+STALL_TIMEOUT, TOTAL_TIMEOUT = 60.0, 900.0
 """Seconds in which one more has to be ready, and all."""
-BETWEEN_LOOKS, UNASKED_LOOKS = 0.1, 1.0
+MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.1, 1.0
 """Seconds: at least so long between two looks, and at most where nothing changes."""
 
 
 async def wait_for_nodes(virtual: Client, count: int, since: datetime) -> int:
     """Until so many virtual nodes are ready, as was said `since` then, or no more of them come; how many are."""
-    nodes = Informer(virtual, NODES, labels=f"{keys.NODE_TYPE}={keys.VIRTUAL}")
-    leases = Informer(virtual, LEASES, namespace=NODE_LEASES)
-    progress, changed = Progress(PATIENCE, LONGEST), asyncio.Event()
+    nodes = Informer(virtual, NODES, labels=f"{keys.NODE_TYPE}={keys.NODE_TYPE_VIRTUAL}")
+    leases = Informer(virtual, LEASES, namespace=NODE_LEASE_NAMESPACE)
+    progress, changed = StallDetector(STALL_TIMEOUT, TOTAL_TIMEOUT), asyncio.Event()
     leases.on_change(lambda _old, _new: changed.set())
     nodes.on_change(lambda _old, _new: changed.set())
     async with asyncio.TaskGroup() as group:
         following = [group.create_task(each.run()) for each in (nodes, leases)]
-        while (ready := ready_nodes(nodes, leases, since)) < count and not progress.stalls(ready):
-            await asyncio.sleep(BETWEEN_LOOKS)
+        while (ready := count_ready_nodes(nodes, leases, since)) < count and not progress.has_stalled(ready):
+            await asyncio.sleep(MIN_POLL_INTERVAL)
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), UNASKED_LOOKS)
+                await asyncio.wait_for(changed.wait(), MAX_POLL_INTERVAL)
             changed.clear()
         for each in following:
             each.cancel()
     return ready
 
 
-def ready_nodes(nodes: Informer, leases: Informer, since: datetime) -> int:
+def count_ready_nodes(nodes: Informer, leases: Informer, since: datetime) -> int:
     return sum(
-        is_true(node, "Ready") and is_renewed(leases.store.get(f"{NODE_LEASES}/{name_of(node)}"), since)
+        is_condition_true(node, "Ready")
+        and is_renewed(leases.store.get(f"{NODE_LEASE_NAMESPACE}/{name_of(node)}"), since)
         for node in nodes.store.list()
     )
 

@@ -9,14 +9,14 @@ from datetime import datetime
 from typing import NamedTuple
 
 from tapestry.kube.objects import Object, is_deleting, value_at
-from tapestry.kube.pods import ENDED, is_sidecar
+from tapestry.kube.pods import TERMINAL_PHASES, is_sidecar
 from tapestry.kube.times import timestamp
 
-TERMINATED_BY_SIGNAL = 143
+SIGTERM_EXIT_CODE = 143
 """What a program that does not listen to SIGTERM ends with."""
 
 
-class Containers(NamedTuple):
+class ContainerStatuses(NamedTuple):
     """What is said of the containers of a pod, in the order of its spec."""
 
     main: Sequence[Object]
@@ -24,25 +24,25 @@ class Containers(NamedTuple):
     ephemeral: Sequence[Object] = ()
 
 
-class Place(NamedTuple):
+class PodAddresses(NamedTuple):
     """Where a pod runs; a pod whose containers have yet to come has no address of its own."""
 
-    node: str
-    pod: str = ""
+    host_ip: str
+    pod_ip: str = ""
 
 
 # -- containers
 
 
-def waiting(reason: str, message: str = "") -> Object:
+def waiting_state(reason: str, message: str = "") -> Object:
     return {"waiting": {"reason": reason, **({"message": message} if message else {})}}
 
 
-def runs(since: datetime) -> Object:
+def running_state(since: datetime) -> Object:
     return {"running": {"startedAt": timestamp(since)}}
 
 
-def terminated(code: int, started: datetime, finished: datetime, message: str = "") -> Object:
+def terminated_state(code: int, started: datetime, finished: datetime, message: str = "") -> Object:
     found = {
         "exitCode": code,
         "reason": "Error" if code else "Completed",
@@ -87,57 +87,59 @@ def exit_code(status: Object) -> int | None:
 # -- pods
 
 
-def pod_status(pod: Object, said: Containers, place: Place, now: datetime) -> Object:
+def pod_status(pod: Object, statuses: ContainerStatuses, addresses: PodAddresses, now: datetime) -> Object:
     """The whole status, to be laid over what there is: what others say of the pod stays."""
-    phase = phase_of(pod, said)
+    phase = phase_of(pod, statuses)
     before = value_at(pod, "status", "startTime")
     return {
         "phase": phase,
         "startTime": before or timestamp(now),
-        "hostIP": place.node,
-        "hostIPs": [{"ip": place.node}],
-        **({"podIP": place.pod, "podIPs": [{"ip": place.pod}]} if place.pod else {}),
-        **observed(pod),
-        "conditions": conditions(pod, said, phase, now, has_network=bool(place.pod)),
-        "containerStatuses": list(said.main),
-        **({"initContainerStatuses": list(said.init)} if said.init else {}),
-        **({"ephemeralContainerStatuses": list(said.ephemeral)} if said.ephemeral else {}),
+        "hostIP": addresses.host_ip,
+        "hostIPs": [{"ip": addresses.host_ip}],
+        **({"podIP": addresses.pod_ip, "podIPs": [{"ip": addresses.pod_ip}]} if addresses.pod_ip else {}),
+        **observed_generation(pod),
+        "conditions": pod_conditions(pod, statuses, phase, now, has_network=bool(addresses.pod_ip)),
+        "containerStatuses": list(statuses.main),
+        **({"initContainerStatuses": list(statuses.init)} if statuses.init else {}),
+        **({"ephemeralContainerStatuses": list(statuses.ephemeral)} if statuses.ephemeral else {}),
     }
 
 
-def observed(pod: Object) -> Object:
+def observed_generation(pod: Object) -> Object:
     generation = pod["metadata"].get("generation")
     return {"observedGeneration": generation} if generation else {}
 
 
-def differs(has: Object, status: Object) -> bool:
+def status_differs(current: Object, status: Object) -> bool:
     """Whether a pod that has one status would change by the other being laid over it."""
-    shown = {**has, "conditions": shown_conditions(has)}
+    shown = {**current, "conditions": conditions_without_nulls(current)}
     return any(value != shown.get(field) for field, value in status.items())
 
 
-def shown_conditions(status: Object) -> list[Object]:
+def conditions_without_nulls(status: Object) -> list[Object]:
     """The conditions of a pod, without what nobody said: kube-apiserver shows a lastProbeTime that is null."""
     return [{key: value for key, value in each.items() if value is not None} for each in status.get("conditions") or ()]
 
 
-def failed(pod: Object, reason: str, message: str, said: Containers, place: Place, now: datetime) -> Object:
+def failed_pod_status(
+    pod: Object, reason: str, message: str, statuses: ContainerStatuses, addresses: PodAddresses, now: datetime
+) -> Object:
     """The status of a pod that is over, whatever its containers say."""
-    status = pod_status(pod, said, place, now)
-    why = conditions(pod, said, "Failed", now, has_network=bool(place.pod))
+    status = pod_status(pod, statuses, addresses, now)
+    why = pod_conditions(pod, statuses, "Failed", now, has_network=bool(addresses.pod_ip))
     return {**status, "phase": "Failed", "reason": reason, "message": message, "conditions": why}
 
 
-def phase_of(pod: Object, said: Containers) -> str:
+def phase_of(pod: Object, statuses: ContainerStatuses) -> str:
     policy, is_over = restart_policy(pod), is_deleting(pod)
-    if not is_initialized(pod, said):
-        broken = any(exit_code(each) for each in said.init)
+    if not is_initialized(pod, statuses):
+        broken = any(exit_code(each) for each in statuses.init)
         return "Failed" if broken and (policy == "Never" or is_over) else "Pending"
-    codes = [exit_code(each) for each in said.main]
+    codes = [exit_code(each) for each in statuses.main]
     if any(code is None for code in codes):
-        begun = all("waiting" not in each["state"] or each["lastState"] for each in said.main)
+        begun = all("waiting" not in each["state"] or each["lastState"] for each in statuses.main)
         return "Running" if begun else "Pending"
-    helped = any("running" in each["state"] for each in said.init)  # by a sidecar, which has yet to end
+    helped = any("running" in each["state"] for each in statuses.init)  # by a sidecar, which has yet to end
     if helped or (policy == "Always" and not is_over):
         return "Running"
     if not any(codes):
@@ -145,16 +147,16 @@ def phase_of(pod: Object, said: Containers) -> str:
     return "Failed" if policy == "Never" or is_over else "Running"
 
 
-def is_initialized(pod: Object, said: Containers) -> bool:
-    return not incomplete(pod, said)
+def is_initialized(pod: Object, statuses: ContainerStatuses) -> bool:
+    return not incomplete_init_containers(pod, statuses)
 
 
-def incomplete(pod: Object, said: Containers) -> list[str]:
+def incomplete_init_containers(pod: Object, statuses: ContainerStatuses) -> list[str]:
     """The init containers that have yet to end well; a sidecar has only to start."""
     specs = {each["name"]: each for each in pod["spec"].get("initContainers") or ()}
     return [
         each["name"]
-        for each in said.init
+        for each in statuses.init
         if not (
             each["started"] or each["lastState"] or exit_code(each) is not None
             if is_sidecar(specs[each["name"]])
@@ -163,43 +165,45 @@ def incomplete(pod: Object, said: Containers) -> list[str]:
     ]
 
 
-def conditions(pod: Object, said: Containers, phase: str, now: datetime, *, has_network: bool) -> list[Object]:
+def pod_conditions(
+    pod: Object, statuses: ContainerStatuses, phase: str, now: datetime, *, has_network: bool
+) -> list[Object]:
     """As a kubelet has them; those of others stay, and what was so stays so since then."""
-    before = {each["type"]: each for each in shown_conditions(pod.get("status") or {})}
+    before = {each["type"]: each for each in conditions_without_nulls(pod.get("status") or {})}
     completed = "PodCompleted" if phase == "Succeeded" else ""
-    missing = incomplete(pod, said)
+    missing = incomplete_init_containers(pod, statuses)
     listed = f"containers with incomplete status: [{' '.join(missing)}]"
     initialized = ("ContainersNotInitialized", listed) if missing else (completed, "")
-    containers = unready_containers(pod, said, phase)
+    containers = unready_containers(pod, statuses, phase)
     pod_ready = containers or unready_gates(pod, before)
     found = [
-        condition("PodReadyToStartContainers", has_network and phase not in ENDED),
-        condition("Initialized", not missing, *initialized),
-        condition("Ready", pod_ready is None, *(pod_ready or ())),
-        condition("ContainersReady", containers is None, *(containers or ())),
-        before.get("PodScheduled") or condition("PodScheduled", True),
+        new_condition("PodReadyToStartContainers", has_network and phase not in TERMINAL_PHASES),
+        new_condition("Initialized", not missing, *initialized),
+        new_condition("Ready", pod_ready is None, *(pod_ready or ())),
+        new_condition("ContainersReady", containers is None, *(containers or ())),
+        before.get("PodScheduled") or new_condition("PodScheduled", True),
     ]
     ours = {each["type"] for each in found}
     others = [each for type, each in before.items() if type not in ours]
-    return [*others, *(since(each, before.get(each["type"]), now) for each in found)]
+    return [*others, *(with_transition_time(each, before.get(each["type"]), now) for each in found)]
 
 
-def condition(type: str, holds: bool, reason: str = "", message: str = "") -> Object:
+def new_condition(type: str, holds: bool, reason: str = "", message: str = "") -> Object:
     found = {"type": type, "status": str(holds)}
     return found | ({"reason": reason} if reason else {}) | ({"message": message} if message else {})
 
 
-def since(said: Object, before: Object | None, now: datetime) -> Object:
-    if before is not None and before["status"] == said["status"]:
-        return {**said, "lastTransitionTime": before.get("lastTransitionTime") or timestamp(now)}
-    return {**said, "lastTransitionTime": timestamp(now)}
+def with_transition_time(new: Object, before: Object | None, now: datetime) -> Object:
+    if before is not None and before["status"] == new["status"]:
+        return {**new, "lastTransitionTime": before.get("lastTransitionTime") or timestamp(now)}
+    return {**new, "lastTransitionTime": timestamp(now)}
 
 
-def unready_containers(pod: Object, said: Containers, phase: str) -> tuple[str, str] | None:
-    if phase in ENDED:
+def unready_containers(pod: Object, statuses: ContainerStatuses, phase: str) -> tuple[str, str] | None:
+    if phase in TERMINAL_PHASES:
         return ("PodCompleted" if phase == "Succeeded" else "PodFailed", "")
     sidecars = {each["name"] for each in pod["spec"].get("initContainers") or () if is_sidecar(each)}
-    watched = (*(each for each in said.init if each["name"] in sidecars), *said.main)
+    watched = (*(each for each in statuses.init if each["name"] in sidecars), *statuses.main)
     names = [each["name"] for each in watched if not each["ready"]]
     return ("ContainersNotReady", f"containers with unready status: [{' '.join(names)}]") if names else None
 

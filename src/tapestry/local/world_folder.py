@@ -20,19 +20,19 @@ from typing import IO
 
 LAYOUT = 1
 VIRTUAL = "virtual"
-CLUSTERS, NODES = 2, 5
+DEFAULT_CLUSTERS, DEFAULT_NODES = 2, 5
 """Of a world where nobody says how many."""
-GLANCE = 1.0
+LOCK_TIMEOUT = 1.0
 """Seconds: nobody holds the lock as long who only wants to know whether it is free."""
-FORGET = "choose another folder with --data, or forget this one with `tapestry down --purge`"
+FORGET_HINT = "choose another folder with --data, or forget this one with `tapestry down --purge`"
 
 
-class WorldFailed(Exception):
+class WorldError(Exception):
     """A world cannot be started, run or forgotten; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class WorldRecord:
     """What is known of a world from one time to the next."""
 
     clusters: int
@@ -50,11 +50,11 @@ class WorldFolder:
     path: Path
 
     @property
-    def mark(self) -> Path:
+    def pid_file(self) -> Path:
         return self.path / "pid"
 
     @property
-    def record(self) -> Path:
+    def record_file(self) -> Path:
         return self.path / "world.json"
 
     # -- what is in it
@@ -62,40 +62,42 @@ class WorldFolder:
     def has_world(self) -> bool:
         """Whether a world is in it, of whatever layout; raises WorldFailed where something else is."""
         try:
-            names = {each.name for each in self.path.iterdir()} - {self.mark.name}
+            names = {each.name for each in self.path.iterdir()} - {self.pid_file.name}
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise unusable(error) from error
-        if names.isdisjoint((self.record.name, VIRTUAL)) and names:
+            raise folder_error(error) from error
+        if names.isdisjoint((self.record_file.name, VIRTUAL)) and names:
             found = ", ".join(sorted(names)[:3])
-            raise WorldFailed(f"{self.path} has other things in it ({found}); choose another folder with --data")
+            raise WorldError(f"{self.path} has other things in it ({found}); choose another folder with --data")
         return bool(names)
 
-    def kept(self) -> Kept | None:
+    def read_record(self) -> WorldRecord | None:
         """What is known of the world in this folder; None if there is none yet.  Raises WorldFailed."""
         if not self.has_world():
             return None
-        if not self.record.exists():  # it is of a time when nothing was written down
+        if not self.record_file.exists():  # it is of a time when nothing was written down
             clusters = len(list(self.path.glob("cluster-*/cluster.json")))
-            return Kept(clusters, 0, joined=clusters)
+            return WorldRecord(clusters, 0, joined=clusters)
         try:
-            known = json.loads(self.record.read_text())
+            known = json.loads(self.record_file.read_text())
             if known["layout"] == LAYOUT:
-                return Kept(**known)
+                return WorldRecord(**known)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise WorldFailed(f"{self.record} cannot be read ({error}); {FORGET}") from error
-        raise WorldFailed(f"{self.record}: layout {known['layout']} is not known here, only {LAYOUT} is; {FORGET}")
+            raise WorldError(f"{self.record_file} cannot be read ({error}); {FORGET_HINT}") from error
+        raise WorldError(
+            f"{self.record_file}: layout {known['layout']} is not known here, only {LAYOUT} is; {FORGET_HINT}"
+        )
 
-    def wanted(self, clusters: int | None, nodes: int | None, *, real_kubernetes: bool) -> Kept:
+    def resolve_record(self, clusters: int | None, nodes: int | None, *, real_kubernetes: bool) -> WorldRecord:
         """The world to run: one that is there already keeps what it has.  Raises WorldFailed."""
-        before = self.kept()
+        before = self.read_record()
         if before is None:
-            return Kept(clusters or CLUSTERS, NODES if nodes is None else nodes, real_kubernetes)
+            return WorldRecord(clusters or DEFAULT_CLUSTERS, DEFAULT_NODES if nodes is None else nodes, real_kubernetes)
         if before.real_kubernetes != real_kubernetes:
             made = "with" if before.real_kubernetes else "without"
-            advice = "run it with that" if before.real_kubernetes else FORGET
-            raise WorldFailed(f"the world in {self.path} was made {made} --real-kubernetes, and stays so; {advice}")
+            advice = "run it with that" if before.real_kubernetes else FORGET_HINT
+            raise WorldError(f"the world in {self.path} was made {made} --real-kubernetes, and stays so; {advice}")
         return replace(before, clusters=max(clusters or 0, before.clusters), nodes=max(nodes or 0, before.nodes))
 
     def delete(self) -> bool:
@@ -103,56 +105,56 @@ class WorldFolder:
         if not self.has_world():
             return False
         if (pid := self.running_pid()) is not None:
-            raise WorldFailed(f"the world in {self.path} is run by process {pid}; end it first")
+            raise WorldError(f"the world in {self.path} is run by process {pid}; end it first")
         shutil.rmtree(self.path)
         return True
 
     # -- who runs it
 
     @contextmanager
-    def claimed(self, kept: Kept) -> Iterator[None]:
+    def claim(self, record: WorldRecord) -> Iterator[None]:
         """Have the folder to ourselves, and write down what is in it.  Raises WorldFailed."""
-        with self.opened() as mark:
+        with self.open_pid_file() as mark:
             self.lock(mark)
             try:
                 mark.truncate(0)
                 print(os.getpid(), file=mark, flush=True)
-                self.write(kept)
+                self.write_record(record)
             except OSError as error:
-                raise unusable(error, self.path) from error
+                raise folder_error(error, self.path) from error
             yield
             mark.truncate(0)
 
-    def write(self, kept: Kept) -> None:
+    def write_record(self, record: WorldRecord) -> None:
         """Write down what is known from now on.  Raises OSError."""
-        fresh = self.record.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(kept)))
-        fresh.replace(self.record)
+        fresh = self.record_file.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(record)))
+        fresh.replace(self.record_file)
 
-    def opened(self) -> IO[str]:
+    def open_pid_file(self) -> IO[str]:
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return self.mark.open("a+")
+            return self.pid_file.open("a+")
         except OSError as error:
-            raise unusable(error, self.path) from error
+            raise folder_error(error, self.path) from error
 
     def lock(self, mark: IO[str]) -> None:
-        due = time.monotonic() + GLANCE
+        due = time.monotonic() + LOCK_TIMEOUT
         while True:
             try:
                 fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > due:
                     who = f"is run by process {self.running_pid()} already"
-                    raise WorldFailed(f"the world in {self.path} {who}; `tapestry down` stops it") from None
-                time.sleep(GLANCE / 20)
+                    raise WorldError(f"the world in {self.path} {who}; `tapestry down` stops it") from None
+                time.sleep(LOCK_TIMEOUT / 20)
             else:
                 return
 
     def running_pid(self) -> int | None:
         """The process that runs the world, if one does."""
         try:
-            with self.mark.open() as mark:
+            with self.pid_file.open() as mark:
                 try:
                     fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -161,11 +163,11 @@ class WorldFolder:
             return None
         return None
 
-    def wait_until_free(self) -> None:
+    def wait_for_exit(self) -> None:
         """Return when nobody runs the world."""
-        with self.mark.open() as mark:
+        with self.pid_file.open() as mark:
             fcntl.flock(mark, fcntl.LOCK_SH)
 
 
-def unusable(error: OSError, path: Path | None = None) -> WorldFailed:
-    return WorldFailed(f"{error.filename or path}: {error.strerror}; choose another folder with --data")
+def folder_error(error: OSError, path: Path | None = None) -> WorldError:
+    return WorldError(f"{error.filename or path}: {error.strerror}; choose another folder with --data")

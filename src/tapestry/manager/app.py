@@ -12,20 +12,27 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.kubeconfig import load
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.kubeconfig import load_access
 from tapestry.client.transport import Transport
 from tapestry.controller import App, Informer, Manager, generation_changed
-from tapestry.controller.app import manager_of
+from tapestry.controller.app import manager_for
 from tapestry.controller.store import Indexer, Store
 from tapestry.kube.objects import Object, annotations_of, labels_of, value_at
 from tapestry.kube.resources import SECRETS, Resource
-from tapestry.manager.bindings import INDEXERS, Bindings, concerns_us, secret_keys_of
+from tapestry.manager.bindings import INDEXERS, BindingReconciler, is_relevant_change, secret_keys_of
 from tapestry.manager.config import BindingsConfig
-from tapestry.manager.connectivity import KEY, Connect, Examiner
-from tapestry.manager.leftovers import Leftovers, leftovers_in
+from tapestry.manager.connectivity import KUBECONFIG_KEY, Connect, ConnectivityChecker
+from tapestry.manager.leftovers import LeftoverReconciler, leftovers_in
 from tapestry.manager.manifests import Scope
-from tapestry.manager.syncers import BY_BINDING, Syncers, binding_uid_of, packaged, scopes, templates_in
+from tapestry.manager.syncers import (
+    BY_BINDING,
+    SyncerDeployer,
+    binding_uid_of,
+    load_templates,
+    packaged_templates,
+    scopes,
+)
 
 MANAGED = f"{keys.MANAGED_BY}={keys.TAPESTRY}"
 PHASES = ("Pending", "Ready", "Failed", "Deleting")
@@ -34,15 +41,15 @@ LEFTOVERS = Gauge("tapestry_leftovers", "Bindings that were left by force, and a
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteCluster:
     """Another cluster, for syncers to run in: a connection to watch it, and one to write to it."""
 
-    reads: Transport
-    writes: Transport
+    read_transport: Transport
+    write_transport: Transport
 
 
 def install(
-    config: BindingsConfig, manager: Manager, *, connect: Connect = HttpTransport, elsewhere: Elsewhere | None = None
+    config: BindingsConfig, manager: Manager, *, connect: Connect = HttpTransport, remote: RemoteCluster | None = None
 ) -> None:
     """Give `manager` what there is to do for ClusterBindings; `connect` opens physical clusters."""
     bindings = manager.informer(CLUSTER_BINDINGS, indexers=INDEXERS)
@@ -51,17 +58,17 @@ def install(
         manager.informer(SECRETS, namespace=namespace, transform=kubeconfig_only)
         for namespace in sorted(config.secret_namespaces)
     ]
-    syncers = syncers_of(config, manager, elsewhere)
-    reconciler = Bindings(
-        config, manager, bindings, secrets, policies, Examiner(connect, config.allow_loopback), syncers
+    syncers = build_deployer(config, manager, remote)
+    reconciler = BindingReconciler(
+        config, manager, bindings, secrets, policies, ConnectivityChecker(connect, config.allow_loopback), syncers
     )
     controller = manager.controller("bindings", reconciler.reconcile)
-    controller.watch(bindings, reconciler.affected, when=concerns_us)
-    controller.watch(policies, reconciler.named_by, when=generation_changed)
+    controller.watch(bindings, reconciler.affected_bindings, when=is_relevant_change)
+    controller.watch(policies, reconciler.bindings_of_policy, when=generation_changed)
     for informer in secrets:
-        controller.watch(informer, reconciler.reading)
+        controller.watch(informer, reconciler.bindings_of_secret)
     for informer in syncers.caches.values():
-        controller.watch(informer, reconciler.served_by)
+        controller.watch(informer, reconciler.bindings_of_object)
     install_leftovers(config, manager, bindings, secrets, connect)
     for phase in PHASES:
         BINDINGS.labels(phase).set_function(partial(count, bindings.store, phase))
@@ -71,7 +78,7 @@ def install_leftovers(
     config: BindingsConfig, manager: Manager, bindings: Informer, secrets: Sequence[Informer], connect: Connect
 ) -> None:
     """What there is to do for clusters that were left by force, beside all else: they may be silent for long."""
-    leftovers = Leftovers(manager, secrets, connect, config.allow_loopback)
+    leftovers = LeftoverReconciler(manager, secrets, connect, config.allow_loopback)
     controller = manager.controller("leftovers", leftovers.reconcile, workers=2)
     for informer in secrets:
         controller.watch(informer)
@@ -79,27 +86,30 @@ def install_leftovers(
     LEFTOVERS.set_function(lambda: sum(len(leftovers_in(each)) for some in secrets for each in some.store.list()))
 
 
-def syncers_of(config: BindingsConfig, manager: Manager, elsewhere: Elsewhere | None) -> Syncers:
+def build_deployer(config: BindingsConfig, manager: Manager, remote: RemoteCluster | None) -> SyncerDeployer:
     """Where the objects of syncers are seen and written: beside the bindings, or in a cluster of their own."""
-    folder = Path(config.template_dir) if config.template_dir else packaged("syncer")
+    folder = Path(config.template_dir) if config.template_dir else packaged_templates("syncer")
     indexers: dict[str, Indexer] = {BY_BINDING: binding_uid_of}
     caches: dict[Scope, Informer] = {}
-    if elsewhere is None:
+    if remote is None:
         client = manager.client
         for resource, namespace in scopes(config):
             caches[resource, namespace] = manager.informer(
                 resource, namespace=namespace, labels=MANAGED, indexers=indexers
             )
     else:
-        client, reads = led_by(manager, elsewhere.writes), Client(elsewhere.reads, identity=manager.identity)
+        client, reads = (
+            fenced_client(manager, remote.write_transport),
+            Client(remote.read_transport, identity=manager.identity),
+        )
         for resource, namespace in scopes(config):
             informer = Informer(reads, resource, namespace=namespace, labels=MANAGED, indexers=indexers)
-            caches[resource, namespace] = manager.follow(informer)
+            caches[resource, namespace] = manager.add_optional_informer(informer)
     clients: dict[Resource, Client] = dict.fromkeys((resource for resource, _ in caches), client)
-    return Syncers(config, partial(templates_in, folder), clients, caches, elsewhere is not None)
+    return SyncerDeployer(config, partial(load_templates, folder), clients, caches, remote is not None)
 
 
-def led_by(manager: Manager, transport: Transport) -> Client:
+def fenced_client(manager: Manager, transport: Transport) -> Client:
     """A client of another cluster that writes only while the manager leads, and is cut with it."""
     elector = manager.elector
     if elector is None:
@@ -118,10 +128,10 @@ def kubeconfig_only(secret: Object) -> Object:
     """A Secret as we need it; whatever else is in it, in annotations too, never stays in our memory."""
     metadata = {key: secret["metadata"].get(key) for key in ("name", "namespace", "uid", "resourceVersion")}
     marks = {key: value for key, value in annotations_of(secret).items() if key == keys.LEFT_BEHIND}
-    kubeconfig = value_at(secret, "data", KEY)
+    kubeconfig = value_at(secret, "data", KUBECONFIG_KEY)
     return {
         "metadata": {**metadata, "labels": labels_of(secret), "annotations": marks},
-        "data": {} if kubeconfig is None else {KEY: kubeconfig},
+        "data": {} if kubeconfig is None else {KUBECONFIG_KEY: kubeconfig},
     }
 
 
@@ -129,7 +139,7 @@ def count(bindings: Store, phase: str) -> float:
     return float(sum(value_at(each, "status", "phase", default="Pending") == phase for each in bindings.list()))
 
 
-def at_home(config: BindingsConfig) -> BindingsConfig:
+def with_election_namespace(config: BindingsConfig) -> BindingsConfig:
     """The configuration with the election in the manager's own namespace, unless it names another."""
     election = config.leader_election
     place = election.namespace or config.namespace
@@ -138,16 +148,16 @@ def at_home(config: BindingsConfig) -> BindingsConfig:
 
 async def run_manager(config: BindingsConfig, environ: Mapping[str, str], home: Path) -> None:
     """Run the manager until it is told to stop."""
-    config = at_home(config)
-    manager = manager_of(config, environ, home)
+    config = with_election_namespace(config)
+    manager = manager_for(config, environ, home)
     elsewhere = None
     if config.deploy_kubeconfig:
-        access = load([Path(config.deploy_kubeconfig)], environ=environ)
-        elsewhere = Elsewhere(HttpTransport(access), HttpTransport(access))
-    manager.with_("bindings", lambda each: install(config, each, elsewhere=elsewhere))
+        access = load_access([Path(config.deploy_kubeconfig)], environ=environ)
+        elsewhere = RemoteCluster(HttpTransport(access), HttpTransport(access))
+    manager.register("bindings", lambda each: install(config, each, remote=elsewhere))
     try:
         await App(manager).run()
     finally:
         if elsewhere is not None:
-            await elsewhere.reads.close()
-            await elsewhere.writes.close()
+            await elsewhere.read_transport.close()
+            await elsewhere.write_transport.close()

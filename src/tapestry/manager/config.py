@@ -7,15 +7,15 @@ from msgspec import Meta, field
 from tapestry import __version__
 from tapestry.apis import keys
 from tapestry.controller.config import LeaderElection, ManagerConfig
-from tapestry.kube.quantity import parse
+from tapestry.kube.quantity import parse_quantity
 from tapestry.process.config import Section
 
 DEFAULT_IMAGE = f"tapestry:{__version__}"
 
-Amounts = dict[str, dict[str, str]]
+ContainerResources = dict[str, dict[str, str]]
 
 
-def default_resources() -> Amounts:
+def default_resources() -> ContainerResources:
     return {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}}
 
 
@@ -25,7 +25,7 @@ class SyncerSettings(Section, frozen=True):
     image: Annotated[str, Meta(min_length=1)] = DEFAULT_IMAGE
     replicas: Annotated[int, Meta(ge=0, le=10)] = 2
     """One works, the others stand by with warm caches."""
-    resources: Amounts = field(default_factory=default_resources)
+    resources: ContainerResources = field(default_factory=default_resources)
     """Requests and limits of a replica."""
     args: list[str] = field(default_factory=list)
     """Put behind those of the template, so the last word is theirs."""
@@ -36,7 +36,7 @@ class SyncerSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         for part, amounts in self.resources.items():
             for name, amount in amounts.items():
-                parse(amount, f"resources.{part}.{name}")
+                parse_quantity(amount, f"resources.{part}.{name}")
 
 
 class BindingsConfig(ManagerConfig, frozen=True):

@@ -4,19 +4,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING
-from tapestry.apis.policies import POLICY
-from tapestry.apis.rights import (
-    MANAGER,
-    SYNC_BACK,
+from tapestry.apis.permissions import (
+    MANAGER_PERMISSIONS,
+    SYNC_BACK_PERMISSIONS,
     SYNC_BACK_ROLE,
-    SYNCER_ABOVE,
     SYNCER_HOST_PORTS,
+    SYNCER_IN_VIRTUAL,
     SYNCER_ROLE,
-    Place,
-    Right,
-    placed,
-    rules,
+    Permission,
+    Placeholder,
+    policy_rules,
+    with_names,
 )
+from tapestry.apis.policies import POLICY
 from tapestry.kube.crds import crd
 from tapestry.kube.objects import Object, labels_of, with_value
 from tapestry.kube.resources import (
@@ -29,13 +29,13 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager.config import DEFAULT_IMAGE
-from tapestry.manager.manifests import objects
-from tapestry.manager.syncers import packaged, templates_in
+from tapestry.manager.manifests import rendered_objects
+from tapestry.manager.syncers import load_templates, packaged_templates
 
-NAME = "tapestry-manager"
+INSTALL_NAME = "tapestry-manager"
 
 
-def installation(
+def installation_objects(
     *,
     image: str = DEFAULT_IMAGE,
     replicas: int = 2,
@@ -46,51 +46,61 @@ def installation(
 
     Namespaces of kubeconfigs other than ours are expected to exist.
     """
-    yield from (plain(NAMESPACES, namespace), host_ports_namespace())
+    yield from (labelled_object(NAMESPACES, namespace), host_ports_namespace())
     yield from (crd(CLUSTER_BINDING), crd(POLICY))
-    yield plain(SERVICE_ACCOUNTS, NAME, namespace)
-    yield {**plain(CLUSTER_ROLES, SYNCER_ROLE), "rules": rules(SYNCER_ABOVE)}
-    yield {**plain(CLUSTER_ROLES, SYNC_BACK_ROLE), "rules": rules(SYNC_BACK)}
-    manager = {"kind": SERVICE_ACCOUNTS.kind, "name": NAME, "namespace": namespace}
-    everywhere = [each for each in MANAGER if not each.namespace]
-    yield from granted(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, NAME, everywhere, manager)
+    yield labelled_object(SERVICE_ACCOUNTS, INSTALL_NAME, namespace)
+    yield {**labelled_object(CLUSTER_ROLES, SYNCER_ROLE), "rules": policy_rules(SYNCER_IN_VIRTUAL)}
+    yield {**labelled_object(CLUSTER_ROLES, SYNC_BACK_ROLE), "rules": policy_rules(SYNC_BACK_PERMISSIONS)}
+    manager = {"kind": SERVICE_ACCOUNTS.kind, "name": INSTALL_NAME, "namespace": namespace}
+    everywhere = [each for each in MANAGER_PERMISSIONS if not each.namespace]
+    yield from role_with_binding(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, INSTALL_NAME, everywhere, manager)
     for place in dict.fromkeys((namespace, *kubeconfig_namespaces)):
-        places = {Place.KUBECONFIGS: place, **({Place.HOME: place} if place == namespace else {})}
-        rights = [each for each in placed(MANAGER, places) if each.namespace]
-        yield from granted(ROLES, ROLE_BINDINGS, NAME, rights, manager, place)
+        places = {
+            Placeholder.KUBECONFIG_NAMESPACE: place,
+            **({Placeholder.MANAGER_NAMESPACE: place} if place == namespace else {}),
+        }
+        rights = [each for each in with_names(MANAGER_PERMISSIONS, places) if each.namespace]
+        yield from role_with_binding(ROLES, ROLE_BINDINGS, INSTALL_NAME, rights, manager, place)
     syncers = {"kind": "Group", "apiGroup": ROLES.group, "name": f"system:serviceaccounts:{namespace}"}
-    yield from granted(ROLES, ROLE_BINDINGS, SYNCER_ROLE, SYNCER_HOST_PORTS, syncers, keys.HOST_PORTS_NAMESPACE)
+    yield from role_with_binding(
+        ROLES, ROLE_BINDINGS, SYNCER_ROLE, SYNCER_HOST_PORTS, syncers, keys.HOST_PORTS_NAMESPACE
+    )
     values = {
-        "name": NAME,
+        "name": INSTALL_NAME,
         "namespace": namespace,
         "image": image,
         "replicas": replicas,
         "kubeconfigNamespaces": ",".join(dict.fromkeys((namespace, *kubeconfig_namespaces))),
     }
-    for file, text in templates_in(packaged("manager")).items():
-        yield from objects(file, text, values)
+    for file, text in load_templates(packaged_templates("manager")).items():
+        yield from rendered_objects(file, text, values)
 
 
 def host_ports_namespace() -> Object:
     """Where pods stand for host ports; those run nowhere, so whoever forbids host ports does not mean them."""
-    namespace = plain(NAMESPACES, keys.HOST_PORTS_NAMESPACE)
+    namespace = labelled_object(NAMESPACES, keys.HOST_PORTS_NAMESPACE)
     labels = {**labels_of(namespace), "pod-security.kubernetes.io/enforce": "privileged"}
     return with_value(namespace, ("metadata", "labels"), labels)
 
 
-def granted(
-    role: Resource, binding: Resource, name: str, rights: Iterable[Right], subject: Object, place: str | None = None
+def role_with_binding(
+    role: Resource,
+    binding: Resource,
+    name: str,
+    rights: Iterable[Permission],
+    subject: Object,
+    place: str | None = None,
 ) -> Iterator[Object]:
     """A role and its binding to the subject, in a namespace or for the whole cluster."""
-    yield {**plain(role, name, place), "rules": rules(rights)}
+    yield {**labelled_object(role, name, place), "rules": policy_rules(rights)}
     yield {
-        **plain(binding, name, place),
+        **labelled_object(binding, name, place),
         "roleRef": {"apiGroup": role.group, "kind": role.kind, "name": name},
         "subjects": [subject],
     }
 
 
-def plain(resource: Resource, name: str, namespace: str | None = None) -> Object:
+def labelled_object(resource: Resource, name: str, namespace: str | None = None) -> Object:
     """An object with a name, and a label that says whose it is."""
     metadata: Object = {"name": name, **({"namespace": namespace} if namespace else {})}
     metadata["labels"] = {"app.kubernetes.io/part-of": keys.TAPESTRY}

@@ -23,29 +23,36 @@ import yaml
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS, AllowedVolumes, SecretReference
-from tapestry.apis.mounts import enforced_level
+from tapestry.apis.mount_labels import enforced_level
 from tapestry.apis.names import virtual_cluster_label
+from tapestry.apis.permissions import (
+    Permission,
+    Placeholder,
+    policy_rules,
+    single_permissions,
+    syncer_physical_permissions,
+    with_names,
+)
 from tapestry.apis.policies import POLICIES, POLICY
 from tapestry.apis.priorities import PRIORITY_CLASSES, priority_class
-from tapestry.apis.rights import Place, Right, placed, rules, single, syncer_below
 from tapestry.client.access import Access
-from tapestry.client.addresses import AddressRule
+from tapestry.client.addresses import AddressPolicy
 from tapestry.client.errors import KubeconfigError
-from tapestry.client.strict_kubeconfig import from_secret
+from tapestry.client.strict_kubeconfig import strict_access
 from tapestry.client.waiting import wait_for
-from tapestry.kube.crds import InvalidSpec, crd, decode
+from tapestry.kube.crds import InvalidSpec, crd, decode_spec
 from tapestry.kube.errors import Forbidden, NotFound
-from tapestry.kube.names import hashed_name, label_value
+from tapestry.kube.names import hashed_name, safe_label_value
 from tapestry.kube.objects import (
     Object,
     is_deleting,
     labels_of,
     name_of,
-    named,
     namespace_of,
-    of_resource,
+    object_named,
     uid_of,
     value_at,
+    with_type_meta,
 )
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
@@ -60,21 +67,28 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager import safeguards
-from tapestry.manager.connectivity import KEY, Connect, access_in, claims_of, examined, expiry_in
-from tapestry.manager.faults import Fault
-from tapestry.manager.installation import NAME as MANAGER_NAME
+from tapestry.manager.binding_errors import BindingError
+from tapestry.manager.connectivity import (
+    KUBECONFIG_KEY,
+    Connect,
+    access_from_secret,
+    claims_of,
+    expiry_in,
+    probe_cluster,
+)
+from tapestry.manager.installation import INSTALL_NAME as MANAGER_NAME
 from tapestry.manager.installation import host_ports_namespace
-from tapestry.manager.mount_namespaces import chosen_mount, have_mount_namespace, note_safeguards
-from tapestry.manager.offers import FIRST, Offer, check, policy_spec
-from tapestry.manager.safeguards import Safeguards, have_network_policy, have_quota
-from tapestry.manager.steps import Cluster, JoinError, Mark, Step
-from tapestry.manager.volume_policies import Account, check_volumes, drop_volume_policies, have_volume_policies
+from tapestry.manager.join_steps import Cluster, JoinError, Step, StepResult
+from tapestry.manager.mount_namespaces import apply_mount_namespace, record_safeguards, select_mount_namespace
+from tapestry.manager.offers import DEFAULT_OFFER, Offer, policy_spec, validate_offer
+from tapestry.manager.safeguards import Safeguards, apply_network_policy, apply_quota
+from tapestry.manager.volume_policies import SyncerAccount, apply_volume_policies, check_volumes, remove_stale_policies
 
 TOKEN_SECONDS = int(timedelta(days=30).total_seconds())
 RENEWED_AT = 0.8
 """The part of a token's life after which it is renewed."""
 
-PATIENCE, PAUSE = 15.0, 0.5
+RIGHTS_TIMEOUT, RIGHTS_INTERVAL = 15.0, 0.5
 """Seconds for a server to get to know new roles, and between two questions."""
 
 
@@ -104,11 +118,11 @@ async def join(
     plan: Plan, virtual: Cluster, physical: Cluster, access: Access, *, connect: Connect, now: datetime
 ) -> None:
     """Join the cluster that `access` opens.  Raises JoinError, before anything is written where that is possible."""
-    check(plan.offer)
-    safeguards.check(plan.safeguards)
+    validate_offer(plan.offer)
+    safeguards.validate_safeguards(plan.safeguards)
     uid = await virtual.identity()
-    binding = await virtual.find(CLUSTER_BINDINGS, named(plan.name))
-    mount = await chosen_mount(plan.mount_namespace, binding, uid, physical)
+    binding = await virtual.find(CLUSTER_BINDINGS, object_named(plan.name))
+    mount = await select_mount_namespace(plan.mount_namespace, binding, uid, physical)
     plan = replace(plan, mount_namespace=mount, volumes=allowed_volumes(plan, binding))
     await check_fit(plan, uid, virtual, physical)
     plan = replace(
@@ -118,15 +132,15 @@ async def join(
     )
     await check_volumes(plan.name, plan.volumes, physical, are_trusted=plan.safeguards.trust_volumes)
     kubeconfig(access, "any")
-    if AddressRule().problem(urlsplit(access.server).hostname or ""):
+    if AddressPolicy().denial_reason(urlsplit(access.server).hostname or ""):
         note = "loopback; syncers reach it only on that machine, and the manager refuses it without --allow-loopback"
-        physical.tell(Step(Mark.WARNING, physical.word, access.server, note))
+        physical.report(Step(StepResult.WARNING, physical.role, access.server, note))
     namespace, account = await prepare(plan, uid, physical)
-    secret = await hand_over(plan, uid, virtual, physical, account, access, now)
-    wanted = wanted_binding(plan)
+    secret = await apply_kubeconfig_secret(plan, uid, virtual, physical, account, access, now)
+    wanted = desired_binding(plan)
     if binding is None and enforced_level(namespace) == "restricted":
         wanted["spec"]["podSecurity"] = "restricted"  # the default would be looser than what the owner enforces
-    await virtual.have(CLUSTER_BINDINGS, wanted)
+    await virtual.apply(CLUSTER_BINDINGS, wanted)
     await check_rights(plan, secret, account, physical, connect)
 
 
@@ -139,7 +153,7 @@ async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -
     if uid == identity:
         raise JoinError("both kubeconfigs lead to one cluster, and a cluster cannot lease itself; name two")
     try:
-        decode(CLUSTER_BINDING, wanted_binding(plan))
+        decode_spec(CLUSTER_BINDING, desired_binding(plan))
     except InvalidSpec as error:
         raise JoinError(f"{error}; choose another with --cluster-id or --mount-namespace") from error
     try:
@@ -152,30 +166,30 @@ async def check_fit(plan: Plan, uid: str, virtual: Cluster, physical: Cluster) -
     )
     joined = {labels_of(account).get(keys.CLUSTER_BINDING, "") for account in accounts}
     for binding in bindings:
-        if complaint := complaint_about(binding, plan, identity, joined):
+        if complaint := binding_conflict(binding, plan, identity, joined):
             raise JoinError(complaint)
 
 
 def allowed_volumes(plan: Plan, binding: Object | None) -> AllowedVolumes:
     """What the binding says of volumes; nothing, where it has yet to be made."""
-    return decode(CLUSTER_BINDING, binding).allowed_volumes if binding is not None else plan.volumes
+    return decode_spec(CLUSTER_BINDING, binding).allowed_volumes if binding is not None else plan.volumes
 
 
 async def allowed_metadata(plan: Plan, binding: Object | None, physical: Cluster) -> tuple[str, ...]:
     """What the binding lists, and where nodes are simulated also the keys that their kubelets read."""
     if not await physical.client.list(NODES, labels=keys.SIMULATED_NODE):
         return plan.metadata
-    listed = decode(CLUSTER_BINDING, binding).allowed_metadata if binding is not None else ()
+    listed = decode_spec(CLUSTER_BINDING, binding).allowed_metadata if binding is not None else ()
     return tuple(dict.fromkeys((*listed, *plan.metadata, f"{keys.SIMULATED_PREFIX}*")))
 
 
-def complaint_about(binding: Object, plan: Plan, identity: str, joined: set[str]) -> str:
+def binding_conflict(binding: Object, plan: Plan, identity: str, joined: set[str]) -> str:
     """What an existing binding has against the plan, if anything; `joined` are those with an account there."""
     name, spec, pinned = name_of(binding), binding["spec"], value_at(binding, "status", "identity")
     if name != plan.name:
         if spec["clusterID"] == plan.cluster_id:
             return f"clusterID {plan.cluster_id} belongs to ClusterBinding {name}; choose another with --cluster-id"
-        is_the_same = pinned == identity or (pinned is None and label_value(name) in joined)
+        is_the_same = pinned == identity or (pinned is None and safe_label_value(name) in joined)
         return f"the cluster has joined as {name} already; unjoin that first" if is_the_same else ""
     if is_deleting(binding):
         return f"ClusterBinding {name} is being deleted; wait for that, or see to it with `tapestry unjoin {name}`"
@@ -194,12 +208,12 @@ def complaint_about(binding: Object, plan: Plan, identity: str, joined: set[str]
 # -- below
 
 
-def marks(uid: str, binding: str) -> dict[str, str]:
+def owner_labels(uid: str, binding: str) -> dict[str, str]:
     """The labels of what join makes for one binding of the virtual cluster with that kube-system UID."""
     return {
         keys.MANAGED_BY: keys.TAPESTRY,
         keys.VIRTUAL_CLUSTER: virtual_cluster_label(uid),
-        keys.CLUSTER_BINDING: label_value(binding),
+        keys.CLUSTER_BINDING: safe_label_value(binding),
     }
 
 
@@ -220,83 +234,89 @@ def policy_name(uid: str, binding: str) -> str:
 async def prepare(plan: Plan, uid: str, physical: Cluster) -> tuple[Object, Object]:
     """Have everything below; returns the mount namespace and the syncer's account."""
     asked, mount = plan.safeguards, plan.mount_namespace
-    namespace = await have_mount_namespace(mount, uid, asked, physical)
-    await physical.have(PRIORITY_CLASSES, priority_class(), shared=True)
+    namespace = await apply_mount_namespace(mount, uid, asked, physical)
+    await physical.apply(PRIORITY_CLASSES, priority_class(), shared=True)
     definition = crd(POLICY)
     labelled = {**definition["metadata"], "labels": {keys.MANAGED_BY: keys.TAPESTRY}}
-    await physical.have(CRDS, {**definition, "metadata": labelled}, shared=True)
-    await have_policy(plan, uid, physical)
-    name, labels = policy_name(uid, plan.name), marks(uid, plan.name)
-    has_quota = await have_quota(name, mount, labels, asked, physical)
-    is_isolated = await have_network_policy(name, mount, labels, asked, namespace, physical)
+    await physical.apply(CRDS, {**definition, "metadata": labelled}, shared=True)
+    await apply_policy(plan, uid, physical)
+    name, labels = policy_name(uid, plan.name), owner_labels(uid, plan.name)
+    has_quota = await apply_quota(name, mount, labels, asked, physical)
+    is_isolated = await apply_network_policy(name, mount, labels, asked, namespace, physical)
     name, account = account_name(uid, plan.name), None
-    limited, level = Account(name, mount, virtual_cluster_label(uid)), enforced_level(namespace)
-    limiting = await have_volume_policies(limited, plan.volumes, level, labels, physical)  # before the rights
+    limited, level = SyncerAccount(name, mount, virtual_cluster_label(uid)), enforced_level(namespace)
+    limiting = await apply_volume_policies(limited, plan.volumes, level, labels, physical)  # before the rights
     for resource, wanted in account_objects(name, plan, labels):
-        made = await physical.have(resource, wanted)
+        made = await physical.apply(resource, wanted)
         account = account or made
     assert account is not None
-    await drop_volume_policies(limiting, labels, physical)
+    await remove_stale_policies(limiting, labels, physical)
     set_up = [
         safeguards.NETWORK_POLICY if is_isolated else safeguards.NO_NETWORK_POLICY,
         *([safeguards.QUOTA] if has_quota else []),
         *([safeguards.VOLUME_POLICIES] if limiting and plan.volumes.drivers else []),
     ]
-    await note_safeguards(namespace, set_up, physical)
+    await record_safeguards(namespace, set_up, physical)
     return namespace, account
 
 
-async def have_policy(plan: Plan, uid: str, physical: Cluster) -> None:
+async def apply_policy(plan: Plan, uid: str, physical: Cluster) -> None:
     """The owner's policy; where the owner has written one without us and nothing new is offered, that one stands."""
     name = policy_name(uid, plan.name)
     current = await wait_for(physical.client, POLICIES, name, until=lambda _: True)  # the kind may be seconds old
-    others = [each for each in await physical.client.list(POLICIES) if is_for(plan, each)]
+    others = [each for each in await physical.client.list(POLICIES) if applies_to_plan(plan, each)]
     if current is None and others and plan.offer == Offer():
         note = "decides what is lent"
-        physical.tell(Step(Mark.UNCHANGED, physical.word, f"{POLICIES.kind} {name_of(others[0])}", note))
+        physical.report(Step(StepResult.UNCHANGED, physical.role, f"{POLICIES.kind} {name_of(others[0])}", note))
         return
     offer = plan.offer
     if current is None and offer.percent is None:
-        offer = replace(offer, percent=FIRST.percent)
+        offer = replace(offer, percent=DEFAULT_OFFER.percent)
     nodes = await physical.client.list(NODES) if offer.percent is not None else []
     resources = {each for node in nodes for each in value_at(node, "status", "allocatable", default={})}
     spec = policy_spec(plan.name, offer, resources)
-    if current is not None and decode(POLICY, current) == decode(POLICY, {"spec": {**current["spec"], **spec}}):
+    if current is not None and decode_spec(POLICY, current) == decode_spec(
+        POLICY, {"spec": {**current["spec"], **spec}}
+    ):
         spec = {}  # the same but for defaults that the server wrote
-    await physical.have(POLICIES, {"metadata": {"name": name, "labels": marks(uid, plan.name)}, "spec": spec})
+    await physical.apply(POLICIES, {"metadata": {"name": name, "labels": owner_labels(uid, plan.name)}, "spec": spec})
 
 
-def is_for(plan: Plan, policy: Object) -> bool:
+def applies_to_plan(plan: Plan, policy: Object) -> bool:
     return not is_deleting(policy) and value_at(policy, "spec", "cluster") in (plan.name, plan.cluster_id)
 
 
-def rights_below(plan: Plan, account: str) -> list[Right]:
+def syncer_rights(plan: Plan, account: str) -> list[Permission]:
     """What the syncer may do in the physical cluster; its account is in the mount namespace."""
     mount = plan.mount_namespace
-    places = {Place.MOUNT: mount, Place.ACCOUNT: account, Place.ACCOUNT_NAMESPACE: mount}
-    return placed(syncer_below(plan.volumes), places)
+    places = {
+        Placeholder.MOUNT_NAMESPACE: mount,
+        Placeholder.SYNCER_ACCOUNT: account,
+        Placeholder.SYNCER_ACCOUNT_NAMESPACE: mount,
+    }
+    return with_names(syncer_physical_permissions(plan.volumes), places)
 
 
 def account_objects(name: str, plan: Plan, labels: dict[str, str]) -> Iterator[tuple[Resource, Object]]:
     """The syncer's account, first, and the roles that give it its rights."""
     mount = plan.mount_namespace
-    yield SERVICE_ACCOUNTS, {**labelled(name, labels, mount), "automountServiceAccountToken": False}
-    rights = rights_below(plan, name)
+    yield SERVICE_ACCOUNTS, {**labelled_metadata(name, labels, mount), "automountServiceAccountToken": False}
+    rights = syncer_rights(plan, name)
     everywhere = [right for right in rights if not right.namespace]
     inside = [right for right in rights if right.namespace]
-    yield from granted(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, everywhere, labelled(name, labels), mount)
-    yield from granted(ROLES, ROLE_BINDINGS, inside, labelled(name, labels, mount), mount)
+    yield from role_objects(CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, everywhere, labelled_metadata(name, labels), mount)
+    yield from role_objects(ROLES, ROLE_BINDINGS, inside, labelled_metadata(name, labels, mount), mount)
 
 
-def labelled(name: str, labels: dict[str, str], namespace: str | None = None) -> Object:
-    return {"metadata": {**named(name, namespace)["metadata"], "labels": labels}}
+def labelled_metadata(name: str, labels: dict[str, str], namespace: str | None = None) -> Object:
+    return {"metadata": {**object_named(name, namespace)["metadata"], "labels": labels}}
 
 
-def granted(
-    role: Resource, binding: Resource, rights: Iterable[Right], content: Object, mount: str
+def role_objects(
+    role: Resource, binding: Resource, rights: Iterable[Permission], content: Object, mount: str
 ) -> Iterator[tuple[Resource, Object]]:
     name = name_of(content)
-    yield role, {**content, "rules": rules(rights)}
+    yield role, {**content, "rules": policy_rules(rights)}
     yield (
         binding,
         {
@@ -316,7 +336,7 @@ async def manager_namespace(virtual: Cluster) -> str:
     Only administrators write cluster-scoped objects.  A Deployment could be a tenant's, who would be given the token.
     """
     try:
-        binding = await virtual.find(CLUSTER_ROLE_BINDINGS, named(MANAGER_NAME))
+        binding = await virtual.find(CLUSTER_ROLE_BINDINGS, object_named(MANAGER_NAME))
     except Forbidden:
         return keys.SYSTEM_NAMESPACE
     subjects = value_at(binding, "subjects", default=[])
@@ -324,11 +344,11 @@ async def manager_namespace(virtual: Cluster) -> str:
     return accounts[0]["namespace"] if accounts else keys.SYSTEM_NAMESPACE
 
 
-def wanted_binding(plan: Plan) -> Object:
-    return of_resource(
+def desired_binding(plan: Plan) -> Object:
+    return with_type_meta(
         CLUSTER_BINDINGS,
         {
-            **named(plan.name),
+            **object_named(plan.name),
             "spec": {
                 "clusterID": plan.cluster_id,
                 "secretRef": {"name": plan.name, "namespace": plan.namespace or keys.SYSTEM_NAMESPACE},
@@ -340,40 +360,40 @@ def wanted_binding(plan: Plan) -> Object:
     )
 
 
-async def hand_over(
+async def apply_kubeconfig_secret(
     plan: Plan, uid: str, virtual: Cluster, physical: Cluster, account: Object, access: Access, now: datetime
 ) -> Object:
     """The Secret with a kubeconfig of the account; its token stays as long as it is the account's and young enough."""
-    for namespace in (named(plan.namespace), host_ports_namespace()):
-        await virtual.have(NAMESPACES, namespace, shared=True)
-    wanted = labelled(plan.name, marks(uid, plan.name), plan.namespace)
-    token = await kept_token(await virtual.find(SECRETS, wanted), account, now)
+    for namespace in (object_named(plan.namespace), host_ports_namespace()):
+        await virtual.apply(NAMESPACES, namespace, shared=True)
+    wanted = labelled_metadata(plan.name, owner_labels(uid, plan.name), plan.namespace)
+    token = await reusable_token(await virtual.find(SECRETS, wanted), account, now)
     if not token:
-        answer = await physical.client.token(name_of(account), plan.mount_namespace, seconds=TOKEN_SECONDS)
+        answer = await physical.client.request_token(name_of(account), plan.mount_namespace, seconds=TOKEN_SECONDS)
         token = answer["token"]
     data = base64.b64encode(kubeconfig(access, token)).decode()
     expires = expiry_in(claims_of([("Authorization", f"Bearer {token}")]))
     note = f"its token is good until {expires:%Y-%m-%d}" if expires else ""
-    return await virtual.have(SECRETS, {**wanted, "data": {KEY: data}}, note=note)
+    return await virtual.apply(SECRETS, {**wanted, "data": {KUBECONFIG_KEY: data}}, note=note)
 
 
-async def kept_token(secret: Object | None, account: Object, now: datetime) -> str:
+async def reusable_token(secret: Object | None, account: Object, now: datetime) -> str:
     """The token in a Secret; empty where there is none that can go on."""
     if secret is None:
         return ""
     try:
-        headers = await access_in(secret, reference_to(secret), allow_loopback=True).credentials.headers()
-    except Fault:
+        headers = await access_from_secret(secret, reference_to(secret), allow_loopback=True).credentials.headers()
+    except BindingError:
         return ""
     token = next((text.removeprefix("Bearer ") for _, text in headers), "")
-    return token if is_young(claims_of(headers), account, now) else ""
+    return token if is_token_reusable(claims_of(headers), account, now) else ""
 
 
 def reference_to(secret: Object) -> SecretReference:
     return SecretReference(name_of(secret), namespace_of(secret) or "")
 
 
-def is_young(claims: Object, account: Object, now: datetime) -> bool:
+def is_token_reusable(claims: Object, account: Object, now: datetime) -> bool:
     """Whether a token is this account's, not that of a namesake before it, and has not lived for most of its life."""
     issued, expires = claims.get("iat"), claims.get("exp")
     if not isinstance(issued, int) or not isinstance(expires, int):
@@ -384,11 +404,11 @@ def is_young(claims: Object, account: Object, now: datetime) -> bool:
 
 def kubeconfig(access: Access, token: str) -> bytes:
     """A kubeconfig for the server of `access`, by a token; JoinError where a binding could not use it."""
-    authority = access.trust.authority
+    authority = access.verification.authority
     cluster = {
         "server": access.server,
         "certificate-authority-data": base64.b64encode(authority.read()).decode() if authority else None,
-        "insecure-skip-tls-verify": access.trust.insecure or None,
+        "insecure-skip-tls-verify": access.verification.insecure or None,
         "tls-server-name": access.tls_server_name,
         "proxy-url": access.proxy_url,
     }
@@ -402,7 +422,7 @@ def kubeconfig(access: Access, token: str) -> bytes:
     }
     data = yaml.safe_dump(document).encode()  # sorted, as the syncer writes it when it renews the token
     try:
-        from_secret(data, allow_loopback=True)  # whether that will do, the manager decides
+        strict_access(data, allow_loopback=True)  # whether that will do, the manager decides
     except KubeconfigError as error:
         raise JoinError(f"the cluster's kubeconfig will not do for a syncer: {error}") from error
     return data
@@ -410,26 +430,26 @@ def kubeconfig(access: Access, token: str) -> bytes:
 
 async def check_rights(plan: Plan, secret: Object, account: Object, physical: Cluster, connect: Connect) -> None:
     """Ask, as the syncer, for every right, and tell of those that are missing; JoinError where there are such."""
-    access = access_in(secret, reference_to(secret), allow_loopback=True)
+    access = access_from_secret(secret, reference_to(secret), allow_loopback=True)
     missing = await missing_rights(plan, access, connect)
     for right in missing:
-        physical.tell(Step(Mark.MISSING, physical.word, str(right)))
-    count = sum(right not in missing for right in single(rights_below(plan, name_of(account))))
-    physical.tell(Step(Mark.GRANTED, physical.word, f"{count} rights, asked for as the syncer"))
+        physical.report(Step(StepResult.MISSING, physical.role, str(right)))
+    count = sum(right not in missing for right in single_permissions(syncer_rights(plan, name_of(account))))
+    physical.report(Step(StepResult.GRANTED, physical.role, f"{count} rights, asked for as the syncer"))
     if missing:
         raise JoinError(f"{len(missing)} rights are missing though roles grant them; see what denies them there")
 
 
-async def missing_rights(plan: Plan, access: Access, connect: Connect) -> tuple[Right, ...]:
+async def missing_rights(plan: Plan, access: Access, connect: Connect) -> tuple[Permission, ...]:
     """What the syncer may not do.  A server takes a moment to know new roles, so what is missing is asked for again."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE
+    deadline = loop.time() + RIGHTS_TIMEOUT
     while True:
         try:
-            missing = (await examined(access, plan.mount_namespace, plan.volumes, connect)).missing
+            missing = (await probe_cluster(access, plan.mount_namespace, plan.volumes, connect)).missing
             if not missing or loop.time() >= deadline:
                 return missing
-        except Fault as fault:
+        except BindingError as fault:
             if loop.time() >= deadline:
                 raise JoinError(f"the new kubeconfig does not work: {fault.message}") from fault
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(RIGHTS_INTERVAL)

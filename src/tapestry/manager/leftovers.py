@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import msgspec
 
 from tapestry.apis import keys
-from tapestry.apis.belongings import remove_all, selector
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, SecretReference
 from tapestry.apis.names import virtual_cluster_label
-from tapestry.apis.rights import IDENTITY_NAMESPACE
+from tapestry.apis.ownership import delete_owned, owner_selector
+from tapestry.apis.permissions import IDENTITY_NAMESPACE
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result, Terminal
 from tapestry.kube.errors import TransportError
-from tapestry.kube.names import label_value
+from tapestry.kube.names import safe_label_value
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -31,20 +31,20 @@ from tapestry.kube.objects import (
     labels_of,
     name_of,
     namespace_of,
-    of_resource,
     uid_of,
     value_at,
+    with_type_meta,
 )
 from tapestry.kube.resources import NAMESPACES, SECRETS
-from tapestry.manager.connectivity import Connect, access_in, secret_at
-from tapestry.manager.faults import Fault
+from tapestry.manager.binding_errors import BindingError
+from tapestry.manager.connectivity import Connect, access_from_secret, cached_secret
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
 ANSWER_SECONDS = 30.0
 """For a cluster to say which one it is."""
-LINGERING_SECONDS = 5.0
+CLEANUP_POLL_INTERVAL = 5.0
 """How often a cluster is looked at while something that was deleted is still there."""
 RECHECK_SECONDS = 300.0
 """How often, while another cluster answers in its place."""
@@ -82,32 +82,32 @@ def leftovers_in(secret: Object | None) -> list[Leftover]:
         return []
 
 
-def mark_of(leftovers: Iterable[Leftover]) -> Object:
+def leftovers_patch(leftovers: Iterable[Leftover]) -> Object:
     """The patch that makes a Secret say so."""
     found = list(leftovers)
     return {"metadata": {"annotations": {keys.LEFT_BEHIND: msgspec.json.encode(found).decode() if found else None}}}
 
 
-async def remember(client: Client, secret: Object | None, binding: Object) -> None:
+async def record_leftover(client: Client, secret: Object | None, binding: Object) -> None:
     """Mark the Secret of a binding that is about to go by force.  Without one, nobody can ever look there again."""
     if secret is None:
         return
     leftover = leftover_of(binding, uid_of(await client.get(NAMESPACES, IDENTITY_NAMESPACE)))
     known = leftovers_in(secret)
     if leftover is not None and leftover not in known:
-        await client.patch(SECRETS, secret, mark_of([*known, leftover]))
+        await client.patch(SECRETS, secret, leftovers_patch([*known, leftover]))
 
 
-async def forget(client: Client, secret: Object, left: Sequence[Leftover]) -> None:
+async def update_leftovers(client: Client, secret: Object, left: Sequence[Leftover]) -> None:
     """Let the mark say what is left; if that is nothing, a Secret that `join` made for no other use goes with it."""
-    if left or not await is_of_no_use(client, secret):
-        await client.patch(SECRETS, secret, mark_of(left))
+    if left or not await is_unused_secret(client, secret):
+        await client.patch(SECRETS, secret, leftovers_patch(left))
     else:
         await client.delete(SECRETS, secret)
 
 
-async def is_of_no_use(client: Client, secret: Object) -> bool:
-    made_for = {(each.virtual_cluster, label_value(each.binding)) for each in leftovers_in(secret)}
+async def is_unused_secret(client: Client, secret: Object) -> bool:
+    made_for = {(each.virtual_cluster, safe_label_value(each.binding)) for each in leftovers_in(secret)}
     labels = labels_of(secret)
     if (labels.get(keys.VIRTUAL_CLUSTER), labels.get(keys.CLUSTER_BINDING)) not in made_for:
         return False
@@ -115,7 +115,7 @@ async def is_of_no_use(client: Client, secret: Object) -> bool:
     return all(value_at(each, "spec", "secretRef") != here for each in await client.list(CLUSTER_BINDINGS))
 
 
-async def swept(physical: Client, leftovers: Iterable[Leftover]) -> tuple[list[Leftover], list[str]]:
+async def remove_leftovers(physical: Client, leftovers: Iterable[Leftover]) -> tuple[list[Leftover], list[str]]:
     """Remove what there is of each; returns those that are not done yet, and the objects that were still there."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -125,8 +125,8 @@ async def swept(physical: Client, leftovers: Iterable[Leftover]) -> tuple[list[L
         raise TransportError(message, maybe_sent=False) from error
     left, objects = [], []
     for each in leftovers:
-        labels = selector(each.virtual_cluster, each.uid)
-        found = await remove_all(physical, each.mount_namespace, labels) if each.identity == identity else []
+        labels = owner_selector(each.virtual_cluster, each.uid)
+        found = await delete_owned(physical, each.mount_namespace, labels) if each.identity == identity else []
         objects += found
         if found or each.identity != identity:
             left.append(each)
@@ -134,7 +134,7 @@ async def swept(physical: Client, leftovers: Iterable[Leftover]) -> tuple[list[L
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class LeftoverReconciler:
     """Sweeps clusters that were left by force, once they are back; keyed as the Secrets of their kubeconfigs."""
 
     manager: Manager
@@ -143,41 +143,41 @@ class Leftovers:
     allow_loopback: bool = False
 
     async def reconcile(self, key: str) -> Result | None:
-        secret = secret_at(self.secrets, key)
+        secret = cached_secret(self.secrets, key)
         leftovers = leftovers_in(secret)
         if secret is None or not leftovers:
             return None
-        if any([await self.is_still_there(each) for each in leftovers]):
+        if any([await self.has_binding(each) for each in leftovers]):
             return None  # its going wakes us
         try:
-            access = access_in(
+            access = access_from_secret(
                 secret,
                 SecretReference(name_of(secret), namespace_of(secret) or ""),
                 allow_loopback=self.allow_loopback,
             )
-        except Fault as fault:
+        except BindingError as fault:
             raise Terminal(fault.reason, fault.message) from fault
-        async with self.opened(access) as physical:
-            left, objects = await swept(physical, leftovers)
+        async with self.physical_client(access) as physical:
+            left, objects = await remove_leftovers(physical, leftovers)
         if left != leftovers:
-            await forget(self.manager.client, secret, left)
-            self.tell(secret, [each for each in leftovers if each not in left])
+            await update_leftovers(self.manager.client, secret, left)
+            self.record_removal(secret, [each for each in leftovers if each not in left])
         if left and not objects:
             log.warning("another cluster answers than the one that was left", secret=key, server=access.server)
             return Result(requeue_after=RECHECK_SECONDS)
-        return Result(requeue_after=LINGERING_SECONDS) if left else None
+        return Result(requeue_after=CLEANUP_POLL_INTERVAL) if left else None
 
-    async def is_still_there(self, leftover: Leftover) -> bool:
+    async def has_binding(self, leftover: Leftover) -> bool:
         """Whether the binding has yet to go."""
         binding = await self.manager.client.find(CLUSTER_BINDINGS, leftover.binding)
         return binding is not None and uid_of(binding) == leftover.uid
 
-    def opened(self, access: Access) -> Client:
+    def physical_client(self, access: Access) -> Client:
         """A client of the physical cluster that writes only while the manager leads."""
         fence = self.manager.elector.fence if self.manager.elector else None
         return Client(self.connect(access), fence=fence, audit=self.manager.audit, identity=self.manager.identity)
 
-    def tell(self, secret: Object, done: Iterable[Leftover]) -> None:
+    def record_removal(self, secret: Object, done: Iterable[Leftover]) -> None:
         for each in done:
             log.info("removed what was left", secret=key_of(secret), binding=each.binding, cluster=each.identity)
-            self.manager.events.normal(of_resource(SECRETS, secret), "LeftoversRemoved", f"{each} is gone")
+            self.manager.events.normal(with_type_meta(SECRETS, secret), "LeftoversRemoved", f"{each} is gone")

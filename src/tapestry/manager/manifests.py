@@ -51,14 +51,16 @@ class Manifest:
         return self.resource, key_of(self.object)
 
 
-def manifests(templates: Templates, values: Values, scopes: Collection[Scope]) -> list[Manifest]:
+def syncer_manifests(templates: Templates, values: Values, scopes: Collection[Scope]) -> list[Manifest]:
     """Everything that one syncer consists of, exactly one Deployment among it; raises TemplateError.
 
     Nothing may be outside `scopes`, for only there do we notice when somebody changes it; a kind that has no scope at
     all is left out.
     """
     found = [
-        manifest(file, obj, scopes) for file in sorted(templates) for obj in objects(file, templates[file], values)
+        checked_manifest(file, obj, scopes)
+        for file in sorted(templates)
+        for obj in rendered_objects(file, templates[file], values)
     ]
     if (count := sum(each.resource is DEPLOYMENTS for each in found)) != 1:
         raise TemplateError(f"{', '.join(sorted(templates)) or 'no file'}: {count} Deployments; one is needed")
@@ -66,7 +68,7 @@ def manifests(templates: Templates, values: Values, scopes: Collection[Scope]) -
     return [each for each in found if each.resource in made]
 
 
-def manifest(file: str, obj: Object, scopes: Collection[Scope]) -> Manifest:
+def checked_manifest(file: str, obj: Object, scopes: Collection[Scope]) -> Manifest:
     kind, name = f"{obj.get('apiVersion')} {obj.get('kind')}", value_at(obj, "metadata", "name")
     resource = next((each for each in KINDS if f"{each.api_version} {each.kind}" == kind), None)
     if resource is None:
@@ -82,10 +84,10 @@ def manifest(file: str, obj: Object, scopes: Collection[Scope]) -> Manifest:
     return Manifest(resource, obj)
 
 
-def objects(file: str, text: str, values: Values) -> Iterator[Object]:
+def rendered_objects(file: str, text: str, values: Values) -> Iterator[Object]:
     """The documents of a template, filled in."""
     for document in documents(file, text):
-        yield filled(document, values, file, "")
+        yield rendered_value(document, values, file, "")
 
 
 @lru_cache(maxsize=64)
@@ -101,11 +103,11 @@ def documents(file: str, text: str) -> list[Object]:
     return found
 
 
-def filled(value: Any, values: Values, file: str, path: str) -> Any:
+def rendered_value(value: Any, values: Values, file: str, path: str) -> Any:
     if isinstance(value, str):
-        return filled_text(value, values, f"{file}: {path}")
+        return rendered_text(value, values, f"{file}: {path}")
     if isinstance(value, list):
-        return filled_list(value, values, file, path)
+        return rendered_list(value, values, file, path)
     if not isinstance(value, dict):
         return value
     found = {}
@@ -113,16 +115,16 @@ def filled(value: Any, values: Values, file: str, path: str) -> Any:
         place = f"{path}.{key}".lstrip(".")
         if not isinstance(key, str) or PLACEHOLDER.search(key):
             raise TemplateError(f"{file}: {place}: a key is text without placeholders")
-        new = filled(child, values, file, place)
+        new = rendered_value(child, values, file, place)
         if new is not None or child is None:
             found[key] = new
     return found
 
 
-def filled_list(items: list[Any], values: Values, file: str, path: str) -> list[Any]:
+def rendered_list(items: list[Any], values: Values, file: str, path: str) -> list[Any]:
     found: list[Any] = []
     for index, item in enumerate(items):
-        new = filled(item, values, file, f"{path}[{index}]")
+        new = rendered_value(item, values, file, f"{path}[{index}]")
         if isinstance(new, list) and isinstance(item, str):
             found.extend(new)
         elif new is not None:
@@ -130,7 +132,7 @@ def filled_list(items: list[Any], values: Values, file: str, path: str) -> list[
     return found
 
 
-def filled_text(text: str, values: Values, place: str) -> Any:
+def rendered_text(text: str, values: Values, place: str) -> Any:
     def value(name: str) -> Any:
         if name not in values:
             raise TemplateError(f"{place}: ${{{name}}} is unknown; known are: {', '.join(sorted(values))}")
@@ -141,20 +143,20 @@ def filled_text(text: str, values: Values, place: str) -> Any:
     return PLACEHOLDER.sub(lambda found: str(value(found[1])), text)
 
 
-def kept(wanted: Any, current: Any) -> Any:
+def with_server_additions(wanted: Any, current: Any) -> Any:
     """`wanted`, with what the server or others have added inside lists: there too we own only what we name.
 
     A merge patch replaces a list as a whole, so one that says at least what we want has to count as equal.
     """
     if isinstance(wanted, dict) and isinstance(current, dict):
-        return {key: kept(value, current.get(key)) for key, value in wanted.items()}
-    return with_additions(wanted, current) if isinstance(wanted, list) else wanted
+        return {key: with_server_additions(value, current.get(key)) for key, value in wanted.items()}
+    return with_list_additions(wanted, current) if isinstance(wanted, list) else wanted
 
 
-def with_additions(wanted: Any, current: Any) -> Any:
+def with_list_additions(wanted: Any, current: Any) -> Any:
     if isinstance(wanted, list) and isinstance(current, list) and len(wanted) == len(current):
-        return [with_additions(*pair) for pair in zip(wanted, current, strict=True)]
+        return [with_list_additions(*pair) for pair in zip(wanted, current, strict=True)]
     if isinstance(wanted, dict) and isinstance(current, dict):
-        found = {**current, **{key: with_additions(value, current.get(key)) for key, value in wanted.items()}}
+        found = {**current, **{key: with_list_additions(value, current.get(key)) for key, value in wanted.items()}}
         return {key: value for key, value in found.items() if value is not None}
     return wanted

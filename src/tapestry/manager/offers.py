@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 from tapestry.apis.policies import POLICY
-from tapestry.kube.crds import decode
+from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object
 
-USUAL = ("cpu", "ephemeral-storage", "memory", "pods")
+STANDARD_RESOURCES = ("cpu", "ephemeral-storage", "memory", "pods")
 """What every node has, also one that has yet to come."""
 TIME = r"(?:[01]\d|2[0-3]):[0-5]\d"
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -29,11 +29,11 @@ class Offer:
     grace_seconds: int | None = None
 
 
-FIRST = Offer(percent=50)
+DEFAULT_OFFER = Offer(percent=50)
 """What is lent, always, unless the owner says more."""
 
 
-def percent(text: str) -> int:
+def parse_percent(text: str) -> int:
     """`50%` as a number; raises ValueError."""
     found = PERCENT.fullmatch(text)
     if found is None or int(found[1]) > 100:
@@ -41,12 +41,12 @@ def percent(text: str) -> int:
     return int(found[1])
 
 
-def windows(texts: Sequence[str]) -> tuple[Object, ...] | None:
+def parse_windows(texts: Sequence[str]) -> tuple[Object, ...] | None:
     """Windows as in `22:00-06:00 Mon,Tue`; `always` is the offer without any, and no text is no offer."""
-    return tuple(window(text) for text in texts if text != "always") if texts else None
+    return tuple(parse_window(text) for text in texts if text != "always") if texts else None
 
 
-def window(text: str) -> Object:
+def parse_window(text: str) -> Object:
     if (found := WINDOW.fullmatch(text.strip())) is None:
         raise ValueError(f'{text!r} is not a window; write it as "22:00-06:00", "22:00-06:00 Mon,Tue" or "always"')
     days = {"days": found["days"].split(",")} if found["days"] else {}
@@ -55,7 +55,7 @@ def window(text: str) -> Object:
 
 def policy_spec(cluster: str, offer: Offer, resources: Iterable[str]) -> Object:
     """What the offer says, as part of a policy's spec; a limit for each resource, for one without is lent whole."""
-    limited = sorted({*USUAL, *resources}) if offer.percent is not None else None
+    limited = sorted({*STANDARD_RESOURCES, *resources}) if offer.percent is not None else None
     spec = {
         "cluster": cluster,
         "timeWindows": list(offer.windows) if offer.windows is not None else None,
@@ -67,9 +67,9 @@ def policy_spec(cluster: str, offer: Offer, resources: Iterable[str]) -> Object:
     return {field: value for field, value in spec.items() if value is not None}
 
 
-def check(offer: Offer) -> None:
+def validate_offer(offer: Offer) -> None:
     """Raises ValueError, naming the field of the policy, for an offer that no policy can make."""
-    decode(POLICY, {"spec": policy_spec("any", offer, ())})
+    decode_spec(POLICY, {"spec": policy_spec("any", offer, ())})
     if offer.time_zone:
         try:
             ZoneInfo(offer.time_zone)

@@ -7,11 +7,11 @@ a second run, and what a run does not mention stays as it is.
 from dataclasses import dataclass
 
 from tapestry.apis import keys
-from tapestry.apis.mounts import LEVELS, enforced_level, safeguards_of, stricter
-from tapestry.kube.objects import Object, labels_of, named, value_at
-from tapestry.kube.quantity import QuantityError, floored, parse
+from tapestry.apis.mount_labels import LEVELS, enforced_level, safeguards_of, stricter_level
+from tapestry.kube.objects import Object, labels_of, object_named, value_at
+from tapestry.kube.quantity import QuantityError, floored, parse_quantity
 from tapestry.kube.resources import NETWORK_POLICIES, RESOURCE_QUOTAS
-from tapestry.manager.steps import Cluster
+from tapestry.manager.join_steps import Cluster
 
 DEFAULT_LEVEL = "baseline"
 NONE = "none"
@@ -37,19 +37,19 @@ class Safeguards:
     """Whether volumes may cross without admission policies that limit them."""
 
 
-def check(asked: Safeguards) -> None:
+def validate_safeguards(safeguards: Safeguards) -> None:
     """Raises ValueError, naming the option, for what no cluster can set up."""
-    if asked.pod_security is not None and asked.pod_security not in LEVELS:
-        raise ValueError(f"--pod-security: {asked.pod_security!r} is not one of {', '.join(LEVELS)}")
-    totals(asked)
+    if safeguards.pod_security is not None and safeguards.pod_security not in LEVELS:
+        raise ValueError(f"--pod-security: {safeguards.pod_security!r} is not one of {', '.join(LEVELS)}")
+    totals(safeguards)
 
 
-def totals(asked: Safeguards) -> dict[str, str | None]:
+def totals(safeguards: Safeguards) -> dict[str, str | None]:
     """The totals of a ResourceQuota that are asked for, by resource; None removes one.  Raises ValueError."""
     given = {
-        "requests.cpu": ("--max-cpu", asked.max_cpu),
-        "requests.memory": ("--max-memory", asked.max_memory),
-        "pods": ("--max-pods", asked.max_pods),
+        "requests.cpu": ("--max-cpu", safeguards.max_cpu),
+        "requests.memory": ("--max-memory", safeguards.max_memory),
+        "pods": ("--max-pods", safeguards.max_pods),
     }
     found: dict[str, str | None] = {}
     for resource, (option, text) in given.items():
@@ -62,7 +62,7 @@ def totals(asked: Safeguards) -> dict[str, str | None]:
 def total(option: str, resource: str, text: str) -> str:
     """An amount as an API server writes it, so that a second run finds nothing to change."""
     try:
-        amount = parse(text)
+        amount = parse_quantity(text)
     except QuantityError as error:
         raise ValueError(f"{option}: {error}; give an amount such as 8, or {NONE}") from None
     if amount.nano < 0 or floored(resource, amount) != amount:
@@ -73,51 +73,51 @@ def total(option: str, resource: str, text: str) -> str:
 # -- the mount namespace
 
 
-def level_for(namespace: Object | None, asked: str | None) -> str:
+def level_for(namespace: Object | None, requested: str | None) -> str:
     """The level to enforce: what the namespace has already, unless the owner asks for a stricter one."""
     current = enforced_level(namespace)
     if current is None:
-        return asked or DEFAULT_LEVEL
-    if asked is None or asked == current or stricter(asked, current) == current:
+        return requested or DEFAULT_LEVEL
+    if requested is None or requested == current or stricter_level(requested, current) == current:
         return labels_of(namespace)[keys.POD_SECURITY_ENFORCE] if namespace is not None else current
-    return asked
+    return requested
 
 
 # -- quota and network policy
 
 
-async def have_quota(name: str, mount: str, marks: dict[str, str], asked: Safeguards, physical: Cluster) -> bool:
+async def apply_quota(name: str, mount: str, labels: dict[str, str], safeguards: Safeguards, physical: Cluster) -> bool:
     """Have the ResourceQuota with the totals that were given, now or earlier; returns whether there is one."""
-    given = totals(asked)
-    current = await physical.settled(RESOURCE_QUOTAS, named(name, mount))
+    given = totals(safeguards)
+    current = await physical.wait_for_stable(RESOURCE_QUOTAS, object_named(name, mount))
     hard = {**value_at(current, "spec", "hard", default={}), **given}
     if all(total is None for total in hard.values()):
         if current is not None:
             await physical.remove(RESOURCE_QUOTAS, current)
         return False
-    metadata = {"name": name, "namespace": mount, "labels": marks}
+    metadata = {"name": name, "namespace": mount, "labels": labels}
     wanted = given if current is not None else {resource: total for resource, total in given.items() if total}
-    await physical.have(RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": wanted}})
+    await physical.apply(RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": wanted}})
     return True
 
 
-async def have_network_policy(
-    name: str, mount: str, marks: dict[str, str], asked: Safeguards, namespace: Object | None, physical: Cluster
+async def apply_network_policy(
+    name: str, mount: str, labels: dict[str, str], safeguards: Safeguards, namespace: Object | None, physical: Cluster
 ) -> bool:
     """Have the NetworkPolicy, unless the owner declined it, now or earlier; returns whether there is one.
 
     One that is there keeps its rules unless `--ingress-from` is given.
     """
-    current = await physical.settled(NETWORK_POLICIES, named(name, mount))
-    declined = NO_NETWORK_POLICY in safeguards_of(namespace) if asked.network_policy is None else False
-    if asked.network_policy is False or (declined and asked.ingress_from is None):
+    current = await physical.wait_for_stable(NETWORK_POLICIES, object_named(name, mount))
+    declined = NO_NETWORK_POLICY in safeguards_of(namespace) if safeguards.network_policy is None else False
+    if safeguards.network_policy is False or (declined and safeguards.ingress_from is None):
         if current is not None:
             await physical.remove(NETWORK_POLICIES, current)
         return False
-    wanted: Object = {"metadata": {"name": name, "namespace": mount, "labels": marks}}
-    if current is None or asked.ingress_from is not None:
-        wanted["spec"] = network_rules(asked.ingress_from or ())
-    await physical.have(NETWORK_POLICIES, wanted)
+    wanted: Object = {"metadata": {"name": name, "namespace": mount, "labels": labels}}
+    if current is None or safeguards.ingress_from is not None:
+        wanted["spec"] = network_rules(safeguards.ingress_from or ())
+    await physical.apply(NETWORK_POLICIES, wanted)
     return True
 
 

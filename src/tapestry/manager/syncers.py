@@ -14,14 +14,21 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, ClusterBindingSpec
-from tapestry.apis.names import syncer_election, syncer_name
-from tapestry.apis.rights import SYNCER_HOME, SYNCER_KUBECONFIG, SYNCER_ROLE, Place, placed, rules
+from tapestry.apis.names import syncer_lease_name, syncer_name
+from tapestry.apis.permissions import (
+    SYNCER_KUBECONFIG,
+    SYNCER_LEADER_ELECTION,
+    SYNCER_ROLE,
+    Placeholder,
+    policy_rules,
+    with_names,
+)
 from tapestry.client.client import Client
 from tapestry.client.options import Propagation
 from tapestry.controller import Informer
-from tapestry.kube.crds import decode
+from tapestry.kube.crds import decode_spec
 from tapestry.kube.errors import AlreadyExists, BadRequest, Forbidden, Invalid, NotFound
-from tapestry.kube.names import label_value
+from tapestry.kube.names import safe_label_value
 from tapestry.kube.objects import (
     Object,
     is_deleting,
@@ -33,13 +40,22 @@ from tapestry.kube.objects import (
     uid_of,
     value_at,
 )
-from tapestry.kube.quantity import parse
+from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import DEPLOYMENTS, SERVICE_ACCOUNTS, Resource
+from tapestry.manager.binding_errors import BindingError, RetryPolicy
 from tapestry.manager.config import BindingsConfig, SyncerSettings
-from tapestry.manager.faults import Fault, Patience
-from tapestry.manager.manifests import KINDS, Manifest, Scope, TemplateError, Templates, Values, kept, manifests
+from tapestry.manager.manifests import (
+    KINDS,
+    Manifest,
+    Scope,
+    TemplateError,
+    Templates,
+    Values,
+    syncer_manifests,
+    with_server_additions,
+)
 
-RUNNING = (SERVICE_ACCOUNTS, DEPLOYMENTS)
+DEPLOYED_RESOURCES = (SERVICE_ACCOUNTS, DEPLOYMENTS)
 """What goes to the cluster where syncers run; the rest stays in the virtual cluster."""
 KUBECONFIG_FOLDER = "/etc/tapestry/kubeconfig"
 
@@ -47,7 +63,7 @@ BY_BINDING = "binding"
 """The index of a cache by the UID of the binding."""
 
 
-def templates_in(folder: Traversable) -> Templates:
+def load_templates(folder: Traversable) -> Templates:
     """The templates in a folder; raises OSError, or TemplateError where there are none."""
     found = {each.name: each.read_text("utf-8") for each in folder.iterdir() if each.name.endswith((".yaml", ".yml"))}
     if not found:
@@ -55,13 +71,13 @@ def templates_in(folder: Traversable) -> Templates:
     return found
 
 
-def packaged(name: str) -> Traversable:
+def packaged_templates(name: str) -> Traversable:
     """The folder of our own templates for the syncer, or for the manager."""
     return files("tapestry.manager") / "templates" / name
 
 
 @dataclass(frozen=True)
-class Syncers:
+class SyncerDeployer:
     """Makes, mends and finds what runs the syncers."""
 
     config: BindingsConfig
@@ -71,7 +87,7 @@ class Syncers:
     """Where each kind lives."""
     caches: Mapping[Scope, Informer]
     """Of each kind that is made, in each place where it may be."""
-    elsewhere: bool
+    is_remote: bool
     """Whether syncers run in another cluster than the bindings."""
 
     async def ensure(self, binding: Object, wanted: Sequence[Manifest]) -> Object:
@@ -79,49 +95,49 @@ class Syncers:
 
         Writes nothing where all is well.  Raises a Fault that people have to see to.
         """
-        current = [await self.converged(each, binding) for each in wanted]
+        current = [await self.apply_manifest(each, binding) for each in wanted]
         names = {each.key for each in wanted}
-        for resource, obj in self.cached(uid_of(binding)):
+        for resource, obj in self.cached_objects(uid_of(binding)):
             if (resource, key_of(obj)) not in names and not is_deleting(obj):
                 await self.remove(resource, obj)
         return next(obj for each, obj in zip(wanted, current, strict=True) if each.resource is DEPLOYMENTS)
 
-    def lack(self, wanted: Sequence[Manifest]) -> bool:
+    def has_missing(self, wanted: Sequence[Manifest]) -> bool:
         """Whether something has to be made, as far as the caches know."""
-        return any(self.last_seen(each) is None for each in wanted)
+        return any(self.cached_object(each) is None for each in wanted)
 
-    def last_seen(self, manifest: Manifest) -> Object | None:
+    def cached_object(self, manifest: Manifest) -> Object | None:
         namespace = manifest.object["metadata"].get("namespace")
         return self.caches[manifest.resource, namespace].store.get(key_of(manifest.object))
 
-    def wanted(self, binding: Object) -> list[Manifest]:
+    def desired_manifests(self, binding: Object) -> list[Manifest]:
         """What the syncer of a binding consists of; raises a Fault, or InvalidSpec."""
-        spec = decode(CLUSTER_BINDING, binding)
+        spec = decode_spec(CLUSTER_BINDING, binding)
         try:
-            found = manifests(self.templates(), values(binding, spec, self.config), self.caches)
+            found = syncer_manifests(self.templates(), template_values(binding, spec, self.config), self.caches)
         except (TemplateError, OSError) as error:
-            raise failed(str(error)) from error
-        return [self.marked(each, binding, spec) for each in found]
+            raise syncer_error(str(error)) from error
+        return [self.with_owner_metadata(each, binding, spec) for each in found]
 
-    def marked(self, manifest: Manifest, binding: Object, spec: ClusterBindingSpec) -> Manifest:
+    def with_owner_metadata(self, manifest: Manifest, binding: Object, spec: ClusterBindingSpec) -> Manifest:
         """The object with what says whose it is; a template has no say in that."""
         metadata = manifest.object["metadata"]
         labels = {
             **(metadata.get("labels") or {}),
             keys.MANAGED_BY: keys.TAPESTRY,
-            keys.CLUSTER_BINDING: label_value(name_of(binding)),
+            keys.CLUSTER_BINDING: safe_label_value(name_of(binding)),
             keys.CLUSTER_BINDING_UID: uid_of(binding),
             keys.PHYSICAL_CLUSTER_ID: spec.cluster_id,
         }
         marks: Object = {"labels": labels}
-        if not self.elsewhere:
+        if not self.is_remote:
             marks["ownerReferences"] = [owner_reference(binding, block_deletion=False)]
         return Manifest(manifest.resource, {**manifest.object, "metadata": {**metadata, **marks}})
 
-    async def converged(self, manifest: Manifest, binding: Object) -> Object:
+    async def apply_manifest(self, manifest: Manifest, binding: Object) -> Object:
         resource, wanted = manifest.resource, manifest.object
         client, namespace = self.clients[resource], wanted["metadata"].get("namespace")
-        current = self.last_seen(manifest)
+        current = self.cached_object(manifest)
         try:
             if current is None:
                 try:
@@ -129,20 +145,20 @@ class Syncers:
                 except AlreadyExists:  # the cache has yet to see it, or does not show it: it is not labelled as ours
                     current = await client.get(resource, name_of(wanted), namespace)
                 except NotFound as error:
-                    raise failed(f"{error}; is there a namespace {namespace}?") from error
+                    raise syncer_error(f"{error}; is there a namespace {namespace}?") from error
             if not self.is_ours(current, binding):
                 whose = f"{resource.kind} {key_of(wanted)} does not belong to this binding"
-                raise failed(f"{whose}; delete it, or make the binding anew with another clusterID", "NameTaken")
-            return await client.converge(resource, current, kept(wanted, current))
+                raise syncer_error(f"{whose}; delete it, or make the binding anew with another clusterID", "NameTaken")
+            return await client.converge(resource, current, with_server_additions(wanted, current))
         except (Invalid, Forbidden, BadRequest) as error:
-            raise failed(str(error)) from error
+            raise syncer_error(str(error)) from error
 
     def is_ours(self, obj: Object, binding: Object) -> bool:
-        if self.elsewhere:
+        if self.is_remote:
             return labels_of(obj).get(keys.CLUSTER_BINDING_UID) == uid_of(binding)
         return is_owned_by(obj, binding)
 
-    def cached(self, uid: str) -> list[tuple[Resource, Object]]:
+    def cached_objects(self, uid: str) -> list[tuple[Resource, Object]]:
         """What there is of a binding's syncer, as far as the caches know."""
         return [
             (resource, obj)
@@ -150,7 +166,7 @@ class Syncers:
             for obj in informer.store.by(BY_BINDING, uid)
         ]
 
-    async def live(self, binding: Object) -> list[tuple[Resource, Object]]:
+    async def live_objects(self, binding: Object) -> list[tuple[Resource, Object]]:
         """What there is of a binding's syncer, asked anew; by its label, and a Deployment also by its usual name."""
         found = [
             (resource, obj)
@@ -167,12 +183,12 @@ class Syncers:
         return found
 
     async def remove(self, resource: Resource, obj: Object) -> None:
-        await self.clients[resource].remove(resource, obj, propagation=Propagation.BACKGROUND)
+        await self.clients[resource].delete_if_exists(resource, obj, propagation=Propagation.BACKGROUND)
 
 
-def failed(message: str, reason: str = "SyncerFailed") -> Fault:
+def syncer_error(message: str, reason: str = "SyncerFailed") -> BindingError:
     """Tried again now and then: a folder or a stranger's object may change where we do not watch."""
-    return Fault(reason, message, condition="SyncerReady", patience=Patience.RECHECK)
+    return BindingError(reason, message, condition="SyncerReady", retry=RetryPolicy.ON_RECHECK)
 
 
 def binding_uid_of(obj: Object) -> list[str]:
@@ -183,24 +199,24 @@ def binding_uid_of(obj: Object) -> list[str]:
 def scopes(config: BindingsConfig) -> list[Scope]:
     """The kinds that are made, and the places where each may be."""
     found: list[Scope] = []
-    for resource in RUNNING if config.deploy_kubeconfig else KINDS:
+    for resource in DEPLOYED_RESOURCES if config.deploy_kubeconfig else KINDS:
         if not resource.namespaced:
             found.append((resource, None))
-        elif resource in RUNNING:
+        elif resource in DEPLOYED_RESOURCES:
             found.append((resource, config.namespace))
         else:
             found += [(resource, namespace) for namespace in sorted(config.secret_namespaces)]
     return found
 
 
-def values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) -> Values:
+def template_values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) -> Values:
     """What the placeholders of a template stand for."""
     name, settings = name_of(binding), config.syncer
     places = {
-        Place.HOME: config.namespace,
-        Place.ELECTION: syncer_election(name),
-        Place.KUBECONFIGS: spec.secret_ref.namespace,
-        Place.KUBECONFIG: spec.secret_ref.name,
+        Placeholder.MANAGER_NAMESPACE: config.namespace,
+        Placeholder.SYNCER_LEASE: syncer_lease_name(name),
+        Placeholder.KUBECONFIG_NAMESPACE: spec.secret_ref.namespace,
+        Placeholder.KUBECONFIG_SECRET: spec.secret_ref.name,
     }
     return {
         "name": syncer_name(spec.cluster_id),
@@ -212,11 +228,11 @@ def values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) ->
         "secretNamespace": spec.secret_ref.namespace,
         "kubeconfigNamespaces": ",".join(sorted(config.secret_namespaces)),
         "clusterRole": SYNCER_ROLE,
-        "homeRules": rules(placed(SYNCER_HOME, places)),
-        "kubeconfigRules": rules(placed(SYNCER_KUBECONFIG, places)),
+        "homeRules": policy_rules(with_names(SYNCER_LEADER_ELECTION, places)),
+        "kubeconfigRules": policy_rules(with_names(SYNCER_KUBECONFIG, places)),
         "image": settings.image,
         "replicas": settings.replicas,
-        "resources": canonical(settings),
+        "resources": canonical_resources(settings),
         "priorityClassName": settings.priority_class_name or None,
         "loopbackArgs": ["--allow-loopback"] if config.allow_loopback else None,
         "extraArgs": settings.args,
@@ -224,10 +240,10 @@ def values(binding: Object, spec: ClusterBindingSpec, config: BindingsConfig) ->
     }
 
 
-def canonical(settings: SyncerSettings) -> dict[str, dict[str, str]]:
+def canonical_resources(settings: SyncerSettings) -> dict[str, dict[str, str]]:
     """Requests and limits as a server writes them, so that what it shows equals what we want."""
     return {
-        part: {name: str(parse(amount)) for name, amount in amounts.items()}
+        part: {name: str(parse_quantity(amount)) for name, amount in amounts.items()}
         for part, amounts in settings.resources.items()
     }
 

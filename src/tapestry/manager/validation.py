@@ -8,39 +8,39 @@ from collections.abc import Iterable, Iterator
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, ClusterBindingSpec
-from tapestry.apis.names import syncer_election
-from tapestry.kube.crds import InvalidSpec, decode
+from tapestry.apis.names import syncer_lease_name
+from tapestry.kube.crds import InvalidSpec, decode_spec
 from tapestry.kube.names import SUBDOMAIN_LIMIT
 from tapestry.kube.objects import Object, annotations_of, name_of, uid_of, value_at
-from tapestry.manager.faults import Fault, Patience
+from tapestry.manager.binding_errors import BindingError, RetryPolicy
 
-LONGEST_NAME = SUBDOMAIN_LIMIT - len(syncer_election(""))
+MAX_NAME_LENGTH = SUBDOMAIN_LIMIT - len(syncer_lease_name(""))
 
 
-def checked_spec(binding: Object, others: Iterable[Object], secret_namespaces: Iterable[str]) -> ClusterBindingSpec:
+def validated_spec(binding: Object, others: Iterable[Object], secret_namespaces: Iterable[str]) -> ClusterBindingSpec:
     """The spec of a binding that may be served, as far as it alone can tell; raises a Fault that waits for a change."""
     try:
-        spec = decode(CLUSTER_BINDING, binding)
+        spec = decode_spec(CLUSTER_BINDING, binding)
     except InvalidSpec as error:
-        raise Fault("ValidationFailed", str(error)) from error
-    if found := "; ".join(complaints(name_of(binding), spec)):
-        raise Fault("ValidationFailed", found)
+        raise BindingError("ValidationFailed", str(error)) from error
+    if found := "; ".join(spec_errors(name_of(binding), spec)):
+        raise BindingError("ValidationFailed", found)
     rivals = [other for other in others if value_at(other, "spec", "clusterID") == spec.cluster_id]
-    if (holder := first_of(binding, rivals)) is not binding:
+    if (holder := preferred_binding(binding, rivals)) is not binding:
         held = f"spec.clusterID: {spec.cluster_id} belongs to ClusterBinding {name_of(holder)}"
-        raise Fault("DuplicateClusterID", f"{held}; make this one anew with another")
+        raise BindingError("DuplicateClusterID", f"{held}; make this one anew with another")
     allowed = sorted(secret_namespaces)
     if spec.secret_ref.namespace not in allowed:
         where = f"spec.secretRef.namespace: {spec.secret_ref.namespace} is not one of {', '.join(allowed)}"
         message = f"{where}; move the Secret, or start the manager with --kubeconfig-namespace"
-        raise Fault("SecretNamespaceNotAllowed", message, condition="Connected")
+        raise BindingError("SecretNamespaceNotAllowed", message, condition="Connected")
     return spec
 
 
-def complaints(name: str, spec: ClusterBindingSpec) -> Iterator[str]:
+def spec_errors(name: str, spec: ClusterBindingSpec) -> Iterator[str]:
     """What is wrong with a spec that has the right shape, each with its path."""
-    if len(name) > LONGEST_NAME:
-        yield f"metadata.name: {len(name)} characters are over {LONGEST_NAME}"
+    if len(name) > MAX_NAME_LENGTH:
+        yield f"metadata.name: {len(name)} characters are over {MAX_NAME_LENGTH}"
     if not spec.mount_namespace:
         yield "spec.mountNamespace: is required; name the namespace below where everything of ours is to live"
 
@@ -53,16 +53,16 @@ def check_identity(binding: Object, identity: str, others: Iterable[Object]) -> 
             f"the cluster behind the kubeconfig is {identity}, and {pinned} was bound; "
             f"if that is meant, annotate the binding with {keys.APPROVE_IDENTITY}={identity}"
         )
-        raise Fault("IdentityChanged", message, condition="Connected", patience=Patience.RECHECK)
+        raise BindingError("IdentityChanged", message, condition="Connected", retry=RetryPolicy.ON_RECHECK)
     holders = [other for other in others if value_at(other, "status", "identity") == identity]
-    if holders and (pinned != identity or first_of(binding, holders) is not binding):
+    if holders and (pinned != identity or preferred_binding(binding, holders) is not binding):
         message = f"cluster {identity} is bound by ClusterBinding {name_of(holders[0])} already; delete one of the two"
-        raise Fault("DuplicateCluster", message, condition="Connected", patience=Patience.RECHECK)
+        raise BindingError("DuplicateCluster", message, condition="Connected", retry=RetryPolicy.ON_RECHECK)
 
 
-def first_of(binding: Object, rivals: Iterable[Object]) -> Object:
+def preferred_binding(binding: Object, others: Iterable[Object]) -> Object:
     """Of several bindings that want the same, the one that may have it."""
-    return min((binding, *rivals), key=precedence)
+    return min((binding, *others), key=precedence)
 
 
 def precedence(binding: Object) -> tuple[bool, str, str]:

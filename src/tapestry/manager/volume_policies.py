@@ -15,7 +15,7 @@ import msgspec
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import AllowedVolumes
-from tapestry.client.discovery import serves
+from tapestry.client.discovery import is_served
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.names import HASH_LENGTH
 from tapestry.kube.objects import Object, name_of
@@ -27,7 +27,7 @@ from tapestry.kube.resources import (
     PODS,
     Resource,
 )
-from tapestry.manager.steps import Cluster, JoinError, listed
+from tapestry.manager.join_steps import Cluster, JoinError, list_or_empty
 
 SECRET_REFERENCES = (
     *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
@@ -39,7 +39,7 @@ DELETES, CREATES = 'request.operation == "DELETE"', 'request.operation == "CREAT
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class SyncerAccount:
     """The account that the policies are about, and what is its own."""
 
     name: str
@@ -49,7 +49,7 @@ class Account:
 
 async def check_volumes(binding: str, allowed: AllowedVolumes, physical: Cluster, *, are_trusted: bool) -> None:
     """Raises JoinError where volumes are to cross and nothing could limit them to ours."""
-    if not allowed.drivers or are_trusted or await serves(physical.client, ADMISSION_POLICIES):
+    if not allowed.drivers or are_trusted or await is_served(physical.client, ADMISSION_POLICIES):
         return
     raise JoinError(
         f"ClusterBinding {binding} allows volumes, and the physical cluster has no ValidatingAdmissionPolicy "
@@ -58,11 +58,11 @@ async def check_volumes(binding: str, allowed: AllowedVolumes, physical: Cluster
     )
 
 
-async def have_volume_policies(
-    account: Account, allowed: AllowedVolumes, level: str | None, labels: dict[str, str], physical: Cluster
+async def apply_volume_policies(
+    account: SyncerAccount, allowed: AllowedVolumes, level: str | None, labels: dict[str, str], physical: Cluster
 ) -> list[tuple[Resource, str]]:
     """Have the policies, where the API server has any; returns what there is of them, by kind and name."""
-    if not await serves(physical.client, ADMISSION_POLICIES):
+    if not await is_served(physical.client, ADMISSION_POLICIES):
         return []
     note = f"allows volumes of {', '.join(allowed.drivers)}"
     if allowed.volume_handles:
@@ -70,17 +70,17 @@ async def have_volume_policies(
     about_volumes = ADMISSION_POLICIES, admission_policy_name(account.name, PERSISTENT_VOLUMES)
     wanted = volume_policies(account, allowed, level, labels)
     for resource, obj in wanted:
-        await physical.have(resource, obj, note=note if (resource, name_of(obj)) == about_volumes else "")
+        await physical.apply(resource, obj, note=note if (resource, name_of(obj)) == about_volumes else "")
     return [(resource, name_of(obj)) for resource, obj in wanted]
 
 
-async def drop_volume_policies(kept: list[tuple[Resource, str]], labels: dict[str, str], physical: Cluster) -> None:
+async def remove_stale_policies(current: list[tuple[Resource, str]], labels: dict[str, str], physical: Cluster) -> None:
     """Remove policies that limit nothing any more; whoever may not see them has made none."""
     selector = ",".join(f"{key}={value}" for key, value in labels.items())
     with suppress(Forbidden):
         for resource in (ADMISSION_POLICY_BINDINGS, ADMISSION_POLICIES):
-            for obj in await listed(physical, resource, selector):
-                if (resource, name_of(obj)) not in kept:
+            for obj in await list_or_empty(physical, resource, selector):
+                if (resource, name_of(obj)) not in current:
                     await physical.remove(resource, obj)
 
 
@@ -88,7 +88,7 @@ async def drop_volume_policies(kept: list[tuple[Resource, str]], labels: dict[st
 
 
 def volume_policies(
-    account: Account, allowed: AllowedVolumes, level: str | None, labels: dict[str, str]
+    account: SyncerAccount, allowed: AllowedVolumes, level: str | None, labels: dict[str, str]
 ) -> list[tuple[Resource, Object]]:
     """The policies and their bindings, in the order in which they are created; `level` is of Pod Security."""
     rules: dict[Resource, list[Object]] = {}
@@ -97,15 +97,15 @@ def volume_policies(
     if allowed.drivers:
         rules[PERSISTENT_VOLUMES] = list(volume_rules(account, allowed))
         rules[PERSISTENT_VOLUME_CLAIMS] = list(claim_rules(account))
-    return [each for resource, found in rules.items() for each in policy(account, resource, found, labels)]
+    return [each for resource, found in rules.items() for each in policy_objects(account, resource, found, labels)]
 
 
 def admission_policy_name(account: str, resource: Resource) -> str:
     return f"{account}-{resource.plural}"
 
 
-def policy(
-    account: Account, resource: Resource, rules: list[Object], labels: dict[str, str]
+def policy_objects(
+    account: SyncerAccount, resource: Resource, rules: list[Object], labels: dict[str, str]
 ) -> Iterator[tuple[Resource, Object]]:
     name, is_compared = admission_policy_name(account.name, resource), resource is not PODS
     user = f"system:serviceaccount:{account.mount}:{account.name}"
@@ -121,7 +121,7 @@ def policy(
         "failurePolicy": "Fail",
         **({"paramKind": volumes} if is_compared else {}),
         "matchConstraints": {"resourceRules": [matched]},
-        "matchConditions": [{"name": "syncer", "expression": f"request.userInfo.username == {text(user)}"}],
+        "matchConditions": [{"name": "syncer", "expression": f"request.userInfo.username == {cel_string(user)}"}],
         "validations": rules,
     }
     yield ADMISSION_POLICIES, {"metadata": {"name": name, "labels": labels}, "spec": spec}
@@ -142,75 +142,75 @@ def pod_rule() -> Object:
     }
 
 
-def volume_rules(account: Account, allowed: AllowedVolumes) -> Iterator[Object]:
+def volume_rules(account: SyncerAccount, allowed: AllowedVolumes) -> Iterator[Object]:
     yield from ownership_rules(account, "volume")
-    drivers = ", ".join(map(text, allowed.drivers))
-    yield rule(
+    drivers = ", ".join(map(cel_string, allowed.drivers))
+    yield validation_rule(
         f"has(object.spec.csi) && object.spec.csi.driver in [{drivers}]",
         f"spec.csi.driver: only volumes of the CSI drivers {', '.join(allowed.drivers)} are allowed",
     )
-    yield rule(
-        f"has(object.spec.claimRef) && object.spec.claimRef.namespace == {text(account.mount)}",
+    yield validation_rule(
+        f"has(object.spec.claimRef) && object.spec.claimRef.namespace == {cel_string(account.mount)}",
         f"spec.claimRef: the volume has to be reserved for a claim in namespace {account.mount}",
     )
     references = [
-        f"(!has(object.spec.csi.{field}) || object.spec.csi.{field}.namespace == {text(account.mount)})"
+        f"(!has(object.spec.csi.{field}) || object.spec.csi.{field}.namespace == {cel_string(account.mount)})"
         for field in SECRET_REFERENCES
     ]
-    yield rule(
+    yield validation_rule(
         f"has(object.spec.csi) && {' && '.join(references)}",
         f"spec.csi: Secrets have to be in namespace {account.mount}",
     )
     own = "object.spec.csi.volumeHandle"
     other = f"!has(params.spec.csi) || params.spec.csi.volumeHandle != {own}"
-    named = [f"{own}.matches({text(expression(pattern))})" for pattern in allowed.volume_handles]
-    yield rule(
+    named = [f"{own}.matches({cel_string(glob_to_regex(pattern))})" for pattern in allowed.volume_handles]
+    yield validation_rule(
         " || ".join(["params == null", "!has(object.spec.csi)", *named, other]),
         "spec.csi.volumeHandle: a volume that does not belong to this virtual cluster has that handle",
     )
 
 
-def claim_rules(account: Account) -> Iterator[Object]:
+def claim_rules(account: SyncerAccount) -> Iterator[Object]:
     yield from ownership_rules(account, "claim")
-    yield rule(
-        f"has(object.spec.volumeName) && object.spec.volumeName.matches({text(f'-[a-z2-7]{{{HASH_LENGTH}}}$')})",
+    yield validation_rule(
+        f"has(object.spec.volumeName) && object.spec.volumeName.matches({cel_string(f'-[a-z2-7]{{{HASH_LENGTH}}}$')})",
         "spec.volumeName: the claim has to name a volume of this virtual cluster",
     )
-    yield rule(
+    yield validation_rule(
         "params == null || !has(object.spec.volumeName) || object.spec.volumeName != params.metadata.name",
         "spec.volumeName: that volume does not belong to this virtual cluster",
     )
 
 
-def ownership_rules(account: Account, what: str) -> Iterator[Object]:
+def ownership_rules(account: SyncerAccount, what: str) -> Iterator[Object]:
     """What is there has to be ours before a change, and what is to be there afterwards."""
     yield {
-        "expression": f"{CREATES} || {is_ours('oldObject', account)}",
+        "expression": f"{CREATES} || {ownership_expression('oldObject', account)}",
         "message": f"only a {what} of this virtual cluster can be changed or deleted",
     }
     labels = f"metadata.labels: the {what} has to carry the labels of this virtual cluster"
-    yield rule(is_ours("object", account), labels)
+    yield validation_rule(ownership_expression("object", account), labels)
 
 
-def is_ours(variable: str, account: Account) -> str:
+def ownership_expression(variable: str, account: SyncerAccount) -> str:
     labels = f"{variable}.metadata.labels"
-    cluster, binding = text(keys.VIRTUAL_CLUSTER), text(keys.CLUSTER_BINDING_UID)
+    cluster, binding = cel_string(keys.VIRTUAL_CLUSTER), cel_string(keys.CLUSTER_BINDING_UID)
     return (
-        f"has({labels}) && {cluster} in {labels} && {labels}[{cluster}] == {text(account.virtual_cluster)}"
+        f"has({labels}) && {cluster} in {labels} && {labels}[{cluster}] == {cel_string(account.virtual_cluster)}"
         f" && {binding} in {labels}"
     )
 
 
-def rule(expression: str, message: str) -> Object:
+def validation_rule(expression: str, message: str) -> Object:
     """A validation of what is created or changed."""
     return {"expression": f"{DELETES} || {expression}", "message": message}
 
 
-def text(value: str) -> str:
+def cel_string(value: str) -> str:
     """A string literal of CEL."""
     return msgspec.json.encode(value).decode()
 
 
-def expression(pattern: str) -> str:
+def glob_to_regex(pattern: str) -> str:
     """A pattern of volume handles as a regular expression."""
     return "(?s)^" + ".*".join(map(re.escape, pattern.split("*"))) + "$"

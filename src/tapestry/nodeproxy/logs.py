@@ -17,23 +17,23 @@ from tapestry.client.client import Client
 from tapestry.client.logs import pod_log
 from tapestry.kube.errors import ApiError, Forbidden, NotFound, ServerError, TransportError, Unauthorized
 from tapestry.kube.objects import Object, key_of, name_of, namespace_of
-from tapestry.kube.pods import LISTS, containers_of
+from tapestry.kube.pods import CONTAINER_FIELDS, containers_of
 from tapestry.process.logs import logger
 from tapestry.process.metrics import NAMESPACE
 
 log = logger(__name__)
 
 OPTIONS = ("follow", "previous", "timestamps", "sinceSeconds", "sinceTime", "tailLines", "limitBytes", "stream")
-MOST = 64
+MAX_CONCURRENT_LOGS = 64
 """Logs that are read at once: each may hold a few MiB that its reader is too slow for."""
-LONGEST_MESSAGE = 4096
+MAX_MESSAGE_LENGTH = 4096
 """Characters of what a stranger says."""
 
-READ = Gauge("logs_read", "Logs of pods that are being read through this process.", namespace=NAMESPACE)
+LOGS_IN_PROGRESS = Gauge("logs_read", "Logs of pods that are being read through this process.", namespace=NAMESPACE)
 
 
 @dataclass(frozen=True)
-class Twins:
+class TwinLookup:
     """The pods of our virtual nodes and what runs for them below."""
 
     pod: Callable[[str], Object | None]
@@ -44,46 +44,48 @@ class Twins:
 
 
 @dataclass(frozen=True)
-class Logs:
+class LogRelay:
     """Reads the logs of twins, so many at once."""
 
-    twins: Twins
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST))
+    twins: TwinLookup
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_LOGS))
 
     async def relay(self, request: web.Request, pod: Object, container: str) -> web.StreamResponse:
         """Answer with the log of a container; raises what a kubelet would say where there is none."""
-        if all(each["name"] != container for each in containers_of(pod, LISTS)):
+        if all(each["name"] != container for each in containers_of(pod, CONTAINER_FIELDS)):
             raise web.HTTPNotFound(text=f'container "{container}" not found in pod "{name_of(pod)}"')
         twin = self.twins.twin(pod)
         if twin is None:
-            raise web.HTTPBadRequest(text=without_twin(pod))
-        if self.places.locked():
-            raise web.HTTPTooManyRequests(text=f"{MOST} logs are being read already; try again when one has ended")
-        async with self.places:
-            with READ.track_inprogress():
-                return await self.passed_on(request, pod, twin, container)
+            raise web.HTTPBadRequest(text=no_twin_message(pod))
+        if self.slots.locked():
+            raise web.HTTPTooManyRequests(
+                text=f"{MAX_CONCURRENT_LOGS} logs are being read already; try again when one has ended"
+            )
+        async with self.slots:
+            with LOGS_IN_PROGRESS.track_inprogress():
+                return await self.stream_log(request, pod, twin, container)
 
-    async def passed_on(self, request: web.Request, pod: Object, twin: Object, container: str) -> web.StreamResponse:
+    async def stream_log(self, request: web.Request, pod: Object, twin: Object, container: str) -> web.StreamResponse:
         answer, begun = web.StreamResponse(headers={"Content-Type": "text/plain"}), time.monotonic()
         try:
-            asked = options(request.query, container)
+            asked = log_query(request.query, container)
             async with pod_log(self.twins.physical, name_of(twin), namespace_of(twin), asked) as chunks:
                 await answer.prepare(request)
-                await write_all(answer, chunks)
+                await write_chunks(answer, chunks)
         except ApiError as error:
-            raise refusal(error, pod, twin) from error
+            raise kubelet_error(error, pod, twin) from error
         except TransportError as error:
             log.warning("log cut short", pod=key_of(pod), container=container, error=str(error))
             if not answer.prepared:
-                raise web.HTTPInternalServerError(text=unreachable(pod)) from error
-            cut(request)
+                raise web.HTTPInternalServerError(text=unreachable_message(pod)) from error
+            abort_response(request)
         finally:  # also where the reader left: of a log that is followed, that is the usual end
             if answer.prepared:
                 log.info("log read", pod=key_of(pod), container=container, seconds=round(time.monotonic() - begun, 3))
         return answer
 
 
-async def write_all(answer: web.StreamResponse, chunks: AsyncIterator[bytes]) -> None:
+async def write_chunks(answer: web.StreamResponse, chunks: AsyncIterator[bytes]) -> None:
     """Pass chunks on, each when the one before it has left; until they end, or whoever reads them does."""
     async for chunk in chunks:
         try:
@@ -92,33 +94,33 @@ async def write_all(answer: web.StreamResponse, chunks: AsyncIterator[bytes]) ->
             return
 
 
-def cut(request: web.Request) -> None:
+def abort_response(request: web.Request) -> None:
     """End an answer so that nobody takes it for complete."""
     if request.transport is not None:
         request.transport.abort()
 
 
-def options(query: Mapping[str, str], container: str) -> dict[str, str]:
+def log_query(query: Mapping[str, str], container: str) -> dict[str, str]:
     """What the physical API server is asked for."""
     return {"container": container, **{name: query[name] for name in OPTIONS if query.get(name)}}
 
 
-def without_twin(pod: Object) -> str:
+def no_twin_message(pod: Object) -> str:
     what = f'nothing runs for pod "{name_of(pod)}" in the physical cluster, not yet or no more'
     return f"{what}, so there is no log; `tapestry explain pod {key_of(pod)}` says why"
 
 
-def unreachable(pod: Object) -> str:
+def unreachable_message(pod: Object) -> str:
     node = pod["spec"]["nodeName"]
     return f"the physical cluster behind node {node} does not answer, and its logs cannot be had until it does"
 
 
-def refusal(error: ApiError, pod: Object, twin: Object) -> web.HTTPException:
+def kubelet_error(error: ApiError, pod: Object, twin: Object) -> web.HTTPException:
     """What the physical API server refuses, as a kubelet would say it of the virtual pod."""
-    said = error.message.replace(name_of(twin), name_of(pod))[:LONGEST_MESSAGE]
+    said = error.message.replace(name_of(twin), name_of(pod))[:MAX_MESSAGE_LENGTH]
     match error:
         case NotFound():
-            return web.HTTPBadRequest(text=without_twin(pod))
+            return web.HTTPBadRequest(text=no_twin_message(pod))
         case Forbidden():
             what = f"the syncer of node {pod['spec']['nodeName']} may not read logs in the physical cluster"
             todo = f"grant it `get pods/log` in namespace {namespace_of(twin)} there, or join the cluster again"

@@ -24,7 +24,7 @@ from tapestry.process.counters import Counter
 
 STDERR = "-"
 FLUSH_SECONDS = 0.2
-HEAVIEST = 64 << 20
+MAX_BUFFERED_BYTES = 64 << 20
 """Bytes of records, as far as their size is known, that may wait to be written."""
 CLOSE_SECONDS = 5.0
 
@@ -33,7 +33,7 @@ DROPPED = Counter("tapestry_audit_dropped_total", "Audit records lost to a full 
 log = logs.logger("tapestry.audit")
 
 
-class Write(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
+class WriteRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """One write: what was asked for, and what came of it as the `code` of the answer or the class of the `error`."""
 
     who: str
@@ -49,24 +49,24 @@ class Write(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=
     time: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
 
 
-class Audit:
+class AuditLog:
     """Owns the file at `path`, or stderr for `-`, and the thread that writes to it, until `close`.
 
     A path that cannot be opened raises OSError here, not when there is something to write.  A file that has reached
     `largest` bytes is moved away, to its name and the time, and of those `backups` are kept; 0 is no limit.
     """
 
-    def __init__(self, path: str, *, capacity: int = 10_000, largest: int = 0, backups: int = 0) -> None:
+    def __init__(self, path: str, *, capacity: int = 10_000, max_bytes: int = 0, backups: int = 0) -> None:
         self._path = path
         self._capacity = capacity
-        self._largest = largest
+        self._max_bytes = max_bytes
         self._backups = backups
-        self._weight = 0
-        self._file = opened(path)
+        self._buffered_bytes = 0
+        self._file = open_for_append(path)
         self._buffer: deque[object] = deque()
         self._unwritten = b""  # what a failing file has not taken; it goes first, so that no line is torn
         self._is_failing = False
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
@@ -78,26 +78,30 @@ class Audit:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def record(self, write: object, size: int = 0) -> None:
+    def record(self, entry: object, size: int = 0) -> None:
         """Never waits; any thread may call it.  After `close` everything is dropped.
 
         `write` is a Write, or whatever else makes a line of JSON; what is large says so.
         """
-        if len(self._buffer) >= self._capacity or self._closing.is_set() or self._weight + size > HEAVIEST:
+        if (
+            len(self._buffer) >= self._capacity
+            or self._closing.is_set()
+            or self._buffered_bytes + size > MAX_BUFFERED_BYTES
+        ):
             DROPPED.inc()
             return
-        self._weight += size
-        self._buffer.append(write)
+        self._buffered_bytes += size
+        self._buffer.append(entry)
         if not self._wake.is_set():
             self._wake.set()
 
     def flush(self) -> None:
         """Writes out what was recorded before the call; raises OSError, and keeps it, when the file refuses."""
-        with self._writing:
+        with self._write_lock:
             self._follow_rotation()
             self._write_out()  # what is left from before
-            self._unwritten = b"".join(msgspec.json.encode(write) + b"\n" for write in drained(self._buffer))
-            self._weight = 0
+            self._unwritten = b"".join(msgspec.json.encode(write) + b"\n" for write in drain(self._buffer))
+            self._buffered_bytes = 0
             self._write_out()
             self._rotate()
 
@@ -115,7 +119,7 @@ class Audit:
             self._try_to_flush()
         self._try_to_flush()
         DROPPED.inc(by=self._unwritten.count(b"\n") + len(self._buffer))
-        closed(self._file)
+        sync_and_close(self._file)
 
     def _try_to_flush(self) -> None:
         try:
@@ -133,7 +137,7 @@ class Audit:
             self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
 
     def _rotate(self) -> None:
-        if not self._largest or self._path == STDERR or os.fstat(self._file).st_size < self._largest:
+        if not self._max_bytes or self._path == STDERR or os.fstat(self._file).st_size < self._max_bytes:
             return
         path = Path(self._path)
         path.rename(path.with_name(f"{path.name}.{datetime.now(UTC):%Y-%m-%dT%H-%M-%S.%f}"))
@@ -149,23 +153,23 @@ class Audit:
                 return
         except FileNotFoundError:
             pass  # moved away, and nothing in its place yet
-        old, self._file = self._file, opened(self._path)
-        closed(old)
+        old, self._file = self._file, open_for_append(self._path)
+        sync_and_close(old)
 
 
-def opened(path: str) -> int:
+def open_for_append(path: str) -> int:
     """A descriptor that appends; a new file is for its owner only."""
     if path == STDERR:
         return os.dup(2)
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
-def closed(file: int) -> None:
+def sync_and_close(file: int) -> None:
     if stat.S_ISREG(os.fstat(file).st_mode):  # pipes and terminals cannot be synced
         os.fsync(file)
     os.close(file)
 
 
-def drained(buffer: deque[object]) -> list[object]:
+def drain(buffer: deque[object]) -> list[object]:
     """What is in the buffer now; records that other threads add meanwhile stay for the next time."""
     return [buffer.popleft() for _ in range(len(buffer))]

@@ -31,7 +31,7 @@ PREFIX = "TAPESTRY_"
 COMMAND_LINE = "command line"
 
 # msgspec's names of types, in the words of someone who writes YAML.
-WORDS = {
+TYPE_PHRASES = {
     "int": "a whole number",
     "float": "a number",
     "str": "a string",
@@ -62,23 +62,23 @@ class Setting:
     type: Any
 
 
-def load(struct_type: type[S], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> S:
+def load_config(struct_type: type[S], *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> S:
     """The configuration of a process; `flags` are nested or have dotted paths as keys, and None is not given."""
     known = settings(struct_type)
     values: dict[str, Any] = {}
     if file is not None:
-        for path, value in flat(parsed(file), known, str(file)):
-            values[path] = converted(value, known[path], str(file))
-    values |= from_environment(environ, known)
-    for path, value in flat(flags, known, COMMAND_LINE):
+        for path, value in flatten(read_yaml(file), known, str(file)):
+            values[path] = convert_value(value, known[path], str(file))
+    values |= environment_settings(environ, known)
+    for path, value in flatten(flags, known, COMMAND_LINE):
         if value is not None:
-            values[path] = converted(value, known[path], COMMAND_LINE)
-    return built(struct_type, values, known, "", None)
+            values[path] = convert_value(value, known[path], COMMAND_LINE)
+    return build_section(struct_type, values, known, "", None)
 
 
 def settings(struct_type: type[msgspec.Struct]) -> dict[str, Setting]:
     """Every setting of a configuration by its path, in the order of the fields."""
-    found = {setting.path: setting for setting in walk(struct_type, "", PREFIX)}
+    found = {setting.path: setting for setting in walk_settings(struct_type, "", PREFIX)}
     variables: dict[str, str] = {}
     for setting in found.values():
         other = variables.setdefault(setting.variable, setting.path)
@@ -87,14 +87,14 @@ def settings(struct_type: type[msgspec.Struct]) -> dict[str, Setting]:
     return found
 
 
-def walk(struct_type: type[msgspec.Struct], path: str, variable: str) -> Iterator[Setting]:
+def walk_settings(struct_type: type[msgspec.Struct], path: str, variable: str) -> Iterator[Setting]:
     for field in structs.fields(struct_type):
         field_path, field_variable = path + field.encode_name, variable + field.name.upper()
         section = section_of(field.type)
         if section is None:
             yield Setting(field_path, field_variable, field.type)
         else:
-            yield from walk(section, f"{field_path}.", f"{field_variable}_")
+            yield from walk_settings(section, f"{field_path}.", f"{field_variable}_")
 
 
 def section_of(kind: Any) -> type[msgspec.Struct] | None:
@@ -105,7 +105,7 @@ def section_of(kind: Any) -> type[msgspec.Struct] | None:
     return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
-def parsed(file: Path) -> Mapping[str, Any]:
+def read_yaml(file: Path) -> Mapping[str, Any]:
     try:
         found = yaml.safe_load(file.read_bytes())
     except OSError as error:
@@ -122,7 +122,7 @@ def parsed(file: Path) -> Mapping[str, Any]:
     return found
 
 
-def flat(
+def flatten(
     values: Mapping[Any, Any], known: Mapping[str, Setting], source: str, at: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """The settings in a nested mapping; a section that is there but empty sets nothing."""
@@ -131,14 +131,14 @@ def flat(
         if path in known:
             yield path, value
         elif not any(name.startswith(f"{path}.") for name in known):
-            raise ConfigError(f"{source}: {path}: unknown; {advice(path, known)}")
+            raise ConfigError(f"{source}: {path}: unknown; {suggestion(path, known)}")
         elif isinstance(value, Mapping):
-            yield from flat(value, known, source, f"{path}.")
+            yield from flatten(value, known, source, f"{path}.")
         elif value is not None:
             raise ConfigError(f"{source}: {path}: expected a mapping, got {quoted(value)}")
 
 
-def advice(path: str, known: Mapping[str, Setting]) -> str:
+def suggestion(path: str, known: Mapping[str, Setting]) -> str:
     depth = path.count(".") + 1
     candidates = dict.fromkeys(".".join(name.split(".")[:depth]) for name in known)
     near = difflib.get_close_matches(path, candidates, n=1)
@@ -148,7 +148,7 @@ def advice(path: str, known: Mapping[str, Setting]) -> str:
     return f"known here: {', '.join(siblings)}"
 
 
-def from_environment(environ: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, Any]:
+def environment_settings(environ: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, Any]:
     """The settings in the environment.
 
     The environment is shared: Kubernetes adds `TAPESTRY_..._SERVICE_HOST` for our own Services, a shell has variables
@@ -162,15 +162,15 @@ def from_environment(environ: Mapping[str, str], known: Mapping[str, Setting]) -
             continue
         setting = by_name.get(name)
         if setting is not None:
-            found[setting.path] = converted(from_text(text, setting), setting, variable, strict=False)
+            found[setting.path] = convert_value(parse_variable(text, setting), setting, variable, strict=False)
         elif near := difflib.get_close_matches(name, by_name, n=1, cutoff=0.85):
             raise ConfigError(f"{variable}: unknown; did you mean {PREFIX}{near[0]}?")
     return found
 
 
-def from_text(text: str, setting: Setting) -> Any:
+def parse_variable(text: str, setting: Setting) -> Any:
     """What a variable says: lists as `a,b`, mappings and lists of mappings as JSON, anything else as it stands."""
-    kinds = members(setting.type)
+    kinds = union_members(setting.type)
     if not any(isinstance(kind, inspect.CollectionType | inspect.DictType) for kind in kinds):
         return text
     if text.lstrip().startswith(("[", "{")):
@@ -181,13 +181,13 @@ def from_text(text: str, setting: Setting) -> Any:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def members(kind: Any) -> tuple[inspect.Type, ...]:
+def union_members(kind: Any) -> tuple[inspect.Type, ...]:
     """The types that a setting may have, more than one in a union."""
     found = inspect.type_info(kind)
     return found.types if isinstance(found, inspect.UnionType) else (found,)
 
 
-def converted(value: Any, setting: Setting, source: str, *, strict: bool = True) -> Any:
+def convert_value(value: Any, setting: Setting, source: str, *, strict: bool = True) -> Any:
     try:
         return msgspec.convert(value, setting.type, strict=strict)
     except msgspec.ValidationError as error:
@@ -196,19 +196,19 @@ def converted(value: Any, setting: Setting, source: str, *, strict: bool = True)
         if wanted.startswith("Invalid enum value"):
             wanted = f"expected one of {', '.join(choices(setting.type))}"
         else:
-            wanted = re.sub(r"`([^`]*)`", lambda match: in_words(match[1]), wanted[:1].lower() + wanted[1:])
+            wanted = re.sub(r"`([^`]*)`", lambda match: type_phrase(match[1]), wanted[:1].lower() + wanted[1:])
         within = within.rstrip("`")
         got = f"in {quoted(value)}" if within else f"got {quoted(value)}"
         raise ConfigError(f"{source}: {setting.path}{within}: {wanted}, {got}") from None
 
 
-def in_words(types: str) -> str:
-    return " or ".join(WORDS.get(name, name) for name in types.split(" | "))
+def type_phrase(types: str) -> str:
+    return " or ".join(TYPE_PHRASES.get(name, name) for name in types.split(" | "))
 
 
 def choices(kind: Any) -> list[str]:
     """The values that the enum or the Literal in `kind`, or in its items, allows."""
-    for member in members(kind):
+    for member in union_members(kind):
         candidate = getattr(member, "item_type", member)
         if isinstance(candidate, inspect.LiteralType):
             return [str(value) for value in candidate.values]
@@ -222,7 +222,9 @@ def quoted(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def built(struct_type: type[S], values: Mapping[str, Any], known: Mapping[str, Setting], at: str, base: S | None) -> S:
+def build_section(
+    struct_type: type[S], values: Mapping[str, Any], known: Mapping[str, Setting], at: str, base: S | None
+) -> S:
     """The struct at the path `at`, of what was set below it and, for the rest, of `base` or the fields' defaults."""
     given: dict[str, Any] = {}
     for field in structs.fields(struct_type):
@@ -232,7 +234,7 @@ def built(struct_type: type[S], values: Mapping[str, Any], known: Mapping[str, S
             given[field.name] = values[path]
         elif section is not None and (field.required or any(name.startswith(f"{path}.") for name in values)):
             below = default_of(field) if base is None else getattr(base, field.name)
-            given[field.name] = built(section, values, known, f"{path}.", below)
+            given[field.name] = build_section(section, values, known, f"{path}.", below)
         elif field.required and base is None:
             wanted = f"set it on the command line, as {known[path].variable} or in the file"
             raise ConfigError(f"{path}: required; {wanted}")

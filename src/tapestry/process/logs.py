@@ -25,14 +25,14 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
-from tapestry.kube.objects import NOTHING, value_at
+from tapestry.kube.objects import EMPTY_MAPPING, value_at
 
 Format = Literal["auto", "json", "human"]
 Level = Literal["debug", "info", "warning", "error"]
 
 MASK = "[redacted]"
 
-_bound: ContextVar[Mapping[str, Any]] = ContextVar("bound", default=NOTHING)
+_context: ContextVar[Mapping[str, Any]] = ContextVar("bound", default=EMPTY_MAPPING)
 
 
 class Log:
@@ -74,13 +74,13 @@ def logger(name: str) -> Log:
 
 
 @contextmanager
-def bound(**values: Any) -> Iterator[None]:
+def log_context(**values: Any) -> Iterator[None]:
     """Adds `values` to every line logged in this block and in the tasks started there."""
-    token = _bound.set({**_bound.get(), **values})
+    token = _context.set({**_context.get(), **values})
     try:
         yield
     finally:
-        _bound.reset(token)
+        _context.reset(token)
 
 
 def configure(level: Level = "info", format: Format = "auto", stream: TextIO | None = None) -> None:
@@ -88,7 +88,7 @@ def configure(level: Level = "info", format: Format = "auto", stream: TextIO | N
     target = sys.stderr if stream is None else stream
     human = target.isatty() if format == "auto" else format == "human"
     handler = logging.StreamHandler(target)
-    handler.setFormatter(Lines(human_line if human else json_line))
+    handler.setFormatter(LineFormatter(human_line if human else json_line))
     logging.getLogger().handlers = [handler]
     set_level(level)
 
@@ -104,15 +104,15 @@ def install_level_signals(loop: asyncio.AbstractEventLoop) -> None:
     loop.add_signal_handler(signal.SIGUSR2, root.setLevel, root.level)
 
 
-class Lines(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """Makes a line of a record; in the human form a traceback follows it."""
 
-    def __init__(self, rendered: Callable[[dict[str, Any]], str]) -> None:
+    def __init__(self, render: Callable[[dict[str, Any]], str]) -> None:
         super().__init__()
-        self._rendered = rendered
+        self._render = render
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._rendered(fields_of(record))
+        return self._render(fields_of(record))
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -121,14 +121,14 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
         "time": timestamp(record.created),
         "level": record.levelname.lower(),
         "logger": record.name,
-        "message": plain(record.getMessage()),
+        "message": safe_text(record.getMessage()),
     }
-    for key, value in loggable_items({**_bound.get(), **getattr(record, "values", NOTHING)}):
+    for key, value in loggable_items({**_context.get(), **getattr(record, "values", EMPTY_MAPPING)}):
         fields[f"{key}_" if key in fields else key] = value
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
         fields.setdefault("error", loggable(error))
-        fields["traceback"] = plain("".join(traceback.format_exception(error)).rstrip())
+        fields["traceback"] = safe_text("".join(traceback.format_exception(error)).rstrip())
     return fields
 
 
@@ -141,13 +141,13 @@ def loggable(value: Any) -> Any:
     """`value` as it may stand in a line: objects by name, since their content may be secret, and no raw bytes."""
     match value:
         case str():
-            return plain(value)
+            return safe_text(value)
         case int() | float() | None:
             return value
         case {"metadata": _}:
             kind, namespace = value.get("kind", "object"), value_at(value, "metadata", "namespace")
             name = value_at(value, "metadata", "name", default="")
-            return plain(f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}".rstrip())
+            return safe_text(f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}".rstrip())
         case Mapping():
             return dict(loggable_items(value))
         case list() | tuple() | set() | frozenset():
@@ -155,17 +155,17 @@ def loggable(value: Any) -> Any:
         case bytes() | bytearray() | memoryview():
             return f"<{len(value)} bytes>"
         case BaseException():
-            return plain(f"{type(value).__name__}: {value}".removesuffix(": "))
-    return plain(str(value))
+            return safe_text(f"{type(value).__name__}: {value}".removesuffix(": "))
+    return safe_text(str(value))
 
 
 def loggable_items(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        name = plain(str(key))
-        yield name, MASK if names_a_secret(name) else loggable(value)
+        name = safe_text(str(key))
+        yield name, MASK if is_secret_key(name) else loggable(value)
 
 
-def plain(text: str) -> str:
+def safe_text(text: str) -> str:
     """`text` redacted, and fit to be encoded: a file name that is not UTF-8 comes with lone surrogates."""
     return redacted(text if text.isascii() else text.encode("utf-8", "backslashreplace").decode())
 
@@ -177,13 +177,13 @@ def json_line(value: Any) -> str:
 def human_line(fields: dict[str, Any]) -> str:
     words = [fields.pop("time"), f"{fields.pop('level'):<7}", f"{fields.pop('logger')}:", fields.pop("message")]
     below = fields.pop("traceback", None)
-    words += [f"{key}={human(value)}" for key, value in fields.items()]
+    words += [f"{key}={human_value(value)}" for key, value in fields.items()]
     text = " ".join(words) if below is None else f"{' '.join(words)}\n{below}"
     # What a stranger wrote must not steer the terminal.
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda control: f"\\x{ord(control[0]):02x}", text)
 
 
-def human(value: Any) -> str:
+def human_value(value: Any) -> str:
     """One word as it is, anything else as JSON."""
     return value if isinstance(value, str) and re.fullmatch(r'[^\s"=]+', value) else json_line(value)
 
@@ -193,7 +193,7 @@ _KEY = r"token|passw(?:or)?d|api[-_]?key|client[-_]?secret|client-(?:key|certifi
 _KEYED = re.compile(rf"((?:{_KEY})[\"'\\]*\s*[:=]\s*(\\*[\"'])?)(?(2)[^\"'\\]+|[^\s\"'\\,;]+)", re.I)
 
 # By a text that every match has in it, in lower case: most lines have none, and finding that out must cost little.
-SECRETS = {
+SECRET_PATTERNS = {
     "private key": re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?=-----END|\Z)", re.S),
     "ls0tls1crudjti": re.compile(r"()\bLS0tLS1CRUdJTi[\w+/=]*"),  # PEM in base64
     "eyj": re.compile(r"()(?<![\w-])eyJ[\w-]{5,}\.[\w-]+(?:\.[\w-]*)*"),  # a JWT
@@ -214,12 +214,12 @@ SECRETS = {
 def redacted(text: str) -> str:
     """`text` without bearer tokens, JWTs, private keys, passwords and the credentials of a kubeconfig."""
     lowered = text.lower()
-    for hint, secret in SECRETS.items():
+    for hint, secret in SECRET_PATTERNS.items():
         if hint in lowered:
             text = secret.sub(rf"\g<1>{MASK}", text)
     return text
 
 
 @lru_cache(maxsize=1024)
-def names_a_secret(key: str) -> bool:
+def is_secret_key(key: str) -> bool:
     return re.search(rf"(?:{_KEY})$", key, re.I) is not None

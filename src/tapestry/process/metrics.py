@@ -25,7 +25,7 @@ LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 # One more series for every counter and histogram, and nobody reads the time that each of them began.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-BUILD = Gauge("build_info", "1, with what runs here as labels.", ["component", "version"], namespace=NAMESPACE)
+BUILD_INFO = Gauge("build_info", "1, with what runs here as labels.", ["component", "version"], namespace=NAMESPACE)
 LOOP_LAG = Histogram(
     "event_loop_lag_seconds",
     "How late the event loop runs what is due: the time that everything else in the process waits.",
@@ -34,7 +34,7 @@ LOOP_LAG = Histogram(
 )
 
 
-class LightCounters(Collector):
+class CounterCollector(Collector):
     """Serves the counters of `tapestry.process.counters`; one without labels has a series from the start."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
@@ -49,13 +49,13 @@ class LightCounters(Collector):
         return iter(())
 
 
-REGISTRY.register(LightCounters())
+REGISTRY.register(CounterCollector())
 
 
-def identify(component: str, version: str) -> None:
+def set_build_info(component: str, version: str) -> None:
     """Says what this process is, as `tapestry_build_info`; the last call counts."""
-    BUILD.clear()
-    BUILD.labels(component, version).set(1)
+    BUILD_INFO.clear()
+    BUILD_INFO.labels(component, version).set(1)
 
 
 def render(registry: CollectorRegistry = REGISTRY) -> tuple[bytes, str]:

@@ -26,8 +26,8 @@ from tapestry.process.addresses import Address, parse_address
 Check = Callable[[], str | None]  # what is wrong, or None
 Authorize = Callable[[str], Awaitable[bool]]
 
-DECISION_SECONDS = 60.0
-DECISIONS_KEPT = 1024
+DECISION_TTL = 60.0
+MAX_CACHED_DECISIONS = 1024
 SHUTDOWN_SECONDS = 1.0  # aiohttp would wait a minute for a request under way
 
 log = logs.logger("tapestry.probes")
@@ -41,8 +41,8 @@ async def serve_health(
 
     Checks may join the mappings at any time.  They run on the event loop and must not wait; one that raises has failed.
     """
-    routes = {"/healthz": Probe("healthz", alive).answer, "/readyz": Probe("readyz", ready).answer}
-    async with listening(parse_address(address), routes) as at:
+    routes = {"/healthz": Probe("healthz", alive).handle, "/readyz": Probe("readyz", ready).handle}
+    async with serve_routes(parse_address(address), routes) as at:
         yield at
 
 
@@ -61,8 +61,8 @@ async def serve_metrics(
     wanted = parse_address(address)
     if wanted is not None and wanted.is_loopback:
         authorize = None
-    page = MetricsPage(registry, Decisions(authorize) if authorize else None)
-    async with listening(wanted, {"/metrics": page.answer}, tls) as at:
+    page = MetricsEndpoint(registry, AuthorizationCache(authorize) if authorize else None)
+    async with serve_routes(wanted, {"/metrics": page.handle}, tls) as at:
         yield at
 
 
@@ -78,21 +78,21 @@ def server_tls(cert_file: str, key_file: str, client_ca_file: str | None = None)
 
 
 @asynccontextmanager
-async def listening(
-    wanted: Address | None, routes: Mapping[str, Handler], tls: ssl.SSLContext | None = None
+async def serve_routes(
+    address: Address | None, routes: Mapping[str, Handler], tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Address | None]:
-    if wanted is None:
+    if address is None:
         yield None
         return
     app = web.Application()
     for path, handler in routes.items():
         app.router.add_get(path, handler)
-    async with answering(app, bound_socket(wanted), tls) as port:
-        yield Address(wanted.host, port)
+    async with serve_app(app, bound_socket(address), tls) as port:
+        yield Address(address.host, port)
 
 
 @asynccontextmanager
-async def answering(app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+async def serve_app(app: web.Application, sock: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """Have `app` answer on a socket, whose port this is, for as long as the context lasts; then it is closed.
 
     A handler whose client has left is cancelled: one that waits for something to tell might wait for ever.
@@ -109,12 +109,12 @@ async def answering(app: web.Application, sock: socket.socket, tls: ssl.SSLConte
             await runner.cleanup()
 
 
-def bound_socket(wanted: Address) -> socket.socket:
+def bound_socket(address: Address) -> socket.socket:
     """One socket, for both families where the host allows: with two of them port 0 would be two ports."""
-    if wanted.host in ("", "::") and socket.has_dualstack_ipv6():
-        return socket.create_server(("", wanted.port), family=socket.AF_INET6, dualstack_ipv6=True)
-    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
-    return socket.create_server((wanted.host, wanted.port), family=family)
+    if address.host in ("", "::") and socket.has_dualstack_ipv6():
+        return socket.create_server(("", address.port), family=socket.AF_INET6, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family)
 
 
 class Probe:
@@ -125,7 +125,7 @@ class Probe:
         self._checks = checks
         self._failing: set[str] = set()
 
-    async def answer(self, _: web.Request) -> web.Response:
+    async def handle(self, _: web.Request) -> web.Response:
         failures = self._failures()
         if failures.keys() != self._failing:  # a probe comes every few seconds: only the change is news
             self._failing = set(failures)
@@ -147,50 +147,52 @@ class Probe:
         return found
 
 
-class Decisions:
+class AuthorizationCache:
     """Remembers for a minute what `authorize` said of a token; it keeps hashes, never the tokens."""
 
     def __init__(self, authorize: Authorize, now: Callable[[], float] = time.monotonic) -> None:
         self._authorize = authorize
         self._now = now
-        self._known: dict[bytes, tuple[float, bool]] = {}
+        self._decisions: dict[bytes, tuple[float, bool]] = {}
 
     async def allows(self, token: str) -> bool:
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        until, allowed = self._known.get(key, (0.0, False))
+        until, allowed = self._decisions.get(key, (0.0, False))
         if self._now() < until:
             return allowed
         allowed = await self._authorize(token)
-        self._known.pop(key, None)
-        if len(self._known) >= DECISIONS_KEPT:
-            del self._known[next(iter(self._known))]  # the oldest, for entries stand in the order they were made
-        self._known[key] = (self._now() + DECISION_SECONDS, allowed)
+        self._decisions.pop(key, None)
+        if len(self._decisions) >= MAX_CACHED_DECISIONS:
+            del self._decisions[
+                next(iter(self._decisions))
+            ]  # the oldest, for entries stand in the order they were made
+        self._decisions[key] = (self._now() + DECISION_TTL, allowed)
         return allowed
 
 
-class MetricsPage:
+class MetricsEndpoint:
     """`/metrics`, for everybody when there are no decisions to ask for."""
 
-    def __init__(self, registry: CollectorRegistry, decisions: Decisions | None) -> None:
+    def __init__(self, registry: CollectorRegistry, authorization: AuthorizationCache | None) -> None:
         self._registry = registry
-        self._decisions = decisions
+        self._authorization = authorization
 
-    async def answer(self, request: web.Request) -> web.Response:
-        refusal = await self._refusal(request)
+    async def handle(self, request: web.Request) -> web.Response:
+        refusal = await self._denial(request)
         if refusal is not None:
             return refusal
         # In a thread the loop still gets its turn every few milliseconds while thousands of series are written out.
         body, content_type = await asyncio.to_thread(metrics.render, self._registry)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def _refusal(self, request: web.Request) -> web.Response | None:
-        if self._decisions is None or has_verified_certificate(request):
+    async def _denial(self, request: web.Request) -> web.Response | None:
+        if self._authorization is None or has_verified_certificate(request):
             return None
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             return web.Response(status=401, text="unauthorized", headers={"WWW-Authenticate": "Bearer"})
         try:
-            allowed = await self._decisions.allows(token)
+            allowed = await self._authorization.allows(token)
         except KubeError as error:
             log.warning("could not ask whether a token may read metrics", error=error)
             return web.Response(status=503, text="try again")

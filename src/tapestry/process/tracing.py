@@ -101,7 +101,7 @@ class Tracing:
         with self._tracer.start_as_current_span(
             title,
             self._propagator.extract({HEADER: parent}, get_current()) if parent else None,
-            attributes={key: attribute(value) for key, value in attributes.items() if value is not None},
+            attributes={key: attribute_value(value) for key, value in attributes.items() if value is not None},
             record_exception=False,  # the SDK would export the message and the traceback as they are, secrets and all
             set_status_on_exception=False,
         ) as current:
@@ -123,7 +123,7 @@ class _Active:
     tracing: Tracing | None = None
 
 
-def attribute(value: Any) -> str | int | float:
+def attribute_value(value: Any) -> str | int | float:
     """`value` as a span may carry it: redacted like a value in a log line."""
     shown = loggable(value)
     return shown if isinstance(shown, str | int | float) else str(shown)

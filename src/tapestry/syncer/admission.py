@@ -17,22 +17,22 @@ from datetime import datetime
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, controller_of, value_at
-from tapestry.kube.quantity import ZERO, Amounts
+from tapestry.kube.quantity import ZERO, ResourceList
 from tapestry.kube.taints import is_tolerated
 from tapestry.kube.times import timestamp
-from tapestry.syncer.leasing import Lease, State, opening_of
+from tapestry.syncer.leasing import Lease, LeaseState, lease_opening
 
 RECLAIMED = "Reclaimed"
 WITHDRAWN = "Withdrawn"
 CORDONED = "Cordoned"
 CAPACITY_PENDING = "CapacityPending"
 DEFERRED, INFEASIBLE = "Deferred", "Infeasible"
-FIRST = ("pods", "cpu", "memory", "ephemeral-storage")
+RESOURCE_ORDER = ("pods", "cpu", "memory", "ephemeral-storage")
 """The order in which a kubelet names what there is too little of; other resources come later, by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Closure:
+class NodeClosure:
     """Why a node takes no new pods."""
 
     reason: str
@@ -63,7 +63,7 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingResize:
     """A resize that is not done now; the reason is one that Kubernetes gives."""
 
     reason: str
@@ -71,32 +71,34 @@ class Pending:
     until: datetime | None = None
 
 
-def closure_of(node: Object | None, lease: Lease | None, now: datetime) -> Closure | None:
+def node_closure(node: Object | None, lease: Lease | None, now: datetime) -> NodeClosure | None:
     """Why the physical `node` with this lease takes no new pods; None where it does.
 
     Without a node or a lease nothing is lent.
     """
-    if node is None or lease is None or lease.state is State.WITHDRAWN:
+    if node is None or lease is None or lease.state is LeaseState.WITHDRAWN:
         why = lease.reason if lease is not None and node is not None else "PhysicalNodeGone"
-        return Closure(WITHDRAWN, f"the node is withdrawn ({why}): it takes no new pods", keys.WITHDRAWING)
-    if lease.state is State.CLOSED:
-        return closed_lease(lease, now)
+        return NodeClosure(WITHDRAWN, f"the node is withdrawn ({why}): it takes no new pods", keys.WITHDRAWING_TAINT)
+    if lease.state is LeaseState.CLOSED:
+        return lease_closure(lease, now)
     if value_at(node, "spec", "unschedulable"):
         message = "the owner has cordoned the physical node; the pod runs there once that is undone"
-        return Closure(CORDONED, message, keys.PHYSICAL_NODE_UNSCHEDULABLE)
+        return NodeClosure(CORDONED, message, keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT)
     return None
 
 
-def closed_lease(lease: Lease, now: datetime) -> Closure:
+def lease_closure(lease: Lease, now: datetime) -> NodeClosure:
     if lease.reason == RECLAIMED:
-        message = f"the owner has reclaimed the node; it takes pods again once {keys.RECLAIM}={keys.NOW} is removed"
-        return Closure(RECLAIMED, message, keys.OUT_OF_TIME_WINDOWS)
-    opens = opening_of(lease, now)
+        message = (
+            f"the owner has reclaimed the node; it takes pods again once {keys.RECLAIM}={keys.RECLAIM_NOW} is removed"
+        )
+        return NodeClosure(RECLAIMED, message, keys.OUT_OF_TIME_WINDOWS_TAINT)
+    opens = lease_opening(lease, now)
     when = f"it opens at {timestamp(opens)}" if opens is not None else "no time at which it opens is in sight"
-    return Closure(lease.reason, f"the lease of the node is closed; {when}", keys.OUT_OF_TIME_WINDOWS, opens)
+    return NodeClosure(lease.reason, f"the lease of the node is closed; {when}", keys.OUT_OF_TIME_WINDOWS_TAINT, opens)
 
 
-def closed_decision(pod: Object, closure: Closure) -> Wait | Reject:
+def closed_decision(pod: Object, closure: NodeClosure) -> Wait | Reject:
     """What becomes of a pod on a node that takes no new pods."""
     if controller_of(pod) is not None and pod["status"]["scheduled"] and not tolerates(pod, closure.taint):
         return Reject(closure.reason, closure.message, is_disrupted=True)
@@ -107,7 +109,9 @@ def tolerates(pod: Object, taint: str) -> bool:
     return is_tolerated({"key": taint, "effect": keys.NO_SCHEDULE}, pod["spec"].get("tolerations") or ())
 
 
-def capacity_decision(requests: Amounts, leased: Amounts, held: Amounts, above: Amounts) -> Wait | Reject | None:
+def capacity_decision(
+    requests: ResourceList, leased: ResourceList, held: ResourceList, known_to_scheduler: ResourceList
+) -> Wait | Reject | None:
     """What becomes of a pod for which too little is left of the lease; None where it fits.
 
     Twins hold `held` of the lease; `above` is what of that schedulers know.
@@ -115,50 +119,50 @@ def capacity_decision(requests: Amounts, leased: Amounts, held: Amounts, above: 
     lacking = first_lacking(requests, leased, held)
     if lacking is None:
         return None
-    known = first_lacking(requests, leased, above)
+    known = first_lacking(requests, leased, known_to_scheduler)
     if known is None:
         message = f"{shortage_text(lacking, requests, leased, held)}; the pod runs once other pods have ended below"
         return Wait(CAPACITY_PENDING, message)
-    return Reject(f"OutOf{known}", shortage_text(known, requests, leased, above))
+    return Reject(f"OutOf{known}", shortage_text(known, requests, leased, known_to_scheduler))
 
 
 def resize_decision(
-    wanted: Amounts, own: Amounts, leased: Amounts, held: Amounts, closure: Closure | None
-) -> Pending | None:
+    wanted: ResourceList, own: ResourceList, leased: ResourceList, held: ResourceList, closure: NodeClosure | None
+) -> PendingResize | None:
     """Why a pod that holds `own` is not resized to `wanted` now; None where it is.
 
     What does not grow needs no room.  `held` is what all twins of the node hold, this one included.
     """
-    growing = Amounts({each: amount for each, amount in wanted.items() if amount > own[each]})
+    growing = ResourceList({each: amount for each, amount in wanted.items() if amount > own[each]})
     if not growing:
         return None
     if closure is not None:
-        return Pending(DEFERRED, closure.message, closure.opens)
-    if (never := first_lacking(growing, leased, Amounts())) is not None:
-        return Pending(INFEASIBLE, shortage_text(never, wanted, leased, Amounts()))
+        return PendingResize(DEFERRED, closure.message, closure.opens)
+    if (never := first_lacking(growing, leased, ResourceList())) is not None:
+        return PendingResize(INFEASIBLE, shortage_text(never, wanted, leased, ResourceList()))
     others = held - own
     if (lacking := first_lacking(growing, leased, others)) is not None:
-        return Pending(DEFERRED, shortage_text(lacking, wanted, leased, others))
+        return PendingResize(DEFERRED, shortage_text(lacking, wanted, leased, others))
     return None
 
 
-def first_lacking(requests: Amounts, leased: Amounts, held: Amounts) -> str | None:
+def first_lacking(requests: ResourceList, leased: ResourceList, held: ResourceList) -> str | None:
     """The first resource of which less is left than is requested."""
     lacking = [each for each, amount in requests.items() if amount > ZERO and held[each] + amount > leased[each]]
-    return min(lacking, key=naming_order) if lacking else None
+    return min(lacking, key=resource_order) if lacking else None
 
 
-def naming_order(resource: str) -> tuple[int, str]:
-    return (FIRST.index(resource) if resource in FIRST else len(FIRST)), resource
+def resource_order(resource: str) -> tuple[int, str]:
+    return (RESOURCE_ORDER.index(resource) if resource in RESOURCE_ORDER else len(RESOURCE_ORDER)), resource
 
 
-def shortage_text(resource: str, requests: Amounts, leased: Amounts, held: Amounts) -> str:
+def shortage_text(resource: str, requests: ResourceList, leased: ResourceList, held: ResourceList) -> str:
     return (
         f"the lease of the node has too little {resource}: "
         f"requested {requests[resource]}, in use {held[resource]}, leased {leased[resource]}"
     )
 
 
-def counted_above(pods: Iterable[Object]) -> Amounts:
+def total_requests(pods: Iterable[Object]) -> ResourceList:
     """What schedulers count for these pods."""
-    return sum((pod["held"] for pod in pods), Amounts())
+    return sum((pod["held"] for pod in pods), ResourceList())

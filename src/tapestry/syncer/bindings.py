@@ -12,37 +12,44 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tapestry.apis import keys
-from tapestry.apis.belongings import remove_all, selector
-from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, LAST_SEEN_EVERY, SYNCER_REASONS, Binding
-from tapestry.apis.mounts import enforced_level, is_taken, mark_of, stricter, taken_message, unmarked_message
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, LAST_SEEN_INTERVAL, SYNCER_REASONS, Binding
+from tapestry.apis.mount_labels import (
+    enforced_level,
+    is_taken,
+    stricter_level,
+    taken_message,
+    unmarked_message,
+    virtual_cluster_of,
+)
 from tapestry.apis.names import virtual_cluster_label
-from tapestry.apis.priorities import missing_message
+from tapestry.apis.ownership import delete_owned, owner_selector
+from tapestry.apis.priorities import missing_class_message
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.client.errors import KubeconfigError
-from tapestry.client.strict_kubeconfig import from_secret
-from tapestry.client.transport import SmallAnswers, Transport
+from tapestry.client.strict_kubeconfig import strict_access
+from tapestry.client.transport import SmallResponseTransport, Transport
 from tapestry.controller import Result, Terminal
-from tapestry.kube.conditions import condition, find, with_condition
+from tapestry.kube.conditions import find_condition, new_condition, with_condition
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import KubeError
 from tapestry.kube.objects import Object, annotations_of, is_deleting, uid_of, value_at, version_of
-from tapestry.kube.patches import exactly, owned_patch
-from tapestry.kube.quantity import Amounts
-from tapestry.kube.requests import holds_its_node
+from tapestry.kube.patches import exact_map_patch, owned_patch
+from tapestry.kube.pod_requests import occupies_node
+from tapestry.kube.quantity import ResourceList
 from tapestry.kube.resources import NAMESPACES, NODES
 from tapestry.kube.times import parse_time, timestamp
 from tapestry.process.logs import logger
 from tapestry.syncer import metrics
-from tapestry.syncer.leasing import Rules, soonest
-from tapestry.syncer.site import Site, ground_of
-from tapestry.syncer.virtual_nodes import leased_of, taint_named
+from tapestry.syncer.context import SyncContext, connection_key_of
+from tapestry.syncer.leasing import LeaseRules, soonest
+from tapestry.syncer.virtual_nodes import leased_amounts, taint_named
 
 log = logger(__name__)
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
+INITIAL_BACKOFF, MAX_BACKOFF = 1.0, 300.0
 """Seconds between attempts to connect."""
-MARKED = "MountNamespaceMarked"
+MARKED_CONDITION = "MountNamespaceMarked"
 
 
 @dataclass
@@ -54,31 +61,31 @@ class Connector:
     was listed and watched there means nothing here.
     """
 
-    site: Site
+    context: SyncContext
     connect: Callable[[Access], Transport]
-    on_found: Callable[[], None]
+    on_identity_known: Callable[[], None]
     """Called when it is known who is behind a kubeconfig."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    opened: str = field(default="", init=False)
+    secret_version: str = field(default="", init=False)
     """The version of the Secret that the doors were opened with."""
     identity: str = field(default="", init=False)
     """Of the cluster that they were opened to."""
 
     async def run(self) -> None:
-        pause = FIRST_PAUSE
-        for informer in (self.site.bindings, self.site.secrets):
+        pause = INITIAL_BACKOFF
+        for informer in (self.context.bindings, self.context.secrets):
             await informer.synced.wait()
         while True:
             await self.changed.wait()
             self.changed.clear()
             try:
-                await self.open_doors()
-                pause = FIRST_PAUSE
+                await self.reconnect()
+                pause = INITIAL_BACKOFF
             except (KubeError, Terminal, InvalidSpec) as error:
                 log.warning("cannot connect to the physical cluster", error=str(error), pause=pause)
                 if isinstance(error, KubeError):
                     await self.wait_for_change(pause)
-                    pause = min(pause * 2, LONGEST_PAUSE)
+                    pause = min(pause * 2, MAX_BACKOFF)
 
     async def wait_for_change(self, seconds: float) -> None:
         """Another kubeconfig is tried at once; the same one after `seconds`."""
@@ -88,62 +95,62 @@ class Connector:
         except TimeoutError:
             self.changed.set()
 
-    async def open_doors(self) -> None:
-        site = self.site
+    async def reconnect(self) -> None:
+        site = self.context
         obj, binding = site.binding_object(), site.binding()
         if obj is None or binding is None:
             return
-        if ground_of(obj) != site.ground:
-            self.leave()
+        if connection_key_of(obj) != site.connection_key:
+            self.stop_outdated()
             return
-        secret = secret_of(site, binding)
-        if version_of(secret) != self.opened:
-            access = access_in(secret, allow_loopback=site.config.allow_loopback)
-            identity, mount = await self.behind(access)
-            site.behind.identity = identity
-            self.on_found()
+        secret = kubeconfig_secret(site, binding)
+        if version_of(secret) != self.secret_version:
+            access = access_from_secret(secret, allow_loopback=site.config.allow_loopback)
+            identity, mount = await self.probe_cluster(access)
+            site.cluster_identity.uid = identity
+            self.on_identity_known()
             if value_at(obj, "status", "identity") != identity:
                 return
             if self.identity not in ("", identity):
-                self.leave()
+                self.stop_outdated()
                 return
             if is_taken(mount, site.virtual_cluster):  # nobody tells us when it is free, so it is tried again
                 raise KubeError(taken_message(site.mount_namespace, site.virtual_cluster))
-            await site.reads.open(access)
-            await site.writes.open(access)
-            self.opened, self.identity = version_of(secret), identity
+            await site.read_transport.switch_to(access)
+            await site.write_transport.switch_to(access)
+            self.secret_version, self.identity = version_of(secret), identity
             log.info("connected to the physical cluster", binding=binding.name, server=access.server)
 
-    def leave(self) -> None:
-        log.info("the binding leads elsewhere", binding=self.site.binding_name)
-        self.site.outdated.set()
-        self.site.manager.stop()
+    def stop_outdated(self) -> None:
+        log.info("the binding leads elsewhere", binding=self.context.binding_name)
+        self.context.outdated.set()
+        self.context.manager.stop()
 
-    def saw_mount(self, _: Object | None, new: Object | None) -> None:
+    def on_mount_namespace_change(self, _: Object | None, new: Object | None) -> None:
         """A handler of the changes of the mount namespace: once it is another's, nothing is done there any more."""
-        if is_taken(new, self.site.virtual_cluster):
-            log.warning("the mount namespace belongs to another virtual cluster", binding=self.site.binding_name)
-            self.leave()
+        if is_taken(new, self.context.virtual_cluster):
+            log.warning("the mount namespace belongs to another virtual cluster", binding=self.context.binding_name)
+            self.stop_outdated()
 
-    async def behind(self, access: Access) -> tuple[str, Object | None]:
+    async def probe_cluster(self, access: Access) -> tuple[str, Object | None]:
         """The identity of the cluster that the kubeconfig leads to, and the mount namespace there."""
-        stranger = Client(SmallAnswers(self.connect(access)))
+        stranger = Client(SmallResponseTransport(self.connect(access)))
         try:
             identity = uid_of(await stranger.get(NAMESPACES, "kube-system"))
-            found = await stranger.list(NAMESPACES, fields=f"metadata.name={self.site.mount_namespace}")
+            found = await stranger.list(NAMESPACES, fields=f"metadata.name={self.context.mount_namespace}")
             return identity, found[0] if found else None
         finally:
             await stranger.close()
 
 
 @dataclass(frozen=True)
-class Bindings:
+class BindingReconciler:
     """Looks after the one binding of a site; keyed by its name."""
 
-    site: Site
+    context: SyncContext
 
     async def reconcile(self, _: str) -> Result | None:
-        site = self.site
+        site = self.context
         obj = site.binding_object()
         if obj is None:
             log.warning("the binding is gone", binding=site.binding_name)
@@ -153,180 +160,194 @@ class Bindings:
             return await self.unbind(obj)
         if keys.SYNCER_FINALIZER not in obj["metadata"].get("finalizers", []):
             finalizers = [*obj["metadata"].get("finalizers", []), keys.SYNCER_FINALIZER]
-            await site.virtual.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": finalizers}})
+            await site.virtual_client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": finalizers}})
             return None
         binding = site.binding()
         assert binding is not None
-        secret_of(site, binding)
+        kubeconfig_secret(site, binding)
         if await self.pin(obj):
             return None  # the binding has moved on: the next pass sees it
-        await self.tell(obj, binding, site.now())
-        return Result(requeue_after=LAST_SEEN_EVERY.total_seconds())
+        await self.update_status(obj, binding, site.now())
+        return Result(requeue_after=LAST_SEEN_INTERVAL.total_seconds())
 
     async def pin(self, obj: Object) -> bool:
         """Note which cluster this is, once; another one is refused until somebody approves of it."""
-        found, pinned = self.site.behind.identity, value_at(obj, "status", "identity")
+        found, pinned = self.context.cluster_identity.uid, value_at(obj, "status", "identity")
         if found is None or found == pinned:
             return False
         if pinned is not None and annotations_of(obj).get(keys.APPROVE_IDENTITY) != found:
             message = f"the cluster is {found}, bound was {pinned}; approve with {keys.APPROVE_IDENTITY}={found}"
-            self.site.manager.events.warning(obj, "IdentityChanged", message)
+            self.context.manager.events.warning(obj, "IdentityChanged", message)
             raise Terminal("IdentityChanged", message)
-        await self.site.virtual.patch(CLUSTER_BINDINGS, obj, {"status": {"identity": found}}, subresource="status")
+        await self.context.virtual_client.patch(
+            CLUSTER_BINDINGS, obj, {"status": {"identity": found}}, subresource="status"
+        )
         return True
 
-    async def tell(self, obj: Object, binding: Binding, now: datetime) -> None:
+    async def update_status(self, obj: Object, binding: Binding, now: datetime) -> None:
         """Keep the part of the status that is ours."""
-        status = status_of(self.site, obj, binding, now)
+        status = binding_status(self.context, obj, binding, now)
         patch = owned_patch(obj, {"status": status})
-        told, seen = value_at(obj, "status", "lastSeen"), self.site.last_seen()
-        if seen is not None and (patch or told is None or seen - parse_time(told) >= LAST_SEEN_EVERY):
+        told, seen = value_at(obj, "status", "lastSeen"), self.context.last_seen()
+        if seen is not None and (patch or told is None or seen - parse_time(told) >= LAST_SEEN_INTERVAL):
             patch = {"status": {**patch.get("status", {}), "lastSeen": timestamp(seen)}}
-        metrics.show(binding.name, status)
+        metrics.update_binding(binding.name, status)
         if patch:
-            await self.site.virtual.patch(CLUSTER_BINDINGS, obj, patch, subresource="status")
+            await self.context.virtual_client.patch(CLUSTER_BINDINGS, obj, patch, subresource="status")
 
     async def unbind(self, obj: Object) -> Result | None:
         """Let go of the binding once nothing of it is left, above or below."""
         finalizers = obj["metadata"].get("finalizers", [])
         if keys.SYNCER_FINALIZER not in finalizers:
             return None
-        if len(self.site.virtual_nodes.store) or len(self.site.placeholders.store):
+        if len(self.context.virtual_nodes.store) or len(self.context.placeholders.store):
             return None  # their going wakes us
-        if still_told_of(self.site):
+        if is_in_policy_status(self.context):
             return None  # so does what is said about them
-        if await self.site.virtual.list(NODES, labels=f"{keys.CLUSTER_BINDING_UID}={self.site.binding_uid}"):
+        if await self.context.virtual_client.list(
+            NODES, labels=f"{keys.CLUSTER_BINDING_UID}={self.context.binding_uid}"
+        ):
             return Result(requeue_after=1)
-        if self.site.reads.is_open and await self.left_below():
+        if self.context.read_transport.is_connected and await self.remove_physical_objects():
             return Result(requeue_after=1)
         kept = [each for each in finalizers if each != keys.SYNCER_FINALIZER]
-        await self.site.virtual.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": kept}})
-        log.info("let go of the binding", binding=self.site.binding_name)
+        await self.context.virtual_client.patch(CLUSTER_BINDINGS, obj, {"metadata": {"finalizers": kept}})
+        log.info("let go of the binding", binding=self.context.binding_name)
         return None
 
-    async def left_below(self) -> list[str]:
+    async def remove_physical_objects(self) -> list[str]:
         """What was there of ours below; it is on its way out now."""
-        site = self.site
-        return await remove_all(site.physical, site.mount_namespace, selector(site.virtual_cluster, site.binding_uid))
+        site = self.context
+        return await delete_owned(
+            site.physical_client, site.mount_namespace, owner_selector(site.virtual_cluster, site.binding_uid)
+        )
 
 
-def still_told_of(site: Site) -> bool:
+def is_in_policy_status(context: SyncContext) -> bool:
     """Whether a policy still speaks of nodes that this binding leases; an owner's only as long as we can reach it."""
-    mine = [each for each in site.operator_policies.store.list() if spec_names(site, each) and not is_deleting(each)]
+    mine = [
+        each
+        for each in context.operator_policies.store.list()
+        if policy_names_binding(context, each) and not is_deleting(each)
+    ]
     if any(value_at(policy, "status", "nodes") for policy in mine):
         return True
-    if site.partition.since is not None or not site.is_known:
+    if context.partition.since is not None or not context.is_physical_synced:
         return False
-    label = virtual_cluster_label(site.virtual_cluster_uid)
+    label = virtual_cluster_label(context.virtual_cluster_uid)
     leases = (
         lease
-        for policy in site.owner_policies.store.list()
+        for policy in context.owner_policies.store.list()
         for lease in value_at(policy, "status", "leases", default=[])
     )
-    return any((lease["virtualCluster"], lease["clusterBinding"]) == (label, site.binding_name) for lease in leases)
+    return any((lease["virtualCluster"], lease["clusterBinding"]) == (label, context.binding_name) for lease in leases)
 
 
-def spec_names(site: Site, policy: Object) -> bool:
-    obj = site.binding_object()
-    return value_at(policy, "spec", "cluster") in (site.binding_name, value_at(obj, "spec", "clusterID"))
+def policy_names_binding(context: SyncContext, policy: Object) -> bool:
+    obj = context.binding_object()
+    return value_at(policy, "spec", "cluster") in (context.binding_name, value_at(obj, "spec", "clusterID"))
 
 
-def secret_of(site: Site, binding: Binding) -> Object:
+def kubeconfig_secret(context: SyncContext, binding: Binding) -> Object:
     """The Secret with the kubeconfig; Terminal where it may not be used or is not there."""
     reference = binding.spec.secret_ref
-    if reference.namespace not in site.config.kubeconfig_namespaces:
-        allowed = ", ".join(site.config.kubeconfig_namespaces)
+    if reference.namespace not in context.config.kubeconfig_namespaces:
+        allowed = ", ".join(context.config.kubeconfig_namespaces)
         message = f"spec.secretRef.namespace: {reference.namespace} is not one of {allowed}"
         raise Terminal("SecretNamespaceNotAllowed", message)
-    secret = site.secrets.store.get(f"{reference.namespace}/{reference.name}")
+    secret = context.secrets.store.get(f"{reference.namespace}/{reference.name}")
     if secret is None:
         raise Terminal("SecretMissing", f"there is no Secret {reference.namespace}/{reference.name}")
     return secret
 
 
-def access_in(secret: Object, *, allow_loopback: bool) -> Access:
+def access_from_secret(secret: Object, *, allow_loopback: bool) -> Access:
     """The access that a Secret's kubeconfig gives; Terminal says what is wrong with it."""
     data = value_at(secret, "data", "kubeconfig")
     if data is None:
         raise Terminal("KubeconfigMissing", "the Secret has no key `kubeconfig`")
     try:
-        return from_secret(base64.b64decode(data, validate=True), allow_loopback=allow_loopback)
+        return strict_access(base64.b64decode(data, validate=True), allow_loopback=allow_loopback)
     except (KubeconfigError, binascii.Error) as error:
         raise Terminal("KubeconfigInvalid", str(error)) from error
 
 
-def status_of(site: Site, obj: Object, binding: Binding, now: datetime) -> Object:
-    nodes = site.virtual_nodes.store.list()
-    pods = [pod for node in nodes for pod in site.pods_on(node["metadata"]["name"]) if holds_its_node(pod)]
-    leased = Amounts.total(map(leased_of, nodes))
-    used = Amounts.total(pod["held"] for pod in pods)
-    rules = site.rules(binding)
+def binding_status(context: SyncContext, obj: Object, binding: Binding, now: datetime) -> Object:
+    nodes = context.virtual_nodes.store.list()
+    pods = [pod for node in nodes for pod in context.pods_on(node["metadata"]["name"]) if occupies_node(pod)]
+    leased = ResourceList.total(map(leased_amounts, nodes))
+    used = ResourceList.total(pod["held"] for pod in pods)
+    rules = context.lease_rules(binding)
     changes = [policy.schedule.next_change(now) for policy in (*rules.operator, *rules.owner)]
     change = soonest(*changes)
     conditions = value_at(obj, "status", "conditions", default=[])
-    for found in (permission(site, obj), marked(site, obj)):
+    for found in (permitted_condition(context, obj), marked_condition(context, obj)):
         conditions = with_condition(conditions, found, now) if found is not None else conditions
     return {
         "nodes": len(nodes),
         "pods": len(pods),
-        "leased": exactly(value_at(obj, "status", "leased"), leased.texts()),
-        "used": exactly(value_at(obj, "status", "used"), used.texts()),
+        "leased": exact_map_patch(value_at(obj, "status", "leased"), leased.texts()),
+        "used": exact_map_patch(value_at(obj, "status", "used"), used.texts()),
         "nextChange": timestamp(change) if change else None,
-        "timeZone": site.config.time_zone,
-        "conditions": with_condition(conditions, leasing(obj, nodes, rules, site.partition.since), now),
+        "timeZone": context.config.time_zone,
+        "conditions": with_condition(conditions, leasing_condition(obj, nodes, rules, context.partition.since), now),
     }
 
 
-def permission(site: Site, obj: Object) -> Object | None:
+def permitted_condition(context: SyncContext, obj: Object) -> Object | None:
     """What the syncer itself knows of its rights: a priority class that is missing, and a level that is too loose."""
-    said = find(value_at(obj, "status", "conditions"), "Permitted") or {}
+    said = find_condition(value_at(obj, "status", "conditions"), "Permitted") or {}
     generation = obj["metadata"].get("generation", 0)
-    if site.trouble.priority_class is not None:
+    if context.priority_class_state.missing_message is not None:
         name = value_at(obj, "spec", "podPriorityClassName") or keys.PRIORITY_CLASS
-        message = missing_message(name)
-        return condition("Permitted", False, keys.PRIORITY_CLASS_MISSING, message, observed_generation=generation)
-    mount = site.mount()
+        message = missing_class_message(name)
+        return new_condition("Permitted", False, keys.PRIORITY_CLASS_MISSING, message, observed_generation=generation)
+    mount = context.mount_namespace_object()
     asked, enforced = value_at(obj, "spec", "podSecurity", default="baseline"), enforced_level(mount)
-    if stricter(asked, enforced) != asked:
+    if stricter_level(asked, enforced) != asked:
         message = (
             f"the binding has Pod Security level {asked}, and the owner enforces {enforced} in namespace "
-            f"{site.mount_namespace}: {enforced} applies; set podSecurity to it, or have the owner loosen the label"
+            f"{context.mount_namespace}: {enforced} applies; set podSecurity to it, or have the owner loosen the label"
         )
-        return condition("Permitted", False, keys.POD_SECURITY_STRICTER, message, observed_generation=generation)
+        return new_condition("Permitted", False, keys.POD_SECURITY_STRICTER, message, observed_generation=generation)
     if said.get("reason") not in SYNCER_REASONS or mount is None:
         return None
-    return condition("Permitted", True, "Permitted", observed_generation=generation)
+    return new_condition("Permitted", True, "Permitted", observed_generation=generation)
 
 
-def marked(site: Site, obj: Object) -> Object | None:
+def marked_condition(context: SyncContext, obj: Object) -> Object | None:
     """Whether the mount namespace carries our mark; said only where it does not, or did not before."""
-    mount = site.mount()
+    mount = context.mount_namespace_object()
     if mount is None:
         return None
     generation = obj["metadata"].get("generation", 0)
-    if not mark_of(mount):
-        message = unmarked_message(site.mount_namespace, site.virtual_cluster)
-        return condition(MARKED, False, keys.MOUNT_NAMESPACE_UNMARKED, message, observed_generation=generation)
-    if find(value_at(obj, "status", "conditions"), MARKED) is None:
+    if not virtual_cluster_of(mount):
+        message = unmarked_message(context.mount_namespace, context.virtual_cluster)
+        return new_condition(
+            MARKED_CONDITION, False, keys.MOUNT_NAMESPACE_UNMARKED, message, observed_generation=generation
+        )
+    if find_condition(value_at(obj, "status", "conditions"), MARKED_CONDITION) is None:
         return None
-    return condition(MARKED, True, "Marked", observed_generation=generation)
+    return new_condition(MARKED_CONDITION, True, "Marked", observed_generation=generation)
 
 
-def leasing(obj: Object, nodes: Sequence[Object], rules: Rules, silent_since: datetime | None) -> Object:
+def leasing_condition(
+    obj: Object, nodes: Sequence[Object], rules: LeaseRules, unreachable_since: datetime | None
+) -> Object:
     """Whether anything is lent now, and if not, why; `silent_since` is when the physical cluster fell silent, if so."""
     generation = obj["metadata"].get("generation", 0)
-    if silent_since is not None:
+    if unreachable_since is not None:
         reason = "PhysicalClusterUnreachable"
-        message = f"the physical cluster has not answered since {timestamp(silent_since)}"
+        message = f"the physical cluster has not answered since {timestamp(unreachable_since)}"
     elif not (rules.operator or rules.owner):
         reason, message = "NoPolicy", "no ResourceLeasingPolicy names this binding, on either side"
     elif not nodes:
         reason, message = "NoNodes", "no node is selected and lent"
     elif rules.reclaim_now:
         reason = "Reclaimed"
-        message = f"the owner's kill switch is on: {keys.RECLAIM}={keys.NOW} on the mount namespace"
-    elif all(taint_named(node, keys.OUT_OF_TIME_WINDOWS) for node in nodes):
+        message = f"the owner's kill switch is on: {keys.RECLAIM}={keys.RECLAIM_NOW} on the mount namespace"
+    elif all(taint_named(node, keys.OUT_OF_TIME_WINDOWS_TAINT) for node in nodes):
         reason, message = "OutOfTimeWindows", "every window is closed"
     else:
-        return condition("Leasing", True, "Leasing", observed_generation=generation)
-    return condition("Leasing", False, reason, message, observed_generation=generation)
+        return new_condition("Leasing", True, "Leasing", observed_generation=generation)
+    return new_condition("Leasing", False, reason, message, observed_generation=generation)

@@ -17,12 +17,12 @@ from tapestry.controller import Result
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import SECRETS
 from tapestry.process.logs import logger
-from tapestry.syncer.bindings import secret_of
-from tapestry.syncer.site import Site
+from tapestry.syncer.bindings import kubeconfig_secret
+from tapestry.syncer.context import SyncContext
 
 log = logger(__name__)
 
-RENEW_AT = 0.8
+RENEWAL_FRACTION = 0.8
 """Of a token's life."""
 
 
@@ -35,7 +35,7 @@ class Kubernetes(msgspec.Struct):
     serviceaccount: ServiceAccount
 
 
-class Token(msgspec.Struct):
+class TokenClaims(msgspec.Struct):
     """What a bound service account token says of itself; nothing here trusts it, the server has to."""
 
     exp: float
@@ -48,23 +48,23 @@ class Token(msgspec.Struct):
 
     @property
     def renewal(self) -> datetime:
-        return datetime.fromtimestamp(self.iat + (self.exp - self.iat) * RENEW_AT, UTC)
+        return datetime.fromtimestamp(self.iat + (self.exp - self.iat) * RENEWAL_FRACTION, UTC)
 
 
 @dataclass(frozen=True)
-class Credentials:
+class CredentialsReconciler:
     """Keeps the kubeconfig of the site's binding usable; keyed by the binding's name."""
 
-    site: Site
+    context: SyncContext
 
     async def reconcile(self, _: str) -> Result | None:
-        site, now = self.site, self.site.now()
+        site, now = self.context, self.context.now()
         binding = site.binding()
         if binding is None or site.is_unbinding:
             return None
-        secret = secret_of(site, binding)
-        kubeconfig = kubeconfig_in(secret)
-        token = token_in(kubeconfig)
+        secret = kubeconfig_secret(site, binding)
+        kubeconfig = parse_kubeconfig(secret)
+        token = parse_token(kubeconfig)
         if token is None:
             return None
         if now < token.renewal:
@@ -72,18 +72,18 @@ class Credentials:
         await self.renew(secret, kubeconfig, token)
         return Result(requeue_after=60)  # where the new one is, if all went well
 
-    async def renew(self, secret: Object, kubeconfig: Object, token: Token) -> None:
+    async def renew(self, secret: Object, kubeconfig: Object, token: TokenClaims) -> None:
         account = token.kubernetes
-        issued = await self.site.physical.token(
+        issued = await self.context.physical_client.request_token(
             account.serviceaccount.name, account.namespace, seconds=int(token.exp - token.iat)
         )
         renewed = with_token(kubeconfig, issued["token"])
         data = {"kubeconfig": base64.b64encode(yaml.safe_dump(renewed).encode()).decode()}
-        await self.site.virtual.patch(SECRETS, secret, {"data": data})
-        log.info("renewed the credentials", binding=self.site.binding_name, until=issued["expirationTimestamp"])
+        await self.context.virtual_client.patch(SECRETS, secret, {"data": data})
+        log.info("renewed the credentials", binding=self.context.binding_name, until=issued["expirationTimestamp"])
 
 
-def kubeconfig_in(secret: Object) -> Object:
+def parse_kubeconfig(secret: Object) -> Object:
     """The kubeconfig of a Secret that has been used already: strict mode has read it before us."""
     try:
         found = yaml.load(base64.b64decode(value_at(secret, "data", "kubeconfig", default="")), Loader=yaml.CSafeLoader)
@@ -92,7 +92,7 @@ def kubeconfig_in(secret: Object) -> Object:
     return found if isinstance(found, dict) else {}
 
 
-def token_in(kubeconfig: Object) -> Token | None:
+def parse_token(kubeconfig: Object) -> TokenClaims | None:
     """What the kubeconfig's only token says of itself; None for other credentials."""
     users = kubeconfig.get("users") or []
     text = str(value_at(users[0], "user", "token", default="")) if len(users) == 1 else ""
@@ -100,7 +100,7 @@ def token_in(kubeconfig: Object) -> Token | None:
     if len(parts) != 3:
         return None
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=Token)
+        return msgspec.json.decode(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)), type=TokenClaims)
     except (msgspec.DecodeError, binascii.Error, ValueError):
         return None
 

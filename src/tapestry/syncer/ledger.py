@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object, annotations_of, key_of, uid_of
-from tapestry.kube.quantity import Amounts
-from tapestry.syncer.translate.meta import virtual_key, virtual_uid
+from tapestry.kube.quantity import ResourceList
+from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
 
-RESERVED_FOR = timedelta(minutes=1)
+RESERVATION_TTL = timedelta(minutes=1)
 """How long a reservation lasts after its write: the cache shows the twin long before."""
 
 
@@ -26,19 +26,19 @@ class Entry:
     """The key of the virtual pod."""
     uid: str
     """The UID of the virtual pod."""
-    held: Amounts | None = None
+    requested: ResourceList | None = None
     """What the twin in the cache requests; None without a twin, or where it has ended."""
-    reserved: Amounts | None = None
+    reserved: ResourceList | None = None
     expires: datetime | None = None
     """When the reservation ends; None while its write is under way."""
     is_seen: bool = False
     """Whether the cache has the twin."""
 
     @property
-    def amounts(self) -> Amounts:
+    def amounts(self) -> ResourceList:
         if self.reserved is None:
-            return self.held or Amounts()
-        return self.reserved if self.held is None else self.held.larger(self.reserved)
+            return self.requested or ResourceList()
+        return self.reserved if self.requested is None else self.requested.larger(self.reserved)
 
 
 class Ledger:
@@ -46,35 +46,35 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._sums: dict[str, Amounts] = {}
+        self._sums: dict[str, ResourceList] = {}
         self._keys: dict[str, set[str]] = {}
         self._twins: dict[str, str] = {}
 
-    def saw(self, old: Object | None, new: Object | None) -> None:
+    def on_physical_pod_change(self, old: Object | None, new: Object | None) -> None:
         """A handler of the physical pods' changes."""
         if new is not None and "twin" in new:
-            self._note(new, is_first=old is None)
+            self._record(new, is_first=old is None)
         elif old is not None and "twin" in old:
             self._forget(old)
 
-    def held(self, node: str) -> Amounts:
+    def held_amounts(self, node: str) -> ResourceList:
         """What is held of a virtual node's lease, with reservations."""
-        return self._sums.get(node) or Amounts()
+        return self._sums.get(node) or ResourceList()
 
-    def held_by(self, twin: str) -> Amounts:
+    def twin_amounts(self, twin: str) -> ResourceList:
         """What the twin under that key holds, with its reservation."""
         entry = self._entries.get(twin)
-        return entry.amounts if entry is not None else Amounts()
+        return entry.amounts if entry is not None else ResourceList()
 
-    def has(self, uid: str) -> bool:
+    def has_twin(self, uid: str) -> bool:
         """Whether the pod of that UID has a twin, or one is being created."""
         return uid in self._twins
 
-    def on(self, node: str) -> list[tuple[str, Entry]]:
+    def entries_on(self, node: str) -> list[tuple[str, Entry]]:
         """The entries of a virtual node, by the keys of their twins."""
         return [(key, self._entries[key]) for key in self._keys.get(node, ())]
 
-    def reserve(self, twin: str, pod: Object, amounts: Amounts) -> None:
+    def reserve(self, twin: str, pod: Object, amounts: ResourceList) -> None:
         """Count `amounts` for the twin of `pod` until the cache shows them, or `release`."""
         entry = self._entries.get(twin)
         if entry is not None and entry.uid != uid_of(pod):
@@ -83,32 +83,32 @@ class Ledger:
         if entry is None:
             entry = Entry(pod["spec"]["nodeName"], key_of(pod), uid_of(pod))
             self._add(twin, entry)
-        self._change(entry, entry.held, amounts)
+        self._change(entry, entry.requested, amounts)
         entry.expires = None
 
-    def written(self, twin: str, now: datetime) -> None:
+    def mark_written(self, twin: str, now: datetime) -> None:
         """The write that a reservation was for has ended: the cache shows soon what came of it, or nothing did."""
         entry = self._entries.get(twin)
         if entry is not None and entry.reserved is not None:
-            entry.expires = now + RESERVED_FOR
+            entry.expires = now + RESERVATION_TTL
 
     def release(self, twin: str) -> None:
         """End a reservation: nothing came of it."""
         entry = self._entries.get(twin)
         if entry is None:
             return
-        self._change(entry, entry.held, None)
+        self._change(entry, entry.requested, None)
         if not entry.is_seen:
             self._drop(twin)
 
     def release_expired(self, node: str, now: datetime) -> bool:
         """End the reservations of a node that the cache should have shown by now; whether there were any."""
-        late = [key for key, entry in self.on(node) if entry.expires is not None and entry.expires <= now]
+        late = [key for key, entry in self.entries_on(node) if entry.expires is not None and entry.expires <= now]
         for key in late:
             self.release(key)
         return bool(late)
 
-    def _note(self, twin: Object, *, is_first: bool) -> None:
+    def _record(self, twin: Object, *, is_first: bool) -> None:
         key, uid = key_of(twin), virtual_uid(twin)
         entry = self._entries.get(key)
         node = annotations_of(twin).get(keys.VIRTUAL_NODE_NAME, "")
@@ -121,7 +121,7 @@ class Ledger:
         held, reserved = twin["held"], entry.reserved
         if reserved is not None and (is_first or (held is not None and held.larger(reserved) == held)):
             reserved = None
-        if reserved is not entry.reserved or held != entry.held:
+        if reserved is not entry.reserved or held != entry.requested:
             self._change(entry, held, reserved)
 
     def _forget(self, twin: Object) -> None:
@@ -133,14 +133,14 @@ class Ledger:
         if entry.reserved is None or entry.uid == virtual_uid(twin):
             self._drop(key)
 
-    def _change(self, entry: Entry, held: Amounts | None, reserved: Amounts | None) -> None:
+    def _change(self, entry: Entry, held: ResourceList | None, reserved: ResourceList | None) -> None:
         before = entry.amounts
-        entry.held, entry.reserved = held, reserved
+        entry.requested, entry.reserved = held, reserved
         if reserved is None:
             entry.expires = None
         after = entry.amounts
         if before != after:
-            self._sums[entry.node] = self.held(entry.node) + after - before
+            self._sums[entry.node] = self.held_amounts(entry.node) + after - before
 
     def _add(self, key: str, entry: Entry) -> None:
         self._entries[key] = entry

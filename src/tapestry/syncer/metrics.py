@@ -5,7 +5,7 @@ from collections.abc import Callable
 from prometheus_client import Counter, Gauge
 
 from tapestry.kube.objects import Object
-from tapestry.kube.quantity import Amounts
+from tapestry.kube.quantity import ResourceList
 from tapestry.process.metrics import NAMESPACE
 
 MAPPED, REFUSED, FAILED = "mapped", "refused", "failed"
@@ -29,13 +29,13 @@ LAST_SEEN = Gauge(
 UNREACHABLE = Gauge(
     "physical_cluster_unreachable", "1 while the physical API server does not answer.", ["binding"], namespace=NAMESPACE
 )
-OUTCOMES = Counter(
+POD_OUTCOMES = Counter(
     "pods",
     "Pods that were mapped, refused or failed, by reason; each counts once for an outcome.",
     ["binding", "outcome", "reason"],
     namespace=NAMESPACE,
 )
-EVENTS_UNTOLD = Counter(
+EVENTS_DROPPED = Counter(
     "twin_events_untold", "Events about twins that were too many to be told above.", ["binding"], namespace=NAMESPACE
 )
 
@@ -45,27 +45,27 @@ FINDINGS = Gauge(
     ["binding", "invariant"],
     namespace=NAMESPACE,
 )
-MENDED = Counter("mended", "What a check removed or set right itself.", ["binding", "invariant"], namespace=NAMESPACE)
+REPAIRED = Counter("mended", "What a check removed or set right itself.", ["binding", "invariant"], namespace=NAMESPACE)
 
 
-def begin(binding: str, last_seen: Callable[[], float]) -> None:
+def register_binding(binding: str, last_seen: Callable[[], float]) -> None:
     """Give a binding the series that have a value from the start; `last_seen` is asked whenever they are read."""
     UNREACHABLE.labels(binding).set(0)
     LAST_SEEN.labels(binding).set_function(last_seen)
-    OUTCOMES.labels(binding, MAPPED, "")
+    POD_OUTCOMES.labels(binding, MAPPED, "")
 
 
-def end(binding: str) -> None:
+def unregister_binding(binding: str) -> None:
     """Show no longer what only the process knows that works for the binding."""
     UNREACHABLE.remove(binding)
     LAST_SEEN.remove(binding)
 
 
-def show(binding: str, status: Object) -> None:
+def update_binding(binding: str, status: Object) -> None:
     """Have the gauges say what the binding's status says; what it no longer names is 0."""
     NODES.labels(binding).set(status["nodes"])
     PODS.labels(binding).set(status["pods"])
     for gauge, field in ((LEASED, "leased"), (USED, "used")):
-        amounts = Amounts.parse({resource: text or "0" for resource, text in status[field].items()})
+        amounts = ResourceList.parse({resource: text or "0" for resource, text in status[field].items()})
         for resource, amount in amounts.items():
             gauge.labels(binding, resource).set(amount.nano / 1e9)

@@ -20,100 +20,100 @@ from tapestry.kube.objects import Object, annotations_of, is_deleting, key_of, v
 from tapestry.kube.resources import PODS
 from tapestry.process.logs import logger
 from tapestry.syncer import metrics
-from tapestry.syncer.site import Site
+from tapestry.syncer.context import SyncContext
 
 log = logger(__name__)
 
-PATIENCE = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
-PROBES_PER_SILENCE = 4
+UNREACHABLE_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
+PROBES_PER_TIMEOUT = 4
 
 
 @dataclass(frozen=True)
-class PartitionWatch:
+class PartitionDetector:
     """Notices that the physical cluster fell silent, or answers again, and sees to both."""
 
-    site: Site
-    look_again: Callable[[], None]
+    context: SyncContext
+    requeue_all: Callable[[], None]
     """Has everything looked at."""
 
     async def run(self) -> None:
-        metrics.begin(self.site.binding_name, self.last_seen)
+        metrics.register_binding(self.context.binding_name, self.last_seen)
         try:
             while True:
-                await self.look()
-                await asyncio.sleep(self.pause)
+                await self.check()
+                await asyncio.sleep(self.probe_interval)
         finally:
-            metrics.end(self.site.binding_name)
+            metrics.unregister_binding(self.context.binding_name)
 
     @property
-    def pause(self) -> float:
+    def probe_interval(self) -> float:
         """Seconds between looks."""
-        return self.site.config.silence_seconds / PROBES_PER_SILENCE
+        return self.context.config.silence_seconds / PROBES_PER_TIMEOUT
 
-    async def look(self) -> None:
-        await self.probe(self.pause)
-        if self.site.reads.silence() >= self.site.config.silence_seconds:
-            await self.hold()
-        elif self.site.partition.since is not None:
-            self.heal()
-        elif self.site.reads.is_open:
-            await self.restore()
+    async def check(self) -> None:
+        await self.probe(self.probe_interval)
+        if self.context.read_transport.seconds_since_response() >= self.context.config.silence_seconds:
+            await self.begin_partition()
+        elif self.context.partition.since is not None:
+            self.end_partition()
+        elif self.context.read_transport.is_connected:
+            await self.restore_tolerations()
 
     def last_seen(self) -> float:
         """For the metric: 0 where the cluster was never seen."""
-        found = self.site.last_seen()
+        found = self.context.last_seen()
         return found.timestamp() if found is not None else 0.0
 
-    async def probe(self, patience: float) -> None:
+    async def probe(self, timeout: float) -> None:
         """Ask for something that costs nothing; an answer of any kind counts."""
         try:
-            async with asyncio.timeout(patience):
-                await self.site.physical_reads.version()
+            async with asyncio.timeout(timeout):
+                await self.context.physical_read_client.server_version()
         except (KubeError, TimeoutError):
             return
 
-    async def hold(self) -> None:
+    async def begin_partition(self) -> None:
         """Say that nobody knows, once every pod may wait; those that came later may then, too."""
-        site = self.site
+        site = self.context
         binding = None if site.is_unbinding else site.binding()
         holds = binding is not None and binding.spec.on_partition == "Hold"
-        if holds and not await self.for_each_pod(lifted):
+        if holds and not await self.patch_pods(hold_patch):
             return  # the next pass sees those as they are now
         if site.partition.since is None:
             log.warning("the physical cluster does not answer", binding=site.binding_name)
             site.partition.since = site.last_seen() or site.now()
             metrics.UNREACHABLE.labels(site.binding_name).set(1)
-            self.look_again()
+            self.requeue_all()
 
-    def heal(self) -> None:
-        log.info("the physical cluster answers again", binding=self.site.binding_name)
-        self.site.partition.since = None
-        metrics.UNREACHABLE.labels(self.site.binding_name).set(0)
-        self.look_again()
+    def end_partition(self) -> None:
+        log.info("the physical cluster answers again", binding=self.context.binding_name)
+        self.context.partition.since = None
+        metrics.UNREACHABLE.labels(self.context.binding_name).set(0)
+        self.requeue_all()
 
-    async def restore(self) -> None:
+    async def restore_tolerations(self) -> None:
         """Give back what we, or a process that is no more, held back: where the virtual cluster has noticed, too.
 
         As long as the node is tainted, patience of a few seconds would be used up at once.
         """
-        await self.for_each_pod(lambda pod: None if self.is_shunned(pod) else put_back(pod))
+        await self.patch_pods(lambda pod: None if self.is_node_tainted(pod) else restore_patch(pod))
 
-    def is_shunned(self, pod: Object) -> bool:
+    def is_node_tainted(self, pod: Object) -> bool:
         """Whether the virtual cluster still makes pods leave the pod's node."""
-        node = self.site.virtual_nodes.store.get(pod["spec"]["nodeName"])
+        node = self.context.virtual_nodes.store.get(pod["spec"]["nodeName"])
         taints: list[Object] = value_at(node, "spec", "taints", default=[])
-        return any(taint["key"] in PATIENCE and taint["effect"] == "NoExecute" for taint in taints)
+        return any(taint["key"] in UNREACHABLE_TAINTS and taint["effect"] == "NoExecute" for taint in taints)
 
-    async def for_each_pod(self, change: Callable[[Object], Object | None]) -> bool:
+    async def patch_pods(self, patch_for: Callable[[Object], Object | None]) -> bool:
         """Whether there is nothing left to do: no pod was in other hands just then."""
         done = True
-        nodes = list(self.site.virtual_nodes.store)  # the cache of pods may also have those of a binding named alike
-        for pod in [pod for node in nodes for pod in self.site.pods_on(node)]:
-            patch = None if is_deleting(pod) else change(pod)
+        nodes = list(self.context.virtual_nodes.store)  # the cache of pods may also have those of a binding named alike
+        for pod in [pod for node in nodes for pod in self.context.pods_on(node)]:
+            patch = None if is_deleting(pod) else patch_for(pod)
             if patch is None:
                 continue
             try:
-                await self.site.virtual.patch(PODS, pod, patch)
+                await self.context.virtual_client.patch(PODS, pod, patch)
             except NotFound:
                 continue
             except Conflict as error:
@@ -122,7 +122,7 @@ class PartitionWatch:
         return done
 
 
-def lifted(pod: Object) -> Object | None:
+def hold_patch(pod: Object) -> Object | None:
     """The patch that lets a pod wait for ever, and keeps how long it would have; None where there is nothing to do."""
     tolerations: list[Object] = value_at(pod, "spec", "tolerations", default=[])
     limited = {each["key"]: each["tolerationSeconds"] for each in tolerations if is_limited(each)}
@@ -133,7 +133,7 @@ def lifted(pod: Object) -> Object | None:
     return {"metadata": {"annotations": annotation}, "spec": {"tolerations": patient}}
 
 
-def put_back(pod: Object) -> Object | None:
+def restore_patch(pod: Object) -> Object | None:
     """The patch that undoes `lifted`; None where it was not done."""
     text = annotations_of(pod).get(keys.HELD_TOLERATIONS)
     if text is None:
@@ -145,7 +145,7 @@ def put_back(pod: Object) -> Object | None:
     tolerations: list[Object] = value_at(pod, "spec", "tolerations", default=[])
     limited: list[Any] = [
         {**each, "tolerationSeconds": limits[each["key"]]}
-        if each.get("key") in PATIENCE and each["key"] in limits
+        if each.get("key") in UNREACHABLE_TAINTS and each["key"] in limits
         else each
         for each in tolerations
     ]
@@ -153,7 +153,7 @@ def put_back(pod: Object) -> Object | None:
 
 
 def is_limited(toleration: Object) -> bool:
-    return toleration.get("key") in PATIENCE and toleration.get("tolerationSeconds") is not None
+    return toleration.get("key") in UNREACHABLE_TAINTS and toleration.get("tolerationSeconds") is not None
 
 
 def without_limit(toleration: Object) -> Object:

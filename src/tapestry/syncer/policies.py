@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import Binding, plain_selector
+from tapestry.apis.clusterbindings import Binding, node_selector_object
 from tapestry.apis.policies import POLICY, ResourceLeasingPolicySpec
-from tapestry.kube.crds import decode
+from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, value_at
-from tapestry.kube.quantity import parse
+from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.selectors import EVERY_NODE, SelectorError, node_selector
 from tapestry.kube.times import parse_time
-from tapestry.syncer.leasing import Policy, Rules, Side
+from tapestry.syncer.leasing import LeaseRules, Policy, PolicySide
 from tapestry.syncer.windows import NEVER_OPEN, schedule_of
 
 CHANGED_AT = "changedAt"
@@ -24,77 +24,85 @@ CHANGED_AT = "changedAt"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParsedPolicy:
     """What came of reading one policy: a complaint names the field that is wrong."""
 
     policy: Policy
-    complaint: str = ""
+    error: str = ""
 
 
-def policy_of(obj: Object, side: Side, default_zone: str) -> Policy:
+def parse_policy(obj: Object, side: PolicySide, default_zone: str) -> Policy:
     """The policy that `obj` describes; raises ValueError, beginning with the path of what is wrong."""
-    spec = decode(POLICY, obj)
+    spec = decode_spec(POLICY, obj)
     for index, limit in enumerate(spec.resource_limits):
         if limit.quantity is not None:
-            parse(limit.quantity, f"spec.resourceLimits[{index}].quantity")
+            parse_quantity(limit.quantity, f"spec.resourceLimits[{index}].quantity")
     for index, total in enumerate(spec.total_limits):
-        parse(total.quantity, f"spec.totalLimits[{index}].quantity")
+        parse_quantity(total.quantity, f"spec.totalLimits[{index}].quantity")
     return Policy(
         name=name_of(obj),
         side=side,
         spec=spec,
         schedule=schedule_of(spec, default_zone),
-        selector=node_selector(plain_selector(spec.node_selector), "spec.nodeSelector"),
+        selector=node_selector(node_selector_object(spec.node_selector), "spec.nodeSelector"),
         changed_at=changed_at(obj),
     )
 
 
-def reading_of(obj: Object, side: Side, default_zone: str) -> Reading:
+def parsed_policy(obj: Object, side: PolicySide, default_zone: str) -> ParsedPolicy:
     """The policy to go by: its spec, else its last good one, else one that is not readable."""
     try:
-        return Reading(policy_of(obj, side, default_zone))
+        return ParsedPolicy(parse_policy(obj, side, default_zone))
     except ValueError as error:
         complaint = str(error)
     try:
-        return Reading(policy_of({**obj, "spec": value_at(obj, "status", "lastGood")}, side, default_zone), complaint)
+        return ParsedPolicy(
+            parse_policy({**obj, "spec": value_at(obj, "status", "lastGood")}, side, default_zone), complaint
+        )
     except ValueError:
-        return Reading(unreadable(obj, side), complaint)
+        return ParsedPolicy(invalid_policy(obj, side), complaint)
 
 
-def unreadable(obj: Object, side: Side) -> Policy:
+def invalid_policy(obj: Object, side: PolicySide) -> Policy:
     """The policy in the place of one that cannot be read: for the nodes that it selects, if at least that is clear."""
     try:
         selector = node_selector(value_at(obj, "spec", "nodeSelector"))
     except SelectorError:
         selector = EVERY_NODE
     spec = ResourceLeasingPolicySpec(cluster=value_at(obj, "spec", "cluster"))
-    return Policy(name_of(obj), side, spec, NEVER_OPEN, selector, changed_at(obj), readable=False)
+    return Policy(name_of(obj), side, spec, NEVER_OPEN, selector, changed_at(obj), is_valid=False)
 
 
-def is_about(obj: Object, binding: Binding) -> bool:
+def applies_to_binding(obj: Object, binding: Binding) -> bool:
     """Whether a policy is for this binding, by its name or its clusterID."""
     return value_at(obj, "spec", "cluster") in (binding.name, binding.spec.cluster_id)
 
 
-def readings(objects: Iterable[Object], side: Side, binding: Binding, default_zone: str) -> list[Reading]:
+def parsed_policies(
+    objects: Iterable[Object], side: PolicySide, binding: Binding, default_zone: str
+) -> list[ParsedPolicy]:
     """The policies for this binding, in the order of their names; one that is being deleted counts no more."""
-    found = [obj for obj in objects if is_about(obj, binding) and not is_deleting(obj)]
-    return [reading_of(obj, side, default_zone) for obj in sorted(found, key=name_of)]
+    found = [obj for obj in objects if applies_to_binding(obj, binding) and not is_deleting(obj)]
+    return [parsed_policy(obj, side, default_zone) for obj in sorted(found, key=name_of)]
 
 
-def rules_of(
-    binding: Binding, operator: Iterable[Reading], owner: Iterable[Reading], mount: Object | None, warning: timedelta
-) -> Rules:
+def build_rules(
+    binding: Binding,
+    operator: Iterable[ParsedPolicy],
+    owner: Iterable[ParsedPolicy],
+    mount: Object | None,
+    warning: timedelta,
+) -> LeaseRules:
     """What decides about every node of a binding; `mount` is its mount namespace, where that could be read.
 
     `warning` is how long before its end a lease says so.
     """
-    return Rules(
+    return LeaseRules(
         operator=[reading.policy for reading in operator],
         owner=[reading.policy for reading in owner],
-        selector=node_selector(plain_selector(binding.spec.node_selector), "spec.nodeSelector"),
-        owner_required=mount is not None and labels_of(mount).get(keys.OWNER_POLICY) == keys.REQUIRED,
-        reclaim_now=mount is not None and annotations_of(mount).get(keys.RECLAIM) == keys.NOW,
+        selector=node_selector(node_selector_object(binding.spec.node_selector), "spec.nodeSelector"),
+        owner_required=mount is not None and labels_of(mount).get(keys.OWNER_POLICY) == keys.OWNER_POLICY_REQUIRED,
+        reclaim_now=mount is not None and annotations_of(mount).get(keys.RECLAIM) == keys.RECLAIM_NOW,
         warning=warning,
     )
 

@@ -14,23 +14,32 @@ from msgspec import Meta
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.apis.policies import SECONDS, Amount, ResourceLeasingPolicySpec, ResourceLimit
-from tapestry.kube.names import label_value
+from tapestry.apis.policies import MAX_SECONDS, Amount, ResourceLeasingPolicySpec, ResourceLimit
+from tapestry.kube.names import safe_label_value
 from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, uid_of, value_at
-from tapestry.kube.quantity import ZERO, Amounts
+from tapestry.kube.quantity import ZERO, ResourceList
 from tapestry.kube.selectors import EVERY_NODE
 from tapestry.kube.times import parse_time, timestamp
-from tapestry.syncer.leasing import FINISH, Lease, Policy, Rules, Side, State, Terms, counting
+from tapestry.syncer.leasing import (
+    NO_DEADLINE,
+    Lease,
+    LeaseRules,
+    LeaseState,
+    Policy,
+    PolicySide,
+    ReclaimTerms,
+    matching_policies,
+)
 from tapestry.syncer.windows import NEVER_OPEN
 
-RESERVED = (keys.PREFIX, "node-role.kubernetes.io/", "node-restriction.kubernetes.io/")
+RESERVED_LABEL_PREFIXES = (keys.PREFIX, "node-role.kubernetes.io/", "node-restriction.kubernetes.io/")
 """Labels of the physical node that mean something to its own cluster only."""
-LIFECYCLE = "node.kubernetes.io/"
+LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
 """Taints that every cluster's own controllers set."""
 HOSTNAME = "kubernetes.io/hostname"
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
-MOST_CONDITIONS = 32
-LONGEST_MESSAGE = 4096
+MAX_CONDITIONS = 32
+MAX_MESSAGE_BYTES = 4096
 """Bytes of a condition's message: it comes from a stranger."""
 
 Taint = dict[str, Any]
@@ -39,9 +48,9 @@ Taint = dict[str, Any]
 class LastTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """The terms of a policy under which a node was lent last."""
 
-    policy: Annotated[str, Meta(pattern=f"^({'|'.join(Side)})/.")]
+    policy: Annotated[str, Meta(pattern=f"^({'|'.join(PolicySide)})/.")]
     force: bool = False
-    grace: Annotated[int, Meta(ge=0, le=SECONDS)] = 0
+    grace: Annotated[int, Meta(ge=0, le=MAX_SECONDS)] = 0
     evict: bool = False
     gone: Annotated[datetime, Meta(tz=True)] | None = None
     """When the policy was seen to be no more, while there were others for the node."""
@@ -49,7 +58,7 @@ class LastTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the node lent then."""
 
 
-class Expected(msgspec.Struct, frozen=True):
+class ExpectedMetadata(msgspec.Struct, frozen=True):
     """What we set last, in the annotation that keeps it."""
 
     labels: dict[str, str] = {}
@@ -75,18 +84,18 @@ def virtual_node(
     kubelet: Endpoint | None = None,
 ) -> Object:
     """The Node to have in the virtual cluster for `node`, as `converge` takes it: None is absent, the rest is kept."""
-    before = expected_of(existing)
-    taints = taints_for(node, lease, binding, existing, now)
-    after = Expected(
-        labels_for(node, binding, name),
-        annotations_for(node, lease, binding, existing),
+    before = expected_metadata(existing)
+    taints = node_taints(node, lease, binding, existing, now)
+    after = ExpectedMetadata(
+        node_labels(node, binding, name),
+        node_annotations(node, lease, binding, existing),
         [(each["key"], each["effect"]) for each in taints],
     )
     metadata = {
         "name": name,
-        "labels": merged(before.labels, labels_of(existing) if existing else {}, after.labels),
+        "labels": merged_metadata(before.labels, labels_of(existing) if existing else {}, after.labels),
         "annotations": {
-            **merged(before.annotations, annotations_of(existing) if existing else {}, after.annotations),
+            **merged_metadata(before.annotations, annotations_of(existing) if existing else {}, after.annotations),
             keys.EXPECTED_METADATA: msgspec.json.encode(after, order="sorted").decode(),
         },
     }
@@ -96,50 +105,50 @@ def virtual_node(
         "metadata": metadata,
         # A server keeps no empty list: asked for one, it would be asked again at every pass.
         "spec": {"taints": merged_taints(before.taints, existing, taints) or None},
-        "status": {**status_for(node, lease, existing), **reached_by(node, name, kubelet)},
+        "status": {**node_status(node, lease, existing), **node_addresses(node, name, kubelet)},
     }
 
 
-def labels_for(node: Object, binding: Binding, name: str) -> dict[str, str]:
-    copied = {key: value for key, value in labels_of(node).items() if not key.startswith(RESERVED)}
+def node_labels(node: Object, binding: Binding, name: str) -> dict[str, str]:
+    copied = {key: value for key, value in labels_of(node).items() if not key.startswith(RESERVED_LABEL_PREFIXES)}
     return {
         **copied,
         HOSTNAME: name,
         "node-role.kubernetes.io/tapestry": "",
         "node.kubernetes.io/exclude-from-external-load-balancers": "",
         keys.MANAGED_BY: keys.TAPESTRY,
-        keys.NODE_TYPE: keys.VIRTUAL,
-        keys.CLUSTER_BINDING: label_value(binding.name),
+        keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL,
+        keys.CLUSTER_BINDING: safe_label_value(binding.name),
         keys.CLUSTER_BINDING_UID: binding.uid,
         keys.PHYSICAL_CLUSTER_ID: binding.spec.cluster_id,
-        keys.PHYSICAL_NODE_NAME: label_value(name_of(node)),
+        keys.PHYSICAL_NODE_NAME: safe_label_value(name_of(node)),
     }
 
 
-def annotations_for(node: Object, lease: Lease, binding: Binding, existing: Object | None) -> dict[str, str]:
+def node_annotations(node: Object, lease: Lease, binding: Binding, existing: Object | None) -> dict[str, str]:
     found = {
         keys.CLUSTER_BINDING: binding.name,
         keys.PHYSICAL_NODE_NAME: name_of(node),
         keys.PHYSICAL_NODE_UID: uid_of(node),
         keys.POLICIES_APPLIED: ",".join(str(policy) for policy in lease.policies),
-        keys.LAST_TERMS: terms_to_keep(lease, existing),
+        keys.LAST_TERMS: terms_annotation(lease, existing),
     }
-    if lease.state is State.CLOSED:
+    if lease.state is LeaseState.CLOSED:
         found[keys.CLOSED_REASON] = lease.reason
     if lease.ends is not None and lease.ends_soon:
         found[keys.LEASE_ENDS] = timestamp(lease.ends)
     return found
 
 
-def taints_for(node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime) -> list[Taint]:
+def node_taints(node: Object, lease: Lease, binding: Binding, existing: Object | None, now: datetime) -> list[Taint]:
     """The owner's taints, as far as they bar new pods, and our own."""
     ours = []
     if not binding.spec.disable_node_default_taint:
         ours.append(keys.VNODE_TAINT)
     if value_at(node, "spec", "unschedulable"):
-        ours.append(keys.PHYSICAL_NODE_UNSCHEDULABLE)
-    if lease.state is State.CLOSED:
-        ours.append(keys.OUT_OF_TIME_WINDOWS)
+        ours.append(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT)
+    if lease.state is LeaseState.CLOSED:
+        ours.append(keys.OUT_OF_TIME_WINDOWS_TAINT)
     return [*owners_taints(node), *(our_taint(key, existing, now) for key in ours)]
 
 
@@ -147,7 +156,7 @@ def owners_taints(node: Object) -> list[Taint]:
     """The taints of a physical node that bar pods from its virtual one; no key has the same effect twice."""
     found: dict[tuple[str, str], Taint] = {}
     for taint in value_at(node, "spec", "taints", default=[]):
-        if not taint["key"].startswith((LIFECYCLE, keys.PREFIX)):
+        if not taint["key"].startswith((LIFECYCLE_TAINT_PREFIX, keys.PREFIX)):
             effect = keys.NO_SCHEDULE if taint["effect"] == "NoExecute" else taint["effect"]
             copy = {key: value for key, value in taint.items() if key != "timeAdded"}
             found.setdefault((taint["key"], effect), {**copy, "effect": effect})
@@ -157,7 +166,7 @@ def owners_taints(node: Object) -> list[Taint]:
 def our_taint(key: str, existing: Object | None, now: datetime) -> Taint:
     """A taint of ours; since when it is there is kept from the first time on."""
     taint = {"key": key, "effect": keys.NO_SCHEDULE}
-    if key not in (keys.OUT_OF_TIME_WINDOWS, keys.WITHDRAWING):
+    if key not in (keys.OUT_OF_TIME_WINDOWS_TAINT, keys.WITHDRAWING_TAINT):
         return taint
     there = taint_named(existing, key) or {}
     return {**taint, "timeAdded": there.get("timeAdded") or timestamp(now)}
@@ -168,24 +177,24 @@ def taint_named(node: Object | None, key: str) -> Taint | None:
     return next((taint for taint in taints if taint["key"] == key), None)
 
 
-def state_of(node: Object) -> State:
+def lease_state_of(node: Object) -> LeaseState:
     """A virtual node's state as its taints tell it."""
-    if is_deleting(node) or taint_named(node, keys.WITHDRAWING):
-        return State.WITHDRAWN
-    return State.CLOSED if taint_named(node, keys.OUT_OF_TIME_WINDOWS) else State.OPEN
+    if is_deleting(node) or taint_named(node, keys.WITHDRAWING_TAINT):
+        return LeaseState.WITHDRAWN
+    return LeaseState.CLOSED if taint_named(node, keys.OUT_OF_TIME_WINDOWS_TAINT) else LeaseState.OPEN
 
 
-def leased_of(node: Object) -> Amounts:
+def leased_amounts(node: Object) -> ResourceList:
     """What a virtual node lends now: nothing of any resource unless it is open, though its allocatable stays."""
-    allocatable = Amounts.parse(value_at(node, "status", "allocatable"))
-    return allocatable if state_of(node) is State.OPEN else Amounts(dict.fromkeys(allocatable, ZERO))
+    allocatable = ResourceList.parse(value_at(node, "status", "allocatable"))
+    return allocatable if lease_state_of(node) is LeaseState.OPEN else ResourceList(dict.fromkeys(allocatable, ZERO))
 
 
-def status_for(node: Object, lease: Lease, existing: Object | None) -> Object:
+def node_status(node: Object, lease: Lease, existing: Object | None) -> Object:
     """What lasts of the physical node's status.  Heartbeats do not: they would be a write every few seconds."""
     gone = dict.fromkeys(value_at(existing, "status", "allocatable", default={}))
     amounts = {**gone, **lease.amounts.texts()}
-    conditions = value_at(node, "status", "conditions", default=[])[:MOST_CONDITIONS]
+    conditions = value_at(node, "status", "conditions", default=[])[:MAX_CONDITIONS]
     status = {
         "capacity": amounts,
         "allocatable": amounts,
@@ -195,7 +204,7 @@ def status_for(node: Object, lease: Lease, existing: Object | None) -> Object:
     return {**status, "nodeInfo": info} if info else status
 
 
-def reached_by(node: Object, name: str, kubelet: Endpoint | None) -> Object:
+def node_addresses(node: Object, name: str, kubelet: Endpoint | None) -> Object:
     """The part of the status that says where the node is, and where its kubelet.
 
     API servers call a kubelet at its node's host name, if there is one, or else at the first address.  None may be
@@ -214,31 +223,31 @@ def reached_by(node: Object, name: str, kubelet: Endpoint | None) -> Object:
 def without_heartbeat(condition: Object) -> Object:
     kept = {key: value for key, value in condition.items() if key in ("type", "status", "reason", "lastTransitionTime")}
     if message := condition.get("message"):
-        kept["message"] = message.encode()[:LONGEST_MESSAGE].decode(errors="ignore")
+        kept["message"] = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
     return {**kept, "lastHeartbeatTime": condition.get("lastTransitionTime")}
 
 
-def withdrawn(existing: Object, now: datetime) -> Object:
+def withdrawal_patch(existing: Object, now: datetime) -> Object:
     """What makes a virtual node one that is going: a taint, beside those it has."""
     taints: list[Taint] = value_at(existing, "spec", "taints", default=[])
     return {
         "metadata": {"name": name_of(existing)},
-        "spec": {"taints": [*taints, our_taint(keys.WITHDRAWING, existing, now)]},
+        "spec": {"taints": [*taints, our_taint(keys.WITHDRAWING_TAINT, existing, now)]},
     }
 
 
-def last_terms(existing: Object, now: datetime) -> Terms:
+def last_reclaim_terms(existing: Object, now: datetime) -> ReclaimTerms:
     """The terms on which the node was lent last, counted from its withdrawal: the policies may be gone by now."""
-    forced = [each for each in kept_terms(existing) if each.force]
+    forced = [each for each in stored_terms(existing) if each.force]
     if not forced:
-        return FINISH
-    taint = taint_named(existing, keys.WITHDRAWING)
+        return NO_DEADLINE
+    taint = taint_named(existing, keys.WITHDRAWING_TAINT)
     since = parse_time(taint["timeAdded"]) if taint and taint.get("timeAdded") else now
     deadline = since + timedelta(seconds=max(each.grace for each in forced))
-    return Terms(deadline, any(each.evict for each in forced), by="the policy it was leased under")
+    return ReclaimTerms(deadline, any(each.evict for each in forced), by="the policy it was leased under")
 
 
-def kept_terms(existing: Object | None) -> list[LastTerms]:
+def stored_terms(existing: Object | None) -> list[LastTerms]:
     """What the annotation says; nobody is evicted because something could not be read."""
     text = annotations_of(existing).get(keys.LAST_TERMS) if existing is not None else None
     try:
@@ -247,15 +256,17 @@ def kept_terms(existing: Object | None) -> list[LastTerms]:
         return []
 
 
-def terms_to_keep(lease: Lease, existing: Object | None) -> str:
+def terms_annotation(lease: Lease, existing: Object | None) -> str:
     """The terms of the policies that decide about a lease, for the day when they are gone.
 
     While none of them can be read, those stay that were kept before.
     """
-    if existing is not None and not any(policy.readable for policy in lease.policies):
+    if existing is not None and not any(policy.is_valid for policy in lease.policies):
         return annotations_of(existing).get(keys.LAST_TERMS, "[]")
-    deciding = [policy for policy in lease.deciders if policy.readable and not policy.gone]
-    return msgspec.json.encode([terms_of(policy) for policy in (*deciding, *lease.gone)], order="sorted").decode()
+    deciding = [policy for policy in lease.deciding_policies if policy.is_valid and not policy.removed_at]
+    return msgspec.json.encode(
+        [terms_of(policy) for policy in (*deciding, *lease.removed_policies)], order="sorted"
+    ).decode()
 
 
 def terms_of(policy: Policy) -> LastTerms:
@@ -265,45 +276,45 @@ def terms_of(policy: Policy) -> LastTerms:
         spec.force_reclaim,
         spec.graceful_reclaim_period_seconds,
         spec.evict_during_grace,
-        policy.gone,
-        {limit.resource: limit.quantity or 0 for limit in spec.resource_limits} if policy.gone else {},
+        policy.removed_at,
+        {limit.resource: limit.quantity or 0 for limit in spec.resource_limits} if policy.removed_at else {},
     )
 
 
-def remembering(rules: Rules, node: Object, existing: Object | None, now: datetime) -> Rules:
+def with_removed_policies(rules: LeaseRules, node: Object, existing: Object | None, now: datetime) -> LeaseRules:
     """`rules`, with the policies that the node was lent under last and that are no more, or no more for this node.
 
     One that is missed for the first time closed now, with what the node has been lending up to now.
     """
-    present = {str(policy) for side in (rules.operator, rules.owner) for policy in counting(side, node)}
+    present = {str(policy) for side in (rules.operator, rules.owner) for policy in matching_policies(side, node)}
     lent = value_at(existing, "status", "allocatable", default={})
-    gone = [gone_policy(each, now, lent) for each in kept_terms(existing) if each.policy not in present]
-    return replace(rules, gone=gone) if gone else rules
+    gone = [removed_policy(each, now, lent) for each in stored_terms(existing) if each.policy not in present]
+    return replace(rules, removed_policies=gone) if gone else rules
 
 
-def gone_policy(kept: LastTerms, now: datetime, lent: Mapping[str, Amount]) -> Policy:
-    side, _, name = kept.policy.partition("/")
-    amounts = kept.lent if kept.gone else lent
+def removed_policy(stored: LastTerms, now: datetime, lent: Mapping[str, Amount]) -> Policy:
+    side, _, name = stored.policy.partition("/")
+    amounts = stored.lent if stored.gone else lent
     spec = ResourceLeasingPolicySpec(
         cluster="",
         resource_limits=tuple(ResourceLimit(resource, quantity=amount) for resource, amount in amounts.items()),
-        force_reclaim=kept.force,
-        graceful_reclaim_period_seconds=kept.grace,
-        evict_during_grace=kept.evict,
+        force_reclaim=stored.force,
+        graceful_reclaim_period_seconds=stored.grace,
+        evict_during_grace=stored.evict,
     )
-    return Policy(name, Side(side), spec, NEVER_OPEN, EVERY_NODE, LONG_AGO, gone=kept.gone or now)
+    return Policy(name, PolicySide(side), spec, NEVER_OPEN, EVERY_NODE, LONG_AGO, removed_at=stored.gone or now)
 
 
-def expected_of(existing: Object | None) -> Expected:
+def expected_metadata(existing: Object | None) -> ExpectedMetadata:
     """What we set last, as the annotation says; a broken one counts as nothing."""
     text = annotations_of(existing).get(keys.EXPECTED_METADATA) if existing is not None else None
     try:
-        return msgspec.json.decode(text or "{}", type=Expected)
+        return msgspec.json.decode(text or "{}", type=ExpectedMetadata)
     except msgspec.DecodeError:
-        return Expected()
+        return ExpectedMetadata()
 
 
-def merged(before: dict[str, str], theirs: Mapping[str, str], ours: dict[str, str]) -> dict[str, str | None]:
+def merged_metadata(before: dict[str, str], theirs: Mapping[str, str], ours: dict[str, str]) -> dict[str, str | None]:
     """Our values, but theirs where they changed one that we did not; None for what we set once and want no more.
 
     Keys under our own prefix are nobody else's to change.

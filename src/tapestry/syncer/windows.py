@@ -41,7 +41,7 @@ class Window:
             return self.start <= minute < self.end and today in self.days
         return (minute >= self.start and today in self.days) or (minute < self.end and (today - 1) % 7 in self.days)
 
-    def turns(self, first: date, last: date) -> Iterator[datetime]:
+    def edges(self, first: date, last: date) -> Iterator[datetime]:
         """Every instant from `first` to `last` at which the window could open or close."""
         day = first
         while day <= last:
@@ -90,14 +90,14 @@ def is_open(schedule: Schedule, minute: datetime) -> bool:
 @lru_cache(maxsize=1024)
 def next_change(schedule: Schedule, minute: datetime) -> datetime | None:
     now = is_open(schedule, minute)
-    later = (turn for turn in turns(schedule, minute, 0, HORIZON) if turn > minute)
+    later = (turn for turn in schedule_edges(schedule, minute, 0, HORIZON) if turn > minute)
     return next((turn for turn in later if is_open(schedule, turn) != now), None)
 
 
 @lru_cache(maxsize=1024)
 def last_change(schedule: Schedule, minute: datetime) -> datetime | None:
     now, since = is_open(schedule, minute), None
-    for turn in reversed(turns(schedule, minute, -HORIZON, 0)):
+    for turn in reversed(schedule_edges(schedule, minute, -HORIZON, 0)):
         if turn <= minute:
             if is_open(schedule, turn) != now:
                 return since
@@ -105,11 +105,11 @@ def last_change(schedule: Schedule, minute: datetime) -> datetime | None:
     return None
 
 
-def turns(schedule: Schedule, minute: datetime, before: int, after: int) -> list[datetime]:
+def schedule_edges(schedule: Schedule, minute: datetime, before: int, after: int) -> list[datetime]:
     """Every instant in some days around this one at which the schedule could change, in order."""
     # A day more on either side: the date in the zone may not be the date in UTC.
     first, last = minute.date() + timedelta(days=before - 1), minute.date() + timedelta(days=after + 1)
-    return sorted({turn for window in schedule.windows for turn in window.turns(first, last)})
+    return sorted({turn for window in schedule.windows for turn in window.edges(first, last)})
 
 
 @lru_cache(maxsize=1024)

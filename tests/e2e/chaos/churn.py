@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from tapestry.client.client import Client
 from tapestry.kube.errors import Conflict, NotFound
-from tapestry.kube.objects import Object, is_deleting, name_of, named, uid_of
+from tapestry.kube.objects import Object, is_deleting, name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, PODS, SECRETS, SERVICE_ACCOUNTS
 
 from ...integration.lending import Lending, an_object, give
@@ -124,12 +124,14 @@ class Churn:
         if number % 4 == 1 and self.pods:
             name = self.rng.choice([*self.pods])
             try:
-                await self.client.patch(PODS, named(name, "default"), {"metadata": {"labels": {COLOUR: str(number)}}})
+                await self.client.patch(
+                    PODS, object_named(name, "default"), {"metadata": {"labels": {COLOUR: str(number)}}}
+                )
             except NotFound:
                 return
         elif number % 4 == 3:
             name = f"settings-{self.rng.randrange(SHARED)}"
-            await self.client.patch(CONFIGMAPS, named(name, "default"), {"data": {"key": str(number)}})
+            await self.client.patch(CONFIGMAPS, object_named(name, "default"), {"data": {"key": str(number)}})
 
     async def turn_windows(self, seconds: float) -> None:
         """Close the window of the night's nodes, and open it again, for as long each time; it ends open."""

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from tapestry.kube.objects import name_of, named
+from tapestry.kube.objects import name_of, object_named
 from tapestry.kube.resources import PODS
 
 from ...integration.lending import Lending
@@ -171,7 +171,7 @@ class Storm:
         pod = await target.site.virtual.create(PODS, a_pod(name, self.rng.choice(target.nodes), PROBE, 0))
         ran = await self.witness.wait_until(lambda: self.runs(f"default/{name}"), PATIENCE)
         healed = time.monotonic() if ran else float("inf")
-        await target.site.virtual.delete(PODS, named(name_of(pod), "default"))
+        await target.site.virtual.delete(PODS, object_named(name_of(pod), "default"))
         return healed
 
     def runs(self, key: str) -> bool:

@@ -179,7 +179,7 @@ def differences(pod: Object, twin: Object) -> Iterator[str]:
         yield "it has yet to finish"
     if phase_of(pod) == "Running" and labels_of(pod)[COLOUR] != labels_of(twin).get(COLOUR):
         yield f"it is {labels_of(pod)[COLOUR]}, its twin {labels_of(twin).get(COLOUR)}"
-    mapped = condition_of(pod, keys.MAPPED)
+    mapped = condition_of(pod, keys.MAPPED_CONDITION)
     if (mapped.get("status"), mapped.get("message")) != ("True", uid_of(twin)):
         yield f"its twin is {uid_of(twin)}, and it says {mapped}"
     for field_ in SHOWN:

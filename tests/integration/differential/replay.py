@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tapestry.apiserver.rows import built_in
+from tapestry.apiserver.resource_registry import published_api
 
 NAMESPACE = "validation"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
@@ -72,7 +72,7 @@ class Answer:
 def paths() -> dict[str, str]:
     """Where each built-in resource is, in its preferred version."""
     found: dict[str, str] = {}
-    for row in built_in().rows:
+    for row in published_api().resources:
         resource = row.resource
         root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
         place = f"/namespaces/{NAMESPACE}" if resource.namespaced else ""

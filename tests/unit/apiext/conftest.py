@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiext.kinds import Kinds
-from tapestry.apiext.plain import Ask, PlainApi, Reply
-from tapestry.apiserver.app import running
+from tapestry.apiext.resource_mapper import ResourceMapper
+from tapestry.apiext.rest_api import RestApi, RestRequest, RestResponse
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import User
 from tapestry.apiserver.server import Server
 from tapestry.client.client import Client
-from tapestry.controlplane.direct import Direct
+from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CRDS, Resource
 
@@ -28,14 +28,16 @@ class Page:
     """Asks as the back end of a web page does, for somebody."""
 
     server: Server
-    plain: PlainApi = field(default_factory=lambda: PlainApi(Kinds()))
+    plain: RestApi = field(default_factory=lambda: RestApi(ResourceMapper()))
     user: User = ADMIN
 
     async def reply(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str
-    ) -> Reply:
+    ) -> RestResponse:
         raw = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
-        return await self.plain.answer(Ask(method, path, query, kind, raw), Direct(self.server, self.user))
+        return await self.plain.handle(
+            RestRequest(method, path, query, kind, raw), InProcessTransport(self.server, self.user)
+        )
 
     async def __call__(self, method: str, path: str, body: Any = None, **query: str) -> tuple[int, Any]:
         """The status and the body of the answer."""
@@ -59,7 +61,7 @@ class Page:
     @property
     def client(self) -> Client:
         """What others do meanwhile, by the API itself."""
-        return Client(Direct(self.server, ADMIN))
+        return Client(InProcessTransport(self.server, ADMIN))
 
 
 def a_definition(resource: Resource) -> Object:
@@ -88,6 +90,6 @@ def a_definition(resource: Resource) -> Object:
 async def page(tmp_path: Path) -> AsyncIterator[Page]:
     """A page before a server that knows widgets."""
     config = ApiServerConfig(backend="memory", pod_accounts=False, file_rootpath=str(tmp_path), secure_address="")
-    async with running(config) as served:
-        await Client(Direct(served.server, ADMIN)).create(CRDS, a_definition(WIDGETS))
+    async with run_apiserver(config) as served:
+        await Client(InProcessTransport(served.server, ADMIN)).create(CRDS, a_definition(WIDGETS))
         yield Page(served.server)

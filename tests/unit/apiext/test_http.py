@@ -9,19 +9,19 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tapestry.apiext.callers import forwarding
+from tapestry.apiext.caller_credentials import access_for_callers
 from tapestry.apiext.config import ApiExtConfig
-from tapestry.apiext.http import LONGEST_BODY, Front, serving
-from tapestry.apiext.kinds import Kinds
-from tapestry.apiext.plain import PlainApi
-from tapestry.apiserver.app import running
+from tapestry.apiext.http import MAX_BODY_BYTES, ApiExtHandler, serve_http
+from tapestry.apiext.resource_mapper import ResourceMapper
+from tapestry.apiext.rest_api import RestApi
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.client.access import Access
-from tapestry.client.connection import HttpTransport
-from tapestry.client.credentials import Credentials, Fixed, bearer
-from tapestry.client.tls import Pem, Tls, Trust
+from tapestry.client.credentials import Credentials, StaticAuthorization, bearer_header
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.tls import Pem, ServerVerification, TlsContextSource
 from tapestry.process.addresses import Address
-from tapestry.process.config import load
+from tapestry.process.config import load_config
 
 PAGE = "https://page.example"
 
@@ -35,19 +35,19 @@ async def access(tmp_path: Path) -> AsyncIterator[Access]:
     config = ApiServerConfig(
         backend="memory", file_rootpath=str(tmp_path), secure_address="127.0.0.1:0", token_auth_file=str(tokens)
     )
-    async with running(config) as served:
-        trust = Trust(Pem("ca", tmp_path / "pki" / "ca.crt"))
-        credentials = Credentials(Fixed(bearer("of-admin")), Tls(trust))
-        yield Access(f"https://{served.addresses['secure']}", credentials, trust=trust)
+    async with run_apiserver(config) as served:
+        trust = ServerVerification(Pem("ca", tmp_path / "pki" / "ca.crt"))
+        credentials = Credentials(StaticAuthorization(bearer_header("of-admin")), TlsContextSource(trust))
+        yield Access(f"https://{served.addresses['secure']}", credentials, verification=trust)
 
 
 @asynccontextmanager
 async def front(access: Access, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     transport = HttpTransport(access)
-    plain = PlainApi(Kinds())
+    plain = RestApi(ResourceMapper())
     try:
         async with (
-            serving(Front(plain, transport, **options), Address("127.0.0.1", 0)) as at,
+            serve_http(ApiExtHandler(plain, transport, **options), Address("127.0.0.1", 0)) as at,
             aiohttp.ClientSession(f"http://{at}") as session,
         ):
             yield session
@@ -60,7 +60,7 @@ def by(token: str) -> dict[str, str]:
 
 
 async def test_each_caller_has_the_rights_of_their_own_token(access: Access) -> None:
-    async with front(forwarding(access)) as session:
+    async with front(access_for_callers(access)) as session:
         made = await session.post("/apiext/v1/configmaps", json={"name": "c", "data": {"a": "b"}}, headers=by("of-ann"))
         assert made.status == 201
         shown = await session.get(made.headers["Location"], headers=by("of-ann"))
@@ -72,7 +72,7 @@ async def test_each_caller_has_the_rights_of_their_own_token(access: Access) -> 
 
 
 async def test_without_a_token_nobody_gets_in_whatever_the_kubeconfig_may(access: Access) -> None:
-    async with front(forwarding(access)) as session:
+    async with front(access_for_callers(access)) as session:
         for path in ("/apiext/v1", "/apiext/v1/configmaps", "/apiext/v1/nothing"):
             refused = await session.get(path)
             assert refused.status == 401
@@ -92,7 +92,7 @@ async def test_our_own_identity_is_lent_to_this_machine_and_to_no_page_in_its_br
 
 
 async def test_only_pages_of_allowed_origins_may_call_from_a_browser(access: Access) -> None:
-    async with front(forwarding(access), origins=[PAGE]) as session:
+    async with front(access_for_callers(access), origins=[PAGE]) as session:
         asked = {"Origin": PAGE, "Access-Control-Request-Method": "DELETE"}
         allowed = await session.options("/apiext/v1/namespaces", headers=asked)
         assert allowed.status == 204
@@ -108,8 +108,8 @@ async def test_only_pages_of_allowed_origins_may_call_from_a_browser(access: Acc
 
 
 async def test_a_body_that_is_too_large_is_refused(access: Access) -> None:
-    async with front(forwarding(access)) as session:
-        body = io.BytesIO(b'{"name": "' + b"a" * LONGEST_BODY + b'"}')
+    async with front(access_for_callers(access)) as session:
+        body = io.BytesIO(b'{"name": "' + b"a" * MAX_BODY_BYTES + b'"}')
         headers = {"Content-Type": "application/json", **by("of-ann")}
         refused = await session.post("/apiext/v1/configmaps", data=body, headers=headers)
         assert refused.status == 413
@@ -118,7 +118,7 @@ async def test_a_body_that_is_too_large_is_refused(access: Access) -> None:
 
 async def test_an_api_server_that_does_not_answer_is_not_told_about(access: Access) -> None:
     nowhere = Access("http://127.0.0.1:1")
-    async with front(forwarding(nowhere)) as session:
+    async with front(access_for_callers(nowhere)) as session:
         refused = await session.post("/apiext/v1/configmaps", json={"name": "a"}, headers=by("of-ann"))
         assert refused.status == 502
         assert (await refused.json())["message"] == "the API server gave no answer; try again"
@@ -138,4 +138,4 @@ async def test_an_api_server_that_does_not_answer_is_not_told_about(access: Acce
 )
 def test_what_would_be_unsafe_or_of_no_use_is_refused(flags: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told.replace("*", r"\*")):
-        load(ApiExtConfig, file=None, environ={}, flags=flags)
+        load_config(ApiExtConfig, file=None, environ={}, flags=flags)

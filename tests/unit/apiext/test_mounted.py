@@ -8,9 +8,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
-from tapestry.cli.apiserver import plain_face
+from tapestry.cli.apiserver import apiext_handler
 
 TOKENS = 'of-ann,ann,1,"system:masters"\nof-bob,bob,2\n'
 BOB = {"Authorization": "Bearer of-bob"}
@@ -30,7 +30,7 @@ async def ann_at_a_server(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession
         token_auth_file=str(tokens),
         audit_log_path=str(tmp_path / "audit.log"),
     )
-    async with running(config, mounted={"apiext": plain_face()}) as served:
+    async with run_apiserver(config, mounted_handlers={"apiext": apiext_handler()}) as served:
         headers = {"Authorization": "Bearer of-ann"}
         async with aiohttp.ClientSession(f"http://{served.addresses['local']}", headers=headers) as opened:
             yield opened

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tapestry.apis import keys
-from tapestry.apis.clusterbindings import CLUSTER_BINDING, Binding, ClusterBindingSpec, binding_of, plain_selector
-from tapestry.kube.crds import InvalidSpec, crd, decode
+from tapestry.apis.clusterbindings import CLUSTER_BINDING, Binding, ClusterBindingSpec, binding_of, node_selector_object
+from tapestry.kube.crds import InvalidSpec, crd, decode_spec
 from tapestry.kube.objects import Object
 from tapestry.kube.selectors import node_selector
 
@@ -37,7 +37,7 @@ def test_the_definition_is_as_the_golden_file_has_it() -> None:
 
 
 def test_a_binding_without_more_is_as_careful_as_can_be() -> None:
-    spec = decode(CLUSTER_BINDING, a_binding())
+    spec = decode_spec(CLUSTER_BINDING, a_binding())
     assert (spec.pod_security, spec.on_partition, spec.unbind_grace_seconds) == ("baseline", "Hold", 30)
     assert not spec.allowed_volumes.drivers
     assert not spec.allowed_volumes.storage_classes
@@ -45,7 +45,7 @@ def test_a_binding_without_more_is_as_careful_as_can_be() -> None:
 
 
 def test_a_manifest_of_kubeocean_is_read_whole() -> None:
-    spec = decode(
+    spec = decode_spec(
         CLUSTER_BINDING,
         a_binding(
             mountNamespace="leased",
@@ -63,7 +63,7 @@ def test_a_manifest_of_kubeocean_is_read_whole() -> None:
     assert spec.pod_priority_class_name == "low"
     assert spec.running_daemonset_by_default
     assert spec.direct_scheduling
-    assert node_selector(plain_selector(spec.node_selector)).matches(an_object(gpu="a100"))
+    assert node_selector(node_selector_object(spec.node_selector)).matches(an_object(gpu="a100"))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_manifest_of_kubeocean_is_read_whole() -> None:
 )
 def test_what_does_not_fit_is_refused_with_its_path(spec: Object, message: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
-        decode(CLUSTER_BINDING, a_binding(**spec))
+        decode_spec(CLUSTER_BINDING, a_binding(**spec))
     assert str(caught.value).startswith(message)
 
 
@@ -100,8 +100,8 @@ def test_what_does_not_fit_is_refused_with_its_path(spec: Object, message: str) 
     ],
 )
 def test_a_selector_means_the_same_as_in_the_manifest(selector: Object | None) -> None:
-    spec = decode(CLUSTER_BINDING, a_binding(nodeSelector=selector) if selector else a_binding())
-    assert node_selector(plain_selector(spec.node_selector)) == node_selector(selector)
+    spec = decode_spec(CLUSTER_BINDING, a_binding(nodeSelector=selector) if selector else a_binding())
+    assert node_selector(node_selector_object(spec.node_selector)) == node_selector(selector)
 
 
 def test_a_binding_owns_what_has_its_uid_and_its_virtual_cluster() -> None:
@@ -138,4 +138,4 @@ def test_a_binding_is_read_with_its_name_and_uid() -> None:
 
 
 def test_an_unknown_field_does_not_hurt() -> None:
-    assert decode(CLUSTER_BINDING, a_binding(fromTheFuture=1)) == decode(CLUSTER_BINDING, a_binding())
+    assert decode_spec(CLUSTER_BINDING, a_binding(fromTheFuture=1)) == decode_spec(CLUSTER_BINDING, a_binding())

@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apis.names import (
+    fallback_virtual_node_name,
     physical_name,
-    second_virtual_node_name,
     virtual_cluster_label,
     virtual_node_name,
 )
-from tapestry.kube.names import dns_label_complaint, dns_subdomain_complaint, label_value_complaint
+from tapestry.kube.names import dns_label_error, dns_subdomain_error, label_value_error
 
 LABEL = st.from_regex("[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?", fullmatch=True)
 CLUSTER_IDS = st.from_regex("[a-z0-9]([-a-z0-9]{0,22}[a-z0-9])?", fullmatch=True)
@@ -38,22 +38,22 @@ def test_long_names_that_begin_alike_stay_apart() -> None:
 
 @given(CLUSTER_IDS, SUBDOMAINS)
 def test_a_virtual_nodes_name_is_a_node_name_and_a_label_value(cluster_id: str, node: str) -> None:
-    for name in (virtual_node_name(cluster_id, node), second_virtual_node_name(cluster_id, node, "uid")):
-        assert dns_subdomain_complaint(name) is None
-        assert label_value_complaint(name) is None
+    for name in (virtual_node_name(cluster_id, node), fallback_virtual_node_name(cluster_id, node, "uid")):
+        assert dns_subdomain_error(name) is None
+        assert label_value_error(name) is None
 
 
 def test_where_two_bindings_meet_in_a_name_there_is_a_second_one() -> None:
     assert virtual_node_name("a-b", "c") == virtual_node_name("a", "b-c")
-    seconds = {second_virtual_node_name("a-b", "c", "uid-1"), second_virtual_node_name("a", "b-c", "uid-2")}
+    seconds = {fallback_virtual_node_name("a-b", "c", "uid-1"), fallback_virtual_node_name("a", "b-c", "uid-2")}
     assert len(seconds) == 2
     assert virtual_node_name("a", "b-c") not in seconds
     assert all(name.startswith("vnode-a-b-c-") for name in seconds)
 
 
 def test_the_second_name_is_the_same_each_time() -> None:
-    assert second_virtual_node_name("a", "n", "uid") == second_virtual_node_name("a", "n", "uid")
-    assert second_virtual_node_name("a", "n", "uid") != second_virtual_node_name("a", "n", "another")
+    assert fallback_virtual_node_name("a", "n", "uid") == fallback_virtual_node_name("a", "n", "uid")
+    assert fallback_virtual_node_name("a", "n", "uid") != fallback_virtual_node_name("a", "n", "another")
 
 
 PARTS = st.tuples(LABEL, LABEL, LABEL, SUBDOMAINS)
@@ -63,7 +63,7 @@ PARTS = st.tuples(LABEL, LABEL, LABEL, SUBDOMAINS)
 def test_a_physical_name_is_a_label_and_no_two_objects_share_one(
     one: tuple[str, str, str, str], other: tuple[str, str, str, str]
 ) -> None:
-    assert dns_label_complaint(physical_name(*one)) is None
+    assert dns_label_error(physical_name(*one)) is None
     assert (physical_name(*one) == physical_name(*other)) == (one == other)
 
 
@@ -80,7 +80,7 @@ def test_the_same_pod_of_two_virtual_clusters_or_bindings_or_namespaces_has_diff
 
 def test_a_virtual_cluster_is_a_label_value_that_does_not_tell_its_uid() -> None:
     label = virtual_cluster_label("0d2a4ee0-6d5c-4d5e-b2ab-6d6bbf5d7b3c")
-    assert label_value_complaint(label) is None
+    assert label_value_error(label) is None
     assert len(label) == 32
     assert "0d2a4ee0" not in label
     assert label != virtual_cluster_label("0d2a4ee0-6d5c-4d5e-b2ab-6d6bbf5d7b3d")

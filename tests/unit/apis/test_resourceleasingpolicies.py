@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tapestry.apis.policies import POLICY, ResourceLeasingPolicySpec
-from tapestry.kube.crds import InvalidSpec, crd, decode
+from tapestry.kube.crds import InvalidSpec, crd, decode_spec
 from tapestry.kube.objects import Object
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "crds" / "resourceleasingpolicies.yaml"
@@ -38,7 +38,7 @@ def test_the_definition_is_as_the_golden_file_has_it() -> None:
 
 
 def test_a_policy_without_more_lends_always_and_takes_nothing_back_by_force() -> None:
-    spec = decode(POLICY, a_policy())
+    spec = decode_spec(POLICY, a_policy())
     assert spec == ResourceLeasingPolicySpec(cluster="east")
     assert not spec.time_windows
     assert not spec.resource_limits
@@ -46,7 +46,7 @@ def test_a_policy_without_more_lends_always_and_takes_nothing_back_by_force() ->
 
 
 def test_a_manifest_of_kubeocean_is_read_whole() -> None:
-    spec = decode(
+    spec = decode_spec(
         POLICY,
         a_policy(
             timeWindows=[{"start": "22:00", "end": "06:00", "days": ["Monday", "Friday"]}],
@@ -66,16 +66,16 @@ def test_a_manifest_of_kubeocean_is_read_whole() -> None:
 
 @pytest.mark.parametrize("day", [*day_name, *day_abbr, *map(str.lower, day_name), *map(str.upper, day_abbr), "fRiDaY"])
 def test_a_day_is_an_english_name_long_or_short_in_any_case(day: str) -> None:
-    assert decode(POLICY, a_window(days=[day])).time_windows[0].days == (day,)
+    assert decode_spec(POLICY, a_window(days=[day])).time_windows[0].days == (day,)
 
 
 @pytest.mark.parametrize("clock", ["00:00", "08:30", "19:59", "23:59"])
 def test_a_window_starts_at_a_minute_of_the_day(clock: str) -> None:
-    assert decode(POLICY, a_window(start=clock)).time_windows[0].start == clock
+    assert decode_spec(POLICY, a_window(start=clock)).time_windows[0].start == clock
 
 
 def test_a_window_may_end_at_the_end_of_the_day() -> None:
-    assert decode(POLICY, a_window(end="24:00")).time_windows[0].end == "24:00"
+    assert decode_spec(POLICY, a_window(end="24:00")).time_windows[0].end == "24:00"
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_a_window_may_end_at_the_end_of_the_day() -> None:
 )
 def test_what_does_not_fit_is_refused_with_its_path(policy: Object, path: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
-        decode(POLICY, policy)
+        decode_spec(POLICY, policy)
     assert str(caught.value).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("quantity", [0, 4, "0", "+4", "500m", "1.5Gi", "1e3", ".5"])
 def test_a_quantity_is_a_number_with_or_without_a_suffix(quantity: int | str) -> None:
-    assert decode(POLICY, a_limit(quantity=quantity)).resource_limits[0].quantity == quantity
+    assert decode_spec(POLICY, a_limit(quantity=quantity)).resource_limits[0].quantity == quantity

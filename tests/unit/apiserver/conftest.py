@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.app import running
+from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer, Server
-from tapestry.apiserver.watches import Watching
+from tapestry.apiserver.server import ApiResponse, Server
+from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 
 ADMIN = User("admin", ("system:masters",))
@@ -24,7 +24,7 @@ class Hand:
     """Calls the server as somebody."""
 
     server: Server
-    accounts: Accounts
+    accounts: ServiceAccountTokens
     user: User = ADMIN
 
     async def __call__(
@@ -39,7 +39,7 @@ class Hand:
     ) -> tuple[int, Any]:
         """The status and the body of the answer."""
         answer = await self.answer(method, path, body, kind=kind, accept=accept, **query)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, ApiResponse)
         return answer.status, msgspec.json.decode(answer.body) if answer.body[:1] in (b"{", b"[") else answer.body
 
     async def answer(
@@ -51,10 +51,10 @@ class Hand:
         kind: str = "application/json",
         accept: str = "",
         **query: str,
-    ) -> Answer | Watching:
+    ) -> ApiResponse | WatchResponse:
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body) if body is not None else b""
         headers = {"content-type": kind, "accept": accept}
-        return await self.server.answer(Call(method, path, query, headers, raw, self.user))
+        return await self.server.handle(Call(method, path, query, headers, raw, self.user))
 
     async def made(self, path: str, body: Object) -> Object:
         """What was created."""
@@ -71,5 +71,5 @@ class Hand:
 async def call(tmp_path: Path) -> AsyncIterator[Hand]:
     here = {"file_rootpath": str(tmp_path), "service_account_issuer": "https://here"}
     config = ApiServerConfig(backend="memory", secure_address="", pod_accounts=False, **here)
-    async with running(config) as served:
-        yield Hand(served.server, served.accounts)
+    async with run_apiserver(config) as served:
+        yield Hand(served.server, served.account_tokens)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from tapestry.apiserver.access.certificates import Authority
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.kube.objects import Object
 
 Say = Callable[[Object], Any]
@@ -52,11 +52,11 @@ class Hook:
 @asynccontextmanager
 async def listening(folder: Path, say: Say, *names: str) -> AsyncIterator[Hook]:
     """A webhook on a port of this machine, with a certificate for these names."""
-    authority = Authority(folder)
-    certificate, key = authority.server(names or ("127.0.0.1",))
+    authority = CertificateAuthority(folder)
+    certificate, key = authority.server_certificate(names or ("127.0.0.1",))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    hook = Hook(0, base64.b64encode(authority.certificate().encode()).decode(), say)
+    hook = Hook(0, base64.b64encode(authority.certificate_pem().encode()).decode(), say)
     runner = web.ServerRunner(web.Server(hook.handle, access_log=None), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()

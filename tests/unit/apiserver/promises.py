@@ -8,7 +8,15 @@ import pytest
 from hypothesis import strategies as st
 
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Compacted, Event, Make, Stale, Store, Subscription, Version
+from tapestry.apiserver.storage.store import (
+    Compacted,
+    ObjectVersion,
+    RevisionEncoder,
+    Store,
+    Subscription,
+    VersionConflict,
+    WatchEvent,
+)
 
 PODS = "pods"
 
@@ -25,7 +33,7 @@ def key(name: str, namespace: str = "default") -> Key:
     return Key(PODS, namespace, name)
 
 
-def text(content: str, **labels: str) -> Make:
+def text(content: str, **labels: str) -> RevisionEncoder:
     def make(revision: int) -> tuple[bytes, dict[str, str]]:
         metadata = {"labels": labels, "resourceVersion": str(revision)}
         return msgspec.json.encode({"apiVersion": "v1", "metadata": metadata, "content": content}), labels
@@ -39,7 +47,7 @@ def said(raw: bytes) -> tuple[str, int]:
     return obj["content"], int(obj["metadata"]["resourceVersion"])
 
 
-def stories(events: list[Event]) -> list[tuple[int, str]]:
+def stories(events: list[WatchEvent]) -> list[tuple[int, str]]:
     assert all(said(event.raw)[1] == event.revision for event in events)
     return [(event.revision, said(event.raw)[0]) for event in events]
 
@@ -52,7 +60,7 @@ async def every_write_has_a_revision_of_its_own_and_readers_see_the_newest(store
     assert store.get(*key("a")) == store.head(*key("a")) == second
     assert said(second.raw) == ("two", second.revision)
     assert second.labels == {"app": "x"}
-    assert store.revision == second.revision == store.changed_at(PODS)
+    assert store.revision == second.revision == store.changed_revision(PODS)
 
 
 @promise
@@ -60,24 +68,24 @@ async def a_write_that_expects_another_version_is_stale(store: Store) -> None:
     first = await store.put(key("a"), None, text("one"))
     second = await store.put(key("a"), first, text("two"))
     for expected in (first, None):
-        with pytest.raises(Stale):
+        with pytest.raises(VersionConflict):
             await store.put(key("a"), expected, text("three"))
-    with pytest.raises(Stale):
+    with pytest.raises(VersionConflict):
         await store.delete(key("a"), first, text("gone"))
-    with pytest.raises(Stale):
+    with pytest.raises(VersionConflict):
         await store.delete(key("b"), first, text("gone"))
-    assert store.every(PODS) == [second]
+    assert store.list_objects(PODS) == [second]
 
 
 @promise
 async def a_write_whose_claim_does_not_hold_is_stale(store: Store) -> None:
-    with pytest.raises(Stale):
+    with pytest.raises(VersionConflict):
         await store.put(key("a"), None, text("one"), lambda: False)
-    assert store.every(PODS) == []
+    assert store.list_objects(PODS) == []
     made = await store.put(key("a"), None, text("one"), lambda: True)
-    with pytest.raises(Stale):
+    with pytest.raises(VersionConflict):
         await store.put(key("a"), None, text("two"), lambda: True)
-    assert store.every(PODS) == [made]
+    assert store.list_objects(PODS) == [made]
 
 
 @promise
@@ -87,23 +95,23 @@ async def of_many_writers_who_expect_the_same_one_wins(store: Store) -> None:
     async def wins(number: int) -> bool:
         try:
             await store.put(key("a"), first, text(str(number)))
-        except Stale:
+        except VersionConflict:
             return False
         return True
 
     async with asyncio.TaskGroup() as group:
         writers = [group.create_task(wins(number)) for number in range(8)]
     assert [writer.result() for writer in writers].count(True) == 1
-    assert said(store.every(PODS)[0].raw)[0] == str([writer.result() for writer in writers].index(True))
+    assert said(store.list_objects(PODS)[0].raw)[0] == str([writer.result() for writer in writers].index(True))
 
 
 @promise
 async def a_list_is_by_namespace_and_name_whatever_the_order_of_writing(store: Store) -> None:
     for namespace, name in (("b", "x"), ("a", "z"), ("a", "y"), ("a-b", "w")):
         await store.put(key(name, namespace), None, text(name))
-    found = [(each.key.namespace, each.key.name) for each in store.every(PODS)]
+    found = [(each.key.namespace, each.key.name) for each in store.list_objects(PODS)]
     assert found == [("a", "y"), ("a", "z"), ("a-b", "w"), ("b", "x")]
-    assert [each.key.name for each in store.every(PODS, "a")] == ["y", "z"]
+    assert [each.key.name for each in store.list_objects(PODS, "a")] == ["y", "z"]
     assert (store.count(PODS), list(store.resources())) == (4, [PODS])
 
 
@@ -114,7 +122,7 @@ async def a_watch_is_told_of_every_change_after_its_revision_once_and_in_order(s
     watching = store.watch(PODS, after=first.revision)
     gone = await store.delete(key("a"), second, text("two"))
     other = await store.put(key("b"), None, text("new"))
-    events = await watching.take()
+    events = await watching.next_events()
     assert stories(events) == [(second.revision, "two"), (gone.revision, "two"), (other.revision, "new")]
     assert [(event.old, event.new) for event in events] == [(first, second), (second, None), (None, other)]
 
@@ -125,8 +133,8 @@ async def a_watch_of_a_namespace_or_a_name_is_told_of_no_other(store: Store) -> 
     await store.put(key("a", "there"), None, text("x"))
     first = await store.put(key("b", "here"), None, text("x"))
     second = await store.put(key("a", "here"), None, text("x"))
-    assert [event.revision for event in await here.take()] == [first.revision, second.revision]
-    assert [event.revision for event in await this.take()] == [second.revision]
+    assert [event.revision for event in await here.next_events()] == [first.revision, second.revision]
+    assert [event.revision for event in await this.next_events()] == [second.revision]
 
 
 @promise
@@ -135,7 +143,7 @@ async def a_watch_from_a_revision_that_is_yet_to_come_is_told_of_nothing_before_
     watching = store.watch(PODS, after=first.revision + 1)
     second = await store.put(key("a"), first, text("two"))
     third = await store.put(key("a"), second, text("three"))
-    assert stories(await watching.take()) == [(third.revision, "three")]
+    assert stories(await watching.next_events()) == [(third.revision, "three")]
 
 
 @promise
@@ -152,12 +160,12 @@ async def listeners_are_told_before_whoever_made_the_change_is_answered(store: S
 async def what_is_forgotten_cannot_be_watched_or_listed(store: Store) -> None:
     first = await store.put(key("a"), None, text("one"))
     second = await store.put(key("a"), first, text("two"))
-    store.forget_events(first.revision)
-    assert stories(await store.watch(PODS, after=first.revision).take()) == [(second.revision, "two")]
+    store.compact_events(first.revision)
+    assert stories(await store.watch(PODS, after=first.revision).next_events()) == [(second.revision, "two")]
     with pytest.raises(Compacted):
         store.watch(PODS, after=first.revision - 1)
     with pytest.raises(Compacted):
-        store.every_at(PODS, "", first.revision - 1)
+        store.list_at_revision(PODS, "", first.revision - 1)
     with pytest.raises(Compacted):
         store.watch("services", after=first.revision - 1)
 
@@ -168,16 +176,16 @@ async def a_watch_of_what_never_was_goes_back_as_far_as_any_other(store: Store) 
     await store.put(key("a"), None, text("one"))
     watching = store.watch("services", after=before)
     made = await store.put(Key("services", "default", "s"), None, text("s"))
-    assert stories(await watching.take()) == [(made.revision, "s")]
+    assert stories(await watching.next_events()) == [(made.revision, "s")]
 
 
 @promise
 async def a_revision_that_is_yet_to_come_is_waited_for(store: Store) -> None:
-    waiting = asyncio.create_task(store.wait_for(store.revision + 1, 10))
+    waiting = asyncio.create_task(store.wait_for_revision(store.revision + 1, 10))
     await asyncio.sleep(0)
     await store.put(key("a"), None, text("one"))
     assert await waiting
-    assert not await store.wait_for(store.revision + 1, 0.01)
+    assert not await store.wait_for_revision(store.revision + 1, 0.01)
 
 
 @promise
@@ -187,7 +195,7 @@ async def whoever_waits_for_the_latest_sees_what_was_acknowledged(store: Store) 
             group.create_task(store.put(key(f"p{number}"), None, text("x")))
             group.create_task(store.wait_for_latest())
     await store.wait_for_latest()
-    await store.settled(key("p0"))
+    await store.wait_for_pending_write(key("p0"))
     assert store.count(PODS) == 20
 
 
@@ -198,14 +206,14 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "delete"]), st.integers(0, 3)
 async def check_that_watches_lead_from_the_past_to_the_present(store: Store, steps: list[Step], since: int) -> None:
     """The past is what was there, and watches lead from it to the present."""
     start = store.revision
-    past: dict[int, dict[str, bytes]] = {start: {each.key.name: each.raw for each in store.every(PODS)}}
+    past: dict[int, dict[str, bytes]] = {start: {each.key.name: each.raw for each in store.list_objects(PODS)}}
     for what, number in steps:
         await take(store, what, f"p{number}", past)
     at = sorted(past)[min(since, len(past) - 1)]
-    assert {each.key.name: each.raw for each in store.every_at(PODS, "", at)} == past[at]
+    assert {each.key.name: each.raw for each in store.list_at_revision(PODS, "", at)} == past[at]
     state = dict(past[at])
     for event in drained(store.watch(PODS, after=at)):
-        name = event.shown.key.name
+        name = event.object_version.key.name
         if event.new is None:
             del state[name]
         else:
@@ -216,12 +224,12 @@ async def check_that_watches_lead_from_the_past_to_the_present(store: Store, ste
 async def take(store: Store, what: str, name: str, past: dict[int, dict[str, bytes]]) -> None:
     head, now = store.head(*key(name)), past[max(past)]
     if what == "put":
-        made: Version = await store.put(key(name), head, text(name))
+        made: ObjectVersion = await store.put(key(name), head, text(name))
         past[made.revision] = {**now, name: made.raw}
     elif head is not None:
         gone = await store.delete(key(name), head, text(name))
         past[gone.revision] = {each: raw for each, raw in now.items() if each != name}
 
 
-def drained(subscription: Subscription) -> list[Event]:
+def drained(subscription: Subscription) -> list[WatchEvent]:
     return list(subscription._events)

@@ -11,18 +11,18 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.rows import built_in
-from tapestry.apiserver.server import Answer
+from tapestry.apiserver.resource_registry import published_api
+from tapestry.apiserver.server import ApiResponse
 from tapestry.kube.objects import Object
-from tapestry.kube.patches import json_patched
+from tapestry.kube.patches import apply_json_patch
 
 from .conftest import ADMIN
 
 SPECIMENS = list(yaml.safe_load_all((Path(__file__).parents[2] / "integration" / "specimens.yaml").read_text()))
-COLLECTIONS = {(row.resource.api_version, row.resource.kind): row.resource for row in built_in().rows}
+COLLECTIONS = {(row.resource.api_version, row.resource.kind): row.resource for row in published_api().resources}
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 PODS, MAPS = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
 ACCESS = "/apis/authorization.k8s.io/v1"
@@ -67,7 +67,7 @@ def places(value: Any, at: str = "") -> Iterator[str]:
 def twisted(body: Object) -> st.SearchStrategy[Object]:
     """The body with something else in one place."""
     return st.builds(
-        lambda at, value: json_patched(body, [{"op": "replace", "path": at, "value": value}]),
+        lambda at, value: apply_json_patch(body, [{"op": "replace", "path": at, "value": value}]),
         st.sampled_from(list(places(body))),
         VALUES,
     )
@@ -98,12 +98,12 @@ async def codes(asked: list[Asked]) -> list[int]:
     last: Asked = ("POST", MAPS, {"metadata": {"name": "last"}}, "application/json")
     with tempfile.TemporaryDirectory() as folder:
         config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=folder, pod_accounts=False)
-        async with running(config) as served, asyncio.timeout(60):
+        async with run_apiserver(config) as served, asyncio.timeout(60):
             found = []
             for method, path, body, kind in [*made, *asked, last]:
                 call = Call(method, path, {}, {"content-type": kind}, msgspec.json.encode(body), ADMIN)
-                answer = await served.server.answer(call)
-                assert isinstance(answer, Answer)
+                answer = await served.server.handle(call)
+                assert isinstance(answer, ApiResponse)
                 found.append(answer.status)
             return found[len(made) :]
 

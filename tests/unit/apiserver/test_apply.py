@@ -7,18 +7,18 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.access.signing import keys_in
-from tapestry.apiserver.app import server_of, ways_of
+from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
+from tapestry.apiserver.access.token_keys import load_token_keys
+from tapestry.apiserver.app import build_authenticators, build_server
 from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.ownership.apply import LAST_APPLIED, Ownership
-from tapestry.apiserver.ownership.shapes import Shapes
+from tapestry.apiserver.fieldmanager.apply import LAST_APPLIED, FieldManager
+from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
 from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.rows import built_in
-from tapestry.apiserver.server import Answer
-from tapestry.apiserver.storage.local import LocalStore
-from tapestry.apiserver.storage.memory import MemoryLog
-from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.resource_registry import published_api
+from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.storage.local_store import LocalStore
+from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand
@@ -109,8 +109,8 @@ async def test_nobody_owns_what_admission_and_the_server_add(call: Hand) -> None
 async def test_the_manager_of_a_write_is_the_program_unless_it_names_one(call: Hand) -> None:
     headers = {"content-type": "application/json", "user-agent": "kubelet/v1.34 (linux)"}
     body = msgspec.json.encode(a_map(x="1"))
-    answer = await call.server.answer(Call("POST", MAPS, {}, headers, body, ADMIN))
-    assert isinstance(answer, Answer)
+    answer = await call.server.handle(Call("POST", MAPS, {}, headers, body, ADMIN))
+    assert isinstance(answer, ApiResponse)
     assert [*managers(msgspec.json.decode(answer.body))] == ["kubelet Update"]
     _, found = await call("PATCH", f"{MAPS}/c", {"data": {"y": "1"}}, kind=MERGE, fieldManager="me")
     assert managers(found)["me Update"] == {"f:data": {"f:y": {}}}
@@ -221,19 +221,19 @@ async def test_only_an_apply_can_be_forced(call: Hand) -> None:
 
 
 async def test_an_account_kept_only_after_an_apply_begins_with_everything_that_was_there() -> None:
-    table = built_in()
-    [row] = [each for each in table.rows if each.resource.name == "configmaps"]
-    ownership = Ownership(Shapes(table.types), lambda: datetime.now(UTC), from_the_start=False)
-    request = Request("create", Target(row, "default", "c"), ADMIN, {"fieldManager": "m"})
-    made = await ownership.track(request, None, a_map(x="1"))
+    table = published_api()
+    [row] = [each for each in table.resources if each.resource.name == "configmaps"]
+    ownership = FieldManager(MergeSchemas(table.schemas), lambda: datetime.now(UTC), tracks_from_creation=False)
+    request = WriteRequest("create", Target(row, "default", "c"), ADMIN, {"fieldManager": "m"})
+    made = await ownership.track_update(request, None, a_map(x="1"))
     assert made == a_map(x="1")
-    applying = Request("patch", Target(row, "default", "c"), ADMIN, {"fieldManager": "a"}, APPLY)
+    applying = WriteRequest("patch", Target(row, "default", "c"), ADMIN, {"fieldManager": "a"}, APPLY)
     found = ownership.apply(applying, made, a_map(x="1", y="1"))
     assert managers(found) == {
         "a Apply": {"f:data": {"f:x": {}, "f:y": {}}},
         "before-first-apply Update": {"f:data": {".": {}, "f:x": {}}},
     }
-    later = await ownership.track(request, found, {**found, "data": {"x": "2"}})
+    later = await ownership.track_update(request, found, {**found, "data": {"x": "2"}})
     assert managers(later)["m Update"] == {"f:data": {"f:x": {}}}
 
 
@@ -243,8 +243,8 @@ async def test_the_configuration_says_of_which_objects_account_is_kept(
 ) -> None:
     config = ApiServerConfig(backend="memory", managed_fields=setting)
     store = LocalStore(MemoryLog())
-    accounts = Accounts(store, keys_in(tmp_path / "key"), "https://here", lambda: datetime.now(UTC))
-    server = server_of(config, store, accounts, ways_of(config, accounts), lambda: datetime.now(UTC))
+    accounts = ServiceAccountTokens(store, load_token_keys(tmp_path / "key"), "https://here", lambda: datetime.now(UTC))
+    server = build_server(config, store, accounts, build_authenticators(config, accounts), lambda: datetime.now(UTC))
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n", "labels": {"a": "b"}}}
     status, made = await Hand(server, accounts)("POST", "/api/v1/namespaces", namespace, dryRun="All")
     assert (status, "managedFields" in made["metadata"]) == (201, setting == "Always")

@@ -14,8 +14,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tapestry.apiserver.storage import archive
-from tapestry.apiserver.storage.file import FileLog
-from tapestry.apiserver.storage.log import Entry, Key, LogError
+from tapestry.apiserver.storage.log import Entry, Key, StorageError
+from tapestry.apiserver.storage.sqlite_log import FileLog
 from tapestry.cli.main import main
 
 from .earlier import write_version_1
@@ -48,7 +48,7 @@ def log(folder: Path) -> Iterator[FileLog]:
 
 
 def names(folder: Path) -> list[str]:
-    return [each.key.name for each in archive.entries(folder)]
+    return [each.key.name for each in archive.read_entries(folder)]
 
 
 def run(*words: object) -> Result:
@@ -93,7 +93,7 @@ def test_an_archive_of_the_first_version_is_restored_as_one_of_this_version(tmp_
     write_version_1(tmp_path / "tapestry.db", [entry("a", 1), entry("b", 3)], latest=4)
     with tarfile.open(tmp_path / "archive", "w") as tar:
         tar.add(tmp_path / "tapestry.db", "tapestry.db")
-    assert archive.restore(tmp_path / "archive", tmp_path / "there") == 4 + archive.LEAP
+    assert archive.restore(tmp_path / "archive", tmp_path / "there") == 4 + archive.RESTORE_REVISION_GAP
     assert names(tmp_path / "there") == ["a", "b"]
 
 
@@ -101,7 +101,7 @@ def test_an_archive_without_objects_in_it_is_not_restored_as_an_empty_one(tmp_pa
     (tmp_path / "tapestry.db").touch()
     with tarfile.open(tmp_path / "archive", "w") as tar:
         tar.add(tmp_path / "tapestry.db", "tapestry.db")
-    with pytest.raises(LogError, match="version 0"):
+    with pytest.raises(StorageError, match="version 0"):
         archive.restore(tmp_path / "archive", tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
@@ -117,7 +117,7 @@ def test_a_restore_keeps_what_was_there_beside_it(log: FileLog, folder: Path, tm
 
 def test_a_restore_under_a_running_server_is_refused(log: FileLog, folder: Path, tmp_path: Path) -> None:
     archive.back_up(folder, tmp_path / "archive")
-    with pytest.raises(LogError, match="another process has it open"):
+    with pytest.raises(StorageError, match="another process has it open"):
         archive.restore(tmp_path / "archive", folder)
     assert names(folder) == ["a", "b"]
 
@@ -126,7 +126,7 @@ def test_a_restore_under_a_running_server_is_refused(log: FileLog, folder: Path,
 def test_an_archive_with_anything_else_in_it_is_refused(tmp_path: Path, name: str) -> None:
     with tarfile.open(tmp_path / "archive", "w") as tar:
         tar.addfile(tarfile.TarInfo(name))
-    with pytest.raises(LogError, match="does not belong"):
+    with pytest.raises(StorageError, match="does not belong"):
         archive.restore(tmp_path / "archive", tmp_path / "there")
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
 
@@ -156,7 +156,7 @@ def peak_of_restore(tmp_path: Path, complaint: str) -> int:
     """Bytes of memory at most, for an archive that is refused."""
     tracemalloc.start()
     try:
-        with pytest.raises(LogError, match=complaint):
+        with pytest.raises(StorageError, match=complaint):
             archive.restore(tmp_path / "archive", tmp_path / "there")
         return tracemalloc.get_traced_memory()[1]
     finally:
@@ -207,13 +207,13 @@ def test_an_archive_compressed_by_gzip_is_restored(log: FileLog, folder: Path, t
 @pytest.mark.parametrize("content", [b"", b"no archive at all" * 1000])
 def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "archive").write_bytes(content)
-    with pytest.raises(LogError, match="archive"):
+    with pytest.raises(StorageError, match="archive"):
         archive.restore(tmp_path / "archive", tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
 
 def test_a_folder_that_a_server_wrote_is_as_it_should_be(log: FileLog, folder: Path) -> None:
-    assert archive.check(folder) == []
+    assert archive.check_folder(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_check_says_what_is_wrong_with_which_object(
 ) -> None:
     log.close()
     damaged(folder, statement, *values)
-    found = archive.check(folder)
+    found = archive.check_folder(folder)
     assert any(why in str(each) for each in found)
     assert {each.key.name for each in found} <= {"a", "b", "z"}
 
@@ -239,7 +239,7 @@ def test_a_check_says_what_is_wrong_with_which_object(
 def test_a_repair_takes_only_the_damaged_object_away_and_keeps_it_aside(log: FileLog, folder: Path) -> None:
     log.close()
     damaged(folder, "UPDATE objects SET raw = ? WHERE name = 'a'", b"flipped")
-    with pytest.raises(LogError, match="is not what was written"):
+    with pytest.raises(StorageError, match="is not what was written"):
         list(FileLog(folder).load()[1])
     assert run("check", "--file-rootpath", folder).exit_code == 1
     repaired = run("check", "--repair", "--file-rootpath", folder)
@@ -256,7 +256,7 @@ def test_bytes_torn_out_of_the_file_are_found_and_said(log: FileLog, folder: Pat
     content = bytearray(path.read_bytes())
     content[20_000:24_000] = bytes(4_000)
     path.write_bytes(content)
-    assert archive.check(folder)
+    assert archive.check_folder(folder)
 
 
 def test_an_export_can_be_applied_elsewhere(log: FileLog, folder: Path, tmp_path: Path) -> None:

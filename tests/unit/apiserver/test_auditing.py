@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.access.audit_policy import WHO_DID_WHAT, Policy, Rule, policy_in
-from tapestry.apiserver.access.auditing import Auditor, sources
-from tapestry.apiserver.refusals import unauthorized
+from tapestry.apiserver.access.audit_policy import METADATA_POLICY, AuditPolicy, AuditRule, load_policy
+from tapestry.apiserver.access.auditing import Auditor, source_ips
+from tapestry.apiserver.api_errors import unauthorized
 from tapestry.apiserver.requests import Call, Target, User
-from tapestry.apiserver.server import Answer, Attributes
-from tapestry.apiserver.serving.reception import Reception
-from tapestry.apiserver.watches import Watching
+from tapestry.apiserver.server import ApiResponse, Attributes
+from tapestry.apiserver.serving.request_handler import RequestHandler
+from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS
-from tapestry.process.audit import Audit
+from tapestry.process.audit import AuditLog
 
 from .conftest import ADMIN, Hand
 
@@ -27,24 +27,24 @@ MAPS = "/api/v1/namespaces/default/configmaps"
 Log = Callable[[], list[Any]]
 
 
-def policy(*rules: Object, **more: Any) -> Policy:
-    return msgspec.convert({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules, **more}, Policy)
+def policy(*rules: Object, **more: Any) -> AuditPolicy:
+    return msgspec.convert({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules, **more}, AuditPolicy)
 
 
 class Audited:
     """A server with an audit log."""
 
-    def __init__(self, call: Hand, path: Path, policy: Policy) -> None:
+    def __init__(self, call: Hand, path: Path, policy: AuditPolicy) -> None:
         self._path = path
-        self._file = Audit(str(path))
+        self._file = AuditLog(str(path))
         server = call.server
         auditor = Auditor(policy, self._file, server.authorize, server.verbs.now)
-        self.reception = Reception(server, 10, auditor)
+        self.reception = RequestHandler(server, 10, auditor)
 
     async def __call__(self, method: str, path: str, body: Any = None, user: User = ADMIN, **more: Any) -> Any:
         raw = msgspec.json.encode(body) if body is not None else b""
         headers = {"content-type": "application/json", "user-agent": "test"}
-        return await self.reception.answer(Call(method, path, more.pop("query", {}), headers, raw, user, **more))
+        return await self.reception.handle(Call(method, path, more.pop("query", {}), headers, raw, user, **more))
 
     def events(self) -> list[Any]:
         self._file.close()
@@ -52,7 +52,7 @@ class Audited:
 
 
 async def test_by_default_every_request_is_written_down_and_no_body_is(call: Hand, tmp_path: Path) -> None:
-    audited = Audited(call, tmp_path / "audit.log", WHO_DID_WHAT)
+    audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
     secret = {"metadata": {"name": "s"}, "stringData": {"password": "hunter2"}}
     answer = await audited("POST", "/api/v1/namespaces/default/secrets", secret, uri="/u?a=b", source="10.0.0.1")
     first, last = audited.events()
@@ -99,7 +99,7 @@ async def test_what_policies_have_to_say_is_written_down_whether_or_not_they_ref
         given = {"name": namespace, "parameterNotFoundAction": "Deny"}
         spec = {"policyName": "p", "validationActions": actions, "paramRef": given}
         await call.made(f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": name}, "spec": spec})
-    audited = Audited(call, tmp_path / "audit.log", WHO_DID_WHAT)
+    audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
     answer = await audited("POST", MAPS, {"metadata": {"name": "m"}})
     assert answer.status == 422
     _, last = audited.events()
@@ -126,7 +126,7 @@ async def test_a_remark_that_cannot_be_made_refuses_unless_failures_are_ignored(
     made = await call.made(f"{group}/validatingadmissionpolicies", wrong)
     binding = {"policyName": "p", "validationActions": ["Deny"]}
     await call.made(f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": binding})
-    audited = Audited(call, tmp_path / "audit.log", WHO_DID_WHAT)
+    audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
     assert (await audited("POST", MAPS, {"metadata": {"name": "m"}})).status == 422
     forgiving = {**made, "spec": {**made["spec"], "failurePolicy": "Ignore"}}
     assert (await call("PUT", f"{group}/validatingadmissionpolicies/p", forgiving))[0] == 200
@@ -179,9 +179,9 @@ async def test_whose_name_was_used_is_written_down(call: Hand, tmp_path: Path) -
 
 
 async def test_a_watch_is_written_down_when_it_begins_and_when_it_ends(call: Hand, tmp_path: Path) -> None:
-    audited = Audited(call, tmp_path / "audit.log", WHO_DID_WHAT)
+    audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
     watching = await audited("GET", MAPS, query={"watch": "true"})
-    assert isinstance(watching, Watching)
+    assert isinstance(watching, WatchResponse)
     watching.end()
     watching.end()
     stages = [each["stage"] for each in audited.events()]
@@ -189,8 +189,8 @@ async def test_a_watch_is_written_down_when_it_begins_and_when_it_ends(call: Han
 
 
 async def test_whom_nobody_knows_is_written_down_with_the_refusal(call: Hand, tmp_path: Path) -> None:
-    audited = Audited(call, tmp_path / "audit.log", WHO_DID_WHAT)
-    answer = audited.reception.refused(Call("GET", MAPS, {}, {}, b"", User("")), unauthorized())
+    audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
+    answer = audited.reception.reject(Call("GET", MAPS, {}, {}, b"", User("")), unauthorized())
     *_, last = audited.events()
     assert (answer.status, last["responseStatus"]["code"], last["verb"]) == (401, 401, "list")
     assert last["user"]["username"] == ""
@@ -199,7 +199,7 @@ async def test_whom_nobody_knows_is_written_down_with_the_refusal(call: Hand, tm
 async def test_what_no_rule_is_about_leaves_no_trace(call: Hand, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", policy({"level": "Metadata", "verbs": ["delete"]}))
     answer = await audited("GET", MAPS)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ApiResponse)
     assert answer.headers["Audit-Id"]  # Kubernetes tells it also where nothing is written down
     assert audited.events() == []
 
@@ -207,7 +207,7 @@ async def test_what_no_rule_is_about_leaves_no_trace(call: Hand, tmp_path: Path)
 def asked(
     call: Hand, resource: Any, verb: str = "get", name: str = "", sub: str = "", namespace: str = ""
 ) -> Attributes:
-    return Attributes(BOB, verb, Target(call.server.rows.of(resource), namespace, name, sub))
+    return Attributes(BOB, verb, Target(call.server.registry.info_for(resource), namespace, name, sub))
 
 
 async def test_rules_fit_by_user_group_verb_resource_namespace_and_path(call: Hand) -> None:
@@ -230,16 +230,16 @@ async def test_rules_fit_by_user_group_verb_resource_namespace_and_path(call: Ha
         ({"nonResourceURLs": ["/version"]}, [False, False, False, False]),
     ]
     for spec, fits in cases:
-        rule = msgspec.convert({"level": "Metadata", **spec}, Rule)
-        assert [rule.fits(each) for each in (pod, status, node, page)] == fits, spec
+        rule = msgspec.convert({"level": "Metadata", **spec}, AuditRule)
+        assert [rule.matches(each) for each in (pod, status, node, page)] == fits, spec
 
 
 async def test_the_first_rule_that_fits_decides_and_stages_add_up(call: Hand) -> None:
     first: Object = {"level": "None", "resources": [{"resources": ["configmaps"]}]}
     second: Object = {"level": "Request", "omitStages": ["Panic"], "omitManagedFields": False}
     found = policy(first, second, omitStages=["RequestReceived"], omitManagedFields=True)
-    assert found.verdict(asked(call, CONFIGMAPS)).level == "None"
-    verdict = found.verdict(asked(call, SECRETS))
+    assert found.rule_for(asked(call, CONFIGMAPS)).level == "None"
+    verdict = found.rule_for(asked(call, SECRETS))
     assert (verdict.level, set(verdict.omit_stages)) == ("Request", {"RequestReceived", "Panic"})
     assert verdict.omit_managed_fields is False
 
@@ -262,7 +262,7 @@ def test_a_policy_that_cannot_be_meant_is_refused_with_its_place(tmp_path: Path,
     path = tmp_path / "policy.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"policy\.yaml") as refusal:
-        policy_in(path)
+        load_policy(path)
     assert fault in str(refusal.value)
 
 
@@ -276,4 +276,4 @@ def test_a_policy_that_cannot_be_meant_is_refused_with_its_place(tmp_path: Path,
     ],
 )
 def test_where_a_request_came_from_ends_with_what_is_known(headers: dict[str, str], found: list[str]) -> None:
-    assert sources(Call("GET", "/", {}, headers, b"", ADMIN, source="10.0.0.1")) == found
+    assert source_ips(Call("GET", "/", {}, headers, b"", ADMIN, source_ip="10.0.0.1")) == found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tapestry.apiserver.admission.callouts import url_of
+from tapestry.apiserver.admission.webhook_client import webhook_url
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from tapestry.apiserver.admission.callouts import url_of
     ],
 )
 def test_the_path_of_a_webhook_is_tidied_as_kubernetes_does(client: dict[str, object], url: str) -> None:
-    assert url_of(client) == url
+    assert webhook_url(client) == url

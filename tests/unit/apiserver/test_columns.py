@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.printing.prints import selector
-from tapestry.apiserver.printing.tables import columns
-from tapestry.apiserver.rows import Rows, built_in
+from tapestry.apiserver.printing.table_columns import selector_text
+from tapestry.apiserver.printing.tables import columns_for
+from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
 from tapestry.kube.objects import Object
 
 NOW = datetime(2030, 1, 1, 0, 5, tzinfo=UTC)
@@ -27,8 +27,8 @@ USERS = [{"kind": "User", "name": "u"}, {"kind": "User", "name": "w"}, {"kind": 
 
 
 @pytest.fixture(scope="module")
-def rows() -> Rows:
-    return Rows(built_in().rows)
+def rows() -> ResourceRegistry:
+    return ResourceRegistry(published_api().resources)
 
 
 def hosts(*names: str) -> Object:
@@ -130,14 +130,14 @@ def hosts(*names: str) -> Object:
         ),
     ],
 )
-def test_a_kind_is_printed_as_kubernetes_does(rows: Rows, kind: str, obj: Object, cells: list[Any]) -> None:
+def test_a_kind_is_printed_as_kubernetes_does(rows: ResourceRegistry, kind: str, obj: Object, cells: list[Any]) -> None:
     row = rows.of_kind(*kind.split("/"))
     assert row is not None
     whole = {**obj, "metadata": {"name": "o", "creationTimestamp": MADE, **obj.get("metadata", {})}}
-    assert [each.show(whole, NOW) for each in columns(row)] == ["o", *cells]
+    assert [each.show(whole, NOW) for each in columns_for(row)] == ["o", *cells]
 
 
-def test_an_event_says_who_saw_it_how_often(rows: Rows) -> None:
+def test_an_event_says_who_saw_it_how_often(rows: ResourceRegistry) -> None:
     row = rows.of_kind("", "Event")
     assert row is not None
     event = {
@@ -151,7 +151,7 @@ def test_an_event_says_who_saw_it_how_often(rows: Rows) -> None:
         "reason": "Because",
         "message": "it was\n",
     }
-    shown = [each.show(event, NOW) for each in columns(row)]
+    shown = [each.show(event, NOW) for each in columns_for(row)]
     about = ["5m", "Normal", "Because", "pod/p", "spec.containers{c}", "me, here", "it was"]
     assert shown == [*about, "24h", 4, "e"]
 
@@ -205,11 +205,13 @@ def status(name: str, state: Object, *, ready: bool = False, restarts: int = 0, 
         ),
     ],
 )
-def test_a_pod_says_in_one_word_how_far_it_has_come(rows: Rows, spec: Object, found: Object, cells: list[str]) -> None:
+def test_a_pod_says_in_one_word_how_far_it_has_come(
+    rows: ResourceRegistry, spec: Object, found: Object, cells: list[str]
+) -> None:
     row = rows.of_kind("", "Pod")
     assert row is not None
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}], **spec}, "status": found}
-    assert [each.show(pod, NOW) for each in columns(row)][1:4] == cells
+    assert [each.show(pod, NOW) for each in columns_for(row)][1:4] == cells
 
 
 def test_a_selector_is_shown_as_one_would_type_it() -> None:
@@ -221,5 +223,5 @@ def test_a_selector_is_shown_as_one_would_type_it() -> None:
             {"key": "d", "operator": "NotIn", "values": ["z"]},
         ],
     }
-    assert selector(spec) == "a in (x,y),b=1,!c,d notin (z)"
-    assert selector(None) == "<none>"
+    assert selector_text(spec) == "a in (x,y),b=1,!c,d notin (z)"
+    assert selector_text(None) == "<none>"

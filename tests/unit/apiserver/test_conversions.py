@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.customs.conversions import ConversionError, restored
-from tapestry.apiserver.watches import Watching
+from tapestry.apiserver.customresources.conversions import ConversionError, with_original_metadata
+from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -85,7 +85,7 @@ async def test_what_is_written_in_another_version_is_stored_in_the_first(call: H
     assert (status, patched["spec"]) == (200, {"address": "there", "size": 1})
     replaced = {**patched, "spec": {"address": "elsewhere"}}
     assert (await call("PUT", f"{V2}/a", replaced))[1]["spec"] == {"address": "elsewhere"}
-    stored = msgspec.json.decode(call.server.verbs.store.every("sites.example.com")[0].raw)
+    stored = msgspec.json.decode(call.server.verbs.store.list_objects("sites.example.com")[0].raw)
     assert (stored["apiVersion"], stored["spec"]) == ("example.com/v1", {"host": "elsewhere"})
     assert (await call("DELETE", f"{V2}/a"))[0] == 200
 
@@ -121,7 +121,7 @@ async def test_an_admission_webhook_sees_the_version_of_its_rule(call: Hand, hoo
 async def test_a_watcher_sees_its_own_version(call: Hand, hook: Hook) -> None:
     await call.made(V1, a_site("a", host="first"))
     watching = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
-    assert isinstance(watching, Watching)
+    assert isinstance(watching, WatchResponse)
     chunks = watching.chunks()
     assert msgspec.json.decode(await anext(chunks))["object"]["spec"] == {"address": "first"}
     await call("PATCH", f"{V1}/a", {"spec": {"host": "then"}}, kind=MERGE)
@@ -188,7 +188,9 @@ def test_whatever_a_webhook_answers_an_object_stays_itself(metadata: Any, kept: 
     kept = kept and isinstance(metadata, dict)
     answered = {**metadata, **{key: own[key] for key in ("name", "namespace", "uid")}} if kept else metadata
     try:
-        found = restored(old, {**old, "apiVersion": "example.com/v2", "metadata": answered}, "example.com/v2")
+        found = with_original_metadata(
+            old, {**old, "apiVersion": "example.com/v2", "metadata": answered}, "example.com/v2"
+        )
     except ConversionError:
         return
     assert {key: value for key, value in found["metadata"].items() if key not in ("labels", "annotations")} == own
@@ -237,7 +239,7 @@ async def test_a_watch_whose_conversion_fails_ends_with_the_error(call: Hand, ho
     await call.made(V1, a_site("a", host="here"))
     hook.say = lambda _: {"result": {"status": "Failure", "message": "cannot"}}
     watching = await call.answer("GET", V2, watch="true", timeoutSeconds="30")
-    assert isinstance(watching, Watching)
+    assert isinstance(watching, WatchResponse)
     [line] = [chunk async for chunk in watching.chunks()]
     event = msgspec.json.decode(line)
     assert (event["type"], event["object"]["code"]) == ("ERROR", 500)

@@ -35,7 +35,7 @@ def test_whoever_takes_longer_than_allowed_is_ended_then_and_nobody_else_is(
         deadlines = Deadlines()
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(sleeper(deadlines, *each)) for each in people]
-        assert not deadlines.limits
+        assert not deadlines.active
         return [task.result() for task in tasks]
 
     for (_, allowed, takes), (end, seconds) in zip(people, run(main()), strict=True):
@@ -63,8 +63,8 @@ async def test_a_task_that_somebody_else_ends_too_is_cancelled_and_not_late(
 
     task: asyncio.Task[object] = asyncio.create_task(work())
     await asyncio.sleep(0)
-    [limit] = deadlines.limits
-    limit.end()
+    [limit] = deadlines.active
+    limit.expire()
     await other(task)
     await asyncio.wait([task])
     assert task.cancelled() == (other is leaving)
@@ -79,4 +79,4 @@ async def test_limits_lie_within_each_other_and_the_narrower_one_ends_first() ->
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
-    assert not deadlines.limits
+    assert not deadlines.active

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.documents.swagger import structural
+from tapestry.apiserver.documents.openapi_v2 import v2_structural_schema
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import Answer
+from tapestry.apiserver.server import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand
@@ -44,9 +44,9 @@ async def definitions(call: Hand) -> Any:
     return found["definitions"]
 
 
-async def conditional(call: Hand, path: str, tag: str, accept: str = "") -> Answer:
-    found = await call.server.answer(Call("GET", path, {}, {"if-none-match": tag, "accept": accept}, b"", ADMIN))
-    assert isinstance(found, Answer)
+async def conditional(call: Hand, path: str, tag: str, accept: str = "") -> ApiResponse:
+    found = await call.server.handle(Call("GET", path, {}, {"if-none-match": tag, "accept": accept}, b"", ADMIN))
+    assert isinstance(found, ApiResponse)
     return found
 
 
@@ -97,7 +97,7 @@ async def test_v2_says_nothing_where_anything_may_be(call: Hand) -> None:
     ],
 )
 def test_v2_leaves_out_what_it_cannot_say(schema: Object, expected: Object) -> None:
-    assert structural(schema) == expected
+    assert v2_structural_schema(schema) == expected
 
 
 async def test_v2_is_to_be_had_in_json_and_in_protobuf_alone(call: Hand) -> None:
@@ -132,7 +132,7 @@ async def test_the_index_of_v3_names_the_tags_of_its_documents(call: Hand) -> No
     address = index["paths"]["apis/apps/v1"]["serverRelativeURL"]
     path, _, tag = address.partition("?hash=")
     document = await call.answer("GET", path, hash=tag)
-    assert isinstance(document, Answer)
+    assert isinstance(document, ApiResponse)
     assert document.headers["ETag"] == f'"{tag}"'
     assert "immutable" in document.headers["Cache-Control"]
 

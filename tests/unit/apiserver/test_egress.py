@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tapestry.apiserver.admission import egress
-from tapestry.apiserver.admission.egress import Checked, Unreachable, check_host, is_allowed
+from tapestry.apiserver.admission.egress import AddressNotAllowed, CheckedResolver, check_host, is_allowed
 
 from . import hooks
 from .conftest import Hand
@@ -28,7 +28,7 @@ FORBIDDEN = [
 @pytest.mark.parametrize("address", FORBIDDEN)
 def test_addresses_of_metadata_services_are_forbidden(address: str) -> None:
     assert not is_allowed(ipaddress.ip_address(address))
-    with pytest.raises(Unreachable):
+    with pytest.raises(AddressNotAllowed):
         check_host(f"[{address}]" if ":" in address else address)
 
 
@@ -54,9 +54,9 @@ class Answering(AbstractResolver):
 
 
 async def test_a_name_is_judged_by_what_it_resolves_to() -> None:
-    assert await Checked(Answering("10.0.0.1")).resolve("a.example.com", 443)
-    with pytest.raises(Unreachable):
-        await Checked(Answering("169.254.169.254")).resolve("a.example.com", 443)
+    assert await CheckedResolver(Answering("10.0.0.1")).resolve("a.example.com", 443)
+    with pytest.raises(AddressNotAllowed):
+        await CheckedResolver(Answering("169.254.169.254")).resolve("a.example.com", 443)
 
 
 def configuration(client: Any, **more: Any) -> Any:
@@ -163,7 +163,7 @@ async def test_no_cookies_are_kept() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with egress.session() as session:
+        async with egress.checked_session() as session:
             for _ in range(2):
                 async with session.get(f"http://localhost:{runner.addresses[0][1]}/"):
                     pass

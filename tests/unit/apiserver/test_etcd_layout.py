@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.rows import built_in
-from tapestry.apiserver.storage.etcd.layout import Layout
+from tapestry.apiserver.resource_registry import published_api
+from tapestry.apiserver.storage.etcd.layout import KeyLayout
 from tapestry.apiserver.storage.log import Key
 
-BUILT_IN = sorted({row.storage for row in built_in().rows})
-LAYOUT = Layout("/registry", BUILT_IN)
+BUILT_IN = sorted({row.storage for row in published_api().resources})
+LAYOUT = KeyLayout("/registry", BUILT_IN)
 SEGMENTS = st.from_regex(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?", fullmatch=True)
 
 
@@ -50,7 +50,7 @@ def test_every_key_is_found_again_and_lies_below_the_prefix(resource: str, names
     key = Key(resource, namespace, name)
     path = LAYOUT.path(key)
     assert LAYOUT.key(path) == key
-    assert LAYOUT.prefix.encode() < path < LAYOUT.end
+    assert LAYOUT.prefix.encode() < path < LAYOUT.range_end
 
 
 def test_no_two_built_in_resources_share_a_place() -> None:
@@ -76,7 +76,7 @@ def test_what_is_no_object_is_nobodys(path: bytes) -> None:
 
 @pytest.mark.parametrize("prefix", ["registry", "/registry", "/registry/"])
 def test_a_prefix_is_the_same_however_it_is_written(prefix: str) -> None:
-    assert Layout(prefix, BUILT_IN).prefix == "/registry/"
+    assert KeyLayout(prefix, BUILT_IN).prefix == "/registry/"
 
 
 def test_a_server_without_etcd_does_not_load_grpc() -> None:

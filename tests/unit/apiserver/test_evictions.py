@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.server import Answer
+from tapestry.apiserver.server import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -92,7 +92,7 @@ async def test_a_budget_that_nobody_has_looked_at_yet_asks_for_patience(call: Ha
     await a_pod(call)
     await a_budget(call, 1, observed=0)
     answer = await call.answer("POST", f"{PODS}/p/eviction", an_eviction())
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ApiResponse)
     assert (answer.status, answer.headers["Retry-After"]) == (429, "10")
     (cause,) = msgspec.json.decode(answer.body)["details"]["causes"]
     assert cause["message"] == "The disruption budget b is still being processed by the server."

@@ -6,28 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.ownership.fieldsets import (
-    Fields,
-    difference,
+from tapestry.apiserver.fieldmanager.fieldsets import (
+    FieldSet,
+    decode_field_set,
+    field_difference,
+    field_paths,
     intersection,
-    key_of,
+    list_item_key,
     path_text,
-    paths_of,
-    read,
+    recursive_difference,
+    set_item_key,
     union,
-    value_key,
-    without_trees,
 )
-from tapestry.apiserver.ownership.shapes import OPEN, Items, Map, Shapes, interleaved
-from tapestry.apiserver.rows import Rows, built_in
+from tapestry.apiserver.fieldmanager.merge_schemas import SCHEMALESS, ListSchema, MapSchema, MergeSchemas, merged_order
+from tapestry.apiserver.resource_registry import ResourceRegistry, published_api
 from tapestry.kube.objects import Object
 
 STEPS = st.sampled_from(["f:a", "f:b", 'k:{"name":"x"}', 'v:"x"', "v:1"])
 PATHS = st.sets(st.lists(STEPS, min_size=1, max_size=4).map(tuple), max_size=8)
 
-TABLE = built_in()
-SHAPES = Shapes(TABLE.types)
-ROWS = Rows(TABLE.rows)
+TABLE = published_api()
+SHAPES = MergeSchemas(TABLE.schemas)
+ROWS = ResourceRegistry(TABLE.resources)
 VALUES = st.recursive(
     st.integers(0, 2),
     lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3) | st.lists(inner, max_size=2),
@@ -36,18 +36,18 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
 
 
-def set_of(paths: set[tuple[str, ...]]) -> Fields:
-    found: Fields = {}
+def set_of(paths: set[tuple[str, ...]]) -> FieldSet:
+    found: FieldSet = {}
     for path in paths:
-        made: Fields = {}
+        made: FieldSet = {}
         for step in reversed(path):
             made = {step: made}
         found = union(found, made)
     return found
 
 
-def back(fields: Fields) -> set[tuple[str, ...]]:
-    return set(paths_of(fields))
+def back(fields: FieldSet) -> set[tuple[str, ...]]:
+    return set(field_paths(fields))
 
 
 @given(PATHS)
@@ -57,7 +57,7 @@ def test_a_set_has_the_fields_that_were_put_into_it(paths: set[tuple[str, ...]])
 
 @given(PATHS)
 def test_a_set_that_is_written_down_reads_as_itself(paths: set[tuple[str, ...]]) -> None:
-    assert read(set_of(paths)) == set_of(paths)
+    assert decode_field_set(set_of(paths)) == set_of(paths)
 
 
 @given(PATHS, PATHS)
@@ -66,7 +66,7 @@ def test_union_intersection_and_difference_are_those_of_sets(
 ) -> None:
     assert back(union(set_of(left), set_of(right))) == left | right
     assert back(intersection(set_of(left), set_of(right))) == left & right
-    assert back(difference(set_of(left), set_of(right))) == left - right
+    assert back(field_difference(set_of(left), set_of(right))) == left - right
 
 
 @given(PATHS, PATHS)
@@ -74,24 +74,24 @@ def test_a_field_can_be_left_out_with_all_that_is_below_it(
     left: set[tuple[str, ...]], right: set[tuple[str, ...]]
 ) -> None:
     under = {path for path in left if any(path[: len(each)] == each for each in right)}
-    assert back(without_trees(set_of(left), set_of(right))) == left - under
+    assert back(recursive_difference(set_of(left), set_of(right))) == left - under
 
 
 def test_fields_are_listed_level_by_level_and_by_name() -> None:
-    fields: Fields = {"f:b": {".": {}, "f:c": {}}, "f:a": {"f:d": {}}, 'v:"x"': {}, 'k:{"name":"y"}': {}}
-    listed = [path_text(path) for path in paths_of(fields)]
+    fields: FieldSet = {"f:b": {".": {}, "f:c": {}}, "f:a": {"f:d": {}}, 'v:"x"': {}, 'k:{"name":"y"}': {}}
+    listed = [path_text(path) for path in field_paths(fields)]
     assert listed == [".b", '[name="y"]', '[="x"]', ".a.d", ".b.c"]
 
 
 def test_keys_that_others_wrote_get_the_one_form_that_is_compared() -> None:
-    assert read({'k:{ "port": 80, "name":"a"}': {}}) == {key_of({"name": "a", "port": 80}): {}}
-    assert read({"v: 1": {}, "x:unknown": {}}) == {value_key(1): {}}
+    assert decode_field_set({'k:{ "port": 80, "name":"a"}': {}}) == {list_item_key({"name": "a", "port": 80}): {}}
+    assert decode_field_set({"v: 1": {}, "x:unknown": {}}) == {set_item_key(1): {}}
 
 
 @pytest.mark.parametrize("written", [{"a": {}}, {"k:x": {}}, {"k:1": {}}, {"f:a": 1}, []])
 def test_what_is_no_set_of_fields_is_refused(written: Any) -> None:
     with pytest.raises(ValueError, match="fieldsV1"):
-        read(written)
+        decode_field_set(written)
 
 
 # -- of values
@@ -100,7 +100,7 @@ def test_what_is_no_set_of_fields_is_refused(written: Any) -> None:
 def stated(group: str, version: str, plural: str, obj: Object) -> set[str]:
     row = ROWS.get(group, version, plural)
     assert row is not None
-    return {path_text(path) for path in paths_of(SHAPES.of(row).stated(obj) or {})}
+    return {path_text(path) for path in field_paths(SHAPES.schema_for(row).applied_fields(obj) or {})}
 
 
 def test_a_struct_divides_into_its_fields_and_a_list_into_its_items_by_their_keys() -> None:
@@ -129,7 +129,7 @@ def test_a_schema_that_refers_to_itself_has_a_shape() -> None:
     assert row is not None
     schema = {"properties": {"spec": {"properties": {"a": {"type": "string"}}}}}
     version = {"name": "v1", "schema": {"openAPIV3Schema": schema}}
-    fields = SHAPES.of(row).stated({"spec": {"versions": [version]}})
+    fields = SHAPES.schema_for(row).applied_fields({"spec": {"versions": [version]}})
     assert fields == {"f:spec": {"f:versions": {}}}
 
 
@@ -155,18 +155,18 @@ CUSTOM = {
 
 
 def test_a_custom_resource_divides_as_its_own_schema_says() -> None:
-    shape = SHAPES.custom(CUSTOM)
+    shape = SHAPES.custom_schema(CUSTOM)
     spec = {"whole": {"a": 1}, "open": {"x": {"y": [1]}}, "parts": [{"name": "p"}], "plain": ["x"]}
-    fields = shape.stated({"metadata": {"labels": {"l": "1"}}, "spec": spec})
+    fields = shape.applied_fields({"metadata": {"labels": {"l": "1"}}, "spec": spec})
     assert fields is not None
-    assert {path_text(path) for path in paths_of(fields)} == {
+    assert {path_text(path) for path in field_paths(fields)} == {
         *(".metadata.labels.l", ".spec.whole", ".spec.plain", ".spec.open.x", ".spec.open.x.y"),
         *('.spec.parts[name="p"]', '.spec.parts[name="p"].name'),
     }
 
 
 def test_what_cannot_be_applied_is_named_with_its_path() -> None:
-    shape = SHAPES.custom(CUSTOM)
+    shape = SHAPES.custom_schema(CUSTOM)
     parts = [{"name": "p"}, {"name": "p", "extra": 1}, {}]
     found = [f"{path}: {why}" for path, why in shape.faults({"spec": {"spam": 1, "parts": parts}})]
     assert found[0] == ".spec.spam: field not declared in schema"
@@ -176,19 +176,19 @@ def test_what_cannot_be_applied_is_named_with_its_path() -> None:
 
 @given(OBJECTS, OBJECTS)
 def test_what_changed_and_what_is_gone_tell_two_values_apart(old: Object, new: Object) -> None:
-    changed, gone = OPEN.compared(old, new)
+    changed, gone = SCHEMALESS.compare(old, new)
     assert (changed is None and gone is None) is (old == new)
     assert not intersection(changed or {}, gone or {})
-    assert not back(changed or {}) - back(OPEN.whole(new))
-    assert not back(gone or {}) - back(OPEN.whole(old))
+    assert not back(changed or {}) - back(SCHEMALESS.all_fields(new))
+    assert not back(gone or {}) - back(SCHEMALESS.all_fields(old))
 
 
 @given(OBJECTS, OBJECTS)
 def test_what_is_merged_has_everything_that_was_stated(old: Object, new: Object) -> None:
-    merged = OPEN.merged(old, new)
-    assert OPEN.merged(merged, new) == merged
-    assert back(OPEN.stated(new) or {}) - back(OPEN.stated(merged) or {}) <= {
-        path for path in back(OPEN.stated(new) or {}) if value_at(new, path) == {}
+    merged = SCHEMALESS.merge(old, new)
+    assert SCHEMALESS.merge(merged, new) == merged
+    assert back(SCHEMALESS.applied_fields(new) or {}) - back(SCHEMALESS.applied_fields(merged) or {}) <= {
+        path for path in back(SCHEMALESS.applied_fields(new) or {}) if value_at(new, path) == {}
     }
 
 
@@ -200,12 +200,12 @@ def value_at(value: Any, path: tuple[str, ...]) -> Any:
 
 @given(OBJECTS)
 def test_nothing_is_left_without_all_of_its_fields(obj: Object) -> None:
-    assert OPEN.pruned(obj, OPEN.stated(obj) or {}) == {}
+    assert SCHEMALESS.without_fields(obj, SCHEMALESS.applied_fields(obj) or {}) == {}
 
 
 @given(st.lists(st.sampled_from("abcdef"), unique=True), st.lists(st.sampled_from("abcdef"), unique=True))
 def test_a_merged_list_has_each_item_once_and_those_applied_in_their_order(old: list[str], new: list[str]) -> None:
-    found = [step for step, _ in interleaved(old, new)]
+    found = [step for step, _ in merged_order(old, new)]
     assert sorted(found) == sorted({*old, *new})
     assert [each for each in found if each in new] == new
     assert [each for each in found if each not in new] == [each for each in old if each not in new]
@@ -216,14 +216,14 @@ def test_a_merged_list_has_each_item_once_and_those_applied_in_their_order(old: 
     [("abc", "ca", "bca"), ("abc", "bd", "abcd"), ("abc", "dab", "dabc"), ("ab", "cd", "abcd"), ("abcd", "db", "acdb")],
 )
 def test_what_only_the_old_list_has_stays_behind_what_it_was_behind(old: str, new: str, merged: str) -> None:
-    assert "".join(step for step, _ in interleaved(list(old), list(new))) == merged
+    assert "".join(step for step, _ in merged_order(list(old), list(new))) == merged
 
 
 def test_items_are_merged_by_their_keys() -> None:
-    item = Map(OPEN)
-    shape = Items(item, ("name",))
+    item = MapSchema(SCHEMALESS)
+    shape = ListSchema(item, ("name",))
     old = [{"name": "a", "x": 1}, {"name": "b", "x": 1}]
-    assert shape.merged(old, [{"name": "b", "y": 2}, {"name": "c"}]) == [
+    assert shape.merge(old, [{"name": "b", "y": 2}, {"name": "c"}]) == [
         {"name": "a", "x": 1},
         {"name": "b", "x": 1, "y": 2},
         {"name": "c"},

@@ -17,14 +17,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tapestry.apiserver.access import handshakes
-from tapestry.apiserver.access.authentication import Credentials, by_certificate
-from tapestry.apiserver.access.certificates import Authority, server_context, subject, write
-from tapestry.apiserver.access.handshakes import ask_for_certificates, is_verified
-from tapestry.apiserver.app import running
+from tapestry.apiserver.access import client_certificates
+from tapestry.apiserver.access.authentication import Credentials, authenticate_certificate
+from tapestry.apiserver.access.certificates import (
+    CertificateAuthority,
+    server_ssl_context,
+    subject_name,
+    write_private_file,
+)
+from tapestry.apiserver.access.client_certificates import is_verified, request_client_certificates
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import User
-from tapestry.apiserver.serving.http import SHOWN, Shown, certificate_of
+from tapestry.apiserver.serving.http_handler import PEER_CERTIFICATES, PeerCertificate, verified_subject
 
 WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 Files = tuple[Path, Path]
@@ -39,8 +44,8 @@ class Place:
     port: int
 
     @property
-    def authority(self) -> Authority:
-        return Authority(self.folder / "pki")
+    def authority(self) -> CertificateAuthority:
+        return CertificateAuthority(self.folder / "pki")
 
     async def whoami(self, files: Files | None, token: str = "", version: Any = None) -> tuple[int, str]:
         """The status of an answer, and the user that it names, or the reason of a refusal."""
@@ -61,17 +66,17 @@ class Place:
         return int(first.split()[1]), found["reason"] if "reason" in found else found["status"]["userInfo"]["username"]
 
 
-def friends_of(folder: Path) -> list[Authority]:
+def friends_of(folder: Path) -> list[CertificateAuthority]:
     """Other CAs whose clients are known; one has the name of the server's own."""
-    return [Authority(folder / "friends"), Authority(folder / "friends", "others")]
+    return [CertificateAuthority(folder / "friends"), CertificateAuthority(folder / "friends", "others")]
 
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     tokens = tmp_path / "tokens.csv"
-    write(tokens, b'secret,jane,1,"devs"\n')
+    write_private_file(tokens, b'secret,jane,1,"devs"\n')
     friends = tmp_path / "friends.crt"
-    friends.write_text("".join(each.certificate() for each in friends_of(tmp_path)))
+    friends.write_text("".join(each.certificate_pem() for each in friends_of(tmp_path)))
     config = ApiServerConfig(
         backend="memory",
         secure_address="127.0.0.1:0",
@@ -79,18 +84,20 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
         token_auth_file=str(tokens),
         tls=type(ApiServerConfig().tls)(client_ca=str(friends)),
     )
-    async with running(config) as served:
+    async with run_apiserver(config) as served:
         host, _, port = served.addresses["secure"].rpartition(":")
         yield Place(tmp_path / "data", host, int(port))
 
 
-def a_certificate(authority: Authority, folder: Path, use: x509.ObjectIdentifier, days: int) -> Files:
+def a_certificate(authority: CertificateAuthority, folder: Path, use: x509.ObjectIdentifier, days: int) -> Files:
     """One that a CA would not give out: for another use, or expired."""
     pair = authority.key_pair()
     assert pair is not None
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(subject("root", ["system:masters"])).issuer_name(pair[0].subject)
+    builder = (
+        x509.CertificateBuilder().subject_name(subject_name("root", ["system:masters"])).issuer_name(pair[0].subject)
+    )
     builder = builder.public_key(key.public_key()).serial_number(7)
     builder = builder.not_valid_before(now - timedelta(days=9)).not_valid_after(now + timedelta(days=days))
     made = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False).sign(pair[1], hashes.SHA256())
@@ -101,17 +108,19 @@ def a_certificate(authority: Authority, folder: Path, use: x509.ObjectIdentifier
     return files
 
 
-def itself(authority: Authority) -> Files:
-    authority.certificate()
+def itself(authority: CertificateAuthority) -> Files:
+    authority.certificate_pem()
     return authority.certificate_file, authority.key_file
 
 
 Show = Callable[[Place, Path], Files | None]
 UNKNOWN: dict[str, Show] = {
-    "unknown CA": lambda _, folder: Authority(folder / "strangers").client("root", ["system:masters"]),
+    "unknown CA": lambda _, folder: CertificateAuthority(folder / "strangers").client_certificate(
+        "root", ["system:masters"]
+    ),
     "expired": lambda place, folder: a_certificate(place.authority, folder, ExtendedKeyUsageOID.CLIENT_AUTH, -1),
     "other use": lambda place, folder: a_certificate(place.authority, folder, ExtendedKeyUsageOID.SERVER_AUTH, 9),
-    "a CA itself": lambda _, folder: itself(Authority(folder / "strangers")),
+    "a CA itself": lambda _, folder: itself(CertificateAuthority(folder / "strangers")),
 }
 
 
@@ -124,7 +133,7 @@ async def test_an_unknown_certificate_is_unauthorized_and_a_token_beside_it_is_g
     assert await place.whoami(files, version=version) == (401, "Unauthorized")
     assert await place.whoami(files, "secret", version) == (201, "jane")
     assert await place.whoami(files, "wrong", version) == (401, "Unauthorized")
-    known = place.authority.client("bob", ["devs"])
+    known = place.authority.client_certificate("bob", ["devs"])
     assert await place.whoami(known, version=version) == (201, "bob")  # nobody else's handshake suffers
 
 
@@ -132,12 +141,14 @@ async def test_clients_of_all_cas_are_known_and_without_a_certificate_one_is_ano
     place: Place, tmp_path: Path
 ) -> None:
     for name, authority in zip(("ann", "eve"), friends_of(tmp_path), strict=True):
-        assert await place.whoami(authority.client(name, ["devs"])) == (201, name)
+        assert await place.whoami(authority.client_certificate(name, ["devs"])) == (201, name)
     assert await place.whoami(None) == (403, "Forbidden")
 
 
 def test_of_several_common_names_the_last_is_the_user() -> None:
-    user = by_certificate(Credentials(certificate={"commonName": ["root", "jane"], "organizationName": ["devs"]}))
+    user = authenticate_certificate(
+        Credentials(certificate={"commonName": ["root", "jane"], "organizationName": ["devs"]})
+    )
     assert user == User("jane", ("devs",))
 
 
@@ -151,39 +162,43 @@ async def test_the_handshake_names_the_cas_of_clients(place: Place) -> None:
 async def test_a_certificate_that_expires_while_connected_is_good_no_longer() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls = context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=True)
-    SHOWN[tls] = Shown({"commonName": ["jane"]}, time.time() + 60)
-    assert certificate_of(tls, time.time()) == {"commonName": ["jane"]}
-    assert certificate_of(tls, time.time() + 61) is None
+    PEER_CERTIFICATES[tls] = PeerCertificate({"commonName": ["jane"]}, time.time() + 60)
+    assert verified_subject(tls, time.time()) == {"commonName": ["jane"]}
+    assert verified_subject(tls, time.time() + 61) is None
 
 
 def test_other_contexts_stay_strict(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    files, clients = authority.server(["localhost"]), [authority.certificate_file]
-    strict, lenient = server_context(*files, clients), server_context(*files, clients)
-    ask_for_certificates(lenient, clients)
-    strangers = Authority(tmp_path / "strangers").client("root", ["system:masters"])
+    authority = CertificateAuthority(tmp_path)
+    files, clients = authority.server_certificate(["localhost"]), [authority.certificate_file]
+    strict, lenient = server_ssl_context(*files, clients), server_ssl_context(*files, clients)
+    request_client_certificates(lenient, clients)
+    strangers = CertificateAuthority(tmp_path / "strangers").client_certificate("root", ["system:masters"])
     with pytest.raises(ssl.SSLError):
         shaken(strict, authority, strangers)
     assert not is_verified(shaken(lenient, authority, strangers))
-    assert is_verified(shaken(lenient, authority, authority.client("jane", [])))
-    assert is_verified(shaken(strict, authority, authority.client("jane", [])))
+    assert is_verified(shaken(lenient, authority, authority.client_certificate("jane", [])))
+    assert is_verified(shaken(strict, authority, authority.client_certificate("jane", [])))
 
 
 def test_a_context_stays_strict_where_openssl_cannot_be_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    authority = Authority(tmp_path)
-    context = server_context(*authority.server(["localhost"]), [authority.certificate_file])
-    monkeypatch.setattr(handshakes, "OPENSSL", None)
-    monkeypatch.setattr(handshakes, "CONTEXTS", set())
-    ask_for_certificates(context, [authority.certificate_file])
+    authority = CertificateAuthority(tmp_path)
+    context = server_ssl_context(*authority.server_certificate(["localhost"]), [authority.certificate_file])
+    monkeypatch.setattr(client_certificates, "OPENSSL", None)
+    monkeypatch.setattr(client_certificates, "PERMISSIVE_CONTEXTS", set())
+    request_client_certificates(context, [authority.certificate_file])
     assert "cannot connect" in caplog.text
     with pytest.raises(ssl.SSLError):
-        shaken(context, authority, Authority(tmp_path / "strangers").client("root", ["system:masters"]))
-    assert is_verified(shaken(context, authority, authority.client("jane", [])))
+        shaken(
+            context,
+            authority,
+            CertificateAuthority(tmp_path / "strangers").client_certificate("root", ["system:masters"]),
+        )
+    assert is_verified(shaken(context, authority, authority.client_certificate("jane", [])))
 
 
-def shaken(context: ssl.SSLContext, authority: Authority, files: Files) -> ssl.SSLObject:
+def shaken(context: ssl.SSLContext, authority: CertificateAuthority, files: Files) -> ssl.SSLObject:
     """The server's end of a connection, after its handshake."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     own = ssl.create_default_context(cafile=str(authority.certificate_file))
@@ -203,11 +218,11 @@ def shaken(context: ssl.SSLContext, authority: Authority, files: Files) -> ssl.S
 
 async def test_others_learn_how_clients_and_front_proxies_are_known(tmp_path: Path) -> None:
     config = ApiServerConfig(backend="memory", secure_address="127.0.0.1:0", file_rootpath=str(tmp_path))
-    async with running(config) as served:
+    async with run_apiserver(config) as served:
         found = served.store.get("configmaps", "kube-system", "extension-apiserver-authentication")
         assert found is not None
         data = json.loads(found.raw)["data"]
-    own = Authority(tmp_path / "pki").certificate()
+    own = CertificateAuthority(tmp_path / "pki").certificate_pem()
     assert data["client-ca-file"] == own
     assert data["requestheader-client-ca-file"] not in ("", own)
     assert x509.load_pem_x509_certificate(data["requestheader-client-ca-file"].encode())

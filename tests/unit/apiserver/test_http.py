@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver import refusals
-from tapestry.apiserver.access.authentication import Authenticator, Credentials
-from tapestry.apiserver.codec import LONGEST_BODY
+from tapestry.apiserver import api_errors
+from tapestry.apiserver.access.authentication import Credentials, UnionAuthenticator
+from tapestry.apiserver.codec import MAX_BODY_BYTES
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer, Refusing, refused
-from tapestry.apiserver.serving.gate import READING, WRITING, Gate, Seat
-from tapestry.apiserver.serving.http import Listener, serve
-from tapestry.apiserver.serving.reception import Reception
-from tapestry.apiserver.serving.wire import LONGEST_HEAD
-from tapestry.apiserver.watches import Watching
+from tapestry.apiserver.server import ApiResponse, RejectingCallHandler, error_response
+from tapestry.apiserver.serving.http_connection import MAX_HEAD_BYTES
+from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
+from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, InflightLimiter, InflightSlot
+from tapestry.apiserver.serving.request_handler import RequestHandler
+from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.errors import ApiError
 
 from .conftest import Hand
@@ -32,7 +32,7 @@ PATIENCE = 10.0
 
 def somebody(credentials: Credentials) -> User | None:
     """Whoever shows a token: `root` is a master."""
-    name = credentials.bearer
+    name = credentials.bearer_token
     return User(name, ("system:masters",) if name == "root" else ("system:authenticated",)) if name else None
 
 
@@ -73,12 +73,12 @@ def request(method: str, path: str, body: bytes = b"", user: str = "root", **hea
 
 @asynccontextmanager
 async def listening(
-    server: Refusing, gate: Gate | None = None, *, seconds: float = 5, idle: float = 5
+    server: RejectingCallHandler, gate: InflightLimiter | None = None, *, seconds: float = 5, idle: float = 5
 ) -> AsyncIterator[Any]:
     """A listener, and a way to call it up."""
-    listener = Listener(server, Authenticator([somebody]), gate or Gate({}), seconds)
+    listener = HttpHandler(server, UnionAuthenticator([somebody]), gate or InflightLimiter({}), seconds)
     async with asyncio.TaskGroup() as group:
-        runner = await serve(listener, "127.0.0.1", 0, group=group, idle=idle)
+        runner = await start_http_server(listener, "127.0.0.1", 0, group=group, idle_timeout=idle)
         lines: list[Line] = []
 
         async def call_up() -> Line:
@@ -90,14 +90,14 @@ async def listening(
         finally:
             for line in lines:
                 line.writer.close()
-            await runner.cleanup()
+            await runner.stop()
 
 
 class Plain:
     """What servers in these tests have in common."""
 
-    def refused(self, _: Call, error: ApiError) -> Answer:
-        return refused(error)
+    def refused(self, _: Call, error: ApiError) -> ApiResponse:
+        return error_response(error)
 
     def is_long_running(self, asked: Call) -> bool:
         return asked.method == "GET" and "watch" in asked.query
@@ -112,7 +112,7 @@ class Held(Plain):
     def __post_init__(self) -> None:
         self.released, self.came, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def answer(self, _: Call) -> Answer:
+    async def answer(self, _: Call) -> ApiResponse:
         self.waiting += 1
         self.came.set()
         try:
@@ -120,7 +120,7 @@ class Held(Plain):
         finally:
             self.waiting -= 1
             self.left.set()
-        return Answer(200, b"{}")
+        return ApiResponse(200, b"{}")
 
     async def wait_for(self, number: int) -> None:
         """Until so many are waiting."""
@@ -133,10 +133,10 @@ class Held(Plain):
 # -- bodies
 
 
-@pytest.mark.parametrize("size", [0, 2 << 20, LONGEST_BODY - 200])
+@pytest.mark.parametrize("size", [0, 2 << 20, MAX_BODY_BYTES - 200])
 async def test_a_body_may_be_as_large_as_kubernetes_allows(call: Hand, size: int) -> None:
     body = json.dumps({"metadata": {"name": "a"}, "data": {"k": "x" * size}}).encode()
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         line.say(request("POST", MAPS, body, Content_Type="application/json"))
         status, _, _ = await line.hear()
@@ -146,17 +146,17 @@ async def test_a_body_may_be_as_large_as_kubernetes_allows(call: Hand, size: int
 
 @pytest.mark.parametrize("is_chunked", [True, False])
 async def test_a_body_that_is_larger_is_refused(call: Hand, is_chunked: bool) -> None:
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         if is_chunked:
             line.say(request("POST", MAPS, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
             piece = b"x" * 65536
-            for _ in range(LONGEST_BODY // len(piece) + 1):
+            for _ in range(MAX_BODY_BYTES // len(piece) + 1):
                 line.say(b"%x\r\n%b\r\n" % (len(piece), piece))
         else:
             line.say(
                 f"POST {MAPS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer root\r\n"
-                f"Content-Length: {LONGEST_BODY + 1}\r\n\r\n"
+                f"Content-Length: {MAX_BODY_BYTES + 1}\r\n\r\n"
             )
         status, _, body = await line.hear()
     assert (status, json.loads(body)["reason"]) == (413, "RequestEntityTooLarge")
@@ -164,7 +164,7 @@ async def test_a_body_that_is_larger_is_refused(call: Hand, is_chunked: bool) ->
 
 async def test_a_body_in_pieces_is_put_together(call: Hand) -> None:
     body = json.dumps({"metadata": {"name": "pieces"}}).encode()
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         line.say(
             request("POST", MAPS, Transfer_Encoding="chunked", Content_Type="application/json").replace(
@@ -179,7 +179,7 @@ async def test_a_body_in_pieces_is_put_together(call: Hand) -> None:
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(call: Hand) -> None:
-    async with listening(Reception(call.server, 10), seconds=0.05) as call_up:
+    async with listening(RequestHandler(call.server, 10), seconds=0.05) as call_up:
         line = await call_up()
         line.say(request("POST", MAPS, b"x" * 100)[:-50])
         status, _, body = await line.hear()
@@ -191,14 +191,14 @@ async def test_a_body_that_does_not_come_is_not_waited_for(call: Hand) -> None:
 
 @pytest.mark.parametrize("said", ["", "GET /version HTTP/1.1\r\nX-Slow: "])
 async def test_a_head_that_does_not_come_is_not_waited_for(call: Hand, said: str) -> None:
-    async with listening(Reception(call.server, 10), idle=0.05) as call_up:
+    async with listening(RequestHandler(call.server, 10), idle=0.05) as call_up:
         line = await call_up()
         line.say(said)
         assert await line.is_cut()
 
 
 async def test_a_connection_is_used_again_and_left_when_it_is_not(call: Hand) -> None:
-    async with listening(Reception(call.server, 10), idle=0.2) as call_up:
+    async with listening(RequestHandler(call.server, 10), idle=0.2) as call_up:
         line = await call_up()
         for _ in range(3):
             line.say(request("GET", "/version"))
@@ -209,8 +209,8 @@ async def test_a_connection_is_used_again_and_left_when_it_is_not(call: Hand) ->
 @pytest.mark.parametrize(
     ("said", "code"),
     [
-        (request("GET", "/version", X_Long="x" * 2 * LONGEST_HEAD), 431),
-        (request("GET", "/version").replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 2 * LONGEST_HEAD), 431),
+        (request("GET", "/version", X_Long="x" * 2 * MAX_HEAD_BYTES), 431),
+        (request("GET", "/version").replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 2 * MAX_HEAD_BYTES), 431),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 300 + b"\r\n", 400),
         (b"GET /version?" + b"&".join([b"a=1"] * 300) + b" HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -233,7 +233,7 @@ async def test_a_connection_is_used_again_and_left_when_it_is_not(call: Hand) ->
 async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
     call: Hand, said: bytes, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         line.say(said)
         assert (await line.hear())[0] == code
@@ -241,7 +241,7 @@ async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
 
 
 async def test_requests_that_are_sent_ahead_are_answered_in_their_order(call: Hand) -> None:
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         names = [f"n{number}" for number in range(20)]
         bodies = [json.dumps({"metadata": {"name": name}}).encode() for name in names]
@@ -253,7 +253,7 @@ async def test_requests_that_are_sent_ahead_are_answered_in_their_order(call: Ha
 async def test_every_way_to_cut_a_request_into_pieces_is_the_same_request(call: Hand) -> None:
     body = json.dumps({"metadata": {"name": "a"}}).encode()
     said = request("PUT", f"{MAPS}/a", body, Content_Type="application/json")
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         await call.made(MAPS, {"metadata": {"name": "a"}})
         line = await call_up()
         for size in (1, 2, 3, 7, 50, len(said) - 1):
@@ -267,7 +267,7 @@ async def test_every_way_to_cut_a_request_into_pieces_is_the_same_request(call: 
 async def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(call: Hand) -> None:
     body = json.dumps({"metadata": {"name": "late"}}).encode()
     said = request("POST", MAPS, body, Content_Type="application/json", Expect="100-continue")
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         line.say(said[: -len(body)])
         assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -280,7 +280,7 @@ async def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(call
 async def test_what_comes_behind_a_body_is_no_header(call: Hand) -> None:
     path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
     body = b"2;of=no-interest\r\n{}\r\n0\r\n%b\r\n\r\n"
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         line.say(request("POST", path, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
         line.say(body % b"Impersonate-User: joe")
@@ -297,13 +297,13 @@ async def test_what_comes_behind_a_body_has_an_end() -> None:
         line.say(request("POST", MAPS, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
         line.say(b"2\r\n{}\r\n0\r\n")
         for _ in range(3):
-            line.say(b"X: " + b"x" * LONGEST_HEAD + b"\r\n")
+            line.say(b"X: " + b"x" * MAX_HEAD_BYTES + b"\r\n")
         assert await line.is_cut()
 
 
 async def test_bytes_that_are_no_text_in_a_header_are_no_obstacle(call: Hand) -> None:
     body = b'{"metadata":{"name":"strange"},"data":{"a":"b"}}'
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         line.say(request("POST", MAPS, body, User_Agent="BYTES/1").replace(b"BYTES", b"caf\xe9"))
         status, _, found = await line.hear()
@@ -319,7 +319,7 @@ async def test_a_client_that_would_speak_something_else_is_answered_in_what_it_s
     body = json.dumps({"metadata": {"name": "upgraded"}}).encode()
     more = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAMAAABk"}
     said = request("POST", MAPS, body, Content_Type="application/json", **more)
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         for at in range(0, len(said), size):
             line.say(said[at : at + size])
@@ -331,7 +331,7 @@ async def test_a_client_that_would_speak_something_else_is_answered_in_what_it_s
 
 
 async def test_each_request_is_answered_in_the_version_that_it_is_in(call: Hand) -> None:
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         watch = request("GET", f"{MAPS}?watch=1&timeoutSeconds=1")
         line.say(watch + request("GET", "/version").replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -351,7 +351,7 @@ async def test_each_request_is_answered_in_the_version_that_it_is_in(call: Hand)
     ],
 )
 async def test_a_connection_that_is_not_used_again_is_closed_behind_the_answer(call: Hand, said: bytes) -> None:
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         line.say(said)
         status, headers, _ = await line.hear()
@@ -360,7 +360,7 @@ async def test_a_connection_that_is_not_used_again_is_closed_behind_the_answer(c
 
 
 async def test_the_answer_to_a_head_has_no_body(call: Hand) -> None:
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         line.say(request("HEAD", "/version") + request("GET", "/version"))
         first = (await line.reader.readuntil(b"\r\n\r\n")).decode()
@@ -372,7 +372,7 @@ async def test_the_answer_to_a_head_has_no_body(call: Hand) -> None:
 @pytest.mark.parametrize(("version", "ends"), [("1.1", b"\r\n0\r\n\r\n"), ("1.0", b"\n")])
 async def test_a_watch_is_as_long_as_it_lasts_whatever_its_client_speaks(call: Hand, version: str, ends: bytes) -> None:
     await call.made(MAPS, {"metadata": {"name": "seen"}})
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         said = request("GET", f"{MAPS}?watch=1&timeoutSeconds=1", Connection="close")
         line.say(said.replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
@@ -386,7 +386,7 @@ async def test_a_watch_is_as_long_as_it_lasts_whatever_its_client_speaks(call: H
 async def test_a_query_is_read_as_it_is_meant_and_of_a_name_the_first(call: Hand) -> None:
     await call.made(MAPS, {"metadata": {"name": "a", "labels": {"app": "x"}}})
     await call.made(MAPS, {"metadata": {"name": "b"}})
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         for path in (
             f"{MAPS}?labelSelector=app%3Dx&labelSelector=app%3Dy",
@@ -400,7 +400,7 @@ async def test_a_query_is_read_as_it_is_meant_and_of_a_name_the_first(call: Hand
 
 
 async def test_the_names_that_are_used_come_through_each_of_them(call: Hand) -> None:
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         head = request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", b"{}", Impersonate_User="joe")
         groups = b"Impersonate-Group: a\r\nImpersonate-Group: b, c\r\nImpersonate-Extra-Scope: x\r\n"
@@ -419,7 +419,7 @@ async def test_the_names_that_are_used_come_through_each_of_them(call: Hand) -> 
 
 async def test_when_too_many_are_under_way_the_next_is_asked_to_come_again() -> None:
     held = Held()
-    async with listening(held, Gate({READING: 2, WRITING: 1})) as call_up:
+    async with listening(held, InflightLimiter({READ_ONLY: 2, MUTATING: 1})) as call_up:
         lines = [await call_up() for _ in range(2)]
         for number, line in enumerate(lines, 1):
             line.say(request("GET", "/x", user=f"user{number}"))
@@ -442,8 +442,8 @@ async def test_when_too_many_are_under_way_the_next_is_asked_to_come_again() -> 
 
 
 async def test_slow_writers_take_no_place_of_others_and_are_cut_off(call: Hand) -> None:
-    gate = Gate({READING: 5, WRITING: 20})
-    async with listening(Reception(call.server, 10), gate, seconds=0.5) as call_up:
+    gate = InflightLimiter({READ_ONLY: 5, MUTATING: 20})
+    async with listening(RequestHandler(call.server, 10), gate, seconds=0.5) as call_up:
         crowd = [await call_up() for _ in range(100)]
         for line in crowd:
             line.say(request("POST", REVIEWS, b"x" * 1000, user="bob")[:-500])
@@ -454,7 +454,7 @@ async def test_slow_writers_take_no_place_of_others_and_are_cut_off(call: Hand) 
         assert (await other.hear())[0] == 201
         codes = [(await line.hear())[0] for line in crowd]
     assert set(codes) == {504}
-    assert (gate.under_way, gate.seats) == ({READING: 0, WRITING: 0}, {})
+    assert (gate.inflight, gate.inflight_by_user) == ({READ_ONLY: 0, MUTATING: 0}, {})
 
 
 async def test_a_client_that_leaves_takes_its_request_along() -> None:
@@ -474,10 +474,10 @@ async def test_a_watch_ends_when_its_client_leaves(call: Hand, before: list[byte
     over = asyncio.Event()
 
     class Noting(Plain):
-        async def answer(self, asked: Call) -> Answer | Watching:
-            found = await call.server.answer(asked)
-            if isinstance(found, Watching):
-                found.over = over.set
+        async def answer(self, asked: Call) -> ApiResponse | WatchResponse:
+            found = await call.server.handle(asked)
+            if isinstance(found, WatchResponse):
+                found.on_end = over.set
             return found
 
     async with listening(Noting()) as call_up:
@@ -495,14 +495,14 @@ async def test_a_client_that_does_not_take_its_answer_is_cut_off() -> None:
     size = 64 << 20
 
     class Generous(Plain):
-        async def answer(self, _: Call) -> Answer:
-            return Answer(200, b"x" * size)
+        async def answer(self, _: Call) -> ApiResponse:
+            return ApiResponse(200, b"x" * size)
 
-    class Noting(Gate):
+    class Noting(InflightLimiter):
         left = asyncio.Event()
 
-        def leave(self, seat: Seat) -> None:
-            super().leave(seat)
+        def leave(self, seat: InflightSlot) -> None:
+            super().release(seat)
             self.left.set()
 
     gate = Noting({})
@@ -521,19 +521,19 @@ async def test_a_client_that_asks_and_asks_and_takes_nothing_is_cut_off_before_m
     class Counting(Plain):
         made = 0
 
-        async def answer(self, _: Call) -> Answer:
+        async def answer(self, _: Call) -> ApiResponse:
             self.made += 1
-            return Answer(200, b"x" * 60_000)
+            return ApiResponse(200, b"x" * 60_000)
 
-    class Noting(Gate):
+    class Noting(InflightLimiter):
         begun, gave_up = 0.0, asyncio.Event()
 
-        def enter(self, method: str, user: str = "", *, exempt: bool = False) -> Seat:
+        def enter(self, method: str, user: str = "", *, exempt: bool = False) -> InflightSlot:
             type(self).begun = time.monotonic()
-            return super().enter(method, user, exempt=exempt)
+            return super().acquire(method, user, exempt=exempt)
 
-        def leave(self, seat: Seat) -> None:
-            super().leave(seat)
+        def leave(self, seat: InflightSlot) -> None:
+            super().release(seat)
             if time.monotonic() - self.begun >= 0.2:
                 self.gave_up.set()
 
@@ -552,12 +552,12 @@ async def test_a_client_that_asks_and_asks_and_takes_nothing_is_cut_off_before_m
 
 async def test_what_goes_wrong_with_one_connection_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Plain):
-        async def answer(self, asked: Call) -> Answer:
+        async def answer(self, asked: Call) -> ApiResponse:
             if asked.path == "/odd":
-                return Answer(599, b"{}")
-            raise refusals.not_allowed()
+                return ApiResponse(599, b"{}")
+            raise api_errors.method_not_allowed()
 
-        def refused(self, _: Call, error: ApiError) -> Answer:
+        def refused(self, _: Call, error: ApiError) -> ApiResponse:
             raise RuntimeError("even this fails") from error
 
     async with listening(Broken()) as call_up:
@@ -572,11 +572,11 @@ async def test_what_goes_wrong_with_one_connection_leaves_the_others_alone(caplo
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_client_that_comes_as_the_server_goes_is_not_left_hanging(call: Hand, turns: int) -> None:
     async with asyncio.TaskGroup() as group:
-        listener = Listener(call.server, Authenticator([somebody]), Gate({}), 5)
-        runner = await serve(listener, "127.0.0.1", 0, group=group, idle=60)
+        listener = HttpHandler(call.server, UnionAuthenticator([somebody]), InflightLimiter({}), 5)
+        runner = await start_http_server(listener, "127.0.0.1", 0, group=group, idle_timeout=60)
         with socket.create_connection(runner.addresses[0], timeout=PATIENCE) as client:
             for _ in range(turns):
                 await asyncio.sleep(0)
-            await runner.cleanup()
+            await runner.stop()
             with suppress(ConnectionResetError):
                 assert await asyncio.to_thread(client.recv, 1) == b""

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer
-from tapestry.apiserver.serving.reception import Reception
+from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.serving.request_handler import RequestHandler
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand
@@ -19,8 +19,8 @@ BOB = User("bob", ("system:authenticated",))
 
 async def whoami(call: Hand, user: User, *headers: tuple[str, str]) -> tuple[int, Any]:
     asked = Call("POST", REVIEWS, {}, {"content-type": "application/json"}, b"{}", user, headers)
-    answer = await Reception(call.server, 10).answer(asked)
-    assert isinstance(answer, Answer)
+    answer = await RequestHandler(call.server, 10).handle(asked)
+    assert isinstance(answer, ApiResponse)
     return answer.status, msgspec.json.decode(answer.body)
 
 
@@ -135,9 +135,9 @@ async def test_groups_without_a_user_are_nobodys(call: Hand) -> None:
 async def test_a_mask_does_not_hide_what_its_wearer_may(call: Hand) -> None:
     """Rights are those of the user that is named, and of nobody else."""
     asked = Call("GET", "/api/v1/secrets", {}, {}, b"", ADMIN, (("impersonate-user", "joe"),))
-    answer = await Reception(call.server, 10).answer(asked)
-    assert isinstance(answer, Answer)
+    answer = await RequestHandler(call.server, 10).handle(asked)
+    assert isinstance(answer, ApiResponse)
     assert answer.status == 403
-    plain = await Reception(call.server, 10).answer(structs.replace(asked, impersonates=()))
-    assert isinstance(plain, Answer)
+    plain = await RequestHandler(call.server, 10).handle(structs.replace(asked, impersonates=()))
+    assert isinstance(plain, ApiResponse)
     assert plain.status == 200

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.admission import plain
+from tapestry.apiserver.admission import core_plugins
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -163,4 +163,4 @@ async def test_other_namespaces_have_their_own_ranges(call: Hand) -> None:
     ],
 )
 def test_amounts_of_zero_do_not_count_for_the_qos_class(spec: Object, quality: str) -> None:
-    assert plain.quality(spec) == quality
+    assert core_plugins.qos_class(spec) == quality

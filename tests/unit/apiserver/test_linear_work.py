@@ -10,25 +10,30 @@ from itertools import islice
 
 import pytest
 
-from tapestry.apiserver.access.rbac import Rule, uncovered
-from tapestry.apiserver.advice.pods import collisions, port_advice
-from tapestry.apiserver.customs.structural import Left, compiled, first_faults, matches
-from tapestry.apiserver.ownership.fieldsets import union_of
-from tapestry.apiserver.ownership.managed_fields import Entry, Manager, capped
-from tapestry.apiserver.ownership.shapes import interleaved
+from tapestry.apiserver.access.rbac import PolicyRule, uncovered_rules
+from tapestry.apiserver.customresources.structural_schema import (
+    PatternBudget,
+    compile_schema,
+    first_faults,
+    pattern_matches,
+)
+from tapestry.apiserver.fieldmanager.fieldsets import union_all
+from tapestry.apiserver.fieldmanager.managed_fields import ManagedFieldsEntry, Manager, cap_update_managers
+from tapestry.apiserver.fieldmanager.merge_schemas import merged_order
 from tapestry.apiserver.requests import selection_of
-from tapestry.apiserver.rows import Row
+from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Version
-from tapestry.apiserver.types import Reading, anything, array, mapping
-from tapestry.kube.budget import BUDGET, Budget, OverBudget
-from tapestry.kube.patches import json_patched
+from tapestry.apiserver.storage.store import ObjectVersion
+from tapestry.apiserver.type_decoders import DecodeReport, array_decoder, decode_any, map_decoder
+from tapestry.apiserver.warnings.pods import path_collisions, port_warnings
+from tapestry.kube.budget import CURRENT_BUDGET, Budget, BudgetExceeded
+from tapestry.kube.patches import apply_json_patch
 from tapestry.kube.resources import CONFIGMAPS
 from tapestry.kube.selectors import Operator, label_selector, parse_label_selector, requirement
-from tapestry.kube.strategic import PatchSchemas, strategic_merged
+from tapestry.kube.strategic_merge import PatchSchemas, apply_strategic_merge_patch
 
 BAR = 2.0
-ROW = Row(CONFIGMAPS, "configmap", (), storage="configmaps")
+ROW = ResourceInfo(CONFIGMAPS, "configmap", (), storage="configmaps")
 
 
 @contextmanager
@@ -41,9 +46,9 @@ def a_moment() -> Iterator[None]:
 @pytest.fixture
 def budget() -> Iterator[Budget]:
     found = Budget(lambda: False)
-    token = BUDGET.set(found)
+    token = CURRENT_BUDGET.set(found)
     yield found
-    BUDGET.reset(token)
+    CURRENT_BUDGET.reset(token)
 
 
 # -- patches
@@ -54,7 +59,7 @@ def test_a_json_patch_copies_a_container_once() -> None:
     patch = [{"op": "add", "path": f"/data/n{n}", "value": n} for n in range(5_000)]
     patch += [{"op": "replace", "path": f"/list/{n}", "value": 0} for n in range(5_000)]
     with a_moment():
-        found = json_patched(document, patch)
+        found = apply_json_patch(document, patch)
     assert len(found["data"]) == 105_000
     assert len(document["data"]) == 100_000
     assert document["list"][1] == 1
@@ -68,7 +73,7 @@ def test_copied_values_change_apart_from_their_source() -> None:
         {"op": "move", "from": "/b", "path": "/c"},
         {"op": "add", "path": "/c/z", "value": 3},
     ]
-    assert json_patched({"a": {}}, patch) == {"a": {"x": 1, "y": 2}, "c": {"x": 1, "z": 3}}
+    assert apply_json_patch({"a": {}}, patch) == {"a": {"x": 1, "y": 2}, "c": {"x": 1, "z": 3}}
 
 
 def test_a_strategic_patch_that_names_one_element_often_is_over_budget(budget: Budget) -> None:
@@ -82,8 +87,8 @@ def test_a_strategic_patch_that_names_one_element_often_is_over_budget(budget: B
     schema = PatchSchemas({"T": {"properties": {"list": items}}}).of("T")
     live = {"list": [{"name": "a", "limits": {f"k{n}": "1" for n in range(20_000)}}]}
     patch = {"list": [{"name": "a", "limits": {"x": str(n)}} for n in range(20_000)]}
-    with pytest.raises(OverBudget):
-        strategic_merged(live, patch, schema)
+    with pytest.raises(BudgetExceeded):
+        apply_strategic_merge_patch(live, patch, schema)
 
 
 # -- pods
@@ -92,17 +97,17 @@ def test_a_strategic_patch_that_names_one_element_often_is_over_budget(budget: B
 def test_ports_are_compared_by_what_they_have_in_common() -> None:
     ports = [(f"p[{n}]", {"containerPort": 80, "protocol": "TCP", "hostPort": n + 1}) for n in range(30_000)]
     with a_moment():
-        assert list(port_advice(ports)) == []
+        assert list(port_warnings(ports)) == []
     equal = [(f"p[{n}]", {"containerPort": 80, "protocol": "TCP"}) for n in range(30_000)]
     with a_moment():
-        assert len(list(islice(port_advice(equal), 200))) == 200
+        assert len(list(islice(port_warnings(equal), 200))) == 200
 
 
 def test_paths_are_compared_by_their_folders() -> None:
     with a_moment():
-        assert list(collisions([(f"{n}/file", "") for n in range(20_000)])) == []
+        assert list(path_collisions([(f"{n}/file", "") for n in range(20_000)])) == []
     paths = [("a/b", ""), ("c", ""), ("a", "S"), ("a/b/c", ""), ("a/b", "")]
-    assert list(collisions(paths)) == [
+    assert list(path_collisions(paths)) == [
         '"a" (S) with "a/b"',
         '"a/b/c" with "a/b"',
         '"a/b/c" with "a" (S)',
@@ -117,10 +122,10 @@ def test_paths_are_compared_by_their_folders() -> None:
 
 def test_rules_are_compared_as_products() -> None:
     many = [tuple(f"{kind}{n}" for n in range(60)) for kind in "vgr"]
-    held = [Rule(("get", f"v{n}"), ("*",), (f"r{n}",)) for n in range(40)]
+    held = [PolicyRule(("get", f"v{n}"), ("*",), (f"r{n}",)) for n in range(40)]
     with a_moment():
-        assert len(uncovered([Rule(*many, tuple("abcde"))], held, 1_000)) == 1_000
-        assert uncovered([Rule(*many, tuple("abcde"))], [Rule(("*",), ("*",), ("*",))]) == []
+        assert len(uncovered_rules([PolicyRule(*many, tuple("abcde"))], held, 1_000)) == 1_000
+        assert uncovered_rules([PolicyRule(*many, tuple("abcde"))], [PolicyRule(("*",), ("*",), ("*",))]) == []
 
 
 # -- ownership
@@ -130,24 +135,24 @@ def test_many_managers_become_one() -> None:
     managed = {}
     for n in range(20_000):
         manager = Manager(f"m{n}", "Update", "v1")
-        managed[manager] = Entry(manager, {"f:data": {f"f:k{n}": {}}}, f"2024-01-01T00:00:{n:06}")
+        managed[manager] = ManagedFieldsEntry(manager, {"f:data": {f"f:k{n}": {}}}, f"2024-01-01T00:00:{n:06}")
     with a_moment():
-        found = capped(managed)
+        found = cap_update_managers(managed)
     assert len(found) == 10
-    assert len(union_of(each.fields for each in found.values())["f:data"]) == 20_000
+    assert len(union_all(each.fields for each in found.values())["f:data"]) == 20_000
 
 
 def test_long_lists_are_merged_in_one_pass() -> None:
     steps = [f"k{n}" for n in range(200_000)]
     with a_moment():
-        assert [step for step, _ in interleaved(steps, steps)] == steps
+        assert [step for step, _ in merged_order(steps, steps)] == steps
 
 
 # -- custom resources
 
 
 def test_items_of_sets_and_maps_are_looked_up() -> None:
-    node = compiled({"type": "array", "items": {"type": "string"}, "x-kubernetes-list-type": "set"})
+    node = compile_schema({"type": "array", "items": {"type": "string"}, "x-kubernetes-list-type": "set"})
     with a_moment():
         assert list(node.faults([f"s{n}" for n in range(50_000)], "spec")) == []
     [fault] = node.faults(["a", "b", "a"], "spec")
@@ -155,36 +160,36 @@ def test_items_of_sets_and_maps_are_looked_up() -> None:
 
 
 def test_listed_values_are_looked_up() -> None:
-    node = compiled({"type": "array", "items": {"type": "string", "enum": [f"v{n}" for n in range(10_000)]}})
+    node = compile_schema({"type": "array", "items": {"type": "string", "enum": [f"v{n}" for n in range(10_000)]}})
     with a_moment():
         assert first_faults(node.faults(["v9999"] * 100_000, "spec")) == []
 
 
 def test_patterns_of_an_object_share_what_they_may_take() -> None:
-    left = Left()
-    assert matches("a{50}", "a" * 50, left) is True
-    assert matches("(a?){100}b", "a" * 10_000_000, left) is None
-    assert matches("a", "a", left) is None
+    left = PatternBudget()
+    assert pattern_matches("a{50}", "a" * 50, left) is True
+    assert pattern_matches("(a?){100}b", "a" * 10_000_000, left) is None
+    assert pattern_matches("a", "a", left) is None
 
 
 def test_faults_of_an_object_are_not_all_listed() -> None:
-    node = compiled({"type": "array", "items": {"type": "integer"}})
+    node = compile_schema({"type": "array", "items": {"type": "integer"}})
     assert len(first_faults(node.faults(["a"] * 100_000, "spec"))) == 1_000
 
 
 def test_a_long_key_is_not_repeated_in_every_path() -> None:
-    read = mapping(array(anything))
+    read = map_decoder(array_decoder(decode_any))
     value = {"k" * 1_000_000: [1] * 100_000}
     with a_moment():
-        assert read(value, "spec", Reading()) == value
+        assert read(value, "spec", DecodeReport()) == value
 
 
 # -- selectors
 
 
-def versions(count: int) -> list[Version]:
+def versions(count: int) -> list[ObjectVersion]:
     keys = [Key("configmaps", "default", f"m{n}") for n in range(count)]
-    return [Version(key, 1, b"{}", {"app": f"a{n}"}, {"metadata.name": key.name}) for n, key in enumerate(keys)]
+    return [ObjectVersion(key, 1, b"{}", {"app": f"a{n}"}, {"metadata.name": key.name}) for n, key in enumerate(keys)]
 
 
 @pytest.mark.parametrize(

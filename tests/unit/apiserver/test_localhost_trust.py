@@ -2,20 +2,20 @@
 
 import pytest
 
-from tapestry.apiserver.access.authentication import LOCAL, Credentials, by_place
+from tapestry.apiserver.access.authentication import LOCALHOST_USER, Credentials, authenticate_localhost
 
 
 def user_of(peer: str = "127.0.0.1", bearer: str = "", **headers: str) -> object:
     named = {name.replace("_", "-"): value for name, value in {"host": "localhost:6080", **headers}.items()}
-    return by_place(Credentials(bearer=bearer, peer=peer, headers=named))
+    return authenticate_localhost(Credentials(bearer_token=bearer, peer=peer, headers=named))
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:6080", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:65535"])
 @pytest.mark.parametrize("peer", ["127.0.0.1", "::1"])
 def test_programs_on_this_machine_are_trusted(host: str, peer: str) -> None:
-    assert user_of(peer, host=host) is LOCAL
-    assert user_of(peer, host=host, sec_fetch_site="none") is LOCAL
-    assert user_of(peer, host=host, sec_fetch_site="same-origin") is LOCAL
+    assert user_of(peer, host=host) is LOCALHOST_USER
+    assert user_of(peer, host=host, sec_fetch_site="none") is LOCALHOST_USER
+    assert user_of(peer, host=host, sec_fetch_site="same-origin") is LOCALHOST_USER
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,33 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.admission.conditions import VARIABLES, bindings, conditions_of
-from tapestry.apiserver.admission.matching import Attempt, Equivalents, attempt_of, policy_criteria, webhook_criteria
+from tapestry.apiserver.admission.match_conditions import VARIABLE_TYPES, compile_conditions, expression_variables
+from tapestry.apiserver.admission.matching import (
+    AdmissionAttributes,
+    EquivalentResources,
+    admission_attributes,
+    policy_criteria,
+    webhook_criteria,
+)
 from tapestry.apiserver.requests import Target, User
-from tapestry.apiserver.rows import Row, Rows, Subresource
-from tapestry.apiserver.server import everybody_may
-from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry, Subresource
+from tapestry.apiserver.server import allow_all
+from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.cel.errors import CompileError, EvaluationError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, Resource
 
 OLD, NEW = Resource("example.com", "v1beta1", "Widget", "widgets"), Resource("example.com", "v1", "Widget", "widgets")
-ROWS = Rows(
+ROWS = ResourceRegistry(
     [
-        *(Row(each, each.kind.lower(), (), storage=each.name) for each in (PODS, NODES, NAMESPACES, OLD, NEW)),
+        *(ResourceInfo(each, each.kind.lower(), (), storage=each.name) for each in (PODS, NODES, NAMESPACES, OLD, NEW)),
     ]
 )
 EVERYTHING = {"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"], "operations": ["*"]}
 SCALE = Subresource("scale", "Scale", ("update",), "autoscaling", "v1")
 
 
-def an_attempt(resource: Resource = PODS, **said: Any) -> Attempt:
+def an_attempt(resource: Resource = PODS, **said: Any) -> AdmissionAttributes:
     named = {"metadata": {"name": "a", "labels": {"app": "web"}}}
     found: dict[str, Any] = {
         "operation": "CREATE",
@@ -38,12 +44,12 @@ def an_attempt(resource: Resource = PODS, **said: Any) -> Attempt:
         "new": named,
         "old": None,
     }
-    return Attempt(**{**found, **said})
+    return AdmissionAttributes(**{**found, **said})
 
 
-def matched(attempt: Attempt, **webhook: Any) -> Resource | None:
+def matched(attempt: AdmissionAttributes, **webhook: Any) -> Resource | None:
     criteria = webhook_criteria({"rules": [EVERYTHING], **webhook})
-    return criteria.matches(attempt, Equivalents(ROWS), lambda name: {"name": name})
+    return criteria.matches(attempt, EquivalentResources(ROWS), lambda name: {"name": name})
 
 
 def a_rule(**said: Any) -> list[Object]:
@@ -80,13 +86,13 @@ def a_rule(**said: Any) -> list[Object]:
         ({"resourceNames": ["b"]}, an_attempt(), False),
     ],
 )
-def test_a_rule_means_what_all_of_its_parts_cover(rule: Object, attempt: Attempt, meant: bool) -> None:
+def test_a_rule_means_what_all_of_its_parts_cover(rule: Object, attempt: AdmissionAttributes, meant: bool) -> None:
     assert (matched(attempt, rules=a_rule(**rule)) is not None) is meant
 
 
 def test_a_webhook_without_rules_is_about_nothing_and_a_binding_without_rules_about_everything() -> None:
     assert matched(an_attempt(), rules=[]) is None
-    assert policy_criteria(None).matches(an_attempt(), Equivalents(ROWS), lambda _: {}) == PODS
+    assert policy_criteria(None).matches(an_attempt(), EquivalentResources(ROWS), lambda _: {}) == PODS
 
 
 def test_an_object_is_known_by_another_version_unless_the_match_has_to_be_exact() -> None:
@@ -99,8 +105,8 @@ def test_an_object_is_known_by_another_version_unless_the_match_has_to_be_exact(
 def test_exceptions_are_not_meant() -> None:
     criteria = policy_criteria({"resourceRules": [EVERYTHING], "excludeResourceRules": a_rule()})
     labels = lambda _: {}  # noqa: E731
-    assert criteria.matches(an_attempt(), Equivalents(ROWS), labels) is None
-    assert criteria.matches(an_attempt(NODES), Equivalents(ROWS), labels) == NODES
+    assert criteria.matches(an_attempt(), EquivalentResources(ROWS), labels) is None
+    assert criteria.matches(an_attempt(NODES), EquivalentResources(ROWS), labels) == NODES
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,7 @@ def test_exceptions_are_not_meant() -> None:
         ({"app": "web"}, an_attempt(NAMESPACES, operation="DELETE", new=None), False),
     ],
 )
-def test_namespaces_are_selected_by_their_labels(selector: Object, attempt: Attempt, meant: bool) -> None:
+def test_namespaces_are_selected_by_their_labels(selector: Object, attempt: AdmissionAttributes, meant: bool) -> None:
     assert (matched(attempt, namespaceSelector={"matchLabels": selector}) is not None) is meant
 
 
@@ -136,24 +142,29 @@ def test_configurations_of_admission_are_exempt() -> None:
 
 
 def test_an_attempt_is_what_a_request_wants_to_do() -> None:
-    row = Row(PODS, "pod", (), subresources={"scale": SCALE}, storage="pods")
+    row = ResourceInfo(PODS, "pod", (), subresources={"scale": SCALE}, storage="pods")
     body = {"metadata": {"name": "made"}}
-    attempt = attempt_of(
-        Request("patch", Target(row, "default", "a", "scale"), User("u"), {"dryRun": "All"}), body, body
+    attempt = admission_attributes(
+        WriteRequest("patch", Target(row, "default", "a", "scale"), User("u"), {"dryRun": "All"}), body, body
     )
-    assert (attempt.operation, attempt.kind.kind, attempt.resource, attempt.dry) == ("UPDATE", "Scale", PODS, True)
-    namespace = Row(NAMESPACES, "namespace", (), storage="namespaces")
-    made = attempt_of(Request("create", Target(namespace), User("u"), {}), None, body)
+    assert (attempt.operation, attempt.kind.kind, attempt.resource, attempt.is_dry_run) == (
+        "UPDATE",
+        "Scale",
+        PODS,
+        True,
+    )
+    namespace = ResourceInfo(NAMESPACES, "namespace", (), storage="namespaces")
+    made = admission_attributes(WriteRequest("create", Target(namespace), User("u"), {}), None, body)
     assert (made.operation, made.name, made.namespace) == ("CREATE", "made", "made")
 
 
 # -- conditions
 
 
-def held(*expressions: str, attempt: Attempt | None = None) -> bool:
+def held(*expressions: str, attempt: AdmissionAttributes | None = None) -> bool:
     attempt = attempt or an_attempt()
     listed = [{"name": f"c{number}", "expression": each} for number, each in enumerate(expressions)]
-    return conditions_of(listed).hold(bindings(attempt, attempt.resource, everybody_may))
+    return compile_conditions(listed).all_hold(expression_variables(attempt, attempt.resource, allow_all))
 
 
 def test_conditions_hold_where_all_of_them_do() -> None:
@@ -171,7 +182,7 @@ def test_a_condition_that_fails_matters_only_where_none_is_false() -> None:
 
 
 def test_conditions_cannot_ask_for_what_there_is_not() -> None:
-    assert "params" not in VARIABLES
+    assert "params" not in VARIABLE_TYPES
     with pytest.raises(CompileError):
         held("params.x == 1")
 

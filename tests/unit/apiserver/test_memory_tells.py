@@ -12,11 +12,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.apiserver import recurring
-from tapestry.apiserver.app import running
+from tapestry.apiserver import spec_cache
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import Answer
+from tapestry.apiserver.server import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN
@@ -59,7 +59,7 @@ SPECS: list[Object] = [
     {"containers": [CONTAINER], "serviceAccountName": "robot"},
     {"containers": [CONTAINER], "nodeName": "n", "tolerations": [], "nodeSelector": {}},
     {"containers": [CONTAINER], "schedulingGates": [{"name": "g"}]},
-    {"containers": [{**CONTAINER, "args": ["x" * recurring.LONGEST]}]},
+    {"containers": [{**CONTAINER, "args": ["x" * spec_cache.MAX_TEXT_BYTES]}]},
     {"containers": []},
     {},
 ]
@@ -182,26 +182,26 @@ async def answers(asked: list[Asked], before: Callable[[], None]) -> list[tuple[
     """What a new server says, without what is drawn by lot."""
     with tempfile.TemporaryDirectory() as folder:
         config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=folder)
-        async with running(config, lambda: NOON) as served:
+        async with run_apiserver(config, lambda: NOON) as served:
             found = []
             for method, path, body, kind, query in [*BEFORE, *asked, Asked("GET", PODS), Asked("GET", DEPLOYMENTS)]:
                 before()
                 raw = msgspec.json.encode(body).replace(b'"name":""', b'"name":"n%d"' % len(found)) if body else b""
                 headers = {"content-type": kind, "user-agent": "test"}
-                answer = await served.server.answer(Call(method, path, dict(query), headers, raw, ADMIN))
-                assert isinstance(answer, Answer)
+                answer = await served.server.handle(Call(method, path, dict(query), headers, raw, ADMIN))
+                assert isinstance(answer, ApiResponse)
                 found.append((answer.status, answer.headers.get("Warning", ""), BY_LOT.sub(b"?", answer.body)))
             return found
 
 
 @contextmanager
 def room_for(most: int) -> Iterator[None]:
-    kept, recurring.MOST = recurring.MOST, most
+    kept, spec_cache.MAX_ENTRIES = spec_cache.MAX_ENTRIES, most
     try:
         yield
     finally:
-        recurring.MOST = kept
-        recurring.forget_all()
+        spec_cache.MAX_ENTRIES = kept
+        spec_cache.clear_cache()
 
 
 @settings(max_examples=25)
@@ -209,6 +209,6 @@ def room_for(most: int) -> Iterator[None]:
 def test_whatever_is_written_comes_out_as_if_nothing_were_remembered(asked: list[Asked], most: int) -> None:
     with room_for(most):
         remembering = asyncio.run(answers(asked, lambda: None))
-        forgetful = asyncio.run(answers(asked, recurring.forget_all))
+        forgetful = asyncio.run(answers(asked, spec_cache.clear_cache))
     assert remembering == forgetful
     assert all(status < 500 for status, _, _ in remembering)

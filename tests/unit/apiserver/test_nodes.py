@@ -12,15 +12,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tapestry.apiserver.access.node_graph import NodeGraph
-from tapestry.apiserver.access.references import SECRETS, api_objects, pod_references, volume_secrets
-from tapestry.apiserver.app import running
+from tapestry.apiserver.access.references import SECRETS, pod_references, referenced_api_objects, volume_secrets
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import User
-from tapestry.apiserver.server import Answer
-from tapestry.apiserver.storage.local import LocalStore
+from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.memory import MemoryLog
-from tapestry.apiserver.storage.store import Event, Version
+from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.store import ObjectVersion, WatchEvent
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -113,7 +113,7 @@ async def test_a_node_lists_and_watches_a_single_secret_by_its_name(call: Hand, 
     status, found = await n1("GET", f"{DEFAULT}/secrets", fieldSelector="metadata.name=s")
     assert (status, [each["metadata"]["name"] for each in found["items"]]) == (200, ["s"])
     watch = await n1.answer("GET", f"{DEFAULT}/secrets", fieldSelector="metadata.name=s", watch="true")
-    assert not isinstance(watch, Answer)
+    assert not isinstance(watch, ApiResponse)
     watch.end()
     for query in ({}, {"fieldSelector": "metadata.name!=x"}, {"fieldSelector": "metadata.name=other"}):
         assert_refused(await n1("GET", f"{DEFAULT}/secrets", **query))
@@ -226,12 +226,12 @@ async def test_access_reviews_know_the_rights_of_nodes(call: Hand, n1: Hand) -> 
 
 async def test_references_are_known_again_after_a_restart(tmp_path: Path) -> None:
     config = ApiServerConfig(backend="file", secure_address="", pod_accounts=False, file_rootpath=str(tmp_path))
-    async with running(config) as served:
-        admin = Hand(served.server, served.accounts)
+    async with run_apiserver(config) as served:
+        admin = Hand(served.server, served.account_tokens)
         await admin.made(f"{DEFAULT}/secrets", {"metadata": {"name": "s"}})
         await admin.made(f"{DEFAULT}/pods", a_pod("p", "n1", imagePullSecrets=[{"name": "s"}]))
-    async with running(config) as served:
-        hand = Hand(served.server, served.accounts)
+    async with run_apiserver(config) as served:
+        hand = Hand(served.server, served.account_tokens)
         assert await is_seen(hand.being(kubelet("n1")), f"{DEFAULT}/secrets/s")
         assert not await is_seen(hand.being(kubelet("n2")), f"{DEFAULT}/secrets/s")
 
@@ -468,8 +468,8 @@ def test_every_reference_of_a_pod_is_found() -> None:
     ],
 )
 def test_volumes_that_need_the_api_are_known(volume: Object, words: str) -> None:
-    assert api_objects({"spec": {"volumes": [{"name": "v", **volume}]}}).startswith(words)
-    assert bool(api_objects({"spec": {"volumes": [{"name": "v", **volume}]}})) is bool(words)
+    assert referenced_api_objects({"spec": {"volumes": [{"name": "v", **volume}]}}).startswith(words)
+    assert bool(referenced_api_objects({"spec": {"volumes": [{"name": "v", **volume}]}})) is bool(words)
 
 
 def test_the_secret_of_a_volume_is_in_the_namespace_of_its_claim_unless_named() -> None:
@@ -500,7 +500,7 @@ def test_the_index_reads_only_what_has_changed_and_forgets_what_is_gone() -> Non
     store.have("late", "n1", "s")
     store.lose("late")
     assert not graph.reaches("n1", (SECRETS, "ns", "s12"))
-    assert (graph._held, graph._holders, graph._changed) == ({}, {}, {})
+    assert (graph._readable_by_node, graph._node_references, graph._pending_keys) == ({}, {}, {})
 
 
 class CountingStore(LocalStore):
@@ -510,7 +510,7 @@ class CountingStore(LocalStore):
         super().__init__(MemoryLog())
         self.reads = 0
 
-    def get(self, resource: str, namespace: str, name: str) -> Version | None:
+    def get(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
         self.reads += 1
         return super().get(resource, namespace, name)
 
@@ -518,11 +518,11 @@ class CountingStore(LocalStore):
         key, self.revision = Key("pods", "ns", name), self.revision + 1
         pod = {"metadata": {"name": name, "namespace": "ns"}}
         pod["spec"] = {"nodeName": node, "imagePullSecrets": [{"name": secret}]}
-        version = Version(key, self.revision, msgspec.json.encode(pod), {})
-        self._show(key, Event(self.revision, super().get(*key), version, version.raw))
+        version = ObjectVersion(key, self.revision, msgspec.json.encode(pod), {})
+        self._apply_event(key, WatchEvent(self.revision, super().get(*key), version, version.raw))
 
     def lose(self, name: str) -> None:
         key, self.revision = Key("pods", "ns", name), self.revision + 1
         old = super().get(*key)
         assert old is not None
-        self._show(key, Event(self.revision, old, None, old.raw))
+        self._apply_event(key, WatchEvent(self.revision, old, None, old.raw))

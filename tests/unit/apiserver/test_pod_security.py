@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.admission.pod_security import Standard, policy_of
-from tapestry.apiserver.server import Answer
+from tapestry.apiserver.admission.pod_security import LevelVersion, levels_from_labels
+from tapestry.apiserver.server import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -29,7 +29,7 @@ def a_pod(name: str = "p", context: Object | None = None, **spec: Any) -> Object
 
 async def warning(call: Hand, path: str, body: Object) -> str:
     answer = await call.answer("POST", path, body)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ApiResponse)
     assert answer.status == 201, answer.body
     return answer.headers.get("Warning", "").replace('\\"', '"')
 
@@ -123,7 +123,7 @@ async def test_a_stricter_level_tells_of_the_pods_that_are_there(call: Hand) -> 
     await call.made(path, a_pod("d", hostPID=True, context={"privileged": True}))
     patch = {"metadata": {"labels": {f"{LABEL}enforce": "baseline"}}}
     answer = await call.answer("PATCH", f"{NAMESPACES}/x", patch, kind=MERGE)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ApiResponse)
     said = answer.headers["Warning"].replace('\\"', '"')
     assert 'existing pods in namespace "x" violate the new PodSecurity enforce level "baseline:latest"' in said
     assert "a (and 2 other pods): host namespaces" in said
@@ -158,6 +158,6 @@ async def test_a_pod_that_was_there_before_may_still_change_what_nobody_asks_abo
     ],
 )
 def test_labels_say_what_is_asked(labels: dict[str, str], enforce: str, warn: str) -> None:
-    policy = policy_of({LABEL + mode: value for mode, value in labels.items()})
+    policy = levels_from_labels({LABEL + mode: value for mode, value in labels.items()})
     assert (str(policy.enforce), str(policy.warn)) == (enforce, warn)
-    assert policy_of({"app": "web"}).enforce == Standard()
+    assert levels_from_labels({"app": "web"}).enforce == LevelVersion()

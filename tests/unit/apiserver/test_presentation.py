@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.serving.presentation import presented
+from tapestry.apiserver.serving.json_format import formatted_body
 
 from .conftest import ADMIN
 
@@ -15,7 +15,7 @@ INDENTED = b'{\n  "a": {\n    "b": []\n  }\n}'
 
 def shown(path: str = "/api/v1/pods", content_type: str = "application/json", **asked: Any) -> bytes:
     headers = {name.replace("_", "-"): value for name, value in asked.items() if name != "query"}
-    return presented(ONE_LINE, content_type, Call("GET", path, asked.get("query", {}), headers, b"", ADMIN))
+    return formatted_body(ONE_LINE, content_type, Call("GET", path, asked.get("query", {}), headers, b"", ADMIN))
 
 
 @pytest.mark.parametrize("agent", ["curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64)"])
@@ -51,10 +51,10 @@ def test_other_documents_stay_as_they_are() -> None:
     assert shown("/openapi/v3", user_agent="curl") == ONE_LINE
     assert shown("/livez", "text/plain", user_agent="curl") == ONE_LINE
     event = Call("GET", "/api/v1/pods", {"pretty": "true"}, {}, b"", ADMIN)
-    assert presented(ONE_LINE + b"\n", "application/json", event) == ONE_LINE + b"\n"
+    assert formatted_body(ONE_LINE + b"\n", "application/json", event) == ONE_LINE + b"\n"
 
 
 def test_a_long_answer_is_not_indented() -> None:
     text = b'{"a":' * 200 + b"[" + b"1," * 50_000 + b"1]" + b"}" * 200
     call = Call("GET", "/api/v1/pods", {"pretty": "true"}, {}, b"", ADMIN)
-    assert presented(text, "application/json", call) == text + b"\n"
+    assert formatted_body(text, "application/json", call) == text + b"\n"

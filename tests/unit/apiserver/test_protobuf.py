@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.codec import PROTOBUF, decoded
-from tapestry.apiserver.protobuf import messages
+from tapestry.apiserver.codec import PROTOBUF, decode_body
+from tapestry.apiserver.protobuf import message_decoders
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
@@ -57,13 +57,13 @@ def a_map(*fields: bytes, name: str = "a") -> bytes:
 
 
 def read(kind: str, message: bytes) -> Object:
-    found: Object = decoded(a_body(kind, message), PROTOBUF)
+    found: Object = decode_body(a_body(kind, message), PROTOBUF)
     return found
 
 
 def refusal(body: bytes) -> str:
     with pytest.raises(BadRequest) as caught:
-        decoded(body, PROTOBUF)
+        decode_body(body, PROTOBUF)
     return str(caught.value)
 
 
@@ -72,13 +72,13 @@ def refusal(body: bytes) -> str:
 
 @pytest.mark.parametrize("kind", sorted(samples()))
 def test_a_sample_means_what_kubernetes_says_it_does(kind: str) -> None:
-    found = decoded(bytes_of(kind), PROTOBUF)
+    found = decode_body(bytes_of(kind), PROTOBUF)
     assert json.dumps(found, sort_keys=True) == json.dumps(samples()[kind]["json"], sort_keys=True)
 
 
 def test_there_is_a_sample_of_every_kind_but_one() -> None:
     """Kubernetes publishes none of an APIService; options of deletions and Status are of every group."""
-    known = {f"v1/{kind}" if "/" not in kind else kind for kind in messages().kinds}
+    known = {f"v1/{kind}" if "/" not in kind else kind for kind in message_decoders().kinds}
     assert known - set(samples()) == {"apiregistration.k8s.io/v1/APIService"}
 
 
@@ -120,13 +120,13 @@ def test_numbers_may_come_packed() -> None:
 
 def test_what_comes_twice_is_merged_or_replaces_what_came_first() -> None:
     body = a_map(a_field(1, a_field(1, b"b")), a_field(1, a_field(11, a_field(1, b"k") + a_field(2, b"v"))))
-    assert decoded(body, PROTOBUF)["metadata"] == {"name": "b", "labels": {"k": "v"}}
-    assert decoded(a_map(a_field(1, a_field(1, b""))), PROTOBUF)["metadata"] == {}
+    assert decode_body(body, PROTOBUF)["metadata"] == {"name": "b", "labels": {"k": "v"}}
+    assert decode_body(a_map(a_field(1, a_field(1, b""))), PROTOBUF)["metadata"] == {}
 
 
 def test_an_entry_of_a_map_may_lack_its_key_or_its_value() -> None:
-    assert decoded(a_map(a_field(2, b"")), PROTOBUF)["data"] == {"": ""}
-    assert decoded(a_map(a_field(3, a_field(1, b"k"))), PROTOBUF)["binaryData"] == {"k": ""}
+    assert decode_body(a_map(a_field(2, b"")), PROTOBUF)["data"] == {"": ""}
+    assert decode_body(a_map(a_field(3, a_field(1, b"k"))), PROTOBUF)["binaryData"] == {"k": ""}
 
 
 def schema(fields: bytes) -> Object:
@@ -162,7 +162,7 @@ def test_options_of_deletions_are_the_same_in_every_group() -> None:
 
 def test_fields_that_are_not_known_are_passed_over() -> None:
     unknown = (a_field(99, b"x"), a_field(98, 7), varint(97 << 3 | 1) + bytes(8), varint(96 << 3 | 5) + bytes(4))
-    assert decoded(a_map(*unknown), PROTOBUF) == decoded(a_map(), PROTOBUF)
+    assert decode_body(a_map(*unknown), PROTOBUF) == decode_body(a_map(), PROTOBUF)
 
 
 # -- bytes that mean nothing
@@ -195,7 +195,7 @@ def test_what_is_no_message_is_refused(body: bytes, why: str) -> None:
 def test_a_body_cut_short_is_refused_wherever_it_is_cut() -> None:
     whole = a_map(a_field(2, a_field(1, b"key") + a_field(2, b"value")))
     beginning = len(a_body("v1/ConfigMap", b"")) - 2
-    assert decoded(whole[:beginning], PROTOBUF) == {"apiVersion": "v1", "kind": "ConfigMap"}
+    assert decode_body(whole[:beginning], PROTOBUF) == {"apiVersion": "v1", "kind": "ConfigMap"}
     for length in range(beginning + 1, len(whole)):
         assert "unexpected EOF" in refusal(whole[:length])
 
@@ -213,7 +213,7 @@ def test_a_body_that_is_larger_than_it_looks_is_refused() -> None:
     assert "more than" in refusal(a_body("v1/Pod", a_field(2, a_field(2, b"") * 600_000)))
 
 
-@given(st.binary(max_size=200), st.sampled_from(sorted(messages().kinds)))
+@given(st.binary(max_size=200), st.sampled_from(sorted(message_decoders().kinds)))
 def test_no_message_does_harm(message: bytes, kind: str) -> None:
     body = a_body(kind if "/" in kind else f"v1/{kind}", message)
     assert_harmless(body)
@@ -236,7 +236,7 @@ def test_no_damaged_sample_does_harm(data: st.DataObject) -> None:
 def assert_harmless(body: bytes) -> None:
     """It is an object that JSON can say, or it is refused."""
     try:
-        found = decoded(body, PROTOBUF)
+        found = decode_body(body, PROTOBUF)
     except BadRequest:
         return
     json.dumps(found, allow_nan=False)

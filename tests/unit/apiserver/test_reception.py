@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.app import gate_of, reception_of
+from tapestry.apiserver.app import build_inflight_limiter, build_request_handler
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, Target, User
-from tapestry.apiserver.server import Answer
-from tapestry.apiserver.serving.clients import Clients
-from tapestry.apiserver.serving.health import Health, ping
-from tapestry.apiserver.serving.reception import Reception, allowed
-from tapestry.apiserver.storage.local import LocalStore
-from tapestry.apiserver.storage.log import Entry, LogError
-from tapestry.apiserver.storage.memory import MemoryLog
+from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
+from tapestry.apiserver.serving.health import HealthHandlers, ping
+from tapestry.apiserver.serving.request_handler import RequestHandler, timeout_of
+from tapestry.apiserver.storage.local_store import LocalStore
+from tapestry.apiserver.storage.log import Entry, StorageError
+from tapestry.apiserver.storage.memory_log import MemoryLog
 from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
@@ -35,25 +35,27 @@ NOBODY = User("system:anonymous", ("system:unauthenticated",))
 class Desk:
     """A reception, and a hand to call it with."""
 
-    reception: Reception
+    reception: RequestHandler
 
-    async def __call__(self, method: str, uri: str, body: Object | None = None, user: User = ADMIN) -> Answer:
+    async def __call__(self, method: str, uri: str, body: Object | None = None, user: User = ADMIN) -> ApiResponse:
         path, _, query = uri.partition("?")
         pairs = dict(each.partition("=")[::2] for each in query.split("&") if each)
         raw = msgspec.json.encode(body) if body is not None else b""
         headers = {"content-type": "application/json"}
-        answer = await self.reception.answer(Call(method, path, pairs, headers, raw, user, uri=uri))
-        assert isinstance(answer, Answer)
+        answer = await self.reception.handle(Call(method, path, pairs, headers, raw, user, uri=uri))
+        assert isinstance(answer, ApiResponse)
         return answer
 
 
 @pytest.fixture
 def desk(call: Hand) -> Desk:
     config = ApiServerConfig(backend="memory")
-    return Desk(reception_of(config, call.server, call.accounts, gate_of(config), Clients()))
+    return Desk(
+        build_request_handler(config, call.server, call.accounts, build_inflight_limiter(config), ConnectionLimiter())
+    )
 
 
-def text(answer: Answer) -> tuple[int, str]:
+def text(answer: ApiResponse) -> tuple[int, str]:
     return answer.status, answer.body.decode()
 
 
@@ -64,16 +66,16 @@ def text(answer: Answer) -> tuple[int, str]:
     ("asked", "seconds"), [("", 60), ("5s", 5), ("100ms", 0.1), ("2h", 60), ("0s", 60), ("-1s", 60)]
 )
 def test_a_call_may_ask_for_less_time_and_not_for_more(asked: str, seconds: float) -> None:
-    assert allowed(Call("GET", "/", {"timeout": asked} if asked else {}, {}, b"", ADMIN), 60) == seconds
+    assert timeout_of(Call("GET", "/", {"timeout": asked} if asked else {}, {}, b"", ADMIN), 60) == seconds
 
 
 def test_a_time_that_is_none_is_refused() -> None:
     with pytest.raises(BadRequest, match="invalid timeout specified in the request URL"):
-        allowed(Call("GET", "/", {"timeout": "soon"}, {}, b"", ADMIN), 60)
+        timeout_of(Call("GET", "/", {"timeout": "soon"}, {}, b"", ADMIN), 60)
 
 
 async def test_an_answer_that_takes_too_long_is_a_timeout_in_kubernetes_words(call: Hand, desk: Desk) -> None:
-    async def never(_: Call, __: Target) -> Answer:
+    async def never(_: Call, __: Target) -> ApiResponse:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -104,7 +106,7 @@ async def test_a_write_that_was_begun_is_finished_though_nobody_waits_for_it(cal
     assert (await hasty("POST", MAPS, {"metadata": {"name": "slow"}})).status == 504
     assert (await desk("GET", f"{MAPS}/slow")).status == 404
     disk.done.set()
-    await coming.take()
+    await coming.next_events()
     assert (await desk("GET", f"{MAPS}/slow")).status == 200
 
 
@@ -132,8 +134,10 @@ async def test_a_check_that_fails_withholds_its_reason_from_strangers() -> None:
     async def wrong() -> str:
         return "the cat sat on it"
 
-    async def asked(path: str) -> Answer:
-        return await Health({"ping": ping, "cat": wrong}).answer(Call("GET", path, {}, {}, b"", ADMIN, uri=path))
+    async def asked(path: str) -> ApiResponse:
+        return await HealthHandlers({"ping": ping, "cat": wrong}).handle(
+            Call("GET", path, {}, {}, b"", ADMIN, uri=path)
+        )
 
     assert text(await asked("/healthz")) == (
         500,
@@ -149,7 +153,7 @@ class FullDisk(MemoryLog):
 
     def append(self, entries: Sequence[Entry]) -> None:
         if self.is_full:
-            raise LogError("log: nothing was written: disk is full")
+            raise StorageError("log: nothing was written: disk is full")
         super().append(entries)
 
 
@@ -201,8 +205,8 @@ async def test_a_watch_counts_while_it_lasts(desk: Desk) -> None:
         name = 'apiserver_longrunning_requests{component="apiserver",group="",resource="podtemplates"'
         return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)]
 
-    found = await desk.reception.answer(Call("GET", "/api/v1/podtemplates", {"watch": "1"}, {}, b"", ADMIN))
-    assert not isinstance(found, Answer)
+    found = await desk.reception.handle(Call("GET", "/api/v1/podtemplates", {"watch": "1"}, {}, b"", ADMIN))
+    assert not isinstance(found, ApiResponse)
     assert await watches() == [1.0]
     found.end()
     assert await watches() == [0.0]

@@ -12,31 +12,31 @@ import pytest
 import uvloop
 
 from tapestry.apiserver.access.auditing import Auditor
-from tapestry.apiserver.access.authentication import Authenticator, by_place
-from tapestry.apiserver.access.certificates import Authority, server_context
+from tapestry.apiserver.access.authentication import UnionAuthenticator, authenticate_localhost
+from tapestry.apiserver.access.certificates import CertificateAuthority, server_ssl_context
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer
-from tapestry.apiserver.serving import listening as accepting
-from tapestry.apiserver.serving import wire
-from tapestry.apiserver.serving.clients import Clients, network_of
-from tapestry.apiserver.serving.gate import READING, WRITING, Gate
-from tapestry.apiserver.serving.http import Listener, serve
-from tapestry.apiserver.serving.reception import Reception
-from tapestry.apiserver.serving.uploads import Budget
-from tapestry.process.audit import Audit
+from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.serving import http_connection
+from tapestry.apiserver.serving import http_server as accepting
+from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter, client_network
+from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
+from tapestry.apiserver.serving.inflight_limiter import MUTATING, READ_ONLY, InflightLimiter
+from tapestry.apiserver.serving.request_handler import RequestHandler
+from tapestry.apiserver.serving.uploads import UploadBudget
+from tapestry.process.audit import AuditLog
 
 from .conftest import Hand
 from .test_auditing import policy
 from .test_http import MAPS, PATIENCE, REVIEWS, Held, Line, request, somebody
-from .test_yaml_bodies import BOMBS
+from .test_yaml_decoder import BOMBS
 
 
 @asynccontextmanager
 async def listening(server: Any, tls: ssl.SSLContext | None = None, **more: Any) -> AsyncIterator[Any]:
     """A listener with the bounds of a test, and a way to call it up."""
-    given = {"gate": Gate({}), "seconds": 5.0, "authenticate": Authenticator([somebody]), **more}
+    given = {"gate": InflightLimiter({}), "seconds": 5.0, "authenticate": UnionAuthenticator([somebody]), **more}
     async with asyncio.TaskGroup() as group:
-        runner = await serve(Listener(server, **given), "127.0.0.1", 0, tls, group=group)
+        runner = await start_http_server(HttpHandler(server, **given), "127.0.0.1", 0, tls, group=group)
         lines: list[Line] = []
 
         async def call_up(**how: Any) -> Line:
@@ -48,7 +48,7 @@ async def listening(server: Any, tls: ssl.SSLContext | None = None, **more: Any)
         finally:
             for line in lines:
                 line.writer.transport.abort()
-            await runner.cleanup()
+            await runner.stop()
 
 
 def anonymous(said: bytes) -> bytes:
@@ -67,7 +67,7 @@ HUGE = request("POST", MAPS, b"x" * 100, Content_Type="application/yaml").replac
 async def test_a_refused_request_is_answered_without_its_body(
     call: Hand, method: str, expects: bool, user: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "PARTING_SECONDS", 0.02)
+    monkeypatch.setattr(http_connection, "LINGERING_CLOSE_SECONDS", 0.02)
 
     def known(credentials: Any) -> User | None:
         return somebody(credentials) if credentials.bearer != "unknown" else None
@@ -75,7 +75,7 @@ async def test_a_refused_request_is_answered_without_its_body(
     path = MAPS if method == "POST" else f"{MAPS}/a"
     said = request(method, path, b"x" * 9, user=user, **({"Expect": "100-continue"} if expects else {}))
     said = said.replace(b"Content-Length: 9", b"Content-Length: 3000000")
-    async with listening(Reception(call.server, 10), authenticate=Authenticator([known])) as call_up:
+    async with listening(RequestHandler(call.server, 10), authenticate=UnionAuthenticator([known])) as call_up:
         line = await call_up()
         line.say((said if user else anonymous(said))[: -9 if expects else None])
         found, headers, _ = await line.hear()
@@ -85,7 +85,7 @@ async def test_a_refused_request_is_answered_without_its_body(
 
 
 async def test_a_refused_request_that_is_all_there_keeps_its_connection(call: Hand) -> None:
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         for _ in range(2):
             line.say(request("POST", MAPS, b"x" * 100, user="eve"))
@@ -103,20 +103,20 @@ class Unread:
 
 @pytest.mark.parametrize("level", ["Metadata", "RequestResponse"])
 async def test_the_audit_log_decodes_no_refused_body(call: Hand, tmp_path: Path, level: Any) -> None:
-    file = Audit(str(tmp_path / "audit.log"))
+    file = AuditLog(str(tmp_path / "audit.log"))
     auditor = Auditor(policy({"level": level}), file, call.server.authorize, call.server.verbs.now)
-    reception = Reception(call.server, 10, auditor)
+    reception = RequestHandler(call.server, 10, auditor)
     headers = {"content-type": "application/yaml"}
     eve = User("eve", ("system:authenticated",))
-    answer = await reception.answer(Call("POST", MAPS, {}, headers, b"", eve, incoming=Unread()))
-    assert isinstance(answer, Answer)
+    answer = await reception.handle(Call("POST", MAPS, {}, headers, b"", eve, body_reader=Unread()))
+    assert isinstance(answer, ApiResponse)
     assert answer.status == 403
     for path, status in ((MAPS, 403), (REVIEWS, 400)):
-        answer = await reception.answer(Call("POST", path, {}, headers, BOMBS["merge keys"], eve))
-        assert isinstance(answer, Answer)
+        answer = await reception.handle(Call("POST", path, {}, headers, BOMBS["merge keys"], eve))
+        assert isinstance(answer, ApiResponse)
         assert answer.status == status
     named = b"metadata: {name: a}\ndata: {b: c}"
-    await reception.answer(Call("POST", MAPS, {}, headers, named, User("root", ("system:masters",))))
+    await reception.handle(Call("POST", MAPS, {}, headers, named, User("root", ("system:masters",))))
     file.close()
     events = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     *refused, last = [each for each in events if each["stage"] == "ResponseComplete"]
@@ -129,7 +129,7 @@ async def test_the_audit_log_decodes_no_refused_body(call: Hand, tmp_path: Path,
 async def test_a_body_that_is_allowed_is_asked_for_and_read(call: Hand) -> None:
     body = b"metadata: {name: yaml}"
     said = request("POST", MAPS, body, Content_Type="application/yaml", Expect="100-continue")
-    async with listening(Reception(call.server, 10)) as call_up:
+    async with listening(RequestHandler(call.server, 10)) as call_up:
         line = await call_up()
         line.say(said[: -len(body)])
         assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -143,7 +143,7 @@ async def test_a_body_that_is_allowed_is_asked_for_and_read(call: Hand) -> None:
 
 
 async def test_only_real_watches_skip_the_gate(call: Hand) -> None:
-    reception = Reception(call.server, 10)
+    reception = RequestHandler(call.server, 10)
     root = User("root", ("system:masters",))
 
     def is_long(method: str, path: str, **query: str) -> bool:
@@ -167,7 +167,7 @@ async def test_only_real_watches_skip_the_gate(call: Hand) -> None:
 @pytest.mark.parametrize("path", ["/x?watch=true", "/x?follow=true", "/x"])
 async def test_a_write_with_watch_in_its_query_takes_a_place(path: str) -> None:
     held = Held()
-    async with listening(held, gate=Gate({READING: 1, WRITING: 1})) as call_up:
+    async with listening(held, gate=InflightLimiter({READ_ONLY: 1, MUTATING: 1})) as call_up:
         first, second = await call_up(), await call_up()
         first.say(request("POST", path, user="eve"))
         await held.wait_for(1)
@@ -177,7 +177,7 @@ async def test_a_write_with_watch_in_its_query_takes_a_place(path: str) -> None:
 
 async def test_a_read_whose_body_never_comes_takes_a_place() -> None:
     held = Held()
-    async with listening(held, gate=Gate({READING: 1, WRITING: 1})) as call_up:
+    async with listening(held, gate=InflightLimiter({READ_ONLY: 1, MUTATING: 1})) as call_up:
         first, second = await call_up(), await call_up()
         first.say(request("GET", "/x", b"x", user="eve")[:-1])
         await held.wait_for(1)
@@ -187,7 +187,7 @@ async def test_a_read_whose_body_never_comes_takes_a_place() -> None:
 
 async def test_one_user_gets_half_of_the_places() -> None:
     held = Held()
-    async with listening(held, gate=Gate({READING: 4, WRITING: 4})) as call_up:
+    async with listening(held, gate=InflightLimiter({READ_ONLY: 4, MUTATING: 4})) as call_up:
         for number in range(1, 3):
             (await call_up()).say(request("POST", "/x", user="eve"))
             await held.wait_for(number)
@@ -199,7 +199,7 @@ async def test_one_user_gets_half_of_the_places() -> None:
 
 
 async def test_slow_anonymous_writers_cost_others_nothing(call: Hand) -> None:
-    async with listening(Reception(call.server, 10), gate=Gate({READING: 4, WRITING: 4})) as call_up:
+    async with listening(RequestHandler(call.server, 10), gate=InflightLimiter({READ_ONLY: 4, MUTATING: 4})) as call_up:
         crowd = [await call_up() for _ in range(200)]
         for line in crowd:
             line.say(anonymous(HUGE)[:-99])
@@ -213,9 +213,9 @@ async def test_slow_anonymous_writers_cost_others_nothing(call: Hand) -> None:
 
 
 async def test_bodies_that_are_arriving_have_a_budget_for_each_user(call: Hand) -> None:
-    budget = Budget(most=1 << 20, per_user=1 << 18)
+    budget = UploadBudget(max_bytes=1 << 20, max_bytes_per_user=1 << 18)
     head = request("POST", REVIEWS, b"{}", user="eve").replace(b"h: 2", b"h: 200000")[:-2]
-    async with listening(Reception(call.server, 10), budget=budget) as call_up:
+    async with listening(RequestHandler(call.server, 10), budget=budget) as call_up:
         first, second, other = [await call_up() for _ in range(3)]
         async with asyncio.TaskGroup() as group:
             for line in (first, second):
@@ -232,15 +232,15 @@ async def test_bodies_that_are_arriving_have_a_budget_for_each_user(call: Hand) 
 
 
 def test_a_budget_is_for_all_together_and_for_each() -> None:
-    budget = Budget(most=10, per_user=6)
-    budget.take("a", 6)
+    budget = UploadBudget(max_bytes=10, max_bytes_per_user=6)
+    budget.acquire("a", 6)
     with pytest.raises(Exception, match="Too many requests"):
-        budget.take("a", 1)
-    budget.take("b", 4)
+        budget.acquire("a", 1)
+    budget.acquire("b", 4)
     with pytest.raises(Exception, match="Too many requests"):
-        budget.take("c", 1)
-    budget.give_back("a", 6)
-    budget.take("c", 6)
+        budget.acquire("c", 1)
+    budget.release("a", 6)
+    budget.acquire("c", 6)
     assert (budget.held, budget.users) == (10, {"b": 4, "c": 6})
 
 
@@ -249,8 +249,8 @@ def test_a_budget_is_for_all_together_and_for_each() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: "])
 async def test_idle_and_slow_connections_make_room_for_newer_ones(call: Hand, said: bytes) -> None:
-    clients = Clients(unknown=50)
-    async with listening(Reception(call.server, 10), clients=clients) as call_up:
+    clients = ConnectionLimiter(max_unauthenticated=50)
+    async with listening(RequestHandler(call.server, 10), clients=clients) as call_up:
         known = await call_up()
         known.say(request("GET", "/version", user="bob"))
         assert (await known.hear())[0] == 200
@@ -264,7 +264,7 @@ async def test_idle_and_slow_connections_make_room_for_newer_ones(call: Hand, sa
         known.say(request("GET", "/version", user="bob"))
         assert (await known.hear())[0] == 200  # it is no stranger any more
         assert await crowd[0].is_cut()
-        assert clients.states == {"authenticated": 2, "unauthenticated": 49}
+        assert clients.counts == {"authenticated": 2, "unauthenticated": 49}
 
 
 def loops() -> Any:
@@ -274,10 +274,10 @@ def loops() -> Any:
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """TLS of a server, and of its clients."""
-    made = Authority(tmp_path_factory.mktemp("pki"))
-    made.certificate()
+    made = CertificateAuthority(tmp_path_factory.mktemp("pki"))
+    made.certificate_pem()
     trusting = ssl.create_default_context(cafile=str(made.certificate_file))
-    return server_context(*made.server(["localhost", "127.0.0.1"]), [made.certificate_file]), trusting
+    return server_ssl_context(*made.server_certificate(["localhost", "127.0.0.1"]), [made.certificate_file]), trusting
 
 
 @pytest.mark.parametrize("factory", loops())
@@ -287,11 +287,11 @@ def test_handshakes_that_do_not_end_make_room_for_newer_ones(
     tls, trusting = authority
 
     class Quick(Held):
-        async def answer(self, _: Call) -> Answer:
-            return Answer(200, b"{}")
+        async def answer(self, _: Call) -> ApiResponse:
+            return ApiResponse(200, b"{}")
 
     async def scenario() -> None:
-        clients = Clients(unknown=20)
+        clients = ConnectionLimiter(max_unauthenticated=20)
         async with listening(Quick(), tls, clients=clients) as call_up:
             crowd = [await call_up() for _ in range(100)]
             for line in crowd[::2]:
@@ -302,9 +302,9 @@ def test_handshakes_that_do_not_end_make_room_for_newer_ones(
                 good.say(request("GET", "/x", user="bob"))
                 assert (await good.hear())[0] == 200
             assert await crowd[0].is_cut()
-            assert clients.known == 1
-            assert clients.unknown <= 20
-        assert clients.states["unauthenticated"] == 0
+            assert clients.authenticated == 1
+            assert clients.unauthenticated <= 20
+        assert clients.counts["unauthenticated"] == 0
 
     run(factory, scenario())
 
@@ -360,7 +360,9 @@ async def test_a_user_has_a_bound_of_connections_and_so_of_watches(call: Hand) -
         f"{rbac}/clusterrolebindings", {"metadata": {"name": "w"}, "subjects": [group], "roleRef": reference}
     )
     watch = f"{MAPS}?watch=1"
-    async with listening(Reception(call.server, 10), clients=Clients(most=5, per_user=3)) as call_up:
+    async with listening(
+        RequestHandler(call.server, 10), clients=ConnectionLimiter(max_connections=5, max_per_user=3)
+    ) as call_up:
 
         async def asked(user: str, path: str = watch) -> tuple[Line, int]:
             line = await call_up()
@@ -379,8 +381,8 @@ async def test_a_user_has_a_bound_of_connections_and_so_of_watches(call: Hand) -
 
 
 async def test_a_connection_counts_for_whoever_used_it_last(call: Hand) -> None:
-    clients = Clients()
-    async with listening(Reception(call.server, 10), clients=clients) as call_up:
+    clients = ConnectionLimiter()
+    async with listening(RequestHandler(call.server, 10), clients=clients) as call_up:
         line = await call_up()
         for said, states in (
             (anonymous(request("GET", "/version")), {"authenticated": 0, "unauthenticated": 1}),
@@ -389,19 +391,19 @@ async def test_a_connection_counts_for_whoever_used_it_last(call: Hand) -> None:
         ):
             line.say(said)
             assert (await line.hear())[0] == 200
-            assert clients.states == states
+            assert clients.counts == states
         line.say(request("GET", "/version", user="bob", Connection="close"))
         assert (await line.hear())[0] == 200
         assert await line.is_cut()
-        assert clients.states == {"authenticated": 0, "unauthenticated": 0}
+        assert clients.counts == {"authenticated": 0, "unauthenticated": 0}
 
 
 def test_addresses_of_one_network_are_one_client() -> None:
-    assert network_of("203.0.113.7") == "203.0.113.7"
-    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1") != network_of("2001:db8:0:1::1")
-    assert network_of("fe80::1%eth0") == "fe80::/64"
-    assert network_of("::ffff:203.0.113.7") == "203.0.113.7"
-    assert network_of("") == ""
+    assert client_network("203.0.113.7") == "203.0.113.7"
+    assert client_network("2001:db8::1") == client_network("2001:db8::ffff:1") != client_network("2001:db8:0:1::1")
+    assert client_network("fe80::1%eth0") == "fe80::/64"
+    assert client_network("::ffff:203.0.113.7") == "203.0.113.7"
+    assert client_network("") == ""
 
 
 class Fake:
@@ -415,25 +417,25 @@ class Fake:
 
 
 def test_the_address_with_the_most_connections_makes_room() -> None:
-    clients = Clients(unknown=5)
+    clients = ConnectionLimiter(max_unauthenticated=5)
     few = [Fake("10.0.0.1") for _ in range(2)]
     busy, *many = [Fake("10.0.0.2", is_idle=number > 0) for number in range(4)]
     for each in (*few, busy, *many):
-        clients.arrived(each)
+        clients.add(each)
     assert [each.is_cut for each in (*few, busy, *many)] == [False, False, False, True, False, False]
-    clients.left(many[0])  # again, as its connection tells
-    assert clients.unknown == 5
+    clients.remove(many[0])  # again, as its connection tells
+    assert clients.unauthenticated == 5
 
 
 async def test_a_client_that_reads_nothing_of_its_watch_is_cut_off(call: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "STALLED_SECONDS", 0.1)
+    monkeypatch.setattr(http_connection, "WRITE_STALL_SECONDS", 0.1)
     for number in range(40):
         await call.made(MAPS, {"metadata": {"name": f"m{number}"}, "data": {"k": "x" * 500_000}})
     over = asyncio.Event()
 
-    class Noting(Reception):
+    class Noting(RequestHandler):
         async def answer(self, call: Call) -> Any:
-            found: Any = await super().answer(call)
+            found: Any = await super().handle(call)
             found.over = over.set
             return found
 
@@ -465,7 +467,9 @@ async def test_localhost_trust_ends_at_proxies_and_pages(call: Hand, extra: dict
     said = anonymous(request("GET", MAPS, **extra))
     if "Host" in extra:
         said = said.replace(b"Host: localhost\r\n", b"")
-    async with listening(Reception(call.server, 10), authenticate=Authenticator([by_place])) as call_up:
+    async with listening(
+        RequestHandler(call.server, 10), authenticate=UnionAuthenticator([authenticate_localhost])
+    ) as call_up:
         line = await call_up()
         line.say(said)
         assert (await line.hear())[0] == status

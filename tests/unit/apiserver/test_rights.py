@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.access.bootstrap_roles import expected, reconciled
-from tapestry.apiserver.access.rbac import Rule, covers, uncovered
+from tapestry.apiserver.access.bootstrap_roles import bootstrap_objects, reconciled_object
+from tapestry.apiserver.access.rbac import PolicyRule, matches_path, uncovered_rules
 from tapestry.apiserver.requests import User
 from tapestry.kube.objects import Object
 
@@ -124,8 +124,8 @@ async def test_two_servers_that_start_at_once_do_not_mind_each_other(call: Hand)
 
 
 def test_what_is_as_expected_is_reconciled_to_itself() -> None:
-    for _, obj in expected():
-        assert reconciled(obj, obj) is obj
+    for _, obj in bootstrap_objects():
+        assert reconciled_object(obj, obj) is obj
 
 
 # -- escalation
@@ -244,25 +244,25 @@ words = st.lists(st.sampled_from(["a", "b", "c", "*"]), min_size=1, max_size=3, 
 resources = st.lists(st.sampled_from(["a", "b", "a/x", "b/x", "*/x", "*"]), min_size=1, max_size=3, unique=True)
 names = st.lists(st.sampled_from(["n", "m"]), max_size=2, unique=True).map(tuple)
 rules = st.one_of(
-    st.builds(Rule, words, words, resources.map(tuple), names),
-    st.builds(Rule, words, paths=st.lists(st.sampled_from(["/a", "/a/*", "/b", "*"]), min_size=1).map(tuple)),
+    st.builds(PolicyRule, words, words, resources.map(tuple), names),
+    st.builds(PolicyRule, words, paths=st.lists(st.sampled_from(["/a", "/a/*", "/b", "*"]), min_size=1).map(tuple)),
 )
 
 
-def single(rule: Rule) -> Iterator[Rule]:
+def single(rule: PolicyRule) -> Iterator[PolicyRule]:
     """The rule in its smallest parts."""
     for group, resource, verb in product(rule.groups, rule.resources, rule.verbs):
         for name in rule.names or ("",):
-            yield Rule((verb,), (group,), (resource,), (name,) if name else ())
+            yield PolicyRule((verb,), (group,), (resource,), (name,) if name else ())
     for path, verb in product(rule.paths, rule.verbs):
-        yield Rule((verb,), paths=(path,))
+        yield PolicyRule((verb,), paths=(path,))
 
 
-def is_within(part: Rule, whole: Rule) -> bool:
+def is_within(part: PolicyRule, whole: PolicyRule) -> bool:
     if part.verbs[0] not in whole.verbs and "*" not in whole.verbs:
         return False
     if part.paths:
-        return any(covers(own, part.paths[0]) for own in whole.paths)
+        return any(matches_path(own, part.paths[0]) for own in whole.paths)
     if part.groups[0] not in whole.groups and "*" not in whole.groups:
         return False
     [resource] = part.resources
@@ -274,17 +274,17 @@ def is_within(part: Rule, whole: Rule) -> bool:
 
 
 @given(st.lists(rules, max_size=4), st.lists(rules, max_size=4))
-def test_uncovered_rights_are_those_of_each_single_part(wanted: list[Rule], held: list[Rule]) -> None:
-    missing = uncovered(wanted, held)
+def test_uncovered_rights_are_those_of_each_single_part(wanted: list[PolicyRule], held: list[PolicyRule]) -> None:
+    missing = uncovered_rules(wanted, held)
     singles = [part for rule in wanted for part in single(rule) if not any(is_within(part, own) for own in held)]
     assert list(dict.fromkeys(missing)) == list(dict.fromkeys(singles))
-    assert uncovered(wanted, [*held, *missing]) == []
+    assert uncovered_rules(wanted, [*held, *missing]) == []
 
 
 @given(rules)
-def test_a_rule_covers_itself_and_masters_cover_it(rule: Rule) -> None:
-    assert uncovered([rule], [rule]) == []
-    assert uncovered([rule], [Rule(("*",), ("*",), ("*",)), Rule(("*",), paths=("*",))]) == []
+def test_a_rule_covers_itself_and_masters_cover_it(rule: PolicyRule) -> None:
+    assert uncovered_rules([rule], [rule]) == []
+    assert uncovered_rules([rule], [PolicyRule(("*",), ("*",), ("*",)), PolicyRule(("*",), paths=("*",))]) == []
 
 
 async def test_who_may_see_one_object_may_list_and_watch_it_by_its_name(call: Hand) -> None:

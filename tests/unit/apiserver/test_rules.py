@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.customs.expressions import escaped
-from tapestry.apiserver.customs.rule_checks import rule_faults
-from tapestry.apiserver.customs.rule_paths import PathError, normal_path
-from tapestry.apiserver.customs.rules import ruled
+from tapestry.apiserver.customresources.cel_types import escaped_name
+from tapestry.apiserver.customresources.field_paths import PathError, normalized_path
+from tapestry.apiserver.customresources.rule_validation import rule_faults
+from tapestry.apiserver.customresources.validation_rules import compile_rules
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -40,7 +40,7 @@ def test_expressions_mean_what_they_mean_to_kubernetes() -> None:
         schema = {"type": "object", "properties": {"e": field}}
         faults = list(rule_faults(schema, "spec"))
         if not faults:
-            rules = ruled(schema)
+            rules = compile_rules(schema)
             assert rules is not None
             faults = rules.faults({"e": subject["value"]}, None, [], [])
         said = about(faults[0].message).replace("selfType.e", "selfType") if faults else ""
@@ -53,7 +53,7 @@ def test_expressions_mean_what_they_mean_to_kubernetes() -> None:
 
 @pytest.mark.parametrize("case", cases("rules.jsonl"))
 def test_rules_refuse_what_kubernetes_refuses_in_the_same_words(case: Object) -> None:
-    rules = ruled({"type": "object", "properties": {"e": case["schema"]}})
+    rules = compile_rules({"type": "object", "properties": {"e": case["schema"]}})
     assert rules is not None
     old = {"e": case["old"]} if case["old"] is not None else {}
     faults = rules.faults({"e": case["new"], "changed": 1}, {**old, "changed": 0}, [], [])
@@ -61,7 +61,7 @@ def test_rules_refuse_what_kubernetes_refuses_in_the_same_words(case: Object) ->
 
 
 def test_what_was_wrong_before_and_stays_is_warned_of() -> None:
-    rules = ruled({"type": "object", "properties": {"e": {**TEXT, RULES: [{"rule": "self == 'good'"}]}}})
+    rules = compile_rules({"type": "object", "properties": {"e": {**TEXT, RULES: [{"rule": "self == 'good'"}]}}})
     assert rules is not None
     warnings: list[str] = []
     assert rules.faults({"e": "bad", "x": 1}, {"e": "bad"}, [], warnings) == []
@@ -71,14 +71,16 @@ def test_what_was_wrong_before_and_stays_is_warned_of() -> None:
 def test_a_rule_that_takes_too_long_is_the_last_one() -> None:
     numbers = {"type": "array", "items": {"type": "integer"}}
     slow = "self.all(a, self.all(b, self.all(c, a + b + c >= 0)))"
-    rules = ruled({"type": "object", "properties": {"e": {**numbers, RULES: [{"rule": slow}, {"rule": "false"}]}}})
+    rules = compile_rules(
+        {"type": "object", "properties": {"e": {**numbers, RULES: [{"rule": slow}, {"rule": "false"}]}}}
+    )
     assert rules is not None
     [fault] = rules.faults({"e": list(range(500))}, None, [], [])
     assert "no further validation rules will be run due to call cost exceeds limit" in fault.message
 
 
 def test_a_schema_without_rules_has_nothing_to_ask() -> None:
-    assert ruled({"type": "object", "properties": {"e": TEXT}}) is None
+    assert compile_rules({"type": "object", "properties": {"e": TEXT}}) is None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_branches_have_no_rules() -> None:
 
 def test_names_that_are_no_identifiers_have_one() -> None:
     names = ("plain", "a-b", "a.b/c", "a__b", "namespace", "1a", "ü")
-    assert [escaped(each) for each in names] == [
+    assert [escaped_name(each) for each in names] == [
         *("plain", "a__dash__b", "a__dot__b__slash__c", "a__underscores__b", "__namespace__"),
         *(None, None),
     ]
@@ -147,10 +149,10 @@ def test_names_that_are_no_identifiers_have_one() -> None:
 
 def test_a_path_is_followed_through_the_schema() -> None:
     schema = {"properties": {"a-b": {"additionalProperties": {"properties": {"c": TEXT}}}}}
-    assert normal_path("['a-b']['k k'].c", schema) == ".a-b[k k].c"
+    assert normalized_path("['a-b']['k k'].c", schema) == ".a-b[k k].c"
     for wrong in ("a", ".nope", "['a-b'", "['a-b'].k.nope", ".a-b[0]"):
         with pytest.raises(PathError):
-            normal_path(wrong, schema)
+            normalized_path(wrong, schema)
 
 
 # -- on a server

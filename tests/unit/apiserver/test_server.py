@@ -9,8 +9,8 @@ import pytest
 
 from tapestry.apiserver.requests import User
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.verbs import making
-from tapestry.apiserver.watches import Watching
+from tapestry.apiserver.verbs import encode_for_storage
+from tapestry.apiserver.watches import WatchResponse
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CRDS
 
@@ -79,7 +79,7 @@ async def test_a_dry_run_answers_as_if_and_changes_nothing(call: Hand) -> None:
 )
 async def test_a_field_that_is_not_known_is_refused_warned_of_or_ignored(call: Hand, mode: str, status: int) -> None:
     answer = await call.answer("POST", PODS, a_pod(surprise=1), fieldValidation=mode)
-    assert not isinstance(answer, Watching)
+    assert not isinstance(answer, WatchResponse)
     assert answer.status == status
     if mode == "Strict":
         assert b'strict decoding error: unknown field \\"spec.surprise\\"' in answer.body
@@ -102,7 +102,7 @@ async def test_a_key_that_yaml_has_twice_is_refused_warned_of_or_ignored(call: H
     body = b"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  x: one\n  x: two\n"
     query = {"fieldManager": "me", "fieldValidation": mode}
     answer = await call.answer("PATCH", f"{MAPS}/a", body, kind="application/apply-patch+yaml", **query)
-    assert not isinstance(answer, Watching)
+    assert not isinstance(answer, WatchResponse)
     assert answer.status == status
     said = answer.body if mode == "Strict" else answer.headers.get("Warning", "").encode()
     assert (b'line 7: key \\"x\\" already set in map' in said) == (mode != "Ignore")
@@ -253,7 +253,7 @@ async def test_a_page_of_a_moment_that_is_forgotten_says_how_to_go_on_without_it
         await call.made(MAPS, a_map(name))
     _, first = await call("GET", MAPS, limit="1")
     await call.made(MAPS, a_map("d"))
-    call.server.verbs.store.forget_events(call.server.verbs.store.revision)
+    call.server.verbs.store.compact_events(call.server.verbs.store.revision)
     status, expired = await call("GET", MAPS, limit="1", **{"continue": first["metadata"]["continue"]})
     assert (status, expired["reason"]) == (410, "Expired")
     _, second = await call("GET", MAPS, limit="2", **{"continue": expired["metadata"]["continue"]})
@@ -303,7 +303,7 @@ async def test_a_watcher_to_whom_nothing_matches_learns_before_its_end_how_far_t
         allowWatchBookmarks="true",
         timeoutSeconds="3",
     )
-    assert isinstance(watch, Watching)
+    assert isinstance(watch, WatchResponse)
     busy = asyncio.create_task(keep_busy(call))
     events = [msgspec.json.decode(line) async for chunk in watch.chunks() for line in chunk.splitlines()]
     busy.cancel()
@@ -373,9 +373,9 @@ async def test_a_mark_has_the_form_that_was_asked_for(call: Hand, form: str) -> 
 
 async def test_what_is_forgotten_is_an_error_in_the_stream(call: Hand) -> None:
     await call.made(MAPS, a_map("a"))
-    call.server.verbs.store.forget_events(call.server.verbs.store.revision)
+    call.server.verbs.store.compact_events(call.server.verbs.store.revision)
     answer = await call.answer("GET", MAPS, watch="1", resourceVersion="1")
-    assert not isinstance(answer, Watching)
+    assert not isinstance(answer, WatchResponse)
     event = msgspec.json.decode(answer.body)
     assert (answer.status, event["type"], event["object"]["code"]) == (200, "ERROR", 410)
 
@@ -609,9 +609,9 @@ async def test_a_definition_that_cannot_be_served_is_refused_and_one_that_is_the
         status, found = await call("POST", DEFINITIONS, bad)
         assert (status, [each["field"].endswith(field) for each in found["details"]["causes"]]) == (422, [True])
     bad = {**definition, "spec": {**definition["spec"], "versions": [{**version, "selectableFields": [{}]}]}}
-    row = call.server.rows.of(CRDS)
+    row = call.server.registry.info_for(CRDS)
     key = Key(row.storage, "", "widgets.example.com")
-    await call.server.verbs.store.put(key, None, making(row, bad))
+    await call.server.verbs.store.put(key, None, encode_for_storage(row, bad))
     assert [each.message for each in caplog.records] == ["cannot serve a definition"]
     await call.made(MAPS, {"metadata": {"name": "after"}})
 

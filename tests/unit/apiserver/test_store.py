@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.apiserver.storage.file import FileLog
-from tapestry.apiserver.storage.local import LocalStore
-from tapestry.apiserver.storage.log import Entry, Key, Log, LogError
-from tapestry.apiserver.storage.memory import MemoryLog
-from tapestry.apiserver.storage.store import Event, Version, change
-from tapestry.apiserver.storage.values import unversioned, versioned
+from tapestry.apiserver.storage.local_store import LocalStore
+from tapestry.apiserver.storage.log import Entry, Key, Log, StorageError
+from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.raw_objects import with_revision, without_revision
+from tapestry.apiserver.storage.sqlite_log import FileLog
+from tapestry.apiserver.storage.store import ObjectVersion, WatchEvent, event_type
 
 from .earlier import write_version_1
 from .promises import (
@@ -90,7 +90,7 @@ class Failing(MemoryLog):
 
     def append(self, entries: Sequence[Entry]) -> None:
         if self.is_full:
-            raise LogError("the disk is full")
+            raise StorageError("the disk is full")
 
 
 async def test_what_is_not_durable_yet_is_seen_by_the_next_writer_and_by_no_reader() -> None:
@@ -107,7 +107,7 @@ async def test_what_is_not_durable_yet_is_seen_by_the_next_writer_and_by_no_read
         log.go.set()
         assert (await writing).revision == 1
         assert (await following).revision == 2
-        assert store.every(PODS) == [await following]
+        assert store.list_objects(PODS) == [await following]
 
 
 async def test_a_writer_may_leave_and_the_write_is_made_and_waited_for_by_others() -> None:
@@ -115,18 +115,18 @@ async def test_a_writer_may_leave_and_the_write_is_made_and_waited_for_by_others
     async with at_work(log) as store:
         writing = asyncio.create_task(store.put(key("a"), None, text("one")))
         await asyncio.sleep(0)
-        waiting = asyncio.create_task(store.settled(key("a")))
+        waiting = asyncio.create_task(store.wait_for_pending_write(key("a")))
         await asyncio.sleep(0)
         writing.cancel()
         await asyncio.wait([writing])
         assert not waiting.done()
         log.go.set()
         await waiting
-        assert [said(each.raw) for each in store.every(PODS)] == [("one", 1)]
+        assert [said(each.raw) for each in store.list_objects(PODS)] == [("one", 1)]
 
 
 async def test_somebody_who_cannot_bear_the_news_ends_the_store_and_leaves_no_writer_waiting() -> None:
-    def listener(_: Event) -> None:
+    def listener(_: WatchEvent) -> None:
         raise RuntimeError("too much")
 
     async def write() -> None:
@@ -143,13 +143,13 @@ async def test_a_write_that_fails_never_happened_and_its_revision_is_not_given_o
     log = Failing()
     async with at_work(log) as store:
         watching = store.watch(PODS)
-        with pytest.raises(LogError, match="disk is full"):
+        with pytest.raises(StorageError, match="disk is full"):
             await store.put(key("a"), None, text("one"))
         assert store.head(*key("a")) is None
         log.is_full = False
         found = await store.put(key("a"), None, text("one"))
         assert found.revision == 2
-        assert [event.revision for event in await watching.take()] == [2]
+        assert [event.revision for event in await watching.next_events()] == [2]
 
 
 async def test_what_was_built_on_a_write_that_failed_fails_with_it() -> None:
@@ -159,68 +159,68 @@ async def test_what_was_built_on_a_write_that_failed_fails_with_it() -> None:
         await asyncio.sleep(0)
         second = asyncio.create_task(store.put(key("a"), store.head(*key("a")), text("two")))
         for task in (first, second):
-            with pytest.raises(LogError):
+            with pytest.raises(StorageError):
                 await task
-        assert store.every(PODS) == []
+        assert store.list_objects(PODS) == []
 
 
 async def test_a_watcher_that_is_too_far_behind_is_dropped_and_nobody_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.store.LONGEST_BACKLOG", 3)
+    monkeypatch.setattr("tapestry.apiserver.storage.store.MAX_WATCH_BACKLOG", 3)
     async with a_store() as store:
         watching = store.watch(PODS)
         for number in range(5):
             await store.put(key(f"p{number}"), None, text("x"))
-        assert await watching.take() == []
+        assert await watching.next_events() == []
         assert watching.dropped
         assert store.count(PODS) == 5
 
 
 def test_a_change_is_what_it_is_to_whoever_sees_only_some() -> None:
-    old, new = (Version(key("a"), number, b"", {"app": app}) for number, app in ((1, "x"), (2, "y")))
-    event = Event(2, old, new, b"")
-    assert change(event, lambda version: version.labels["app"] == "y") == "ADDED"
-    assert change(event, lambda version: version.labels["app"] == "x") == "DELETED"
-    assert change(event, lambda _: True) == "MODIFIED"
-    assert change(event, lambda _: False) is None
+    old, new = (ObjectVersion(key("a"), number, b"", {"app": app}) for number, app in ((1, "x"), (2, "y")))
+    event = WatchEvent(2, old, new, b"")
+    assert event_type(event, lambda version: version.labels["app"] == "y") == "ADDED"
+    assert event_type(event, lambda version: version.labels["app"] == "x") == "DELETED"
+    assert event_type(event, lambda _: True) == "MODIFIED"
+    assert event_type(event, lambda _: False) is None
 
 
 async def test_events_that_nobody_has_repeated_for_long_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.local.EVENT_SECONDS", 0.05)
+    monkeypatch.setattr("tapestry.apiserver.storage.local_store.EVENT_TTL_SECONDS", 0.05)
     async with a_store() as store:
         watching = store.watch("events")
         pod = await store.put(key("a"), None, text("one"))
         made = await store.put(Key("events", "default", "e"), None, text("scheduled"))
-        [came] = await watching.take()
-        [gone] = await watching.take()
+        [came] = await watching.next_events()
+        [gone] = await watching.next_events()
         assert (came.new, gone.old, gone.new) == (made, made, None)
         assert said(gone.raw) == ("scheduled", gone.revision)
-        assert store.every(PODS) == [pod]
+        assert store.list_objects(PODS) == [pod]
 
 
 async def test_an_event_that_is_repeated_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tapestry.apiserver.storage.local.EVENT_SECONDS", 0.05)
+    monkeypatch.setattr("tapestry.apiserver.storage.local_store.EVENT_TTL_SECONDS", 0.05)
     async with a_store() as store:
         watching = store.watch("events")
         first = await store.put(Key("events", "default", "a"), None, text("once"))
         kept = await store.put(Key("events", "default", "b"), None, text("again"))
         while store.get(*first.key) is not None:
             kept = await store.put(kept.key, kept, text("again"))
-            await watching.take()
-        assert store.every("events") == [kept]
+            await watching.next_events()
+        assert store.list_objects("events") == [kept]
 
 
 @given(st.dictionaries(st.text(), st.recursive(st.text() | st.integers(-(2**53), 2**53), st.lists)), st.integers(1))
 def test_the_version_of_an_object_is_changed_and_nothing_else_is(fields: dict[str, object], revision: int) -> None:
     obj = {"kind": "Pod", **fields, "apiVersion": "v1", "metadata": {"uid": "1", "labels": {"a": "b"}}}
-    raw, labels = versioned(msgspec.json.encode(obj), revision)
+    raw, labels = with_revision(msgspec.json.encode(obj), revision)
     assert raw.startswith(b'{"apiVersion":')
     assert labels == {"a": "b"}
     metadata = {"uid": "1", "labels": {"a": "b"}, "resourceVersion": str(revision)}
     assert msgspec.json.decode(raw) == {**obj, "metadata": metadata}
-    assert versioned(raw, 7)[0] == versioned(unversioned(raw), 7)[0]
-    assert msgspec.json.decode(unversioned(raw)) == obj
+    assert with_revision(raw, 7)[0] == with_revision(without_revision(raw), 7)[0]
+    assert msgspec.json.decode(without_revision(raw)) == obj
 
 
 # -- on a disk
@@ -232,7 +232,9 @@ async def test_what_was_acknowledged_is_there_after_the_process_is_gone(tmp_path
         await store.put(key("b"), None, text("two"))
         await store.delete(key("a"), first, text("gone"))
     async with at_work(FileLog(tmp_path)) as store:
-        assert [(each.key.name, said(each.raw), each.revision) for each in store.every(PODS)] == [("b", ("two", 2), 2)]
+        assert [(each.key.name, said(each.raw), each.revision) for each in store.list_objects(PODS)] == [
+            ("b", ("two", 2), 2)
+        ]
         assert (await store.put(key("c"), None, text("three"))).revision == 4, "3 was the deletion"
 
 
@@ -253,7 +255,7 @@ async def test_many_writers_share_what_a_commit_costs(tmp_path: Path) -> None:
 
 def test_a_file_is_one_processs_alone(tmp_path: Path) -> None:
     log = FileLog(tmp_path)
-    with pytest.raises(LogError, match="another process has it open"):
+    with pytest.raises(StorageError, match="another process has it open"):
         FileLog(tmp_path)
     log.close()
 
@@ -265,7 +267,7 @@ def test_bytes_that_are_not_what_was_written_are_not_served(tmp_path: Path) -> N
     damaged = log.path.read_bytes().replace(b"the truth", b"the trutt")
     log.path.write_bytes(damaged)
     again = FileLog(tmp_path)
-    with pytest.raises(LogError, match=r"pods default/a at revision 1 is not what was written"):
+    with pytest.raises(StorageError, match=r"pods default/a at revision 1 is not what was written"):
         list(again.load()[1])
     again.close()
 
@@ -300,5 +302,5 @@ def test_a_log_holds_what_was_written_last_whatever_came_in_one_batch(batches: l
 
 def test_a_file_that_is_no_database_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "tapestry.db").write_bytes(b"not a database at all" * 100)
-    with pytest.raises(LogError, match="restore a backup"):
+    with pytest.raises(StorageError, match="restore a backup"):
         FileLog(tmp_path)

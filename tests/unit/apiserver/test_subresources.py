@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tapestry.apiserver.access.authentication import Authenticator, by_place
-from tapestry.apiserver.access.certificates import Authority
-from tapestry.apiserver.config import Kubelets as KubeletSettings
+from tapestry.apiserver.access.authentication import UnionAuthenticator, authenticate_localhost
+from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.config import KubeletClientConfig as KubeletSettings
 from tapestry.apiserver.requests import User
-from tapestry.apiserver.serving.http import Listener, serve
-from tapestry.apiserver.serving.reception import Reception
-from tapestry.apiserver.subresources.kubelets import Kubelets
+from tapestry.apiserver.serving.http_handler import HttpHandler, start_http_server
+from tapestry.apiserver.serving.request_handler import RequestHandler
+from tapestry.apiserver.subresources.kubelet_client import KubeletClient
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -178,10 +178,10 @@ async def test_a_request_is_decided_by_its_own_path_and_once(call: Hand) -> None
 
 async def test_a_certificate_is_given_by_the_status_and_stays(call: Hand, tmp_path: Path) -> None:
     await call.made(CSRS, a_request())
-    certificate = base64.b64encode(Authority(tmp_path).certificate().encode()).decode()
+    certificate = base64.b64encode(CertificateAuthority(tmp_path).certificate_pem().encode()).decode()
     status, found = await call("PATCH", f"{CSRS}/r/status", {"status": {"certificate": certificate}}, kind=MERGE)
     assert (status, found["status"]["certificate"]) == (200, certificate)
-    other = base64.b64encode(Authority(tmp_path / "other").certificate().encode()).decode()
+    other = base64.b64encode(CertificateAuthority(tmp_path / "other").certificate_pem().encode()).decode()
     status, found = await call("PATCH", f"{CSRS}/r/status", {"status": {"certificate": other}}, kind=MERGE)
     assert (status, "updates may not modify existing certificate content" in found["message"]) == (422, True)
 
@@ -312,11 +312,11 @@ async def test_a_size_that_there_cannot_be_is_refused(call: Hand) -> None:
 
 
 @pytest.fixture
-async def kubelet(call: Hand, tmp_path: Path) -> AsyncIterator[tuple[Kubelets, list[str]]]:
+async def kubelet(call: Hand, tmp_path: Path) -> AsyncIterator[tuple[KubeletClient, list[str]]]:
     """A kubelet that lets in whoever its CA knows, the way to it, and what it was asked."""
-    authority = Authority(tmp_path / "pki")
-    certificate, key = authority.server(["127.0.0.1"])
-    client, client_key = authority.client("kube-apiserver", [])
+    authority = CertificateAuthority(tmp_path / "pki")
+    certificate, key = authority.server_certificate(["127.0.0.1"])
+    client, client_key = authority.client_certificate("kube-apiserver", [])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     context.load_verify_locations(authority.certificate_file)
@@ -345,32 +345,41 @@ async def kubelet(call: Hand, tmp_path: Path) -> AsyncIterator[tuple[Kubelets, l
     }
     await call.made("/api/v1/nodes", {"metadata": {"name": "node"}, "status": status})
     settings = KubeletSettings(str(client), str(client_key), str(authority.certificate_file))
-    kubelets = Kubelets(call.server.verbs.store, settings)
+    kubelets = KubeletClient(call.server.verbs.store, settings)
     yield kubelets, asked
     await kubelets.close()
     await runner.cleanup()
 
 
-async def test_a_log_comes_from_the_kubelet_as_it_is_written(call: Hand, kubelet: tuple[Kubelets, list[str]]) -> None:
+async def test_a_log_comes_from_the_kubelet_as_it_is_written(
+    call: Hand, kubelet: tuple[KubeletClient, list[str]]
+) -> None:
     kubelets, asked = kubelet
     await call.made(PODS, a_pod(nodeName="node"))
-    special = {**call.server.special, ("pods", "log"): kubelets.log}
+    special = {**call.server.special_handlers, ("pods", "log"): kubelets.pod_log}
     server = replace(call.server, special=special)
     async with asyncio.TaskGroup() as group:
-        runner = await serve(Listener(Reception(server, 10), Authenticator([by_place])), "127.0.0.1", 0, group=group)
+        runner = await start_http_server(
+            HttpHandler(RequestHandler(server, 10), UnionAuthenticator([authenticate_localhost])),
+            "127.0.0.1",
+            0,
+            group=group,
+        )
         async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
             query = {"follow": "true", "tailLines": "3", "pretty": "true"}
             async with session.get(f"{PODS}/web/log", params=query) as response:
                 assert (response.status, response.content_type) == (200, "text/plain")
                 assert await response.read() == b"line 0\nline 1\nline 2\n"
-        await runner.cleanup()
+        await runner.stop()
     assert asked == ["/containerLogs/default/web/c?follow=true&tailLines=3"]
 
 
-async def test_what_the_kubelet_does_not_have_is_not_found(call: Hand, kubelet: tuple[Kubelets, list[str]]) -> None:
+async def test_what_the_kubelet_does_not_have_is_not_found(
+    call: Hand, kubelet: tuple[KubeletClient, list[str]]
+) -> None:
     kubelets, _ = kubelet
     await call.made(PODS, a_pod("missing", nodeName="node"))
-    server = replace(call.server, special={**call.server.special, ("pods", "log"): kubelets.log})
+    server = replace(call.server, special={**call.server.special_handlers, ("pods", "log"): kubelets.pod_log})
     status, found = await Hand(server, call.accounts)("GET", f"{PODS}/missing/log")
     assert (status, found["reason"]) == (404, "NotFound")
     assert found["message"] == "the server could not find the requested resource ( pods/log missing)"

@@ -5,7 +5,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.documents.swagger_protobuf import CONTENT_TYPE, document, message, text, varint
+from tapestry.apiserver.documents.openapi_v2_protobuf import (
+    CONTENT_TYPE,
+    encode_document,
+    encode_message,
+    encode_string,
+    encode_varint,
+)
 
 from .conftest import Hand
 
@@ -42,13 +48,13 @@ def one(raw: bytes, *path: int) -> bytes:
 
 @given(st.integers(0, 2**32))
 def test_a_number_is_read_as_it_was_written(value: int) -> None:
-    assert number(varint(value), 0) == (value, len(varint(value)))
+    assert number(encode_varint(value), 0) == (value, len(encode_varint(value)))
 
 
 @given(st.integers(1, 1000), st.text())
 def test_a_text_is_read_as_it_was_written(field: int, value: str) -> None:
-    assert fields(message(field, text(1, value))) == [(field, text(1, value))]
-    assert one(message(field, text(1, value)), field, 1).decode() == value
+    assert fields(encode_message(field, encode_string(1, value))) == [(field, encode_string(1, value))]
+    assert one(encode_message(field, encode_string(1, value)), field, 1).decode() == value
 
 
 def test_a_schema_says_what_an_object_may_look_like() -> None:
@@ -66,7 +72,7 @@ def test_a_schema_says_what_an_object_may_look_like() -> None:
         "paths": {"/x": {}},
         "definitions": {"d": schema},
     }
-    raw = document(swagger)
+    raw = encode_document(swagger)
     assert one(raw, 1) == b"2.0"
     assert [value for _, value in fields(one(raw, 2))] == [b"t", b"v"]
     assert one(raw, 8) == b""

@@ -32,7 +32,7 @@ def encoded(text: str) -> str:
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_token_of_such_json_is_nobodys(call: Hand, text: str) -> None:
     for token in (f"{encoded(text)}.e30.AAAA", f"e30.{encoded(text)}.AAAA", f"{text}.{text}.{text}"):
-        assert call.accounts(Credentials(bearer=token)) is None
+        assert call.accounts(Credentials(bearer_token=token)) is None
 
 
 def scaler(**annotations: str) -> Any:

@@ -13,19 +13,19 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from tapestry.apiserver.access import ephemeral, followed
+from tapestry.apiserver.access import ephemeral_tokens, reloading_file
 from tapestry.apiserver.access.authentication import (
     AUTHENTICATED,
-    Authenticator,
     Credentials,
-    StaticTokens,
-    by_certificate,
-    token_file,
+    StaticTokenAuthenticator,
+    UnionAuthenticator,
+    authenticate_certificate,
+    load_token_file,
 )
-from tapestry.apiserver.access.ephemeral import EphemeralTokens, tokens_in
-from tapestry.apiserver.access.followed import Followed
-from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.access.signing import Private, keys_in
+from tapestry.apiserver.access.ephemeral_tokens import EphemeralTokenAuthenticator, load_tokens
+from tapestry.apiserver.access.reloading_file import ReloadingFile
+from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
+from tapestry.apiserver.access.token_keys import PrivateKey, load_token_keys
 from tapestry.apiserver.requests import User
 from tapestry.cli.token import token as command
 from tapestry.kube.errors import Forbidden, Unauthorized
@@ -51,7 +51,7 @@ written.count = 1  # type: ignore[attr-defined]
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at on every request."""
-    monkeypatch.setattr(followed, "PAUSE", 0.0)
+    monkeypatch.setattr(reloading_file, "CHECK_INTERVAL", 0.0)
 
 
 # -- the token file
@@ -59,41 +59,41 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     path = written(tmp_path / "tokens", 'aaa,jane,1,"devs,ops"\n')
-    tokens = StaticTokens(Followed(path, token_file))
-    assert tokens(Credentials(bearer="aaa")) == User("jane", ("devs", "ops", AUTHENTICATED), "1")
+    tokens = StaticTokenAuthenticator(ReloadingFile(path, load_token_file))
+    assert tokens(Credentials(bearer_token="aaa")) == User("jane", ("devs", "ops", AUTHENTICATED), "1")
     written(path, "bbb,joe,2\n")
-    assert tokens(Credentials(bearer="aaa")) is None
-    assert tokens(Credentials(bearer="bbb")) == User("joe", (AUTHENTICATED,), "2")
+    assert tokens(Credentials(bearer_token="aaa")) is None
+    assert tokens(Credentials(bearer_token="bbb")) == User("joe", (AUTHENTICATED,), "2")
 
 
 @pytest.mark.parametrize("fault", ["unreadable", "public", "gone"])
 def test_a_token_file_that_becomes_unusable_leaves_what_was_in_it(tmp_path: Path, fault: str) -> None:
     path = written(tmp_path / "tokens", "aaa,jane,1\n")
-    tokens = StaticTokens(Followed(path, token_file))
+    tokens = StaticTokenAuthenticator(ReloadingFile(path, load_token_file))
     if fault == "unreadable":
         written(path, "bbb\n")
     elif fault == "public":
         written(path, "bbb,joe,1\n").chmod(0o644)
     else:
         path.unlink()
-    assert tokens(Credentials(bearer="aaa")) == User("jane", (AUTHENTICATED,), "1")
-    assert tokens(Credentials(bearer="bbb")) is None
+    assert tokens(Credentials(bearer_token="aaa")) == User("jane", (AUTHENTICATED,), "1")
+    assert tokens(Credentials(bearer_token="bbb")) is None
 
 
 def test_a_token_file_that_is_unusable_from_the_start_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "tokens", "aaa,jane,1\n")
     path.chmod(0o644)
     with pytest.raises(ValueError, match="chmod 600"):
-        Followed(path, token_file)
+        ReloadingFile(path, load_token_file)
 
 
 def test_kubectl_is_refused_tokens_that_last_where_it_must_use_others(tmp_path: Path) -> None:
     path = written(tmp_path / "tokens", "aaa,jane,1\n")
-    tokens = StaticTokens(Followed(path, token_file), kubectl_refused=True)
+    tokens = StaticTokenAuthenticator(ReloadingFile(path, load_token_file), rejects_kubectl=True)
     with pytest.raises(Forbidden, match="tapestry token create"):
-        tokens(Credentials(bearer="aaa", agent="kubectl/v1.34.3"))
-    assert tokens(Credentials(bearer="other", agent="kubectl/v1.34.3")) is None
-    assert tokens(Credentials(bearer="aaa", agent="curl/8")) == User("jane", (AUTHENTICATED,), "1")
+        tokens(Credentials(bearer_token="aaa", user_agent="kubectl/v1.34.3"))
+    assert tokens(Credentials(bearer_token="other", user_agent="kubectl/v1.34.3")) is None
+    assert tokens(Credentials(bearer_token="aaa", user_agent="curl/8")) == User("jane", (AUTHENTICATED,), "1")
 
 
 # -- tokens that expire
@@ -113,65 +113,67 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def way(tmp_path: Path, clock: Clock) -> EphemeralTokens:
-    return EphemeralTokens(Followed(tmp_path / ephemeral.NAME, tokens_in), clock)
+def way(tmp_path: Path, clock: Clock) -> EphemeralTokenAuthenticator:
+    return EphemeralTokenAuthenticator(ReloadingFile(tmp_path / ephemeral_tokens.TOKENS_FILE, load_tokens), clock)
 
 
 def test_a_token_is_good_from_when_it_is_made_until_it_expires(
-    tmp_path: Path, clock: Clock, way: EphemeralTokens
+    tmp_path: Path, clock: Clock, way: EphemeralTokenAuthenticator
 ) -> None:
-    token, text = ephemeral.create(tmp_path, "jane", ("devs",), HOUR, NOW)
+    token, text = ephemeral_tokens.create_token(tmp_path, "jane", ("devs",), HOUR, NOW)
     extra = {"authentication.kubernetes.io/credential-id": (f"TOKEN={token.id}",)}
-    assert way(Credentials(bearer=text)) == User("jane", ("devs",), extra=extra)
+    assert way(Credentials(bearer_token=text)) == User("jane", ("devs",), extra=extra)
     clock.now = NOW + HOUR
-    assert way(Credentials(bearer=text)) is None
+    assert way(Credentials(bearer_token=text)) is None
 
 
-def test_a_token_that_is_revoked_is_good_no_more_and_others_are(tmp_path: Path, way: EphemeralTokens) -> None:
-    first, text = ephemeral.create(tmp_path, "jane", (), HOUR, NOW)
-    _, other = ephemeral.create(tmp_path, "joe", (), HOUR, NOW)
-    assert way(Credentials(bearer=text)) is not None
-    ephemeral.revoke(tmp_path, first.id, NOW)
-    assert way(Credentials(bearer=text)) is None
-    assert way(Credentials(bearer=other)) is not None
+def test_a_token_that_is_revoked_is_good_no_more_and_others_are(
+    tmp_path: Path, way: EphemeralTokenAuthenticator
+) -> None:
+    first, text = ephemeral_tokens.create_token(tmp_path, "jane", (), HOUR, NOW)
+    _, other = ephemeral_tokens.create_token(tmp_path, "joe", (), HOUR, NOW)
+    assert way(Credentials(bearer_token=text)) is not None
+    ephemeral_tokens.revoke_token(tmp_path, first.id, NOW)
+    assert way(Credentials(bearer_token=text)) is None
+    assert way(Credentials(bearer_token=other)) is not None
     with pytest.raises(KeyError):
-        ephemeral.revoke(tmp_path, first.id, NOW)
+        ephemeral_tokens.revoke_token(tmp_path, first.id, NOW)
 
 
-def test_a_token_with_another_secret_is_nobodys(tmp_path: Path, way: EphemeralTokens) -> None:
-    token, text = ephemeral.create(tmp_path, "jane", (), HOUR, NOW)
+def test_a_token_with_another_secret_is_nobodys(tmp_path: Path, way: EphemeralTokenAuthenticator) -> None:
+    token, text = ephemeral_tokens.create_token(tmp_path, "jane", (), HOUR, NOW)
     for guess in (text[:-1], text + "x", f"tapestry.{token.id}.", f"tapestry.{token.id}.{token.hash}", "tapestry..x"):
-        assert way(Credentials(bearer=guess)) is None
+        assert way(Credentials(bearer_token=guess)) is None
     with pytest.raises(Unauthorized):
-        Authenticator([way])(Credentials(bearer=text + "x"))
+        UnionAuthenticator([way])(Credentials(bearer_token=text + "x"))
 
 
 def test_what_is_kept_is_for_its_owner_and_has_no_secrets_in_it(tmp_path: Path) -> None:
-    _, text = ephemeral.create(tmp_path, "jane", (), HOUR, NOW)
-    path = tmp_path / ephemeral.NAME
+    _, text = ephemeral_tokens.create_token(tmp_path, "jane", (), HOUR, NOW)
+    path = tmp_path / ephemeral_tokens.TOKENS_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert text.rpartition(".")[2] not in path.read_text()
 
 
 def test_tokens_that_have_expired_are_swept(tmp_path: Path) -> None:
-    ephemeral.create(tmp_path, "jane", (), HOUR, NOW)
-    late, _ = ephemeral.create(tmp_path, "joe", (), HOUR, NOW + 2 * HOUR)
-    assert set(tokens_in(tmp_path / ephemeral.NAME)) == {late.id}
-    ephemeral.sweep(tmp_path, NOW + 3 * HOUR)
-    assert tokens_in(tmp_path / ephemeral.NAME) == {}
+    ephemeral_tokens.create_token(tmp_path, "jane", (), HOUR, NOW)
+    late, _ = ephemeral_tokens.create_token(tmp_path, "joe", (), HOUR, NOW + 2 * HOUR)
+    assert set(load_tokens(tmp_path / ephemeral_tokens.TOKENS_FILE)) == {late.id}
+    ephemeral_tokens.remove_expired_tokens(tmp_path, NOW + 3 * HOUR)
+    assert load_tokens(tmp_path / ephemeral_tokens.TOKENS_FILE) == {}
 
 
 @pytest.mark.parametrize(("user", "ttl"), [(" ", HOUR), ("jane", timedelta(0)), ("jane", timedelta(days=1000))])
 def test_a_token_that_makes_no_sense_is_not_made(tmp_path: Path, user: str, ttl: timedelta) -> None:
     with pytest.raises(ValueError, match="a token is"):
-        ephemeral.create(tmp_path, user, (), ttl, NOW)
-    assert not (tmp_path / ephemeral.NAME).exists()
+        ephemeral_tokens.create_token(tmp_path, user, (), ttl, NOW)
+    assert not (tmp_path / ephemeral_tokens.TOKENS_FILE).exists()
 
 
 def test_a_file_of_tokens_that_cannot_be_read_says_so(tmp_path: Path) -> None:
-    (tmp_path / ephemeral.NAME).write_text("nonsense")
-    with pytest.raises(ValueError, match=ephemeral.NAME):
-        tokens_in(tmp_path / ephemeral.NAME)
+    (tmp_path / ephemeral_tokens.TOKENS_FILE).write_text("nonsense")
+    with pytest.raises(ValueError, match=ephemeral_tokens.TOKENS_FILE):
+        load_tokens(tmp_path / ephemeral_tokens.TOKENS_FILE)
 
 
 def test_the_command_makes_shows_and_revokes_tokens(tmp_path: Path) -> None:
@@ -198,21 +200,21 @@ def test_the_command_makes_shows_and_revokes_tokens(tmp_path: Path) -> None:
 
 
 def test_a_certificate_is_told_apart_by_its_digest() -> None:
-    user = by_certificate(Credentials(certificate={"commonName": ["jane"], "sha256": ["abc"]}))
+    user = authenticate_certificate(Credentials(certificate={"commonName": ["jane"], "sha256": ["abc"]}))
     assert user is not None
     assert user.extra == {"authentication.kubernetes.io/credential-id": ("X509SHA256=abc",)}
 
 
 def test_without_anonymous_requests_everybody_must_show_something() -> None:
-    assert Authenticator([])(Credentials()).name == "system:anonymous"
+    assert UnionAuthenticator([])(Credentials()).name == "system:anonymous"
     with pytest.raises(Unauthorized):
-        Authenticator([], is_open=False)(Credentials())
+        UnionAuthenticator([], allow_anonymous=False)(Credentials())
 
 
 # -- keys
 
 
-def pem(key: Private, path: Path, *, public: bool = False) -> Path:
+def pem(key: PrivateKey, path: Path, *, public: bool = False) -> Path:
     if public:
         raw = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     else:
@@ -223,7 +225,7 @@ def pem(key: Private, path: Path, *, public: bool = False) -> Path:
     return path
 
 
-MAKERS: dict[str, Callable[[], Private]] = {
+MAKERS: dict[str, Callable[[], PrivateKey]] = {
     "ES256": lambda: ec.generate_private_key(ec.SECP256R1()),
     "ES384": lambda: ec.generate_private_key(ec.SECP384R1()),
     "ES512": lambda: ec.generate_private_key(ec.SECP521R1()),
@@ -233,25 +235,25 @@ MAKERS: dict[str, Callable[[], Private]] = {
 
 @pytest.mark.parametrize("algorithm", MAKERS)
 def test_a_token_is_known_again_by_the_key_that_signed_it(tmp_path: Path, algorithm: str) -> None:
-    keys = keys_in(pem(MAKERS[algorithm](), tmp_path / "key"))
-    token = keys.signed({"sub": "jane"})
+    keys = load_token_keys(pem(MAKERS[algorithm](), tmp_path / "key"))
+    token = keys.sign({"sub": "jane"})
     head = json.loads(base64.urlsafe_b64decode(token.partition(".")[0] + "=="))
     assert head == {"alg": algorithm, "kid": keys.jwks[0]["kid"]}
-    assert keys.claims(token) == {"sub": "jane"}
+    assert keys.verified_claims(token) == {"sub": "jane"}
     body, _, signature = token.rpartition(".")
     other = "A" if signature[0] != "A" else "B"
-    assert keys.claims(f"{body}.{other}{signature[1:]}") is None
-    assert keys_in(pem(MAKERS[algorithm](), tmp_path / "another")).claims(token) is None
+    assert keys.verified_claims(f"{body}.{other}{signature[1:]}") is None
+    assert load_token_keys(pem(MAKERS[algorithm](), tmp_path / "another")).verified_claims(token) is None
     for nonsense in ("", "..", "a.b.c", token + "=", "é.é.é"):
-        assert keys.claims(nonsense) is None
+        assert keys.verified_claims(nonsense) is None
 
 
 def test_keys_can_be_changed_without_a_token_being_lost(tmp_path: Path) -> None:
     old, new = MAKERS["ES256"](), MAKERS["RS256"]()
-    before = keys_in(pem(old, tmp_path / "old"), [pem(new, tmp_path / "new.pub", public=True)])
-    after = keys_in(pem(new, tmp_path / "new"), [pem(old, tmp_path / "old.pub", public=True)])
-    assert after.claims(before.signed({"sub": "jane"})) == {"sub": "jane"}
-    assert before.claims(after.signed({"sub": "joe"})) == {"sub": "joe"}
+    before = load_token_keys(pem(old, tmp_path / "old"), [pem(new, tmp_path / "new.pub", public=True)])
+    after = load_token_keys(pem(new, tmp_path / "new"), [pem(old, tmp_path / "old.pub", public=True)])
+    assert after.verified_claims(before.sign({"sub": "jane"})) == {"sub": "jane"}
+    assert before.verified_claims(after.sign({"sub": "joe"})) == {"sub": "joe"}
     assert [key["alg"] for key in after.jwks] == ["RS256", "ES256"]
     assert {key["kid"] for key in before.jwks} == {key["kid"] for key in after.jwks}
 
@@ -265,7 +267,7 @@ def test_a_file_without_a_usable_key_is_refused(tmp_path: Path, content: bytes |
         )
     path.write_bytes(content)
     with pytest.raises(ValueError, match="key"):
-        keys_in(path)
+        load_token_keys(path)
 
 
 # -- audiences
@@ -274,16 +276,18 @@ def test_a_file_without_a_usable_key_is_refused(tmp_path: Path, content: bytes |
 async def test_tokens_are_for_the_audiences_of_the_server_unless_they_say_otherwise(call: Hand, tmp_path: Path) -> None:
     account = await call.made("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "robot"}})
     store, now = call.server.verbs.store, call.accounts.now
-    accounts = Accounts(store, keys_in(tmp_path / "other"), "https://here", now, ("api", "https://api"))
+    accounts = ServiceAccountTokens(
+        store, load_token_keys(tmp_path / "other"), "https://here", now, ("api", "https://api")
+    )
     for audiences, is_ours in (([], True), (["api"], True), (["vault"], False)):
-        token = accounts.token(account, {"audiences": audiences}, None)["token"]
-        assert (accounts(Credentials(bearer=token)) is not None) is is_ours
-        assert (accounts.user(token, ["vault"]) is not None) is not is_ours
+        token = accounts.issue_token(account, {"audiences": audiences}, None)["token"]
+        assert (accounts(Credentials(bearer_token=token)) is not None) is is_ours
+        assert (accounts.user_for_token(token, ["vault"]) is not None) is not is_ours
 
 
 async def test_a_review_of_a_token_says_whose_it_is_and_for_whom(call: Hand) -> None:
     account = await call.made("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "robot"}})
-    token = call.accounts.token(account, {}, None)["token"]
+    token = call.accounts.issue_token(account, {}, None)["token"]
     reviews = "/apis/authentication.k8s.io/v1/tokenreviews"
     _, found = await call("POST", reviews, {"spec": {"token": token}})
     status = found["status"]

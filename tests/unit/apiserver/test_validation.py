@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.apiserver.rows import built_in
+from tapestry.apiserver.resource_registry import published_api
 from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.jobs import schedule_complaint
-from tapestry.apiserver.validation.kinds import KINDS, faults_of
-from tapestry.kube.names import dns_label_complaint, dns_subdomain_complaint, label_key_complaint, label_value_complaint
+from tapestry.apiserver.validation.jobs import schedule_error
+from tapestry.apiserver.validation.strategies import STRATEGIES, object_faults
+from tapestry.kube.names import dns_label_error, dns_subdomain_error, label_key_error, label_value_error
 from tapestry.kube.objects import Object, with_value
 
 from .conftest import Hand
 
 DEFAULT = "/api/v1/namespaces/default"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
-ROWS = {row.resource.name: row for row in built_in().rows}
+ROWS = {row.resource.name: row for row in published_api().resources}
 
 
 def a_pod(**spec: Any) -> Object:
@@ -135,14 +135,14 @@ async def test_an_option_has_one_of_its_values(call: Hand, query: dict[str, str]
 
 
 def test_every_rule_is_for_a_resource_that_is_served() -> None:
-    assert set(KINDS) <= {row.storage for row in ROWS.values()}
+    assert set(STRATEGIES) <= {row.storage for row in ROWS.values()}
 
 
-@given(name=st.sampled_from(sorted(KINDS)))
+@given(name=st.sampled_from(sorted(STRATEGIES)))
 def test_an_object_of_nothing_but_a_name_is_judged_and_never_fails(name: str) -> None:
     row = ROWS[name]
     obj: Object = {"apiVersion": row.resource.api_version, "metadata": {"name": "a", "namespace": "default"}}
-    assert all(each.message for each in faults_of(row, "", None, {**obj, "spec": {}}))
+    assert all(each.message for each in object_faults(row, "", None, {**obj, "spec": {}}))
 
 
 # -- names
@@ -152,16 +152,16 @@ def test_an_object_of_nothing_but_a_name_is_judged_and_never_fails(name: str) ->
     text=st.text(st.sampled_from("aZ0-_./ "), max_size=8) | st.text(st.sampled_from("ab-."), min_size=60, max_size=70)
 )
 def test_names_are_those_that_our_own_vocabulary_knows(text: str) -> None:
-    assert bool(names.label(text)) == bool(dns_label_complaint(text))
-    assert bool(names.subdomain(text)) == bool(dns_subdomain_complaint(text))
-    assert bool(names.label_value(text)) == bool(label_value_complaint(text))
+    assert bool(names.dns_label_errors(text)) == bool(dns_label_error(text))
+    assert bool(names.dns_subdomain_errors(text)) == bool(dns_subdomain_error(text))
+    assert bool(names.label_value_errors(text)) == bool(label_value_error(text))
     if text.count("/") < 2:
-        assert bool(names.qualified(text)) == bool(label_key_complaint(text))
+        assert bool(names.qualified_name_errors(text)) == bool(label_key_error(text))
 
 
 @given(text=st.text(max_size=20))
 def test_a_key_of_a_config_map_can_be_the_name_of_a_file(text: str) -> None:
-    if not names.config_key(text):
+    if not names.config_key_errors(text):
         assert text not in ("", ".", "..")
         assert "/" not in text
 
@@ -173,7 +173,7 @@ def test_a_key_of_a_config_map_can_be_the_name_of_a_file(text: str) -> None:
     "text", ["* * * * *", "*/5 0-6 1,15 jan-dec sun", "? ? ? ? ?", "@daily", "@every 1h30m", "0/15 * * * 6"]
 )
 def test_these_are_schedules(text: str) -> None:
-    assert schedule_complaint(text) == ""
+    assert schedule_error(text) == ""
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_these_are_schedules(text: str) -> None:
     ],
 )
 def test_these_are_none_and_it_says_why(text: str, why: str) -> None:
-    assert schedule_complaint(text) == why
+    assert schedule_error(text) == why
 
 
 @given(numbers=st.tuples(*(st.integers(*bounds) for bounds in ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6)))))
 def test_every_moment_can_be_scheduled(numbers: tuple[int, ...]) -> None:
-    assert schedule_complaint(" ".join(map(str, numbers))) == ""
+    assert schedule_error(" ".join(map(str, numbers))) == ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import User
 from tapestry.kube.objects import Object
@@ -45,8 +45,8 @@ CRD: Object = {
 async def call(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Hand]:
     here = {"file_rootpath": str(tmp_path), "service_account_issuer": "https://here"}
     config = ApiServerConfig(backend=request.param, secure_address="", pod_accounts=False, **here)
-    async with running(config) as served:
-        hand = Hand(served.server, served.accounts)
+    async with run_apiserver(config) as served:
+        hand = Hand(served.server, served.account_tokens)
         await hand.made("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
         yield hand
 

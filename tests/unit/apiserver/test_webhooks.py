@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.admission.callouts import Services, Unresolved
+from tapestry.apiserver.admission.webhook_client import ServiceResolver, ServiceUnresolved
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import Answer
+from tapestry.apiserver.server import ApiResponse
 from tapestry.kube.objects import Object
 
 from .conftest import Hand
@@ -180,7 +180,7 @@ async def test_what_a_webhook_warns_of_reaches_the_client(call: Hand, listen: Li
     hook = await listen(lambda _: {"allowed": True, "warnings": ["look out"]})
     await validating(call, a_hook(hook.client))
     answer = await call.answer("POST", MAPS, a_map())
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ApiResponse)
     assert answer.headers["Warning"] == '299 - "look out"'
 
 
@@ -188,8 +188,8 @@ async def test_what_a_webhook_notes_is_for_the_audit_log(call: Hand, listen: Lis
     hook = await listen(lambda _: {"allowed": True, "auditAnnotations": {"why": "because"}})
     await validating(call, a_hook(hook.client))
     asked = Call("POST", MAPS, {}, {}, b'{"metadata":{"name":"a"}}', call.user)
-    await call.server.answer(asked)
-    assert asked.notes == {"one.example.com/why": "because"}
+    await call.server.handle(asked)
+    assert asked.audit_annotations == {"one.example.com/why": "because"}
 
 
 # -- changes
@@ -441,8 +441,8 @@ async def test_a_webhook_that_takes_too_long_is_not_waited_for(call: Hand, liste
 async def test_an_answer_that_is_too_long_is_a_failure(
     call: Hand, listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapestry.apiserver.admission.callouts.LONGEST_ANSWER", 1000)
-    monkeypatch.setattr("tapestry.apiserver.admission.callouts.GROWTH", 0)
+    monkeypatch.setattr("tapestry.apiserver.admission.webhook_client.MAX_RESPONSE_BYTES", 1000)
+    monkeypatch.setattr("tapestry.apiserver.admission.webhook_client.MAX_RESPONSE_GROWTH", 0)
     hook = await listen(lambda _: {"allowed": True, "warnings": ["x" * 2000]})
     assert (await failed(call, a_hook(hook.client))) == ("failed to call webhook: the answer is longer than 1000 bytes")
 
@@ -463,10 +463,10 @@ async def test_a_webhook_behind_a_service_is_known_by_the_services_name(call: Ha
 async def test_a_service_is_where_something_is_ready_or_else_at_its_address(call: Hand) -> None:
     port = {"port": 443, "targetPort": 8443, "name": "https"}
     spec = {"ports": [port], "clusterIP": "None"}
-    services = Services(call.server.verbs.store, Random(1))
-    with pytest.raises(Unresolved, match='no endpoints available for service "guard"'):
+    services = ServiceResolver(call.server.verbs.store, Random(1))
+    with pytest.raises(ServiceUnresolved, match='no endpoints available for service "guard"'):
         services.address("default", "guard", spec, 443)
-    with pytest.raises(Unresolved, match='no service port 80 found for service "guard"'):
+    with pytest.raises(ServiceUnresolved, match='no service port 80 found for service "guard"'):
         services.address("default", "guard", spec, 80)
     assert services.address("default", "guard", {**spec, "clusterIP": "10.96.0.9"}, 443) == ("10.96.0.9", 443)
     endpoints = {

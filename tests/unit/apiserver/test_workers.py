@@ -9,14 +9,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from tapestry.apiserver.app import clients_of, gate_of, reception_of
+from tapestry.apiserver.app import build_connection_limiter, build_inflight_limiter, build_request_handler
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer
-from tapestry.apiserver.serving.reception import Reception
-from tapestry.apiserver.watches import Watching
-from tapestry.apiserver.workers import LARGE, ROOM, ROOMY, Work, Worker, make_room, run_if_large
-from tapestry.kube.budget import BUDGET, SLICE, OutOfTime, charge, checkpoint
+from tapestry.apiserver.server import ApiResponse
+from tapestry.apiserver.serving.request_handler import RequestHandler
+from tapestry.apiserver.watches import WatchResponse
+from tapestry.apiserver.workers import (
+    LARGE_BYTES,
+    MEMORY_CAPACITY_BYTES,
+    MEMORY_WAIT_BYTES,
+    RequestBudget,
+    Worker,
+    reserve_memory,
+    run_if_large,
+)
+from tapestry.kube.budget import CURRENT_BUDGET, SLICE_UNITS, DeadlineExceeded, charge, checkpoint
 from tapestry.kube.objects import Object
 
 from .conftest import ADMIN, Hand
@@ -39,27 +47,29 @@ def worker() -> Iterator[Worker]:
 @pytest.fixture
 def desk(call: Hand, worker: Worker) -> "Desk":
     config = ApiServerConfig(backend="memory")
-    reception = reception_of(config, call.server, call.accounts, gate_of(config), clients_of(config))
-    return Desk(Reception(reception.server, reception.seconds, worker=worker))
+    reception = build_request_handler(
+        config, call.server, call.accounts, build_inflight_limiter(config), build_connection_limiter(config)
+    )
+    return Desk(RequestHandler(reception.server, reception.timeout, worker=worker))
 
 
 class Desk:
     """A server with a worker, as its clients find it."""
 
-    def __init__(self, reception: Reception) -> None:
+    def __init__(self, reception: RequestHandler) -> None:
         self.reception = reception
 
     async def __call__(
         self, method: str, path: str, body: Any = None, *, kind: str = JSON, user: User = ADMIN, **query: str
-    ) -> Answer:
+    ) -> ApiResponse:
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body) if body is not None else b""
         headers = {"content-type": kind, "accept": query.pop("accept", JSON)}
-        answer = await self.reception.answer(Call(method, path, query, headers, raw, user))
-        assert not isinstance(answer, Watching)
+        answer = await self.reception.handle(Call(method, path, query, headers, raw, user))
+        assert not isinstance(answer, WatchResponse)
         return answer
 
 
-async def longest_pause(work: Awaitable[Answer]) -> tuple[Answer, float]:
+async def longest_pause(work: Awaitable[ApiResponse]) -> tuple[ApiResponse, float]:
     """The result of some work, and the longest time for which the event loop did nothing else."""
     loop = asyncio.get_running_loop()
     longest, last = 0.0, time.perf_counter()
@@ -81,9 +91,9 @@ async def longest_pause(work: Awaitable[Answer]) -> tuple[Answer, float]:
 
 
 async def test_small_work_is_done_at_once(worker: Worker) -> None:
-    BUDGET.set(Work(worker, "a"))
-    assert await run_if_large(LARGE - 1, threading.get_ident) == threading.get_ident()
-    assert await run_if_large(LARGE, threading.get_ident) != threading.get_ident()
+    CURRENT_BUDGET.set(RequestBudget(worker, "a"))
+    assert await run_if_large(LARGE_BYTES - 1, threading.get_ident) == threading.get_ident()
+    assert await run_if_large(LARGE_BYTES, threading.get_ident) != threading.get_ident()
 
 
 async def test_work_that_turns_out_large_begins_again_in_the_thread(worker: Worker) -> None:
@@ -91,10 +101,10 @@ async def test_work_that_turns_out_large_begins_again_in_the_thread(worker: Work
 
     def work() -> str:
         places.append(threading.get_ident())
-        charge(SLICE + 1)
+        charge(SLICE_UNITS + 1)
         return "done"
 
-    BUDGET.set(Work(worker, "a"))
+    CURRENT_BUDGET.set(RequestBudget(worker, "a"))
     assert await run_if_large(0, work) == "done"
     assert places[0] == threading.get_ident() != places[1]
     assert len(places) == 2
@@ -108,16 +118,16 @@ async def test_work_of_a_request_that_has_ended_stops(worker: Worker) -> None:
         try:
             while True:
                 checkpoint()
-        except OutOfTime:
+        except DeadlineExceeded:
             ended.set()
             raise
 
     async def request() -> None:
-        asked = Work(worker, "a")
-        asked.allow(3600)
-        BUDGET.set(asked)
+        asked = RequestBudget(worker, "a")
+        asked.set_timeout(3600)
+        CURRENT_BUDGET.set(asked)
         try:
-            await run_if_large(LARGE, work)
+            await run_if_large(LARGE_BYTES, work)
         finally:
             await asked.end()
 
@@ -129,14 +139,14 @@ async def test_work_of_a_request_that_has_ended_stops(worker: Worker) -> None:
 
 
 async def test_room_is_held_until_the_request_ends(worker: Worker) -> None:
-    first, second = Work(worker, "a"), Work(worker, "b")
-    BUDGET.set(first)
-    await make_room(ROOMY - 1)
-    await make_room(ROOM)
-    await make_room(ROOM)  # it has room already
-    BUDGET.set(second)
+    first, second = RequestBudget(worker, "a"), RequestBudget(worker, "b")
+    CURRENT_BUDGET.set(first)
+    await reserve_memory(MEMORY_WAIT_BYTES - 1)
+    await reserve_memory(MEMORY_CAPACITY_BYTES)
+    await reserve_memory(MEMORY_CAPACITY_BYTES)  # it has room already
+    CURRENT_BUDGET.set(second)
     async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(make_room(ROOM))
+        waiting = group.create_task(reserve_memory(MEMORY_CAPACITY_BYTES))
         await asyncio.sleep(0)
         assert not waiting.done()
         await first.end()
@@ -262,7 +272,7 @@ async def test_a_collection_is_deleted_a_few_at_a_time(desk: Desk) -> None:
 
 
 async def test_a_large_body_that_names_a_field_twice_is_answered(desk: Desk) -> None:
-    text = b'{"metadata":{"name":"%s"},"data":{"a":"1","a":"2","long":"' + b"x" * LARGE + b'"}}'
+    text = b'{"metadata":{"name":"%s"},"data":{"a":"1","a":"2","long":"' + b"x" * LARGE_BYTES + b'"}}'
     warned = await desk("POST", f"{HERE}/configmaps", text.replace(b"%s", b"warned"))
     assert warned.status == 201
     assert 'duplicate field "data.a"' in warned.headers["Warning"].replace("\\", "")

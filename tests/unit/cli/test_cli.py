@@ -13,9 +13,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tapestry import __version__
-from tapestry.cli.clusters import finished, message_of
+from tapestry.cli.cluster_access import error_message, run_async
 from tapestry.cli.main import COMMANDS, main
-from tapestry.cli.processes import FLAGS
+from tapestry.cli.process_runner import FLAGS
 from tapestry.controller.config import ManagerConfig
 from tapestry.kube.errors import ApiError, NotFound
 from tapestry.process.config import settings
@@ -253,7 +253,7 @@ def test_a_reader_that_has_enough_is_no_reason_to_complain() -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     with pytest.raises(BrokenPipeError):  # which click ends without a word
-        finished(telling())
+        run_async(telling())
 
 
 def test_who_cannot_reach_a_cluster_is_told_who_looks_further(tapestry: Tapestry, kubeconfig: Path) -> None:
@@ -272,7 +272,7 @@ def test_an_address_that_is_taken_is_named_with_what_to_do(tapestry: Tapestry) -
 
 
 def test_an_error_of_the_server_is_told_in_its_own_words() -> None:
-    refusal = NotFound(404, "NotFound", 'pods "web" not found', doing="GET /api/v1/namespaces/default/pods/web")
-    assert message_of(refusal) == 'pods "web" not found (NotFound)'
-    misspelt = ApiError(500, "Unknown", ".spec.replica: field not declared in schema", doing="PATCH /apis/apps/v1")
-    assert message_of(misspelt) == ".spec.replica: field not declared in schema"
+    refusal = NotFound(404, "NotFound", 'pods "web" not found', action="GET /api/v1/namespaces/default/pods/web")
+    assert error_message(refusal) == 'pods "web" not found (NotFound)'
+    misspelt = ApiError(500, "Unknown", ".spec.replica: field not declared in schema", action="PATCH /apis/apps/v1")
+    assert error_message(misspelt) == ".spec.replica: field not declared in schema"

@@ -15,16 +15,16 @@ from click.testing import CliRunner
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, CLUSTER_BINDINGS
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.cli.completion import SHELLS
 from tapestry.cli.main import COMMANDS, main
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
-from tapestry.controlplane.direct import Direct
-from tapestry.kube.conditions import is_true
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.crds import crd
-from tapestry.kube.objects import Object, named
+from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import CRDS, NAMESPACES
 
 BASH = 'source <(tapestry completion bash); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _tapestry_completion tapestry'
@@ -70,19 +70,21 @@ async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
         file_rootpath=str(tmp_path / "data"),
         pod_accounts=False,
     )
-    async with running(config) as served:
-        client = Client(Direct(served.server, bootstrap.SYSTEM))
+    async with run_apiserver(config) as served:
+        client = Client(InProcessTransport(served.server, bootstrap.APISERVER_USER))
         await client.create(CRDS, crd(CLUSTER_BINDING))
         await wait_for(client, CRDS, CLUSTER_BINDINGS.name, until=lambda obj: obj is not None and established(obj))
         for name in ("east", "eastern", "west"):
             reference = {"name": name, "namespace": "tapestry-system"}
-            await client.create(CLUSTER_BINDINGS, {**named(name), "spec": {"clusterID": name, "secretRef": reference}})
-        await client.create(NAMESPACES, named("team-a"))
+            await client.create(
+                CLUSTER_BINDINGS, {**object_named(name), "spec": {"clusterID": name, "secretRef": reference}}
+            )
+        await client.create(NAMESPACES, object_named("team-a"))
         yield kubeconfig_of(served.addresses["local"], tmp_path)
 
 
 def established(definition: Object) -> bool:
-    return is_true(definition, "Established")
+    return is_condition_true(definition, "Established")
 
 
 @pytest.mark.parametrize("shell", SHELLS)

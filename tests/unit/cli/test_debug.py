@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tapestry.cli.debug import private
+from tapestry.cli.debug import new_private_file
 from tapestry.cli.main import main
 
 
@@ -47,7 +47,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_bundle_that_does_not_come_about_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), private(tmp_path / "half"):
+    with pytest.raises(KeyboardInterrupt), new_private_file(tmp_path / "half"):
         raise KeyboardInterrupt
     assert not (tmp_path / "half").exists()
 

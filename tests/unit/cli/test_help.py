@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from tapestry.cli.help_text import INTERRUPTED, USAGE_ERROR
 from tapestry.cli.main import GROUPS, main, plugin
-from tapestry.cli.manual import INTERRUPTED, MISUSED
 
 KUBECONFIG = """
 current-context: c
@@ -110,7 +110,7 @@ def test_options_that_do_not_go_together_are_wrong_usage(tmp_path: Path, monkeyp
     file.write_text(KUBECONFIG % 1)
     monkeypatch.setenv("KUBECONFIG", str(file))
     done = CliRunner().invoke(main, ["top", "nodes", "-n", "team-a"])
-    assert done.exit_code == MISUSED
+    assert done.exit_code == USAGE_ERROR
     assert "-n and -A choose pods; nodes have no namespace" in done.output
 
 

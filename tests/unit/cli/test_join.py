@@ -2,7 +2,7 @@
 
 import pytest
 
-from tapestry.cli.join import join, safeguards_in
+from tapestry.cli.join import join, safeguards_from_options
 from tapestry.manager.safeguards import Safeguards
 
 
@@ -23,5 +23,5 @@ from tapestry.manager.safeguards import Safeguards
 )
 def test_options_say_which_safeguards_are_asked_for(options: list[str], asked: Safeguards) -> None:
     context = join.make_context("join", ["east", "--cluster-kubeconfig", __file__, *options])
-    assert safeguards_in(context.params) == asked
+    assert safeguards_from_options(context.params) == asked
     assert context.params["mount_namespace"] == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.startup import LIBRARIES, least_cpu
 
 HEAVY = ("prometheus_client", "aiohttp.web", "uvloop", "rich", "cryptography", "apsw", "opentelemetry", "grpc")
-SERVERS = ("tapestry.controller.manager", "tapestry.syncer.site", "tapestry.apiserver", "tapestry.local.world")
+SERVERS = ("tapestry.controller.manager", "tapestry.syncer.context", "tapestry.apiserver", "tapestry.local.world")
 COMMANDS = ("status", "pods", "tree", "top", "explain")
 GENEROUS = 1.8
 """Times the CPU of the libraries: the bar is 1.5, on a machine that does nothing else (`make bench-startup`)."""

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tapestry.client.tls import as_file
+from tapestry.client.tls import temporary_file
 
 DAY = datetime.timedelta(days=1)
 
@@ -76,7 +76,7 @@ def client_seen_by_server(authority: Authority) -> Callable[[ssl.SSLContext], st
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.maximum_version = ssl.TLSVersion.TLSv1_2  # where both sides know all when the handshake ends
     own = authority.issue("server.test")
-    with as_file(own.certificate) as certificate, as_file(own.key) as key:
+    with temporary_file(own.certificate) as certificate, temporary_file(own.key) as key:
         server.load_cert_chain(certificate, key)
     server.load_verify_locations(cadata=authority.pem.decode())
     server.verify_mode = ssl.CERT_OPTIONAL

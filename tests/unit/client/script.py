@@ -11,7 +11,7 @@ import msgspec
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response, Stream
 from tapestry.kube.errors import ApiError, TooManyRequests, TransportError
-from tapestry.kube.objects import Object, named
+from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import PODS, Resource
 
 BINDINGS = Resource("cloud.tencent.com", "v1beta1", "ClusterBinding", "clusterbindings", namespaced=False)
@@ -22,7 +22,7 @@ A_POD: Object = {
     "metadata": {"name": "web", "namespace": "default", "uid": "u1", "resourceVersion": "7"},
     "spec": {"nodeName": "n1"},
 }
-UNSEEN = named("web", "default")  # no server has seen it, so it has neither UID nor resourceVersion
+UNSEEN = object_named("web", "default")  # no server has seen it, so it has neither UID nor resourceVersion
 
 
 @dataclass(frozen=True)

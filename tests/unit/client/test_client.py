@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.client.answers import gc_paused
-from tapestry.client.client import Client, Unguarded
+from tapestry.client.client import Client, UnconditionalWrite
 from tapestry.client.options import PatchType, Propagation
+from tapestry.client.responses import gc_paused
 from tapestry.client.transport import JSON, Response
 from tapestry.controller.testing import InProcessApi, in_virtual_time, specimen
 from tapestry.controller.testing.clock import START, run
@@ -28,9 +28,9 @@ from tapestry.kube.errors import (
     TooManyRequests,
     TransportError,
 )
-from tapestry.kube.objects import Object, name_of, named, uid_of, version_of, with_value
+from tapestry.kube.objects import Object, name_of, object_named, uid_of, version_of, with_value
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS, SERVICE_ACCOUNTS, TOKEN_REVIEWS, Resource
-from tapestry.process.audit import Audit
+from tapestry.process.audit import AuditLog
 
 from .script import (
     A_POD,
@@ -60,11 +60,11 @@ REQUESTS: list[tuple[Verb, str, Any]] = [
     (lambda c: c.get(PODS, "web", "default"), f"GET {POD}", None),
     (lambda c: c.get(PODS, "web", "default", subresource="status"), f"GET {POD}/status", None),
     (lambda c: c.get(NODES, "n1"), "GET /api/v1/nodes/n1", None),
-    (lambda c: c.version(), "GET /version", None),
+    (lambda c: c.server_version(), "GET /version", None),
     (
-        lambda c: c.create(BINDINGS, named("east"), dry_run=True),
+        lambda c: c.create(BINDINGS, object_named("east"), dry_run=True),
         "POST /apis/cloud.tencent.com/v1beta1/clusterbindings?dryRun=All",
-        named("east"),
+        object_named("east"),
     ),
     (lambda c: c.create(PODS, UNSEEN, subresource="binding"), f"POST {POD}/binding", UNSEEN),
     (lambda c: c.replace(PODS, A_POD), f"PUT {POD}", A_POD),
@@ -82,7 +82,7 @@ REQUESTS: list[tuple[Verb, str, Any]] = [
         },
     ),
     (
-        lambda c: c.remove(PODS, A_POD, grace_seconds=5, propagation=Propagation.ORPHAN),
+        lambda c: c.delete_if_exists(PODS, A_POD, grace_seconds=5, propagation=Propagation.ORPHAN),
         f"DELETE {POD}",
         {
             **DELETE_OPTIONS,
@@ -107,7 +107,7 @@ REQUESTS: list[tuple[Verb, str, Any]] = [
         },
     ),
     (
-        lambda c: c.token("robot", "default", audiences=["vault"], seconds=600, bound_to=A_POD),
+        lambda c: c.request_token("robot", "default", audiences=["vault"], seconds=600, bound_to=A_POD),
         "POST /api/v1/namespaces/default/serviceaccounts/robot/token",
         {
             "apiVersion": "authentication.k8s.io/v1",
@@ -185,7 +185,7 @@ async def test_a_patch_of_a_name_is_sent_as_it_is() -> None:
     "verb",
     [
         lambda c: c.get(PODS, "../secrets/x", "default"),
-        lambda c: c.delete(PODS, named("", "default")),
+        lambda c: c.delete(PODS, object_named("", "default")),
         lambda c: c.get(PODS, "web"),
     ],
 )
@@ -218,7 +218,7 @@ async def test_a_name_that_would_change_the_path_is_not_sent(verb: Verb) -> None
 )
 async def test_safety_rule_4_a_leader_refuses_a_write_that_could_do_harm_late(verb: Verb) -> None:
     script = Script(GOOD)
-    with pytest.raises(Unguarded, match="must have"):
+    with pytest.raises(UnconditionalWrite, match="must have"):
         await verb(Client(script, fence=lambda: None))
     assert not script.asked
     await verb(Client(script))
@@ -239,7 +239,7 @@ async def test_reading_and_asking_need_no_leadership() -> None:
     script = Script(GOOD)
     client = Client(script, fence=fence_of(False))
     await client.get(PODS, "web", "default")
-    await client.token("robot", "default")
+    await client.request_token("robot", "default")
     await client.review(TOKEN_REVIEWS, {"token": "t"})
     assert len(script.asked) == 3
 
@@ -284,15 +284,15 @@ def an_api(*resources: Resource) -> tuple[InProcessApi, Client]:
 
 async def test_what_is_so_already_is_not_written() -> None:
     api, client = an_api()
-    cached = await client.create(BINDINGS, {**named("east"), "spec": {"clusterID": "c"}})
-    found = await client.converge(BINDINGS, cached, {**named("east"), "spec": {"clusterID": "c", "gone": None}})
+    cached = await client.create(BINDINGS, {**object_named("east"), "spec": {"clusterID": "c"}})
+    found = await client.converge(BINDINGS, cached, {**object_named("east"), "spec": {"clusterID": "c", "gone": None}})
     assert found is cached
     assert api.dump() == [cached]
 
 
 async def test_all_that_differs_goes_into_one_patch_and_the_rest_is_left_alone() -> None:
     api, client = an_api()
-    cached = await client.create(BINDINGS, {**named("east"), "spec": {"mine": 1, "old": 2, "theirs": 3}})
+    cached = await client.create(BINDINGS, {**object_named("east"), "spec": {"mine": 1, "old": 2, "theirs": 3}})
     wanted = {"metadata": {"name": "east", "labels": {"a": "b"}}, "spec": {"mine": 4, "old": None}}
     found = await client.converge(BINDINGS, cached, wanted)
     assert found["spec"] == {"mine": 4, "theirs": 3}
@@ -303,8 +303,8 @@ async def test_all_that_differs_goes_into_one_patch_and_the_rest_is_left_alone()
 
 async def test_status_is_written_apart_and_only_if_it_differs() -> None:
     api, client = an_api()
-    cached = await client.create(BINDINGS, {**named("east"), "spec": {"a": 1}})
-    wanted = {**named("east"), "spec": {"a": 2}, "status": {"phase": "Ready"}}
+    cached = await client.create(BINDINGS, {**object_named("east"), "spec": {"a": 1}})
+    wanted = {**object_named("east"), "spec": {"a": 2}, "status": {"phase": "Ready"}}
     found = await client.converge(BINDINGS, cached, wanted)
     assert (found["spec"], found["status"]) == ({"a": 2}, {"phase": "Ready"})
     assert int(version_of(found)) == int(version_of(cached)) + 2
@@ -336,24 +336,24 @@ async def test_what_is_not_there_is_created_without_what_is_to_be_absent() -> No
 
 async def test_what_is_created_gets_its_status_too() -> None:
     _, client = an_api()
-    found = await client.converge(BINDINGS, None, {**named("east"), "status": {"phase": "Ready"}})
+    found = await client.converge(BINDINGS, None, {**object_named("east"), "status": {"phase": "Ready"}})
     assert found["status"] == {"phase": "Ready"}
 
 
 async def test_a_namesake_that_the_cache_did_not_know_is_not_overwritten() -> None:
     api, client = an_api()
-    there = await client.create(BINDINGS, {**named("east"), "spec": {"owner": "somebody"}})
+    there = await client.create(BINDINGS, {**object_named("east"), "spec": {"owner": "somebody"}})
     with pytest.raises(AlreadyExists):
-        await client.converge(BINDINGS, None, {**named("east"), "spec": {"owner": "us"}})
+        await client.converge(BINDINGS, None, {**object_named("east"), "spec": {"owner": "us"}})
     assert api.dump() == [there]
 
 
 async def test_a_stale_cache_makes_a_conflict() -> None:
     _, client = an_api()
-    stale = await client.create(BINDINGS, {**named("east"), "spec": {"a": 1}})
+    stale = await client.create(BINDINGS, {**object_named("east"), "spec": {"a": 1}})
     await client.patch(BINDINGS, stale, {"spec": {"a": 2}})
     with pytest.raises(Conflict):
-        await client.converge(BINDINGS, stale, {**named("east"), "spec": {"a": 3}})
+        await client.converge(BINDINGS, stale, {**object_named("east"), "spec": {"a": 3}})
 
 
 KEYS = st.sampled_from("abc")
@@ -376,8 +376,8 @@ def holds(found: Any, wanted: Any) -> bool:
 def test_what_was_converged_is_as_wanted_and_stays_unwritten(before: Object, spec: Object, status: Object) -> None:
     async def story() -> None:
         _, client = an_api(BINDINGS)
-        cached = await client.converge(BINDINGS, None, {**named("east"), "spec": before})
-        wanted = {**named("east"), "spec": spec, "status": status}
+        cached = await client.converge(BINDINGS, None, {**object_named("east"), "spec": before})
+        wanted = {**object_named("east"), "spec": spec, "status": status}
         found = await client.converge(BINDINGS, cached, wanted)
         assert holds(found, wanted)
         assert await client.converge(BINDINGS, found, wanted) is found
@@ -393,13 +393,13 @@ async def test_a_list_is_all_pages_of_one_moment() -> None:
     for number in range(5):
         await client.create(PODS, specimen(PODS, f"p{number}", "default"))
     names, versions = [], set()
-    async for part in client.pages(PODS, "default", page=2):
+    async for part in client.pages(PODS, "default", page_size=2):
         names += [name_of(item) for item in part.items or ()]
         versions.add(part.metadata.resource_version)
         await client.delete_collection(PODS, "default", fields="metadata.name=p4")
     assert names == ["p0", "p1", "p2", "p3", "p4"]
     assert len(versions) == 1
-    assert [name_of(item) for item in await client.list(PODS, "default", page=2)] == ["p0", "p1", "p2", "p3"]
+    assert [name_of(item) for item in await client.list(PODS, "default", page_size=2)] == ["p0", "p1", "p2", "p3"]
 
 
 async def test_items_of_a_list_say_what_they_are() -> None:
@@ -415,7 +415,7 @@ async def test_items_of_a_list_say_what_they_are() -> None:
 async def test_selectors_choose_and_go_with_every_page() -> None:
     pages = [answer({"metadata": {"continue": "more"}, "items": []}), answer({"metadata": {}, "items": []})]
     script = Script(*pages)
-    await Client(script).list(PODS, "default", labels="app in (a,b)", fields="spec.nodeName=n1", page=1)
+    await Client(script).list(PODS, "default", labels="app in (a,b)", fields="spec.nodeName=n1", page_size=1)
     query = {"labelSelector": "app in (a,b)", "fieldSelector": "spec.nodeName=n1", "limit": "1"}
     assert [dict(request.query) for request in script.asked] == [query, {**query, "continue": "more"}]
 
@@ -424,7 +424,7 @@ async def test_a_list_whose_pages_are_forgotten_meanwhile_is_gone() -> None:
     api, client = an_api()
     for number in range(3):
         await client.create(PODS, specimen(PODS, f"p{number}", "default"))
-    pages = client.pages(PODS, "default", page=2)
+    pages = client.pages(PODS, "default", page_size=2)
     await anext(pages)
     await client.create(PODS, specimen(PODS, "late", "default"))
     api.compact()
@@ -446,7 +446,7 @@ def test_the_collector_is_back_after_a_page() -> None:
 
 async def test_a_life_of_an_object() -> None:
     api, client = an_api()
-    made = await client.create(CONFIGMAPS, {**named("c", "default"), "data": {"a": "1"}})
+    made = await client.create(CONFIGMAPS, {**object_named("c", "default"), "data": {"a": "1"}})
     patched = await client.patch(CONFIGMAPS, made, {"data": {"b": "2"}})
     assert patched["data"] == {"a": "1", "b": "2"}
     with pytest.raises(Conflict):
@@ -465,10 +465,10 @@ async def test_a_life_of_an_object() -> None:
 
 async def test_what_is_not_there_is_not_found_and_what_is_gone_already_is_removed() -> None:
     _, client = an_api()
-    made = await client.create(CONFIGMAPS, named("c", "default"))
+    made = await client.create(CONFIGMAPS, object_named("c", "default"))
     assert await client.find(CONFIGMAPS, "c", "default") == made
     for _ in range(2):
-        await client.remove(CONFIGMAPS, made)
+        await client.delete_if_exists(CONFIGMAPS, made)
         assert await client.find(CONFIGMAPS, "c", "default") is None
 
 
@@ -496,11 +496,11 @@ async def test_a_generated_name_a_dry_run_a_token_and_the_version() -> None:
     _, client = an_api(SECRETS, SERVICE_ACCOUNTS)
     made = await client.create(SECRETS, {"metadata": {"generateName": "web-", "namespace": "default"}})
     assert name_of(made).startswith("web-")
-    await client.create(SECRETS, named("never", "default"), dry_run=True)
+    await client.create(SECRETS, object_named("never", "default"), dry_run=True)
     assert [name_of(each) for each in await client.list(SECRETS)] == [name_of(made)]
-    await client.create(SERVICE_ACCOUNTS, named("robot", "default"))
-    assert (await client.token("robot", "default"))["token"]
-    assert (await client.version())["major"] == "1"
+    await client.create(SERVICE_ACCOUNTS, object_named("robot", "default"))
+    assert (await client.request_token("robot", "default"))["token"]
+    assert (await client.server_version())["major"] == "1"
 
 
 async def aborted(client: Client) -> None:
@@ -527,7 +527,7 @@ async def test_to_abort_or_close_fails_what_is_under_way(end: Callable[[Client],
 async def test_as_a_context_it_is_closed_in_the_end() -> None:
     script = Script(GOOD)
     async with Client(script) as client:
-        await client.version()
+        await client.server_version()
         assert not script.is_closed
     assert script.is_closed
 
@@ -537,7 +537,7 @@ async def test_as_a_context_it_is_closed_in_the_end() -> None:
 
 async def test_each_write_is_one_line_of_the_audit_with_its_result(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    with Audit(str(path)) as audit:
+    with AuditLog(str(path)) as audit:
 
         async def written(verb: Verb, *answers: Response | TransportError) -> None:
             client = Client(Script(*answers), audit=audit, identity="syncer/east")

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tapestry.client.credentials import Credentials, Fixed, TokenFile, basic, bearer
+from tapestry.client.credentials import Credentials, StaticAuthorization, TokenFile, basic_header, bearer_header
 from tapestry.client.errors import CredentialsError
-from tapestry.client.tls import CHECK_EVERY
+from tapestry.client.tls import CHECK_INTERVAL
 from tapestry.kube.errors import TransportError
 
 
@@ -40,18 +40,18 @@ async def test_nobody_sends_no_header_and_plain_http_needs_no_context() -> None:
     nobody = Credentials()
     assert await nobody.headers() == []
     assert nobody.ssl_context() is None
-    assert not nobody.rejected()
+    assert not nobody.handle_unauthorized()
 
 
 async def test_fixed_text_is_sent_again_and_again_and_a_refusal_changes_nothing() -> None:
-    credentials = Credentials(Fixed(bearer("abc")))
+    credentials = Credentials(StaticAuthorization(bearer_header("abc")))
     assert await credentials.headers() == with_token("abc")
-    assert not credentials.rejected()
+    assert not credentials.handle_unauthorized()
     assert await credentials.headers() == with_token("abc")
 
 
 def test_basic_authentication_survives_letters_beyond_ascii() -> None:
-    assert base64.b64decode(basic("bjørn", "pa:ss").removeprefix("Basic ")).decode() == "bjørn:pa:ss"
+    assert base64.b64decode(basic_header("bjørn", "pa:ss").removeprefix("Basic ")).decode() == "bjørn:pa:ss"
 
 
 async def test_a_token_file_is_reread_when_it_changed_but_not_for_every_request(token, clock) -> None:
@@ -59,16 +59,16 @@ async def test_a_token_file_is_reread_when_it_changed_but_not_for_every_request(
     assert await credentials.headers() == with_token("first")
     token.write_text("second, longer")
     assert await credentials.headers() == with_token("first")
-    clock.now += CHECK_EVERY
+    clock.now += CHECK_INTERVAL
     assert await credentials.headers() == with_token("second, longer")
 
 
 async def test_after_a_refusal_the_file_is_read_at_once(token, clock) -> None:
     credentials = token_file(token, clock)
     assert await credentials.headers() == with_token("first")
-    assert not credentials.rejected(), "the file still holds the token that was refused"
+    assert not credentials.handle_unauthorized(), "the file still holds the token that was refused"
     token.write_text("second")
-    assert credentials.rejected()
+    assert credentials.handle_unauthorized()
     assert await credentials.headers() == with_token("second")
 
 
@@ -76,10 +76,10 @@ async def test_while_a_token_file_is_away_the_last_token_stays(token, clock) -> 
     credentials = token_file(token, clock)
     assert await credentials.headers() == with_token("first")
     token.unlink()
-    clock.now += CHECK_EVERY
+    clock.now += CHECK_INTERVAL
     assert await credentials.headers() == with_token("first")
     token.write_text("second")
-    clock.now += CHECK_EVERY
+    clock.now += CHECK_INTERVAL
     assert await credentials.headers() == with_token("second")
 
 
@@ -87,10 +87,10 @@ async def test_a_change_that_could_not_be_read_is_read_later(token, clock, no_mo
     credentials = token_file(token, clock)
     assert await credentials.headers() == with_token("first")
     token.write_text("second")
-    clock.now += CHECK_EVERY
+    clock.now += CHECK_INTERVAL
     with no_more_files():
         assert await credentials.headers() == with_token("first")
-    clock.now += CHECK_EVERY
+    clock.now += CHECK_INTERVAL
     assert await credentials.headers() == with_token("second")
 
 
@@ -99,7 +99,7 @@ async def test_a_token_stands_in_for_its_file_until_that_can_be_read(token, cloc
     credentials = token_file(token, clock, fallback="inline")
     assert await credentials.headers() == with_token("inline")
     token.write_text("first")
-    clock.now += CHECK_EVERY
+    clock.now += CHECK_INTERVAL
     assert await credentials.headers() == with_token("first")
 
 

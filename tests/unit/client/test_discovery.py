@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tapestry.client.client import Client
-from tapestry.client.discovery import served, serves
+from tapestry.client.discovery import is_served, served_resources
 from tapestry.client.transport import Request, Response
 from tapestry.controller.testing import InProcessApi
 from tapestry.controller.testing.clock import START
@@ -44,14 +44,14 @@ def resources(*entries: tuple[str, str], **more: Any) -> Object:
 )
 async def test_a_server_has_what_it_says(resource: Resource, has: bool) -> None:
     client = Client(InProcessApi([PODS, BINDINGS], now=lambda: START))
-    assert await serves(client, resource) is has
+    assert await is_served(client, resource) is has
 
 
 async def test_a_resource_is_had_in_the_versions_that_are_named_and_in_no_other() -> None:
     accounts = {"/apis": groups(widgets=["v1"]), "/apis/example.com/v1": resources(("widgets", "Widget"))}
     client = Client(Accounts(accounts))
-    assert await serves(client, OLD)
-    assert not await serves(client, NEW)
+    assert await is_served(client, OLD)
+    assert not await is_served(client, NEW)
 
 
 async def test_each_resource_is_told_once_in_the_version_that_the_server_prefers_and_no_subresource_is() -> None:
@@ -61,7 +61,7 @@ async def test_each_resource_is_told_once_in_the_version_that_the_server_prefers
         "/apis/example.com/v1": resources(("widgets", "Widget"), ("gadgets", "Gadget")),
         "/apis/example.com/v2": resources(("widgets", "Widget")),
     }
-    found = await served(Client(Accounts(accounts)))
+    found = await served_resources(Client(Accounts(accounts)))
     assert set(found) == {PODS, NEW, Resource("example.com", "v1", "Gadget", "gadgets")}
     assert set(found.values()) == {frozenset({"get", "list"})}
 
@@ -69,4 +69,4 @@ async def test_each_resource_is_told_once_in_the_version_that_the_server_prefers
 @pytest.mark.parametrize("resource", [PODS, DEPLOYMENTS], ids=str)
 async def test_whoever_gives_no_such_account_says_nothing_about_a_resource(resource: Resource) -> None:
     with pytest.raises(TransportError, match="not Kubernetes' own"):
-        await serves(Client(Script(answer({"kind": "Welcome"}))), resource)
+        await is_served(Client(Script(answer({"kind": "Welcome"}))), resource)

@@ -15,8 +15,8 @@ import uvloop
 from tapestry.client import exec_plugin
 from tapestry.client.credentials import Credentials
 from tapestry.client.errors import CredentialsError, KubeconfigError
-from tapestry.client.exec_plugin import RETRY_EVERY, EnvironmentVariable, ExecPlugin, ExecSpec
-from tapestry.client.tls import Tls, Trust
+from tapestry.client.exec_plugin import RETRY_INTERVAL, EnvironmentVariable, ExecPlugin, ExecSpec
+from tapestry.client.tls import ServerVerification, TlsContextSource
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -31,7 +31,7 @@ class World:
 
     def program(self, script: str, **spec: Any) -> Credentials:
         """Credentials by a script.  Each run leaves a line in the file `runs`."""
-        return Credentials(self.source(script, **spec), Tls(Trust(insecure=True)))
+        return Credentials(self.source(script, **spec), TlsContextSource(ServerVerification(insecure=True)))
 
     def source(self, script: str, **spec: Any) -> ExecPlugin:
         path = self.folder / "plugin"
@@ -137,7 +137,7 @@ async def test_a_failure_is_shared_too_and_tried_again_later(world) -> None:
         asked = [group.create_task(complaint()) for _ in range(5)]
     assert len({each.result() for each in asked}) == 1
     assert world.runs == 1
-    world.monotonic += RETRY_EVERY
+    world.monotonic += RETRY_INTERVAL
     await failure(credentials)
     assert world.runs == 2
 
@@ -159,7 +159,7 @@ async def test_late_refusals_of_the_old_token_run_nothing_again(world) -> None:
         assert credentials.rejected()
         await credentials.headers()
     assert world.runs == 2
-    world.monotonic += RETRY_EVERY
+    world.monotonic += RETRY_INTERVAL
     credentials.rejected()
     await credentials.headers()
     assert world.runs == 3
@@ -224,7 +224,7 @@ async def test_an_issued_certificate_is_shown_to_the_server_and_followed(
     assert credentials.ssl_context() is first, "the same certificate again"
     assert world.runs == 2
     issue("second.test")
-    world.monotonic += RETRY_EVERY
+    world.monotonic += RETRY_INTERVAL
     credentials.rejected()
     await credentials.headers()
     assert client_seen_by_server(credentials.ssl_context()) == "second.test"

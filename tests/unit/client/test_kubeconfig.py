@@ -10,10 +10,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.client.entries import Kubeconfig, kubeconfig_in
 from tapestry.client.errors import CredentialsError
-from tapestry.client.kubeconfig import Access, KubeconfigError, default_access, in_cluster, load, paths_in
-from tapestry.client.tls import CHECK_EVERY
+from tapestry.client.kubeconfig import (
+    Access,
+    KubeconfigError,
+    default_access,
+    in_cluster_access,
+    kubeconfig_paths,
+    load_access,
+)
+from tapestry.client.kubeconfig_entries import Kubeconfig, parse_kubeconfig
+from tapestry.client.tls import CHECK_INTERVAL
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 
@@ -41,7 +48,7 @@ def written(path: Path, document: Any) -> Path:
 
 
 def loaded(tmp_path: Path, document: Any, context: str | None = None) -> Access:
-    return load([written(tmp_path / "config", document)], context, environ=ENVIRON)
+    return load_access([written(tmp_path / "config", document)], context, environ=ENVIRON)
 
 
 def complaint(tmp_path: Path, document: Any, context: str | None = None) -> str:
@@ -108,23 +115,23 @@ def test_the_first_file_that_has_an_entry_wins_and_missing_ones_are_skipped(tmp_
     second["contexts"].append({"name": "two", "context": {"cluster": "one", "user": "", "namespace": "second"}})
     second["current-context"] = "two"
     paths = [tmp_path / "missing", written(tmp_path / "a", first), written(tmp_path / "b", second)]
-    assert load(paths, environ=ENVIRON).namespace == "default"
-    access = load(paths, "two", environ=ENVIRON)
+    assert load_access(paths, environ=ENVIRON).namespace == "default"
+    access = load_access(paths, "two", environ=ENVIRON)
     assert (access.server, access.namespace) == ("https://one.test:6443", "second")
 
 
 def test_a_single_file_must_exist_and_one_of_several(tmp_path) -> None:
     for names in (["a"], ["a", "b"]):
         with pytest.raises(KubeconfigError, match=f"{names[-1]}: no such file; name a kubeconfig that exists"):
-            load([tmp_path / name for name in names], environ=ENVIRON)
+            load_access([tmp_path / name for name in names], environ=ENVIRON)
 
 
 def test_a_file_that_is_there_but_cannot_be_read_is_never_skipped(tmp_path) -> None:
     good = written(tmp_path / "good", a_kubeconfig())
     with pytest.raises(KubeconfigError, match="Is a directory"):
-        load([tmp_path, good], environ=ENVIRON)
+        load_access([tmp_path, good], environ=ENVIRON)
     with pytest.raises(KubeconfigError, match="line 2, column 1: not YAML"):
-        load([good, written(tmp_path / "bad", "a: [")], environ=ENVIRON)
+        load_access([good, written(tmp_path / "bad", "a: [")], environ=ENVIRON)
 
 
 def test_relative_files_start_at_the_kubeconfig_they_stand_in(tmp_path, authority, client_seen_by_server) -> None:
@@ -135,7 +142,7 @@ def test_relative_files_start_at_the_kubeconfig_they_stand_in(tmp_path, authorit
     user = {"client-certificate": "pki/tls.crt", "client-key": "pki/tls.key"}
     first = a_kubeconfig(user=user, cluster={"certificate-authority": "pki/ca.crt"})
     paths = [written(tmp_path / "b" / "config", {}), written(tmp_path / "a" / "config", first)]
-    assert client_seen_by_server(load(paths, environ=ENVIRON).credentials.ssl_context()) == "alice.test"
+    assert client_seen_by_server(load_access(paths, environ=ENVIRON).credentials.ssl_context()) == "alice.test"
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -146,11 +153,11 @@ def test_merging_takes_each_entry_from_the_first_that_has_it(files: list[dict[st
     merged = Kubeconfig()
     for file in files:
         users = [{"name": name, "user": {"token": token}} for name, token in file.items()]
-        merged = merged.over(kubeconfig_in({"users": users}, origin="", directory=Path()))
+        merged = merged.merged_over(parse_kubeconfig({"users": users}, origin="", directory=Path()))
     expected: dict[str, str] = {}
     for file in files:
         expected = {**file, **expected}
-    assert {name: entry.part.token for name, entry in merged.users.items()} == expected
+    assert {name: entry.value.token for name, entry in merged.users.items()} == expected
 
 
 # Users
@@ -304,7 +311,7 @@ def test_the_name_of_the_server_and_a_proxy_are_passed_on_but_not_shown(tmp_path
 
 def test_verification_can_be_turned_off(tmp_path, client_seen_by_server) -> None:
     access = loaded(tmp_path, a_kubeconfig(cluster={"insecure-skip-tls-verify": True}))
-    assert access.trust.insecure
+    assert access.verification.insecure
     assert client_seen_by_server(access.credentials.ssl_context()) is None
 
 
@@ -383,31 +390,31 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
 async def test_a_pod_uses_its_service_account_and_follows_the_token(service_account, client_seen_by_server) -> None:
     time = [0.0]
-    access = in_cluster(service_account, environ=POD, monotonic=lambda: time[0])
+    access = in_cluster_access(service_account, environ=POD, monotonic=lambda: time[0])
     assert (access.server, access.namespace) == ("https://10.0.0.1:443", "team-a")
     assert await access.credentials.headers() == [("Authorization", "Bearer first")]
     (service_account / "token").write_text("second")
-    time[0] += CHECK_EVERY
+    time[0] += CHECK_INTERVAL
     assert await access.credentials.headers() == [("Authorization", "Bearer second")]
     assert client_seen_by_server(access.credentials.ssl_context()) is None
 
 
 def test_a_service_address_may_be_of_ipv6(service_account) -> None:
-    access = in_cluster(service_account, environ={**POD, "KUBERNETES_SERVICE_HOST": "fd00::1"})
+    access = in_cluster_access(service_account, environ={**POD, "KUBERNETES_SERVICE_HOST": "fd00::1"})
     assert access.server == "https://[fd00::1]:443"
 
 
 def test_outside_of_a_pod_or_without_its_files_it_says_so(service_account) -> None:
     with pytest.raises(KubeconfigError, match="not set, so this is not a pod"):
-        in_cluster(service_account, environ={})
+        in_cluster_access(service_account, environ={})
     (service_account / "namespace").unlink()
-    assert in_cluster(service_account, environ=POD).namespace == "default"
+    assert in_cluster_access(service_account, environ=POD).namespace == "default"
     (service_account / "ca.crt").unlink()
     with pytest.raises(KubeconfigError, match=r"service account: .*ca\.crt: No such file"):
-        in_cluster(service_account, environ=POD)
+        in_cluster_access(service_account, environ=POD)
     (service_account / "token").unlink()
     with pytest.raises(KubeconfigError, match="automountServiceAccountToken"):
-        in_cluster(service_account, environ=POD)
+        in_cluster_access(service_account, environ=POD)
 
 
 # By default
@@ -450,12 +457,12 @@ def test_where_there_is_nothing_the_error_lists_what_was_tried(tmp_path) -> None
 
 
 def test_the_variable_names_several_files() -> None:
-    assert paths_in(os.pathsep.join(["a", "", "b/c"])) == [Path("a"), Path("b/c")]
-    assert paths_in("") == []
+    assert kubeconfig_paths(os.pathsep.join(["a", "", "b/c"])) == [Path("a"), Path("b/c")]
+    assert kubeconfig_paths("") == []
 
 
 def test_no_secret_shows_in_a_repr(tmp_path) -> None:
     document = a_kubeconfig(user={"token": "s3cret", "exec": {"args": ["s3cret"]}})
-    merged = kubeconfig_in(document, origin="", directory=tmp_path)
+    merged = parse_kubeconfig(document, origin="", directory=tmp_path)
     assert "s3cret" not in repr(merged)
     assert "s3cret" not in repr(loaded(tmp_path, a_kubeconfig(user={"token": "s3cret"})))

@@ -4,26 +4,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.client.options import PatchType, at_version, deletion, dry, selection
+from tapestry.client.options import PatchType, delete_options, dry_run_query, selector_query, with_resource_version
 from tapestry.kube.objects import Object
-from tapestry.kube.patches import json_patched, merged
+from tapestry.kube.patches import apply_json_patch, apply_merge_patch
 
 SPECS = st.dictionaries(st.sampled_from("ab"), st.sampled_from("xy"))
 METADATA = st.none() | st.fixed_dictionaries({"labels": SPECS})
 
 
 def test_what_is_not_said_is_not_sent() -> None:
-    assert selection("", "") == dry(False) == {}
-    assert deletion({"metadata": {"name": "web"}}, None, None) == {"apiVersion": "v1", "kind": "DeleteOptions"}
+    assert selector_query("", "") == dry_run_query(False) == {}
+    assert delete_options({"metadata": {"name": "web"}}, None, None) == {"apiVersion": "v1", "kind": "DeleteOptions"}
 
 
 @pytest.mark.parametrize("known", [{"uid": "u1"}, {"resourceVersion": "7"}, {"uid": "u1", "resourceVersion": "7"}])
 def test_what_is_known_of_an_object_is_a_condition_of_its_end(known: Object) -> None:
-    assert deletion({"metadata": {"name": "web", **known}}, None, None)["preconditions"] == known
+    assert delete_options({"metadata": {"name": "web", **known}}, None, None)["preconditions"] == known
 
 
 def test_no_time_to_end_is_not_the_same_as_nothing_said_of_it() -> None:
-    assert deletion({"metadata": {}}, 0, None)["gracePeriodSeconds"] == 0
+    assert delete_options({"metadata": {}}, 0, None)["gracePeriodSeconds"] == 0
 
 
 @given(SPECS, SPECS, METADATA)
@@ -32,11 +32,11 @@ def test_a_patch_at_a_version_asks_for_that_version_and_changes_nothing_else(
 ) -> None:
     there = {"metadata": {"name": "web", "resourceVersion": "7"}, "spec": has}
     patch = {"spec": wants, **({"metadata": metadata} if metadata is not None else {})}
-    asked = merged(there, at_version(patch, "6", PatchType.MERGE))
-    plain = merged(there, patch)
+    asked = apply_merge_patch(there, with_resource_version(patch, "6", PatchType.MERGE))
+    plain = apply_merge_patch(there, patch)
     assert asked == {**plain, "metadata": {**plain["metadata"], "resourceVersion": "6"}}
     steps = [{"op": "add", "path": "/spec", "value": wants}]
-    assert json_patched(there, at_version(steps, "6", PatchType.JSON)) == {
+    assert apply_json_patch(there, with_resource_version(steps, "6", PatchType.JSON)) == {
         "metadata": {"name": "web", "resourceVersion": "6"},
         "spec": wants,
     }

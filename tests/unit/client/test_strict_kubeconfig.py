@@ -17,10 +17,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.client.addresses import AddressRule
+from tapestry.client.addresses import AddressPolicy
 from tapestry.client.errors import KubeconfigError
-from tapestry.client.kubeconfig import load
-from tapestry.client.strict_kubeconfig import MAX_BYTES, from_secret
+from tapestry.client.kubeconfig import load_access
+from tapestry.client.strict_kubeconfig import MAX_BYTES, strict_access
 
 # The audit events of running a program, touching a file or reaching out; whole families by their first words.
 DEEDS = (
@@ -78,10 +78,10 @@ def data(document: Any) -> bytes:
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
     """Whatever is imported or cached at first use is there before anybody watches."""
-    from_secret(data(a_kubeconfig()))
+    strict_access(data(a_kubeconfig()))
     for broken in ("a: [", "a: &x 1", a_kubeconfig(user={"exec": {}}), a_kubeconfig(cluster={"server": "https://ä"})):
         with pytest.raises(KubeconfigError):
-            from_secret(data(broken))
+            strict_access(data(broken))
 
 
 def refusal(document: Any, **options: Any) -> str:
@@ -89,7 +89,7 @@ def refusal(document: Any, **options: Any) -> str:
     content = data(document)
     with deeds() as seen:
         try:
-            from_secret(content, **options)
+            strict_access(content, **options)
         except KubeconfigError as error:
             refused: KubeconfigError | None = error
         else:
@@ -246,7 +246,7 @@ def test_the_watcher_sees_what_a_trusting_reader_does(tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_bytes(data(a_kubeconfig(cluster={"certificate-authority": "gone.crt"})))
     with deeds() as seen, pytest.raises(KubeconfigError):
-        load([path], environ={})
+        load_access([path], environ={})
     assert {("open", str(path)), ("open", str(tmp_path / "gone.crt"))} <= {(each[0], str(each[1])) for each in seen}
 
 
@@ -315,11 +315,11 @@ def full(authority: Any) -> dict[str, Any]:
 async def test_an_honest_kubeconfig_is_accepted_without_opening_a_path(full, client_seen_by_server) -> None:
     content = data(full)
     with deeds() as seen:
-        access = from_secret(content)
+        access = strict_access(content)
     assert seen == []
     assert access.server == "https://api.test:6443/prefix"
     assert (access.namespace, access.tls_server_name) == ("team-a", "kubernetes")
-    assert access.addresses == AddressRule(allow_loopback=False)
+    assert access.address_policy == AddressPolicy(allow_loopback=False)
     assert await access.credentials.headers() == [("Authorization", "Bearer s3cret")]
     assert client_seen_by_server(access.credentials.ssl_context()) == "alice.test"
     assert "s3cret" not in repr(access)
@@ -327,29 +327,29 @@ async def test_an_honest_kubeconfig_is_accepted_without_opening_a_path(full, cli
 
 async def test_json_and_basic_authentication_will_do() -> None:
     document = a_kubeconfig(user={"token": None, "username": "u", "password": "12345"})
-    access = from_secret(json.dumps(document).encode())
+    access = strict_access(json.dumps(document).encode())
     assert await access.credentials.headers() == [("Authorization", "Basic dToxMjM0NQ==")]
 
 
 def test_empty_and_null_fields_are_fields_that_are_not_there() -> None:
     empty = {"tokenFile": "", "client-key": "", "client-certificate": None, "exec": None, "auth-provider": None}
-    access = from_secret(data(a_kubeconfig(user=empty, cluster={"proxy-url": "", "certificate-authority": ""})))
+    access = strict_access(data(a_kubeconfig(user=empty, cluster={"proxy-url": "", "certificate-authority": ""})))
     assert access.server == "https://api.test:6443"
 
 
 def test_insecure_connections_can_be_allowed() -> None:
-    plain = from_secret(data(a_kubeconfig(cluster={"server": "http://api.test:6080"})), allow_insecure=True)
+    plain = strict_access(data(a_kubeconfig(cluster={"server": "http://api.test:6080"})), allow_insecure=True)
     assert plain.credentials.ssl_context() is None
-    unverified = from_secret(data(a_kubeconfig(cluster={"insecure-skip-tls-verify": True})), allow_insecure=True)
-    assert unverified.trust.insecure
+    unverified = strict_access(data(a_kubeconfig(cluster={"insecure-skip-tls-verify": True})), allow_insecure=True)
+    assert unverified.verification.insecure
 
 
 def test_loopback_can_be_allowed_and_link_local_cannot() -> None:
     for server in ("https://127.0.0.1:6443", "https://[::1]:6443", "https://localhost:6443"):
-        access = from_secret(data(a_kubeconfig(cluster={"server": server})), allow_loopback=True)
-        assert access.addresses == AddressRule(allow_loopback=True)
+        access = strict_access(data(a_kubeconfig(cluster={"server": server})), allow_loopback=True)
+        assert access.address_policy == AddressPolicy(allow_loopback=True)
     with pytest.raises(KubeconfigError, match="it is a link-local address"):
-        from_secret(data(a_kubeconfig(cluster={"server": "https://169.254.0.23"})), allow_loopback=True)
+        strict_access(data(a_kubeconfig(cluster={"server": "https://169.254.0.23"})), allow_loopback=True)
 
 
 @given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]), min_size=1))
@@ -357,9 +357,9 @@ def test_a_token_is_sent_as_it_stands_or_refused(token: str) -> None:
     content = json.dumps(a_kubeconfig(user={"token": token})).encode()
     if any(ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 for letter in token):
         with pytest.raises(KubeconfigError, match=r"^users\[0\]\.user\.token: has control characters$"):
-            from_secret(content)
+            strict_access(content)
     else:
-        headers = from_secret(content).credentials.headers()
+        headers = strict_access(content).credentials.headers()
         with pytest.raises(StopIteration) as sent:  # a fixed token never waits
             headers.send(None)
         assert sent.value.value == [("Authorization", f"Bearer {token}")]
@@ -368,4 +368,4 @@ def test_a_token_is_sent_as_it_stands_or_refused(token: str) -> None:
 @given(st.binary(max_size=200))
 def test_whatever_a_secret_holds_it_is_refused_and_nothing_breaks(content: bytes) -> None:
     with pytest.raises(KubeconfigError):
-        from_secret(content)
+        strict_access(content)

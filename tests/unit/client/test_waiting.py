@@ -10,7 +10,7 @@ from tapestry.client.transport import Request, Response
 from tapestry.client.waiting import wait_for
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock, specimen
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import Object, labels_of, named, version_of
+from tapestry.kube.objects import Object, labels_of, object_named, version_of
 from tapestry.kube.resources import NODES, PODS, SECRETS
 
 POD = specimen(PODS, "web", "default")
@@ -101,7 +101,7 @@ async def test_it_says_how_things_were_when_the_time_was_over() -> None:
 @in_virtual_time
 async def test_safety_rule_7_a_secret_that_is_waited_for_in_vain_is_not_told() -> None:
     _, client = a_client()
-    await client.create(SECRETS, {**named("key", "default"), "data": {"password": "aHVzaA=="}})
+    await client.create(SECRETS, {**object_named("key", "default"), "data": {"password": "aHVzaA=="}})
     with pytest.raises(TimeoutError) as caught:
         await wait_for(client, SECRETS, "key", "default", until=is_ready)
     assert "aHVzaA" not in str(caught.value)

@@ -20,20 +20,20 @@ from prometheus_client import REGISTRY
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.client.watch import (
-    LIFETIME,
-    LONGEST_PAUSE,
+    MAX_BACKOFF,
+    WATCH_LIFETIME_SECONDS,
     Change,
     Changes,
-    Listing,
-    Page,
+    ListPage,
+    ListStart,
     Synced,
     Watch,
     WatchEvent,
-    news_in,
+    decode_chunk,
 )
 from tapestry.controller.testing import Connection, InProcessApi, in_virtual_time, run, running_clock, specimen
 from tapestry.kube.errors import BadRequest, Conflict, Gone, Invalid, KubeError, NotFound, ServerError, TransportError
-from tapestry.kube.objects import Object, name_of, named, version_of
+from tapestry.kube.objects import Object, name_of, object_named, version_of
 from tapestry.kube.resources import PODS
 
 # -- streams that were written down
@@ -175,7 +175,7 @@ class Played:
 def shape(event: WatchEvent) -> str:
     """An event in short: `page a b`, `+c ~c -c`."""
     match event:
-        case Page(items):
+        case ListPage(items):
             return " ".join(["page", *map(name_of, items)])
         case Changes(changes):
             signs = {"ADDED": "+", "MODIFIED": "~", "DELETED": "-"}
@@ -212,7 +212,10 @@ async def test_a_list_is_streamed_and_then_followed() -> None:
 async def test_a_stream_is_asked_for_with_all_that_it_needs() -> None:
     got = await played(Take(A_LIST), Take([bookmark(8)]), labels="app=web", fields="spec.nodeName=n1")
     first, second = got.queries
-    assert all(LIFETIME[0] <= int(query.pop("timeoutSeconds")) <= LIFETIME[1] for query in (first, second))
+    assert all(
+        WATCH_LIFETIME_SECONDS[0] <= int(query.pop("timeoutSeconds")) <= WATCH_LIFETIME_SECONDS[1]
+        for query in (first, second)
+    )
     common = {
         "watch": "1",
         "allowWatchBookmarks": "true",
@@ -361,7 +364,7 @@ def test_lines_may_be_cut_anywhere(events: list[tuple[Any, str, int]], cuts: lis
     chunks = [text[start:end] for start, end in pairwise(edges)]  # some of them empty
 
     def told(got: Played) -> tuple[list[str], list[Change]]:
-        listed = [name_of(obj) for event in got.events if isinstance(event, Page) for obj in event.items]
+        listed = [name_of(obj) for event in got.events if isinstance(event, ListPage) for obj in event.items]
         return listed, [change for event in got.events if isinstance(event, Changes) for change in event.changes]
 
     assert told(run(played(Take(chunks)))) == told(run(played(Take([text]))))
@@ -435,7 +438,7 @@ async def test_pauses_grow_to_a_limit_and_are_spread() -> None:
     pauses = [pause for _, pause in got.restarts]
     assert 0.15 <= pauses[0] <= 0.25
     assert all(later > earlier for earlier, later in pairwise(pauses[:7]))
-    assert all(0.75 * LONGEST_PAUSE <= pause <= 1.25 * LONGEST_PAUSE for pause in pauses[8:])
+    assert all(0.75 * MAX_BACKOFF <= pause <= 1.25 * MAX_BACKOFF for pause in pauses[8:])
     assert len(set(pauses)) == len(pauses)
     assert running_clock().monotonic() == pytest.approx(sum(pauses))
 
@@ -565,9 +568,9 @@ class Mirror:
 
     def hear(self, event: WatchEvent) -> None:
         match event:
-            case Listing():
+            case ListStart():
                 self._listing, self._shown, self._newest = True, set(), 0
-            case Page(items):
+            case ListPage(items):
                 assert self._listing
                 for obj in items:
                     self.pods[name_of(obj)] = int(version_of(obj))
@@ -613,7 +616,7 @@ class World:
 
     async def write(self, verb: str, name: str = "a") -> None:
         """Create, update or delete the pod, if that can be done."""
-        client, pod = Client(self.api), named(name, "default")
+        client, pod = Client(self.api), object_named(name, "default")
         self.writes += 1
         with suppress(Conflict, NotFound):
             match verb:
@@ -653,7 +656,7 @@ async def a_world(*, streaming: bool = True, **options: Any) -> AsyncIterator[Wo
     def restarted(error: KubeError, _pause: float) -> None:
         world.restarts.append(type(error).__name__)
 
-    watch = Watch(Client(world.transport), PODS, on_restart=restarted, page=2, **options)
+    watch = Watch(Client(world.transport), PODS, on_restart=restarted, page_size=2, **options)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(world.mirror.follow(watch))
         yield world
@@ -750,7 +753,7 @@ def test_a_reader_always_ends_with_exactly_what_the_server_has(
                     await asyncio.sleep(pause)
             world.disturb("catch up")
             world.disturb("thaw")
-            await asyncio.sleep(10 * LONGEST_PAUSE)
+            await asyncio.sleep(10 * MAX_BACKOFF)
             assert world.mirror.pods == world.truth()
 
     run(story())
@@ -762,6 +765,6 @@ def test_managed_fields_are_left_out_where_nobody_reads_them(lean: bool) -> None
     line = msgspec.json.encode(
         {"type": "ADDED", "object": {"metadata": metadata, "spec": {"metadata": {"managedFields": 1}}}}
     )
-    [change] = news_in([line], lean=lean).changes
+    [change] = decode_chunk([line], without_managed_fields=lean).changes
     assert ("managedFields" in change.object["metadata"]) is not lean
     assert change.object["spec"] == {"metadata": {"managedFields": 1}}

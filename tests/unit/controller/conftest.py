@@ -22,7 +22,7 @@ from tapestry.controller.registry import Setup
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import VirtualClock, VirtualLoop, running_clock
 from tapestry.controller.testing.specimens import specimen
-from tapestry.kube.objects import Object, named
+from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, JOBS, LEASES, NODES, PODS, Resource
 
 WIDGETS = Resource("example.com", "v1", "Widget", "widgets")
@@ -66,7 +66,7 @@ class World:
         return await self.client.get(resource, name, namespace if resource.namespaced else None)
 
     async def set_status(self, resource: Resource, name: str, **status: Any) -> Object:
-        target = named(name, "default" if resource.namespaced else None)
+        target = object_named(name, "default" if resource.namespaced else None)
         return await self.client.patch(resource, target, {"status": status}, subresource="status")
 
     async def events(self) -> list[Object]:
@@ -92,7 +92,7 @@ class World:
             monotonic=self.clock.monotonic,
         )
         for number, setup in enumerate(setups):
-            manager.with_(f"setup-{number}", setup)
+            manager.register(f"setup-{number}", setup)
         return manager
 
     def widget_manager(self, reconcile: Reconcile, **settings: Any) -> Manager:

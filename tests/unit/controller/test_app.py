@@ -15,12 +15,12 @@ from prometheus_client import REGISTRY
 
 from tapestry import __version__
 from tapestry.client.transport import Request
-from tapestry.controller.app import App, configure_process, manager_of, new_identity, run_app
+from tapestry.controller.app import App, configure_process, manager_for, new_identity, run_app
 from tapestry.controller.config import LeaderElection, Logs, ManagerConfig, Metrics, Probes, Tracing
 from tapestry.controller.manager import Manager
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import Object, named
+from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import CONFIGMAPS, LEASES
 from tapestry.process import tracing
 
@@ -59,7 +59,7 @@ class Working:
         self.go_on = asyncio.Event()
         self.outcome = ""
         config = ManagerConfig(name=name, **{**QUIET, **settings})
-        self.manager = Observed(config, api.connect, identity=name).with_("only", self.setup)
+        self.manager = Observed(config, api.connect, identity=name).register("only", self.setup)
 
     def setup(self, manager: Manager) -> None:
         controller = manager.controller("only", self.reconcile)
@@ -122,11 +122,11 @@ async def test_a_manager_that_fails_takes_the_others_with_it(api: InProcessApi) 
         raise RuntimeError("cannot go on")
 
     working = Working(api, "first")
-    failing = Manager(ManagerConfig(**QUIET), api.connect, identity="second").with_("broken", broken)
+    failing = Manager(ManagerConfig(**QUIET), api.connect, identity="second").register("broken", broken)
 
     async def cause_trouble() -> None:
         await working.begun.wait()
-        await working.manager.client.create(CONFIGMAPS, named("c", "default"))
+        await working.manager.client.create(CONFIGMAPS, object_named("c", "default"))
 
     trouble = asyncio.create_task(cause_trouble())
     with pytest.raises(ExceptionGroup) as caught:
@@ -179,7 +179,7 @@ async def test_a_manager_is_made_for_the_cluster_that_the_configuration_names(tm
         ({"kubeconfig": str(file), "context": "west"}, {}, "https://127.0.0.1:2"),
         ({"context": "west"}, {"KUBECONFIG": str(file)}, "https://127.0.0.1:2"),
     ):
-        manager = manager_of(ManagerConfig(**QUIET, **settings), environ, tmp_path)
+        manager = manager_for(ManagerConfig(**QUIET, **settings), environ, tmp_path)
         for client in (manager.reads, manager.client):
             with pytest.raises(TransportError, match=f"{server} cannot be reached"):
                 await client.transport.send(Request("GET", "/version"))

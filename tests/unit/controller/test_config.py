@@ -6,13 +6,15 @@ import pytest
 
 from tapestry.controller import app, manager
 from tapestry.controller.config import ManagerConfig
-from tapestry.process.config import ConfigError, load, settings
+from tapestry.process.config import ConfigError, load_config, settings
 
 READERS = "".join(Path(module.__file__).read_text() for module in (manager, app))
 
 
 def loaded(**flags: Any) -> ManagerConfig:
-    return load(ManagerConfig, file=None, environ={}, flags={key.replace("__", "."): flags[key] for key in flags})
+    return load_config(
+        ManagerConfig, file=None, environ={}, flags={key.replace("__", "."): flags[key] for key in flags}
+    )
 
 
 def test_everything_has_a_default() -> None:

@@ -14,7 +14,7 @@ from tapestry.controller.manager import Manager
 from tapestry.controller.testing.clock import START, VirtualClock
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, NotFound, TransportError
-from tapestry.kube.objects import Object, labels_of, named
+from tapestry.kube.objects import Object, labels_of, object_named
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS
 
 
@@ -342,7 +342,7 @@ async def test_a_change_of_an_object_calls_with_its_key(world: Any) -> None:
     async with watching(world, lambda manager, controller: controller.watch(manager.informer(CONFIGMAPS))) as keys:
         await world.add(CONFIGMAPS, "c")
         await asyncio.sleep(1)
-        await world.client.delete(CONFIGMAPS, named("c", "default"))
+        await world.client.delete(CONFIGMAPS, object_named("c", "default"))
         await asyncio.sleep(1)
         assert keys == ["default/c", "default/c"]
 
@@ -384,7 +384,7 @@ async def test_a_condition_on_changes_is_asked_with_before_and_after(world: Any)
         await asyncio.sleep(1)
         await world.client.patch(CONFIGMAPS, created, {"data": {"v": "2"}})
         await asyncio.sleep(1)
-        await world.client.delete(CONFIGMAPS, named("c", "default"))
+        await world.client.delete(CONFIGMAPS, object_named("c", "default"))
         await asyncio.sleep(1)
         assert asked == [(False, True), (True, True), (True, False)]
         assert keys == ["default/c"]
@@ -396,13 +396,13 @@ async def test_a_status_alone_does_not_change_the_generation(world: Any) -> None
         world, lambda manager, controller: controller.watch(manager.informer(world.widgets), when=generation_changed)
     ) as keys:
         await world.set_status(world.widgets, "w", phase="Ready")
-        await world.client.patch(world.widgets, named("w", "default"), {"metadata": {"labels": {"a": "b"}}})
+        await world.client.patch(world.widgets, object_named("w", "default"), {"metadata": {"labels": {"a": "b"}}})
         await asyncio.sleep(1)
         assert keys == []
-        await world.client.patch(world.widgets, named("w", "default"), {"spec": {"size": 2}})
+        await world.client.patch(world.widgets, object_named("w", "default"), {"spec": {"size": 2}})
         await asyncio.sleep(1)
         assert keys == ["default/w"]
-        await world.client.delete(world.widgets, named("w", "default"))
+        await world.client.delete(world.widgets, object_named("w", "default"))
         await asyncio.sleep(1)
         assert len(keys) == 2
     assert generation_changed(None, widget)

@@ -9,10 +9,17 @@ import pytest
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response
 from tapestry.controller.errors import NotLeading
-from tapestry.controller.events import BUFFER, BURST, LONGEST_MESSAGE, REFILL_SECONDS, SIMILAR, Recorder
+from tapestry.controller.events import (
+    BUFFER_SIZE,
+    BURST,
+    MAX_MESSAGE_LENGTH,
+    MAX_SIMILAR_EVENTS,
+    REFILL_SECONDS,
+    Recorder,
+)
 from tapestry.controller.testing.clock import START
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import Object, named, uid_of
+from tapestry.kube.objects import Object, object_named, uid_of
 from tapestry.kube.resources import EVENTS, NODES, PODS
 from tapestry.kube.times import timestamp
 
@@ -91,17 +98,17 @@ async def test_events_about_two_objects_are_two_events(world: Any, recorder: Rec
 async def test_many_messages_of_one_reason_become_one_event_that_says_so(world: Any, recorder: Recorder) -> None:
     pod = await world.add(PODS, "p")
     async with running(recorder):
-        for number in range(SIMILAR + 3):
+        for number in range(MAX_SIMILAR_EVENTS + 3):
             recorder.normal(pod, "Moved", f"to {number}")
     found = await counts(world)
-    assert len(found) == SIMILAR + 1
-    assert found[f"(combined from similar events): to {SIMILAR + 2}"] == 3
+    assert len(found) == MAX_SIMILAR_EVENTS + 1
+    assert found[f"(combined from similar events): to {MAX_SIMILAR_EVENTS + 2}"] == 3
 
 
 async def test_a_message_that_has_an_event_of_its_own_keeps_it(world: Any, recorder: Recorder) -> None:
     pod = await world.add(PODS, "p")
     async with running(recorder):
-        for number in range(SIMILAR + 1):
+        for number in range(MAX_SIMILAR_EVENTS + 1):
             recorder.normal(pod, "Moved", f"to {number}")
         recorder.normal(pod, "Moved", "to 0")
     assert (await counts(world))["to 0"] == 2
@@ -131,12 +138,12 @@ async def test_the_buffer_is_bounded_and_recording_never_waits(
 ) -> None:
     growth("tapestry_events_dropped_total", why="buffer full")
     pod = await world.add(PODS, "p")
-    for number in range(BUFFER + 7):  # nobody writes them yet
+    for number in range(BUFFER_SIZE + 7):  # nobody writes them yet
         recorder.normal({**pod, "metadata": {**pod["metadata"], "uid": str(number)}}, "Synced", "as wanted")
     assert growth("tapestry_events_dropped_total", why="buffer full") == 7
     async with running(recorder):
         await asyncio.sleep(1)
-    assert len(await world.events()) == BUFFER
+    assert len(await world.events()) == BUFFER_SIZE
 
 
 async def test_an_event_that_expired_is_created_anew(world: Any, recorder: Recorder) -> None:
@@ -167,7 +174,7 @@ async def test_a_long_message_is_cut(world: Any, recorder: Recorder) -> None:
     async with running(recorder):
         recorder.normal(pod, "Wordy", "x" * 5000)
     (message,) = await counts(world)
-    assert len(message) == LONGEST_MESSAGE
+    assert len(message) == MAX_MESSAGE_LENGTH
     assert message.endswith("xxx...")
 
 
@@ -228,5 +235,5 @@ async def test_closing_writes_what_is_recorded_and_ends(world: Any, recorder: Re
 
 
 def a_pod(name: str) -> Object:
-    pod = named(name, "default")
+    pod = object_named(name, "default")
     return {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "uid": f"uid-of-{name}"}}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tapestry.client.transport import Request, Transport
 from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.controller.testing.clock import START, run, running_clock
-from tapestry.controller.testing.specimens import NEEDED
+from tapestry.controller.testing.specimens import MINIMAL_CONTENT
 from tapestry.kube.errors import TransportError
 from tapestry.kube.objects import Object, key_of, uid_of, version_of
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, PODS, SERVICE_ACCOUNTS, SERVICES, Resource
@@ -86,13 +86,13 @@ async def test_a_definition_that_a_test_creates_is_served_and_minded() -> None:
 
 async def test_a_planted_object_is_there_whatever_the_rules_say() -> None:
     api = an_api()
-    await api.plant(PODS, {**a_pod(), "spec": {"containers": []}})
+    await api.insert_unvalidated(PODS, {**a_pod(), "spec": {"containers": []}})
     found = await done(api, "GET", POD)
     assert found["spec"] == {"containers": []}
     assert found["metadata"]["uid"]
 
 
-@pytest.mark.parametrize("resource", [*NEEDED, CONFIGMAPS], ids=lambda each: each.plural)
+@pytest.mark.parametrize("resource", [*MINIMAL_CONTENT, CONFIGMAPS], ids=lambda each: each.plural)
 async def test_a_specimen_is_accepted(resource: Resource) -> None:
     namespace = "default" if resource.namespaced else None
     found = await created(

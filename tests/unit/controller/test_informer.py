@@ -9,7 +9,7 @@ import pytest
 from tapestry.client.client import Client
 from tapestry.controller.informer import Informer
 from tapestry.controller.testing.clock import START
-from tapestry.kube.objects import Object, key_of, labels_of, name_of, named, uid_of, version_of
+from tapestry.kube.objects import Object, key_of, labels_of, name_of, object_named, uid_of, version_of
 from tapestry.kube.resources import CONFIGMAPS, NODES
 
 Change = tuple[Object | None, Object | None]
@@ -51,8 +51,8 @@ async def test_the_store_is_equal_to_what_the_server_has(world: Any, informer_of
         await world.add(CONFIGMAPS, f"early-{number}", data={"n": str(number)})
     async with running(informer):
         await world.add(CONFIGMAPS, "late", data={})
-        await world.client.patch(CONFIGMAPS, named("early-1", "default"), {"data": {"n": "changed"}})
-        await world.client.delete(CONFIGMAPS, named("early-2", "default"))
+        await world.client.patch(CONFIGMAPS, object_named("early-1", "default"), {"data": {"n": "changed"}})
+        await world.client.delete(CONFIGMAPS, object_named("early-2", "default"))
         await quiet()
         assert {key: informer.store.get(key) for key in informer.store} == {
             key_of(obj): obj for obj in world.api.dump()
@@ -76,8 +76,8 @@ async def test_what_went_during_a_gap_in_the_watch_is_reported_as_gone(
         await world.add(CONFIGMAPS, name)
     async with running(informer_of()) as changes:
         world.api.freeze()
-        await world.client.delete(CONFIGMAPS, named("goes", "default"))
-        await world.client.patch(CONFIGMAPS, named("changes", "default"), {"data": {"v": "2"}})
+        await world.client.delete(CONFIGMAPS, object_named("goes", "default"))
+        await world.client.patch(CONFIGMAPS, object_named("changes", "default"), {"data": {"v": "2"}})
         await world.add(CONFIGMAPS, "comes")
         world.api.compact()
         world.api.thaw()
@@ -93,10 +93,10 @@ async def test_only_deletions_that_the_server_reported_are_called_deletions(
     informer, deleted = informer_of(), []
     informer.on_deletion(lambda obj: deleted.append(name_of(obj)))
     async with running(informer) as changes:
-        await world.client.delete(CONFIGMAPS, named("reported", "default"))
+        await world.client.delete(CONFIGMAPS, object_named("reported", "default"))
         await quiet()
         world.api.freeze()
-        await world.client.delete(CONFIGMAPS, named("missing", "default"))
+        await world.client.delete(CONFIGMAPS, object_named("missing", "default"))
         world.api.compact()
         world.api.thaw()
         await quiet()
@@ -227,7 +227,7 @@ async def test_the_transform_decides_what_is_kept(world: Any, informer_of: Calla
     await world.add(CONFIGMAPS, "c", data={"a": "", "b": ""})
     async with running(informer) as changes:
         assert informer.store.get("default/c")["size"] == 2
-        await world.client.patch(CONFIGMAPS, named("c", "default"), {"data": {"c": ""}})
+        await world.client.patch(CONFIGMAPS, object_named("c", "default"), {"data": {"c": ""}})
         await quiet()
         assert [(old["size"], new["size"]) for old, new in changes] == [(2, 3)]
 
@@ -244,8 +244,8 @@ async def test_an_object_that_cannot_be_read_is_left_out_and_the_others_are_read
         await world.add(CONFIGMAPS, name, data={"n": value})
     async with running(informer_of(transform=readable)) as changes:
         await world.add(CONFIGMAPS, "d", data={"n": "bad"})
-        await world.client.patch(CONFIGMAPS, named("c", "default"), {"data": {"n": "bad"}})
-        await world.client.patch(CONFIGMAPS, named("b", "default"), {"data": {"n": "2"}})
+        await world.client.patch(CONFIGMAPS, object_named("c", "default"), {"data": {"n": "bad"}})
+        await world.client.patch(CONFIGMAPS, object_named("b", "default"), {"data": {"n": "2"}})
         await quiet()
         assert brief(changes) == [("c", None), (None, "b")]
 
@@ -277,6 +277,6 @@ async def test_a_day_of_idle_watching_tells_nothing_and_misses_nothing(
         await asyncio.sleep(86400)
         assert world.clock.now() == START + timedelta(days=1)
         assert changes == []
-        patched = await world.client.patch(NODES, named("n"), {"metadata": {"labels": {"a": "b"}}})
+        patched = await world.client.patch(NODES, object_named("n"), {"metadata": {"labels": {"a": "b"}}})
         await asyncio.sleep(1)
         assert [version_of(new) for _, new in changes] == [version_of(patched)]

@@ -10,13 +10,13 @@ import pytest
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller.errors import NotLeading
-from tapestry.controller.leader import Elector, Terms
+from tapestry.controller.leader import Elector, LeaseDurations
 from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
 from tapestry.kube.objects import Object, value_at, version_of
 from tapestry.kube.resources import LEASES
 from tapestry.kube.times import micro_timestamp
 
-TERMS = Terms(lease=15, deadline=10, retry=2)
+TERMS = LeaseDurations(lease_duration=15, renew_deadline=10, retry_period=2)
 
 
 @dataclass
@@ -87,8 +87,8 @@ async def test_one_candidate_leads_and_the_other_waits() -> None:
         await asyncio.sleep(1)
         async with standing(second):
             await asyncio.sleep(3600)
-            assert first.elector.leading
-            assert not second.elector.leading
+            assert first.elector.is_leading
+            assert not second.elector.is_leading
             assert (first.history, second.history) == (["began"], [])
 
 
@@ -144,7 +144,7 @@ async def test_a_lease_that_nobody_renews_is_taken_after_its_duration_and_not_be
         died = running_clock().monotonic()
         await second.began.wait()
         took = running_clock().monotonic() - died
-        assert TERMS.lease - TERMS.retry <= took <= TERMS.lease + 1
+        assert TERMS.lease_duration - TERMS.retry_period <= took <= TERMS.lease_duration + 1
         standby.cancel()
 
 
@@ -174,7 +174,7 @@ async def test_safety_rule_4_a_leader_cut_off_from_the_api_stops_before_its_leas
         leader.elector.client = Client(Unreachable())
         cut = running_clock().monotonic()
         await leader.cut_off.wait()
-        assert running_clock().monotonic() - cut <= TERMS.deadline
+        assert running_clock().monotonic() - cut <= TERMS.renew_deadline
         await asyncio.sleep(1)
         assert leader.history == ["began", "cut off", "cancelled"]  # the connections first, then the work
 
@@ -191,9 +191,9 @@ async def test_safety_rule_4_a_leader_that_slept_through_its_deadline_does_not_t
         stolen["spec"]["holderIdentity"] = "heir"
         await Client(api).replace(LEASES, stolen)
         async with standing(heir):
-            await asyncio.sleep(TERMS.lease - 1)
+            await asyncio.sleep(TERMS.lease_duration - 1)
             assert value_at(await lease_of(api), "spec", "holderIdentity") == "heir"
-            assert not sleeper.elector.leading
+            assert not sleeper.elector.is_leading
 
 
 @in_virtual_time
@@ -206,7 +206,7 @@ async def test_a_leader_whose_lease_was_edited_but_not_taken_leads_on() -> None:
         lease["metadata"]["labels"] = {"touched": "yes"}
         await Client(api).replace(LEASES, lease)
         await asyncio.sleep(60)
-        assert leader.elector.leading
+        assert leader.elector.is_leading
         assert leader.history == ["began"]
 
 
@@ -229,7 +229,7 @@ async def test_a_leader_whose_renewal_was_made_but_not_confirmed_renews_again_at
             until=lambda lease: lease is not None and version_of(lease) != version,
             timeout=60,
         )
-        assert running_clock().monotonic() - began <= TERMS.retry
+        assert running_clock().monotonic() - began <= TERMS.retry_period
 
 
 @in_virtual_time
@@ -260,7 +260,7 @@ async def test_a_lost_election_is_fought_again() -> None:
 @pytest.mark.parametrize("terms", [(10, 15, 2), (15, 10, 12), (15, 10, 0)])
 def test_terms_that_let_two_lead_are_refused(terms: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="must hold"):
-        Terms(*terms)
+        LeaseDurations(*terms)
 
 
 class Unreachable:

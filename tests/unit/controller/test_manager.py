@@ -20,11 +20,11 @@ from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.controller.config import Filter, LeaderElection, ManagerConfig, Metrics, Probes
 from tapestry.controller.controller import Result
 from tapestry.controller.informer import Informer
-from tapestry.controller.manager import Manager, enabled
+from tapestry.controller.manager import Manager, is_enabled
 from tapestry.controller.testing.api import InProcessApi
 from tapestry.controller.testing.clock import VirtualClock
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import Object, labels_of, name_of, named
+from tapestry.kube.objects import Object, labels_of, name_of, object_named
 from tapestry.kube.resources import CONFIGMAPS, LEASES, NODES, PODS
 
 ELECTION = LeaderElection(enabled=True, namespace="default", name="test")
@@ -139,7 +139,7 @@ async def test_running_sets_up_what_nobody_has_set_up(world: Any) -> None:
     ],
 )
 def test_the_last_pattern_that_matches_a_name_decides(patterns: list[str], chosen: str) -> None:
-    assert [name for name in ("at", "web-a", "web-b") if enabled(name, patterns)] == chosen.split()
+    assert [name for name in ("at", "web-a", "web-b") if is_enabled(name, patterns)] == chosen.split()
 
 
 async def test_only_what_the_configuration_enables_is_set_up(world: Any) -> None:
@@ -360,7 +360,7 @@ async def test_what_the_last_passes_said_is_recorded_before_the_end(world: Any) 
 
     async def reconcile(key: str) -> None:
         await asyncio.sleep(5)
-        manager.events.normal(named("w", "default"), "Finished", "in the last moment")
+        manager.events.normal(object_named("w", "default"), "Finished", "in the last moment")
 
     manager = world.widget_manager(reconcile)
     await world.add(world.widgets, "w")
@@ -373,7 +373,7 @@ async def test_a_server_that_is_silent_does_not_hold_up_the_end_beyond_ten_secon
     lines = Lines(world.api)
 
     async def reconcile(key: str) -> None:
-        manager.events.normal(named("w", "default"), "Trying", "to write")
+        manager.events.normal(object_named("w", "default"), "Trying", "to write")
         await asyncio.sleep(5)
         await manager.client.patch(world.widgets, await world.get(world.widgets, "w"), {"spec": {"size": 2}})
 
@@ -474,7 +474,7 @@ async def test_a_leader_that_lost_its_lease_and_won_it_again_goes_on_working(wor
 async def test_the_writes_of_a_manager_without_the_lease_are_refused(world: Any) -> None:
     manager = world.widget_manager(Work(world.clock), leader_election=ELECTION)
     with pytest.raises(Exception, match="first does not lead default/test"):
-        await manager.client.create(CONFIGMAPS, named("c", "default"))
+        await manager.client.create(CONFIGMAPS, object_named("c", "default"))
     assert await world.client.list(CONFIGMAPS) == []
 
 
@@ -522,9 +522,9 @@ async def listening(
     """A manager that runs and listens, and a session to talk to it."""
     api = InProcessApi([CONFIGMAPS], now=lambda: datetime.now(UTC), review=review)
     lines = Lines(api, silent=silent)
-    await Client(api).create(CONFIGMAPS, named("c", "default"))
+    await Client(api).create(CONFIGMAPS, object_named("c", "default"))
     config = ManagerConfig(metrics=metrics, probes=Probes(address="127.0.0.1:0"))
-    manager = Manager(config, lines.connect, identity="listener").with_("listener", setup)
+    manager = Manager(config, lines.connect, identity="listener").register("listener", setup)
     begun = asyncio.Event()
     manager.after_sync(begun.set)
     async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tapestry.client.answers import ENCODER
+from tapestry.client.responses import ENCODER
 from tapestry.client.transport import Request, Response
 from tapestry.controller import Informer, Manager
 from tapestry.controller.config import LeaderElection
@@ -32,7 +32,7 @@ async def test_work_does_not_wait_for_an_informer_of_another_cluster(world: Any)
         widgets = manager.informer(world.widgets)
         manager.controller("widgets", reconcile).watch(widgets)
         # CONFIGMAPS are not served there: this cache is never filled
-        manager.follow(Informer(type(manager.reads)(elsewhere.connect()), CONFIGMAPS))
+        manager.add_optional_informer(Informer(type(manager.reads)(elsewhere.connect()), CONFIGMAPS))
 
     await world.add(world.widgets, "one")
     async with world.running(world.manager(setup)):
@@ -42,7 +42,7 @@ async def test_work_does_not_wait_for_an_informer_of_another_cluster(world: Any)
 
 async def test_a_resource_that_need_not_exist_counts_as_empty_where_it_does_not(world: Any) -> None:
     elsewhere = InProcessApi([PODS], now=world.clock.now)
-    informer = Informer(type(world.client)(elsewhere.connect()), CONFIGMAPS).where_it_exists()
+    informer = Informer(type(world.client)(elsewhere.connect()), CONFIGMAPS).allow_missing()
     told: list[str] = []
     informer.after_sync(lambda: told.append("synced"))
     task = asyncio.create_task(informer.run())
@@ -86,7 +86,7 @@ class NotThere:
 async def test_only_a_server_that_says_what_it_has_can_be_without_a_resource(
     world: Any, answers: dict[str, Object], is_absent: bool
 ) -> None:
-    informer = Informer(type(world.client)(Elsewhere(answers)), DEPLOYMENTS).where_it_exists()
+    informer = Informer(type(world.client)(Elsewhere(answers)), DEPLOYMENTS).allow_missing()
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(600)
     task.cancel()
@@ -96,7 +96,7 @@ async def test_only_a_server_that_says_what_it_has_can_be_without_a_resource(
 async def test_a_resource_that_is_missing_among_others_of_its_group_counts_as_empty(world: Any) -> None:
     elsewhere = InProcessApi([PODS, DEPLOYMENTS], now=world.clock.now)
     sets = Resource("apps", "v1", "StatefulSet", "statefulsets")
-    informer = Informer(type(world.client)(elsewhere.connect()), sets).where_it_exists()
+    informer = Informer(type(world.client)(elsewhere.connect()), sets).allow_missing()
     task = asyncio.create_task(informer.run())
     await asyncio.sleep(10)
     task.cancel()
@@ -114,7 +114,7 @@ async def test_a_duty_runs_while_the_manager_works_and_begins_again_after_an_err
 
     def setup(manager: Manager) -> None:
         manager.controller("widgets", nothing).watch(manager.informer(world.widgets))
-        manager.while_working("duty", duty)
+        manager.run_while_leading("duty", duty)
 
     async with world.running(world.manager(setup)):
         await asyncio.sleep(10)
@@ -134,8 +134,8 @@ async def test_a_standby_prepares_itself_but_does_no_duty(world: Any) -> None:
 
         def setup(manager: Manager) -> None:
             manager.controller("widgets", nothing).watch(manager.informer(world.widgets))
-            manager.from_the_start("prepare", prepare)
-            manager.while_working("work", work)
+            manager.run_always("prepare", prepare)
+            manager.run_while_leading("work", work)
 
         return setup
 

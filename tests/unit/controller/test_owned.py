@@ -10,7 +10,7 @@ from tapestry.controller.informer import Informer
 from tapestry.controller.owned import ensure_owned
 from tapestry.controller.testing.clock import VirtualClock
 from tapestry.kube.errors import Conflict
-from tapestry.kube.objects import controller_of, named, uid_of
+from tapestry.kube.objects import controller_of, object_named, uid_of
 from tapestry.kube.resources import NODES, PODS
 
 CONTENT = {"spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
@@ -72,7 +72,7 @@ async def test_a_strangers_object_under_the_name_is_left_alone(world: Any, pods:
 async def test_what_a_namesake_of_the_owner_left_behind_is_a_strangers(world: Any, pods: Informer) -> None:
     first = await world.add(world.widgets, "w")
     await ensure_owned(world.client, pods, first, CONTENT)
-    await world.client.delete(world.widgets, named("w", "default"))
+    await world.client.delete(world.widgets, object_named("w", "default"))
     second = await world.add(world.widgets, "w")
     await asyncio.sleep(1)
     with pytest.raises(Terminal, match="NameTaken"):

@@ -133,7 +133,7 @@ def far_copier(name: str, **options: Any) -> Scenario:
 
     async def setup(manager: Manager, transport: Transport) -> None:
         elsewhere = Client(transport)
-        sources, copies = manager.informer(CONFIGMAPS), manager.follow(Informer(elsewhere, SECRETS))
+        sources, copies = manager.informer(CONFIGMAPS), manager.add_optional_informer(Informer(elsewhere, SECRETS))
 
         async def reconcile(key: str) -> Result | None:
             if not copies.synced.is_set():
@@ -145,7 +145,7 @@ def far_copier(name: str, **options: Any) -> Scenario:
                     return Result(requeue_after=10)
             return None
 
-        manager.with_("copier", lambda _: manager.controller("copier", reconcile).watch(sources))
+        manager.register("copier", lambda _: manager.controller("copier", reconcile).watch(sources))
 
     async def world(here: Client, there: Client) -> None:
         await here.create(CONFIGMAPS, SOURCE)

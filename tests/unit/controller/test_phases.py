@@ -13,7 +13,7 @@ from tapestry.controller.phases import Handler, Next, Phase, PhaseMachine
 from tapestry.controller.testing.clock import START, VirtualClock
 from tapestry.kube.crds import InvalidSpec
 from tapestry.kube.errors import Conflict, TransportError
-from tapestry.kube.objects import Object, named, value_at
+from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import Resource
 from tapestry.kube.times import timestamp
 
@@ -134,7 +134,7 @@ async def test_an_object_walks_to_its_end_and_stays_there(world: Any) -> None:
         found = await status(world)
         assert (found["phase"], found["attempts"], found["observedGeneration"]) == ("Done", 0, 1)
         assert working.times == [0, 30]
-        await world.client.patch(world.widgets, named("w", "default"), {"spec": {"size": 2}})
+        await world.client.patch(world.widgets, object_named("w", "default"), {"spec": {"size": 2}})
         await asyncio.sleep(3600)
         assert await status(world) == found
         assert working.times == [0, 30]
@@ -205,7 +205,7 @@ async def test_what_else_is_in_the_status_is_left_alone(world: Any) -> None:
 async def test_an_object_that_is_being_deleted_is_left_to_go(world: Any) -> None:
     working = Steps(world.clock)
     await world.add(world.widgets, "w", finalizers=["example.com/hold"])
-    await world.client.delete(world.widgets, named("w", "default"))
+    await world.client.delete(world.widgets, object_named("w", "default"))
     async with running(world, the_way(working)):
         assert await status(world) == {}
     assert working.times == []
@@ -391,7 +391,7 @@ async def test_where_a_failure_leads_nowhere_a_terminal_error_waits_for_a_change
         await world.add(world.widgets, "w", spec={"size": 1})
         await asyncio.sleep(3600)
         assert (await status(world))["phase"] == "Working"
-        await world.client.patch(world.widgets, named("w", "default"), {"spec": {"size": 2}})
+        await world.client.patch(world.widgets, object_named("w", "default"), {"spec": {"size": 2}})
         await asyncio.sleep(1)
         assert (await status(world))["phase"] == "Done"
 
@@ -402,6 +402,6 @@ async def test_a_change_of_the_object_ends_the_pause_after_a_failure(world: Any)
         await world.add(world.widgets, "w", spec={"size": 1})
         await asyncio.sleep(100)
         assert len(working.times) == 14  # the next one would come at 163.83 s
-        await world.client.patch(world.widgets, named("w", "default"), {"spec": {"size": 2}})
+        await world.client.patch(world.widgets, object_named("w", "default"), {"spec": {"size": 2}})
         await asyncio.sleep(1)
         assert (await status(world))["phase"] == "Done"

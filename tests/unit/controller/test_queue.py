@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tapestry.controller.queue import FIRST_PAUSE, LONGEST_PAUSE, Closed, Queue
+from tapestry.controller.queue import INITIAL_BACKOFF, MAX_BACKOFF, Queue, QueueClosed
 from tapestry.controller.testing.clock import VirtualClock, VirtualLoop
 
 KEYS = st.sampled_from(["a", "b", "c", "d"])
@@ -112,7 +112,7 @@ class TheFourPromises(RuleBasedStateMachine):
     @precondition(lambda self: not self.closed)
     @rule(key=KEYS)
     def retry(self, key: str) -> None:
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** self.failures.get(key, 0))
+        pause = min(MAX_BACKOFF, INITIAL_BACKOFF * 2 ** self.failures.get(key, 0))
         self.failures[key] = self.failures.get(key, 0) + 1
         self.wished(key, pause)
         assert self.calls("retry", key) == pause
@@ -183,7 +183,7 @@ class TheFourPromises(RuleBasedStateMachine):
         self.wishes = {}
         self.again = {}
         for task in self.takers:
-            assert isinstance(task.exception(), Closed)
+            assert isinstance(task.exception(), QueueClosed)
         self.takers = []
 
     @precondition(lambda self: self.closed)
@@ -195,7 +195,7 @@ class TheFourPromises(RuleBasedStateMachine):
         self.calls("add_after", key, 5)
         self.runner.run(asyncio.sleep(10))
         assert len(self.queue) == before
-        with pytest.raises(Closed):
+        with pytest.raises(QueueClosed):
             self.runner.run(self.queue.take())
 
     # -- what holds at all times
@@ -370,11 +370,11 @@ async def test_closing_ends_waiting_workers_and_lets_keys_in_hand_be_given_back(
     waiting = asyncio.create_task(queue.take())
     await asyncio.sleep(1)
     queue.close()
-    with pytest.raises(Closed):
+    with pytest.raises(QueueClosed):
         await waiting
     queue.add("a")
     queue.done("a")
     await asyncio.sleep(10)
     assert len(queue) == 0
-    with pytest.raises(Closed):
+    with pytest.raises(QueueClosed):
         await queue.take()

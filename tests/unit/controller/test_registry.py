@@ -5,12 +5,12 @@ import pytest
 
 from tapestry.controller.manager import Manager
 from tapestry.controller.registry import Registry
+from tapestry.kube.api_types import ApiStruct
 from tapestry.kube.crds import Kind
-from tapestry.kube.fields import Fields
 from tapestry.kube.resources import Resource
 
 
-class WidgetSpec(Fields):
+class WidgetSpec(ApiStruct):
     size: int = 1
 
 

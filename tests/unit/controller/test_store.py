@@ -70,8 +70,10 @@ class StoreAgainstADict(RuleBasedStateMachine):
                 found = self.store.by(name, value)
                 assert Counter(map(key_of, found)) == Counter(map(key_of, wanted))
                 assert all(pod is self.model[key_of(pod)] for pod in found)
-                assert list(self.store.each(name, value)) == found
-            assert set(self.store.values(name)) == {value for pod in self.model.values() for value in indexer(pod)}
+                assert list(self.store.iter_by(name, value)) == found
+            assert set(self.store.index_values(name)) == {
+                value for pod in self.model.values() for value in indexer(pod)
+            }
 
 
 TestStoreAgainstADict = StoreAgainstADict.TestCase

@@ -4,10 +4,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.controller.transforms import LAST_APPLIED, LONGEST_SHARED, slim
+from tapestry.controller.transforms import LAST_APPLIED, MAX_SHARED_STRING, slim
 from tapestry.kube.objects import Object
 
-TEXT = st.text(max_size=2 * LONGEST_SHARED)
+TEXT = st.text(max_size=2 * MAX_SHARED_STRING)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([0.0, 1.0]) | TEXT,
     lambda children: st.lists(children, max_size=4) | st.dictionaries(TEXT, children, max_size=4),
@@ -31,7 +31,7 @@ def a_pod(**metadata: Any) -> Object:
     return {
         "metadata": {"name": "p", **metadata},
         "spec": {"nodeName": "node-17.example.com", "args": ["--verbose=maybe"]},
-        "status": {"podIP": "x" * (LONGEST_SHARED + 1)},
+        "status": {"podIP": "x" * (MAX_SHARED_STRING + 1)},
     }
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.access.certificates import Authority
-from tapestry.apiserver.app import running
+from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.apiserver.server import Server
 from tapestry.client.client import Client
-from tapestry.controlplane.app import manager_beside
-from tapestry.controlplane.direct import Direct
+from tapestry.controlplane.app import control_plane_manager
+from tapestry.controlplane.in_process_transport import InProcessTransport
 
 Beside = Callable[..., AbstractAsyncContextManager[None]]
 AUTHORITY = "-----BEGIN CERTIFICATE-----\n"
@@ -22,13 +22,15 @@ AUTHORITY = "-----BEGIN CERTIFICATE-----\n"
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    async with running(ApiServerConfig(backend="memory", secure_address="", file_rootpath=str(tmp_path))) as served:
+    async with run_apiserver(
+        ApiServerConfig(backend="memory", secure_address="", file_rootpath=str(tmp_path))
+    ) as served:
         yield served.server
 
 
 @pytest.fixture
 def client(server: Server) -> Client:
-    return Client(Direct(server, bootstrap.SYSTEM))
+    return Client(InProcessTransport(server, bootstrap.APISERVER_USER))
 
 
 @pytest.fixture
@@ -37,7 +39,9 @@ def beside(server: Server, tmp_path: Path) -> Beside:
 
     @asynccontextmanager
     async def controllers(*patterns: str) -> AsyncIterator[None]:
-        manager = manager_beside(server, AUTHORITY, list(patterns) or ["*"], Authority(tmp_path / "pki"))
+        manager = control_plane_manager(
+            server, AUTHORITY, list(patterns) or ["*"], CertificateAuthority(tmp_path / "pki")
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(manager.run())
             yield

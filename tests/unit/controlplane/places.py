@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tapestry.controlplane.scheduler.asked import asked_by
-from tapestry.controlplane.scheduler.rooms import Rooms
+from tapestry.controlplane.scheduler.cache import SchedulerCache
+from tapestry.controlplane.scheduler.pod_info import pod_info_of
 from tapestry.kube.objects import Object, labels_of, name_of, value_at
 
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
@@ -36,13 +36,13 @@ def a_pod(name: str, on: str = "", *, cpu: str = "0", space: str = "x", app: str
     }
 
 
-def rooms_of(nodes: Iterable[Object], pods: Iterable[Object] = ()) -> Rooms:
-    rooms = Rooms()
-    rooms.spaces = dict(TEAMS)
+def rooms_of(nodes: Iterable[Object], pods: Iterable[Object] = ()) -> SchedulerCache:
+    rooms = SchedulerCache()
+    rooms.namespace_labels = dict(TEAMS)
     for node in nodes:
         rooms.set_node(node)
     for pod in pods:
-        rooms.add(asked_by(pod), pod["spec"]["nodeName"])
+        rooms.add_pod(pod_info_of(pod), pod["spec"]["nodeName"])
     return rooms
 
 

@@ -4,25 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from tapestry.apiserver.access.certificates import Authority
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.server import Server
-from tapestry.controlplane.app import ALWAYS, NAMES, check_patterns, manager_beside
+from tapestry.controlplane.app import ALWAYS_ENABLED, DEFAULT_CONTROLLERS, check_patterns, control_plane_manager
 
 
 @pytest.mark.parametrize(
     ("patterns", "expected"),
     [
-        (["*"], {*NAMES, ALWAYS}),
-        (["*", "-garbage"], {*NAMES, ALWAYS} - {"garbage"}),
-        (["-*"], {ALWAYS}),
-        (["none"], {ALWAYS}),
+        (["*"], {*DEFAULT_CONTROLLERS, ALWAYS_ENABLED}),
+        (["*", "-garbage"], {*DEFAULT_CONTROLLERS, ALWAYS_ENABLED} - {"garbage"}),
+        (["-*"], {ALWAYS_ENABLED}),
+        (["none"], {ALWAYS_ENABLED}),
     ],
 )
 async def test_patterns_choose_what_runs_beside_what_no_controller_manager_does(
     server: Server, tmp_path: Path, patterns: list[str], expected: set[str]
 ) -> None:
     check_patterns(patterns)
-    manager = manager_beside(server, "", patterns, Authority(tmp_path))
+    manager = control_plane_manager(server, "", patterns, CertificateAuthority(tmp_path))
     manager.setup()
     assert {each.name for each in manager.controllers} == expected
 

@@ -12,14 +12,21 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tapestry.apiserver.access.certificates import Authority
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.apiserver.requests import User
 from tapestry.apiserver.server import Server
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller.store import Store
-from tapestry.controlplane.certificates import REQUESTS, Cleaner, Signer, ends_at, install_signing, rights_needed
-from tapestry.controlplane.direct import Direct
+from tapestry.controlplane.certificates import (
+    SIGNING_REQUESTS,
+    Cleaner,
+    Signer,
+    approval_permissions,
+    deletion_time,
+    install_signing,
+)
+from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.controlplane.signers import (
     CLIENT,
     KUBELET_CLIENT,
@@ -28,7 +35,7 @@ from tapestry.controlplane.signers import (
     CannotSign,
     SigningCa,
     lifetime,
-    rule_broken,
+    rule_violation,
     signed_certificate,
 )
 from tapestry.kube.errors import Forbidden
@@ -71,7 +78,7 @@ def decided(type: str, at: datetime = NOW, **more: Any) -> Object:
 
 async def approve(client: Client, request: Object) -> None:
     patch = {"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "ByHand"}]}}
-    await client.patch(REQUESTS, request, patch, subresource="approval")
+    await client.patch(SIGNING_REQUESTS, request, patch, subresource="approval")
 
 
 def certificate_in(request: Object | None) -> x509.Certificate:
@@ -119,7 +126,7 @@ EMAIL, URI = x509.RFC822Name("a@b.c"), x509.UniformResourceIdentifier("https://a
 def test_each_signer_has_its_rules(
     signer: str, request_: x509.CertificateSigningRequest, usages: tuple[str, ...], words: str
 ) -> None:
-    found = rule_broken(signer, request_, usages)
+    found = rule_violation(signer, request_, usages)
     assert words in found
     assert bool(found) is bool(words)
 
@@ -132,7 +139,7 @@ def test_a_certificate_lasts_as_asked_within_limits(seconds: int | None, found: 
 
 
 def a_ca(tmp_path: Path) -> SigningCa:
-    pair = Authority(tmp_path).key_pair()
+    pair = CertificateAuthority(tmp_path).key_pair()
     assert pair is not None
     return SigningCa(*pair)
 
@@ -172,7 +179,7 @@ def test_an_operators_own_ca_signs_whatever_the_type_of_its_key(tmp_path: Path, 
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    own = Authority(tmp_path / "made").key_pair()
+    own = CertificateAuthority(tmp_path / "made").key_pair()
     assert own is not None
     builder = x509.CertificateBuilder().subject_name(own[0].subject).issuer_name(own[0].subject)
     builder = builder.public_key(key.public_key()).serial_number(1)
@@ -180,31 +187,31 @@ def test_an_operators_own_ca_signs_whatever_the_type_of_its_key(tmp_path: Path, 
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     ca = builder.sign(key, None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256())
     (tmp_path / "ca.crt").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     assert not authority.can_sign
     assert authority.key_pair() is None
     with pytest.raises(ValueError, match="has no key"):
-        authority.server(["localhost"])
+        authority.server_certificate(["localhost"])
     assert (tmp_path / "ca.crt").read_bytes() == ca.public_bytes(serialization.Encoding.PEM)
-    (tmp_path / "ca.key").write_bytes(Authority(tmp_path / "made").key_file.read_bytes())
+    (tmp_path / "ca.key").write_bytes(CertificateAuthority(tmp_path / "made").key_file.read_bytes())
     with pytest.raises(ValueError, match="this is not the key of"):
         authority.key_pair()
     (tmp_path / "ca.key").write_bytes(private)
     signed_certificate(a_ca(tmp_path), a_request(name="jane"), ("client auth",), None, NOW).verify_directly_issued_by(
         ca
     )
-    authority.server(["localhost"])
+    authority.server_certificate(["localhost"])
 
 
 def test_without_its_key_nothing_is_signed_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "ca.crt").write_text("somebody else's")
-    install_signing(None, Authority(tmp_path))  # type: ignore[arg-type]
+    install_signing(None, CertificateAuthority(tmp_path))  # type: ignore[arg-type]
     assert "not signed here" in caplog.text
-    signer = Signer(Store(), None, Authority(tmp_path), lambda: NOW)  # type: ignore[arg-type]
+    signer = Signer(Store(), None, CertificateAuthority(tmp_path), lambda: NOW)  # type: ignore[arg-type]
     with pytest.raises(CannotSign, match="has no key beside it"):
-        signer.answer(an_object("r", a_request(name="jane"), "client auth", signer=CLIENT))
+        signer.signing_status(an_object("r", a_request(name="jane"), "client auth", signer=CLIENT))
 
 
 # -- approval
@@ -212,10 +219,10 @@ def test_without_its_key_nothing_is_signed_and_the_log_says_so(
 
 def test_only_requests_of_kubelets_can_be_approved_without_people() -> None:
     request = an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT, username="system:node:n1")
-    assert rights_needed(request) == ["selfnodeclient", "nodeclient"]
-    assert rights_needed({**request, "spec": {**request["spec"], "username": "bootstrap"}}) == ["nodeclient"]
-    assert rights_needed({**request, "spec": {**request["spec"], "signerName": CLIENT}}) == []
-    assert rights_needed({**request, "spec": {**request["spec"], "usages": ["client auth"]}}) == []
+    assert approval_permissions(request) == ["selfnodeclient", "nodeclient"]
+    assert approval_permissions({**request, "spec": {**request["spec"], "username": "bootstrap"}}) == ["nodeclient"]
+    assert approval_permissions({**request, "spec": {**request["spec"], "signerName": CLIENT}}) == []
+    assert approval_permissions({**request, "spec": {**request["spec"], "usages": ["client auth"]}}) == []
 
 
 def bound_to(role: str, group: str) -> Object:
@@ -229,11 +236,11 @@ def bound_to(role: str, group: str) -> Object:
 
 
 async def test_a_kubelet_that_renews_its_certificate_gets_one(server: Server, client: Client, beside: Beside) -> None:
-    kubelet = Client(Direct(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
+    kubelet = Client(InProcessTransport(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
     async with beside("csrapproving", "csrsigning"):
-        await kubelet.create(REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT))
+        await kubelet.create(SIGNING_REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT))
         await client.create(CLUSTER_ROLE_BINDINGS, bound_to("selfnodeclient", "system:nodes"))
-        found = await wait_for(client, REQUESTS, "r", until=is_signed, timeout=10)
+        found = await wait_for(client, SIGNING_REQUESTS, "r", until=is_signed, timeout=10)
         [condition] = value_at(found, "status", "conditions")
         assert (condition["type"], condition["reason"]) == ("Approved", "AutoApproved")
         subject = certificate_in(found).subject.rfc4514_string()
@@ -241,13 +248,17 @@ async def test_a_kubelet_that_renews_its_certificate_gets_one(server: Server, cl
 
 
 async def test_a_kubelet_without_that_right_waits_for_people(server: Server, client: Client, beside: Beside) -> None:
-    kubelet = Client(Direct(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
+    kubelet = Client(InProcessTransport(server, User("system:node:n1", ("system:nodes", "system:authenticated"))))
     async with beside("csrapproving", "csrsigning"):
-        made = await kubelet.create(REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT))
-        other = await client.create(REQUESTS, an_object("o", a_request(name="jane"), "client auth", signer=CLIENT))
+        made = await kubelet.create(
+            SIGNING_REQUESTS, an_object("r", a_request(**NODE), *KUBELET, signer=KUBELET_CLIENT)
+        )
+        other = await client.create(
+            SIGNING_REQUESTS, an_object("o", a_request(name="jane"), "client auth", signer=CLIENT)
+        )
         await approve(client, other)
-        await wait_for(client, REQUESTS, "o", until=is_signed, timeout=10)
-        assert not value_at(await client.get(REQUESTS, "r"), "status", "conditions")
+        await wait_for(client, SIGNING_REQUESTS, "o", until=is_signed, timeout=10)
+        assert not value_at(await client.get(SIGNING_REQUESTS, "r"), "status", "conditions")
         with pytest.raises(Forbidden):
             await approve(kubelet, made)
 
@@ -258,10 +269,10 @@ async def test_a_kubelet_without_that_right_waits_for_people(server: Server, cli
 async def test_an_approved_request_is_signed_by_the_servers_ca(client: Client, beside: Beside, tmp_path: Path) -> None:
     async with beside("csrsigning"):
         request = an_object("r", a_request(name="jane"), "client auth", signer=CLIENT, expirationSeconds=3600)
-        made = await client.create(REQUESTS, request)
+        made = await client.create(SIGNING_REQUESTS, request)
         await approve(client, made)
-        certificate = certificate_in(await wait_for(client, REQUESTS, "r", until=is_signed, timeout=10))
-        authority = x509.load_pem_x509_certificate(Authority(tmp_path / "pki").certificate().encode())
+        certificate = certificate_in(await wait_for(client, SIGNING_REQUESTS, "r", until=is_signed, timeout=10))
+        authority = x509.load_pem_x509_certificate(CertificateAuthority(tmp_path / "pki").certificate_pem().encode())
         certificate.verify_directly_issued_by(authority)
         assert timedelta(minutes=59) < certificate.not_valid_after_utc - datetime.now(UTC) <= timedelta(hours=1)
 
@@ -270,26 +281,32 @@ async def test_a_request_that_breaks_the_rules_fails_with_a_reason(client: Clien
     async with beside("csrsigning"):
         for name, signer in (("bad", CLIENT), ("foreign", "example.com/own")):
             request = an_object(name, a_request(name="jane"), "server auth", signer=signer)
-            await approve(client, await client.create(REQUESTS, request))
+            await approve(client, await client.create(SIGNING_REQUESTS, request))
         found = await wait_for(
-            client, REQUESTS, "bad", until=lambda each: len(value_at(each, "status", "conditions")) == 2, timeout=10
+            client,
+            SIGNING_REQUESTS,
+            "bad",
+            until=lambda each: len(value_at(each, "status", "conditions")) == 2,
+            timeout=10,
         )
         failed = value_at(found, "status", "conditions", 1)
         assert (failed["type"], failed["reason"]) == ("Failed", "SignerValidationFailure")
         assert failed["message"] == "invalid usage for client certificate: server auth"
         assert not is_signed(found)
-        foreign = await client.get(REQUESTS, "foreign")
+        foreign = await client.get(SIGNING_REQUESTS, "foreign")
         assert [each["type"] for each in value_at(foreign, "status", "conditions")] == ["Approved"]
 
 
 async def test_denied_requests_are_not_signed(client: Client, beside: Beside) -> None:
     async with beside("csrsigning"):
         for name, type in (("no", "Denied"), ("yes", "Approved")):
-            made = await client.create(REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT))
+            made = await client.create(
+                SIGNING_REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT)
+            )
             patch = {"status": {"conditions": [{"type": type, "status": "True", "reason": "ByHand"}]}}
-            await client.patch(REQUESTS, made, patch, subresource="approval")
-        await wait_for(client, REQUESTS, "yes", until=is_signed, timeout=10)
-        assert not is_signed(await client.get(REQUESTS, "no"))
+            await client.patch(SIGNING_REQUESTS, made, patch, subresource="approval")
+        await wait_for(client, SIGNING_REQUESTS, "yes", until=is_signed, timeout=10)
+        assert not is_signed(await client.get(SIGNING_REQUESTS, "no"))
 
 
 # -- cleaning up
@@ -306,23 +323,23 @@ def an_old(*conditions: Object, certificate: str = "") -> Object:
 
 def test_requests_are_kept_for_a_while(tmp_path: Path) -> None:
     hour, day = timedelta(hours=1), timedelta(days=1)
-    assert ends_at(an_old()) == NOW + day
-    assert ends_at(an_old(decided("Denied"))) == NOW + hour
-    assert ends_at(an_old(decided("Approved"), decided("Failed", NOW + hour))) == NOW + 2 * hour
-    assert ends_at(an_old(decided("Approved"))) is None  # somebody else may still sign it
+    assert deletion_time(an_old()) == NOW + day
+    assert deletion_time(an_old(decided("Denied"))) == NOW + hour
+    assert deletion_time(an_old(decided("Approved"), decided("Failed", NOW + hour))) == NOW + 2 * hour
+    assert deletion_time(an_old(decided("Approved"))) is None  # somebody else may still sign it
     short = signed_certificate(a_ca(tmp_path), a_request(name="jane"), ("client auth",), 600, NOW)
     for certificate, ends in ((short, NOW + timedelta(minutes=10)), (None, NOW + hour)):
         pem = certificate.public_bytes(serialization.Encoding.PEM) if certificate is not None else b"?"
         text = base64.b64encode(pem).decode()
-        assert ends_at(an_old(decided("Approved"), certificate=text)) == ends
+        assert deletion_time(an_old(decided("Approved"), certificate=text)) == ends
 
 
 async def test_an_old_request_is_deleted_and_a_young_one_is_not(client: Client) -> None:
     for name in ("old", "young"):
-        await client.create(REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT))
+        await client.create(SIGNING_REQUESTS, an_object(name, a_request(name="jane"), "client auth", signer=CLIENT))
     store = Store()
     for name in ("old", "young"):
-        store.put(await client.get(REQUESTS, name))
+        store.put(await client.get(SIGNING_REQUESTS, name))
     made = datetime.now(UTC)
     cleaner = Cleaner(store, client, lambda: made + timedelta(hours=23))
     result = await cleaner.reconcile("young")
@@ -330,4 +347,4 @@ async def test_an_old_request_is_deleted_and_a_young_one_is_not(client: Client) 
     assert result.requeue_at is not None
     late = Cleaner(store, client, lambda: made + timedelta(hours=25))
     assert await late.reconcile("old") is None
-    assert [each["metadata"]["name"] for each in await client.list(REQUESTS)] == ["young"]
+    assert [each["metadata"]["name"] for each in await client.list(SIGNING_REQUESTS)] == ["young"]

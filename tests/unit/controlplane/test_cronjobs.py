@@ -4,14 +4,14 @@ from typing import Any
 
 from tapestry.client.client import Client
 from tapestry.controller.testing import running_clock
-from tapestry.kube.conditions import is_true
-from tapestry.kube.objects import Object, annotations_of, name_of, named
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named
 from tapestry.kube.resources import CRON_JOBS, EVENTS, JOBS, PODS
 from tapestry.kube.times import parse_time, timestamp
 
 from .worlds import in_a_world, settled
 
-TICK = named("tick", "default")
+TICK = object_named("tick", "default")
 MINUTE, HOUR = 60, 3600
 
 
@@ -227,5 +227,5 @@ async def test_a_job_that_is_started_by_hand_is_one_of_its_own(client: Client) -
     await settled(10)
     assert [each["name"] for each in (await status(client))["active"]] == ["by-hand"]
     await settled(MINUTE)
-    assert is_true(await client.get(JOBS, "by-hand", "default"), "Complete")
+    assert is_condition_true(await client.get(JOBS, "by-hand", "default"), "Complete")
     assert (await status(client))["lastSuccessfulTime"] <= timestamp(running_clock().now())

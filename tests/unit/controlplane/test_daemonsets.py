@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
-from tapestry.controlplane.workloads import daemons
-from tapestry.controlplane.workloads.daemons import Fit
-from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, named, uid_of, value_at
+from tapestry.controlplane.workloads import daemonset_steps
+from tapestry.controlplane.workloads.daemonset_steps import DaemonFit
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import CONTROLLER_REVISIONS, DAEMON_SETS, NODES, PODS
 from tapestry.kube.times import parse_time, timestamp
-from tapestry.local.kubelets import simulated_node
+from tapestry.local.simulated_kubelet import simulated_node
 
 from .worlds import ROOM, in_a_world, live_pods, settled, wait_until
 
-AGENT = named("agent", "default")
+AGENT = object_named("agent", "default")
 SLOWLY = {"simulated.tapestry.io/starts-after": "5s"}
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
 ONLY = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -55,7 +55,7 @@ async def update(client: Client, image: str = "agent:2") -> None:
 
 
 async def taint(client: Client, node: str, effect: str, key: str = "example.com/mine") -> None:
-    await client.patch(NODES, named(node), {"spec": {"taints": [{"key": key, "effect": effect}]}})
+    await client.patch(NODES, object_named(node), {"spec": {"taints": [{"key": key, "effect": effect}]}})
 
 
 @in_a_world("daemonsets")
@@ -103,10 +103,10 @@ async def test_a_node_that_is_relabelled_gets_or_loses_its_pod(client: Client) -
     await client.create(DAEMON_SETS, a_set(pod={"nodeSelector": {"disk": "fast"}}))
     await settled()
     assert await places(client) == []
-    await client.patch(NODES, named("n1"), {"metadata": {"labels": {"disk": "fast"}}})
+    await client.patch(NODES, object_named("n1"), {"metadata": {"labels": {"disk": "fast"}}})
     await wait_until_ready(client, 1)
     assert await places(client) == ["n1"]
-    await client.patch(NODES, named("n1"), {"metadata": {"labels": {"disk": "slow"}}})
+    await client.patch(NODES, object_named("n1"), {"metadata": {"labels": {"disk": "slow"}}})
     await settled()
     assert await places(client) == []
 
@@ -131,7 +131,7 @@ async def test_no_pod_is_made_for_a_node_whose_taint_it_does_not_tolerate(client
 
 @in_a_world("daemonsets")
 async def test_a_node_that_is_cordoned_has_its_pod(client: Client) -> None:
-    await client.patch(NODES, named("n0"), {"spec": {"unschedulable": True}})
+    await client.patch(NODES, object_named("n0"), {"spec": {"unschedulable": True}})
     await taint(client, "n0", "NoSchedule", "node.kubernetes.io/unschedulable")
     await client.create(DAEMON_SETS, a_set())
     await wait_until_ready(client, 3)
@@ -254,40 +254,40 @@ def working_nodes(pods: dict[str, list[Object]]) -> set[str]:
 def test_an_update_takes_no_more_nodes_out_of_work_than_it_may(
     pods: dict[str, list[Object]], unavailable: int, surge: int
 ) -> None:
-    fits = dict.fromkeys(pods, Fit(True, True))
-    step = daemons.next_step(with_strategy(unavailable, surge), fits, pods, "new", NOW)
-    limits = daemons.limits_of(with_strategy(unavailable, surge), len(pods))
+    fits = dict.fromkeys(pods, DaemonFit(True, True))
+    step = daemonset_steps.next_daemon_step(with_strategy(unavailable, surge), fits, pods, "new", NOW)
+    limits = daemonset_steps.update_limits(with_strategy(unavailable, surge), len(pods))
     before = working_nodes(pods)
-    leaving = {uid_of(pod) for pod in step.leave}
+    leaving = {uid_of(pod) for pod in step.to_delete}
     after = working_nodes({node: [pod for pod in found if uid_of(pod) not in leaving] for node, found in pods.items()})
-    allowed = max(limits.unavailable - (len(pods) - len(before)), 0) if not limits.surge else 0
+    allowed = max(limits.max_unavailable - (len(pods) - len(before)), 0) if not limits.max_surge else 0
     doubled = {node for node, found in pods.items() if len(found) > 1}
     assert len(before - after - doubled) <= allowed
 
 
 @given(states(), st.integers(1, 3))
 def test_a_node_never_gets_more_than_one_pod_of_each_kind(pods: dict[str, list[Object]], surge: int) -> None:
-    fits = dict.fromkeys(pods, Fit(True, True))
-    step = daemons.next_step(with_strategy(0, surge), fits, pods, "new", NOW)
-    assert len(set(step.make)) == len(step.make)
-    for node in step.make:
-        kept = [pod for pod in pods[node] if not is_deleting(pod) and pod not in step.leave]
-        assert not any(daemons.is_new(pod, "new") for pod in kept)
+    fits = dict.fromkeys(pods, DaemonFit(True, True))
+    step = daemonset_steps.next_daemon_step(with_strategy(0, surge), fits, pods, "new", NOW)
+    assert len(set(step.to_create)) == len(step.to_create)
+    for node in step.to_create:
+        kept = [pod for pod in pods[node] if not is_deleting(pod) and pod not in step.to_delete]
+        assert not any(daemonset_steps.is_updated(pod, "new") for pod in kept)
 
 
 @given(states(), st.integers(0, 3), st.integers(0, 3))
 def test_an_update_comes_to_its_end(pods: dict[str, list[Object]], unavailable: int, surge: int) -> None:
-    daemon_set, fits = with_strategy(unavailable, surge), dict.fromkeys(pods, Fit(True, True))
+    daemon_set, fits = with_strategy(unavailable, surge), dict.fromkeys(pods, DaemonFit(True, True))
     for turn in range(20):
-        step = daemons.next_step(daemon_set, fits, pods, "new", NOW)
-        leaving = {uid_of(pod) for pod in step.leave}
+        step = daemonset_steps.next_daemon_step(daemon_set, fits, pods, "new", NOW)
+        leaving = {uid_of(pod) for pod in step.to_delete}
         pods = {
             node: [
                 a_pod(node, labels_of(pod)["controller-revision-hash"], number=hash(name_of(pod)))
                 for pod in found
                 if uid_of(pod) not in leaving and not is_deleting(pod)
             ]
-            + [a_pod(node, "new", number=1000 + turn) for each in step.make if each == node]
+            + [a_pod(node, "new", number=1000 + turn) for each in step.to_create if each == node]
             for node, found in pods.items()
         }
     assert all([labels_of(pod)["controller-revision-hash"] for pod in found] == ["new"] for found in pods.values())
@@ -296,31 +296,39 @@ def test_an_update_comes_to_its_end(pods: dict[str, list[Object]], unavailable: 
 @pytest.mark.parametrize(
     ("node", "pod", "fit"),
     [
-        ({}, {}, Fit(True, True)),
-        ({}, {"nodeName": "n"}, Fit(True, True)),
-        ({}, {"nodeName": "other"}, Fit(False, False)),
-        ({}, {"nodeSelector": {"a": "b"}}, Fit(False, False)),
-        ({"taints": [{"key": "k", "effect": "NoSchedule"}]}, {}, Fit(False, True)),
-        ({"taints": [{"key": "k", "effect": "NoExecute"}]}, {}, Fit(False, False)),
-        ({"taints": [{"key": "k", "effect": "NoExecute"}]}, {"tolerations": [{"operator": "Exists"}]}, Fit(True, True)),
-        ({"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]}, {}, Fit(True, True)),
-        ({"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]}, {}, Fit(False, True)),
-        ({"taints": [{"key": "node.kubernetes.io/network-unavailable", "effect": "NoSchedule"}]}, {}, Fit(False, True)),
+        ({}, {}, DaemonFit(True, True)),
+        ({}, {"nodeName": "n"}, DaemonFit(True, True)),
+        ({}, {"nodeName": "other"}, DaemonFit(False, False)),
+        ({}, {"nodeSelector": {"a": "b"}}, DaemonFit(False, False)),
+        ({"taints": [{"key": "k", "effect": "NoSchedule"}]}, {}, DaemonFit(False, True)),
+        ({"taints": [{"key": "k", "effect": "NoExecute"}]}, {}, DaemonFit(False, False)),
+        (
+            {"taints": [{"key": "k", "effect": "NoExecute"}]},
+            {"tolerations": [{"operator": "Exists"}]},
+            DaemonFit(True, True),
+        ),
+        ({"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]}, {}, DaemonFit(True, True)),
+        ({"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]}, {}, DaemonFit(False, True)),
+        (
+            {"taints": [{"key": "node.kubernetes.io/network-unavailable", "effect": "NoSchedule"}]},
+            {},
+            DaemonFit(False, True),
+        ),
     ],
 )
-def test_a_node_fits_as_in_kubernetes(node: dict[str, Any], pod: dict[str, Any], fit: Fit) -> None:
-    assert daemons.fit_of(a_set(pod=pod), {"metadata": {"name": "n"}, "spec": node}) == fit
+def test_a_node_fits_as_in_kubernetes(node: dict[str, Any], pod: dict[str, Any], fit: DaemonFit) -> None:
+    assert daemonset_steps.daemon_fit(a_set(pod=pod), {"metadata": {"name": "n"}, "spec": node}) == fit
 
 
 def test_a_field_of_the_node_can_be_meant() -> None:
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}]
     pod = {"affinity": {"nodeAffinity": {ONLY: {"nodeSelectorTerms": terms}}}}
-    fits = [daemons.fit_of(a_set(pod=pod), {"metadata": {"name": name}}).wanted for name in ("n", "m")]
+    fits = [daemonset_steps.daemon_fit(a_set(pod=pod), {"metadata": {"name": name}}).should_run for name in ("n", "m")]
     assert fits == [True, False]
 
 
 def test_a_pod_for_a_node_that_is_gone_goes_unless_it_was_there() -> None:
     bound = a_pod("gone", "new")
     waiting = {**a_pod("gone", "new", number=1), "spec": {}}
-    step = daemons.next_step(a_set(), {}, {"gone": [bound, waiting]}, "new", NOW + timedelta(hours=1))
-    assert (step.make, step.leave) == ([], [waiting])
+    step = daemonset_steps.next_daemon_step(a_set(), {}, {"gone": [bound, waiting]}, "new", NOW + timedelta(hours=1))
+    assert (step.to_create, step.to_delete) == ([], [waiting])

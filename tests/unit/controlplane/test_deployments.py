@@ -6,14 +6,23 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
-from tapestry.controlplane.workloads import deployments, members, rollouts
-from tapestry.kube.conditions import find
-from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, owner_reference, uid_of, value_at
+from tapestry.controlplane.workloads import deployments, owned_pods, rollouts
+from tapestry.kube.conditions import find_condition
+from tapestry.kube.objects import (
+    Object,
+    annotations_of,
+    labels_of,
+    name_of,
+    object_named,
+    owner_reference,
+    uid_of,
+    value_at,
+)
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, PODS, REPLICA_SETS, REPLICATION_CONTROLLERS, RESOURCE_QUOTAS
 
 from .worlds import in_a_world, live_pods, settled, wait_until
 
-WEB = named("web", "default")
+WEB = object_named("web", "default")
 REVISION = "deployment.kubernetes.io/revision"
 NEVER_READY = {"simulated.tapestry.io/starts-after": "1000h"}
 
@@ -40,9 +49,9 @@ async def wait_until_rolled_out(client: Client, replicas: int) -> Object:
 
 async def wait_for_reason(client: Client, type: str, reason: str) -> Object:
     def holds(found: Object) -> bool:
-        return (find(value_at(found, "status", "conditions"), type) or {}).get("reason") == reason
+        return (find_condition(value_at(found, "status", "conditions"), type) or {}).get("reason") == reason
 
-    found = find((await wait_until(client, DEPLOYMENTS, "web", holds))["status"]["conditions"], type)
+    found = find_condition((await wait_until(client, DEPLOYMENTS, "web", holds))["status"]["conditions"], type)
     assert found is not None
     return found
 
@@ -76,7 +85,7 @@ async def test_a_deployment_gets_its_pods(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(6))
     found = await wait_until_rolled_out(client, 6)
     (only,) = await client.list(REPLICA_SETS)
-    said = find(found["status"]["conditions"], "Progressing")
+    said = find_condition(found["status"]["conditions"], "Progressing")
     assert said is not None
     assert said["reason"] == "NewReplicaSetAvailable"
     assert said["message"] == f'ReplicaSet "{name_of(only)}" has successfully progressed.'
@@ -90,7 +99,7 @@ async def test_a_deployment_gets_its_pods(client: Client) -> None:
 @in_a_world("deployments", "replicasets")
 async def test_a_deployment_of_far_too_many_pods_can_be_corrected(client: Client) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(members, "AT_ONCE", 4)
+        patched.setattr(owned_pods, "BURST_REPLICAS", 4)
         await client.create(DEPLOYMENTS, a_deployment(2**31 - 1))
         await wait_until(client, DEPLOYMENTS, "web", lambda each: value_at(each, "status", "replicas", default=0) >= 8)
         await change(client, replicas=2)
@@ -255,7 +264,7 @@ async def test_a_set_whose_name_is_taken_gets_another(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(1, paused=True))
     await settled(5)
     deployment = await client.get(DEPLOYMENTS, "web", "default")
-    taken = deployments.set_name(deployment, rollouts.new_set(deployment, 0))
+    taken = deployments.replica_set_name(deployment, rollouts.new_replica_set(deployment, 0))
     other = a_deployment(0)["spec"]
     other["selector"] = {"matchLabels": {"app": "other"}}
     other["template"]["metadata"]["labels"] = {"app": "other"}
@@ -273,9 +282,9 @@ async def test_what_keeps_pods_from_being_made_is_said(client: Client) -> None:
     await client.create(DEPLOYMENTS, a_deployment(3))
     said = await wait_for_reason(client, "ReplicaFailure", "FailedCreate")
     assert "exceeded quota: q" in said["message"]
-    await client.delete(RESOURCE_QUOTAS, named("q", "default"))
+    await client.delete(RESOURCE_QUOTAS, object_named("q", "default"))
     found = await wait_until_rolled_out(client, 3)
-    assert find(found["status"]["conditions"], "ReplicaFailure") is None
+    assert find_condition(found["status"]["conditions"], "ReplicaFailure") is None
 
 
 @in_a_world("deployments", "replicasets")
@@ -337,7 +346,7 @@ async def test_the_pods_that_are_worth_least_go_first(client: Client) -> None:
     await client.patch(PODS, cheap, {"metadata": {"annotations": {cost: "-1"}}})
     await client.patch(PODS, dear, {"metadata": {"annotations": {cost: "10"}}})
     await settled(1)
-    await client.patch(REPLICA_SETS, named("own", "default"), {"spec": {"replicas": 1}})
+    await client.patch(REPLICA_SETS, object_named("own", "default"), {"spec": {"replicas": 1}})
     await wait_until_has(client, 1)
     await settled()
     assert [name_of(pod) for pod in await live_pods(client)] == [name_of(dear)]
@@ -357,5 +366,5 @@ async def test_replication_controllers_work_the_same(client: Client) -> None:
     await client.delete(PODS, pod)
     await settled()
     await wait_until(client, REPLICATION_CONTROLLERS, "old", has(2))
-    await client.patch(REPLICATION_CONTROLLERS, named("old", "default"), {"spec": {"replicas": 0}})
+    await client.patch(REPLICATION_CONTROLLERS, object_named("old", "default"), {"spec": {"replicas": 0}})
     await wait_until(client, REPLICATION_CONTROLLERS, "old", has(0))

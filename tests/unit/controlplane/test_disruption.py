@@ -6,7 +6,7 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
-from tapestry.controlplane.disruption import Need, healthy, share, status_of
+from tapestry.controlplane.disruption import BudgetTarget, budget_status, healthy_count, scaled_value
 from tapestry.kube.errors import TooManyRequests
 from tapestry.kube.objects import Object, owner_reference, value_at
 from tapestry.kube.resources import CRDS, DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, Resource
@@ -124,16 +124,16 @@ async def test_an_owner_of_another_kind_is_asked_for_its_scale(client: Client, b
 
 @pytest.mark.parametrize(("part", "whole", "expected"), [(3, 10, 3), ("30%", 10, 3), ("25%", 10, 3), ("0%", 10, 0)])
 def test_a_share_is_rounded_up(part: int | str, whole: int, expected: int) -> None:
-    assert share(part, whole) == expected
+    assert scaled_value(part, whole) == expected
 
 
 def test_a_pod_that_was_taken_counts_as_gone() -> None:
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     pods = [{"metadata": {"name": name}, "status": ready} for name in ("a", "b")]
-    assert healthy(pods, {}) == 2
-    assert healthy(pods, {"a": "2030-01-01T00:00:00Z"}) == 1
+    assert healthy_count(pods, {}) == 2
+    assert healthy_count(pods, {"a": "2030-01-01T00:00:00Z"}) == 1
 
 
 def test_where_no_pod_is_expected_none_can_be_spared() -> None:
-    status = status_of({"metadata": {"generation": 1}}, Need(0, 0), 3, {}, NOW)
+    status = budget_status({"metadata": {"generation": 1}}, BudgetTarget(0, 0), 3, {}, NOW)
     assert status["disruptionsAllowed"] == 0

@@ -7,15 +7,15 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.client.options import Propagation
-from tapestry.controlplane.workloads import members
-from tapestry.kube.conditions import find, is_true
-from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at
+from tapestry.controlplane.workloads import owned_pods
+from tapestry.kube.conditions import find_condition, is_condition_true
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named, value_at
 from tapestry.kube.resources import EVENTS, JOBS, PODS
 from tapestry.kube.times import parse_time
 
 from .worlds import in_a_world, live_pods, settled, wait_until
 
-WORK = named("work", "default")
+WORK = object_named("work", "default")
 
 
 def a_job(annotations: dict[str, str] | None = None, policy: str = "Never", **spec: Any) -> Object:
@@ -31,7 +31,7 @@ def failing(code: int = 3) -> dict[str, str]:
 
 
 async def wait_for_job(client: Client, type: str) -> Object:
-    return await wait_until(client, JOBS, "work", lambda job: is_true(job, type))
+    return await wait_until(client, JOBS, "work", lambda job: is_condition_true(job, type))
 
 
 async def reasons(client: Client) -> set[str]:
@@ -92,7 +92,7 @@ async def test_a_job_whose_pods_fail_gives_up(client: Client) -> None:
     await client.create(JOBS, a_job(failing(), backoffLimit=0))
     job = await wait_for_job(client, "Failed")
     assert job["status"]["failed"] == 1
-    failed = find(job["status"]["conditions"], "Failed")
+    failed = find_condition(job["status"]["conditions"], "Failed")
     assert failed is not None
     assert (failed["reason"], failed["message"]) == (
         "BackoffLimitExceeded",
@@ -133,7 +133,7 @@ async def test_restarts_of_containers_count_against_the_limit(client: Client) ->
 async def test_a_job_has_a_deadline(client: Client) -> None:
     await client.create(JOBS, a_job({"simulated.tapestry.io/ends-after": "never"}, activeDeadlineSeconds=30))
     job = await wait_for_job(client, "Failed")
-    failed = find(job["status"]["conditions"], "Failed")
+    failed = find_condition(job["status"]["conditions"], "Failed")
     assert failed is not None
     assert (failed["reason"], failed["message"]) == (
         "DeadlineExceeded",
@@ -152,7 +152,9 @@ async def test_a_job_that_is_suspended_has_no_pods_and_goes_on_when_resumed(clie
     await client.patch(JOBS, WORK, {"spec": {"suspend": False}})
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
     await client.patch(JOBS, WORK, {"spec": {"suspend": True}})
-    await wait_until(client, JOBS, "work", lambda job: is_true(job, "Suspended") and not job["status"].get("active"))
+    await wait_until(
+        client, JOBS, "work", lambda job: is_condition_true(job, "Suspended") and not job["status"].get("active")
+    )
     await settled(100)
     await client.patch(JOBS, WORK, {"spec": {"suspend": False}})
     job = await wait_for_job(client, "Complete")
@@ -173,7 +175,7 @@ async def test_a_job_that_wants_fewer_at_once_lets_some_go(client: Client) -> No
 async def corrected(client: Client, job: Object) -> list[Object]:
     """The pods of a Job that is taken back to two while it is far from as many as it asks for."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(members, "AT_ONCE", 4)
+        patched.setattr(owned_pods, "BURST_REPLICAS", 4)
         await client.create(JOBS, job)
         await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "active", default=0) >= 8)
         await client.patch(JOBS, WORK, {"spec": {"parallelism": 2}})
@@ -230,7 +232,7 @@ async def test_a_rule_can_end_a_job_at_once(client: Client) -> None:
     await client.create(JOBS, a_job(failing(42), backoffLimit=6, podFailurePolicy=a_policy("FailJob", 42)))
     job = await wait_for_job(client, "Failed")
     (pod,) = await client.list(PODS, "default")
-    failed = find(job["status"]["conditions"], "Failed")
+    failed = find_condition(job["status"]["conditions"], "Failed")
     assert failed is not None
     assert failed["reason"] == "PodFailurePolicy"
     assert failed["message"] == (
@@ -243,7 +245,7 @@ async def test_a_rule_can_make_a_failure_count_for_nothing(client: Client) -> No
     job = a_job(failing(42), backoffLimit=0, podFailurePolicy=a_policy("Ignore", 42), activeDeadlineSeconds=60)
     await client.create(JOBS, job)
     job = await wait_for_job(client, "Failed")
-    assert find(job["status"]["conditions"], "Failed")["reason"] == "DeadlineExceeded"  # type: ignore[index]
+    assert find_condition(job["status"]["conditions"], "Failed")["reason"] == "DeadlineExceeded"  # type: ignore[index]
     pods = await client.list(PODS, "default")
     assert len(pods) > 1
     assert not any(pod["metadata"].get("finalizers") for pod in pods)
@@ -275,7 +277,7 @@ async def test_each_index_may_fail_so_often_by_itself(client: Client) -> None:
     )
     job = await wait_for_job(client, "Failed")
     assert (job["status"]["failedIndexes"], job["status"]["failed"]) == ("0,1", 4)
-    assert find(job["status"]["conditions"], "Failed")["reason"] == "FailedIndexes"  # type: ignore[index]
+    assert find_condition(job["status"]["conditions"], "Failed")["reason"] == "FailedIndexes"  # type: ignore[index]
     counts = [annotations_of(pod)["batch.kubernetes.io/job-index-failure-count"] for pod in await client.list(PODS)]
     assert sorted(counts) == ["0", "0", "1", "1"]
 
@@ -287,7 +289,7 @@ async def test_too_many_indexes_that_fail_end_a_job(client: Client) -> None:
         a_job(failing(), completions=5, completionMode="Indexed", backoffLimitPerIndex=0, maxFailedIndexes=1),
     )
     job = await wait_for_job(client, "Failed")
-    assert find(job["status"]["conditions"], "Failed")["reason"] == "MaxFailedIndexesExceeded"  # type: ignore[index]
+    assert find_condition(job["status"]["conditions"], "Failed")["reason"] == "MaxFailedIndexesExceeded"  # type: ignore[index]
     assert job["status"]["failedIndexes"] == "0,1"
 
 
@@ -297,7 +299,7 @@ async def test_some_indexes_can_be_enough(client: Client) -> None:
     await client.create(JOBS, a_job(completions=5, parallelism=1, completionMode="Indexed", successPolicy=policy))
     job = await wait_for_job(client, "Complete")
     assert job["status"]["completedIndexes"] == "0-2"
-    complete = find(job["status"]["conditions"], "Complete")
+    complete = find_condition(job["status"]["conditions"], "Complete")
     assert complete is not None
     assert (complete["reason"], complete["message"]) == ("SuccessPolicy", "Matched rules at index 0")
 
@@ -311,7 +313,7 @@ async def test_two_jobs_do_not_count_each_others_pods(client: Client) -> None:
     other = a_job(completions=3)
     other["metadata"]["name"] = "other"
     await client.create(JOBS, other)
-    await wait_until(client, JOBS, "other", lambda job: is_true(job, "Complete"))
+    await wait_until(client, JOBS, "other", lambda job: is_condition_true(job, "Complete"))
     await wait_for_job(client, "Complete")
     owners = [pod["metadata"]["ownerReferences"][0]["name"] for pod in await client.list(PODS)]
     assert (owners.count("work"), owners.count("other")) == (2, 3)
@@ -344,6 +346,6 @@ async def test_a_pod_that_loses_its_owner_is_taken_again_and_counted(client: Cli
     await client.create(JOBS, a_job())
     await wait_until(client, JOBS, "work", lambda job: value_at(job, "status", "ready") == 1)
     (pod,) = await live_pods(client)
-    await client.patch(PODS, named(name_of(pod), "default"), {"metadata": {"ownerReferences": None}})
+    await client.patch(PODS, object_named(name_of(pod), "default"), {"metadata": {"ownerReferences": None}})
     await wait_for_job(client, "Complete")
     assert [name_of(each) for each in await live_pods(client)] == [name_of(pod)]

@@ -6,7 +6,7 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.controller.testing import run
-from tapestry.controlplane.workloads import members
+from tapestry.controlplane.workloads import owned_pods
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.resources import DAEMON_SETS, JOBS, PODS, REPLICA_SETS, Resource
 
@@ -55,8 +55,8 @@ def test_a_pod_that_replaces_another_is_called_otherwise(controller: str, resour
 
 def test_names_are_the_same_every_time_and_none_is_given_twice() -> None:
     owner = {"metadata": {"name": "x", "namespace": "default", "uid": "1"}}
-    first, again = members.names_for(owner, lambda _: True), members.names_for(owner, lambda _: True)
+    first, again = owned_pods.pod_names(owner, lambda _: True), owned_pods.pod_names(owner, lambda _: True)
     given = [next(first) for _ in range(3000)]
     assert given == [next(again) for _ in range(3000)]
     assert len(set(given)) == 3000
-    assert next(members.names_for(owner, lambda name: name not in given[:2])) == given[2]
+    assert next(owned_pods.pod_names(owner, lambda name: name not in given[:2])) == given[2]

@@ -2,7 +2,7 @@
 
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
-from tapestry.kube.conditions import find, is_true
+from tapestry.kube.conditions import find_condition, is_condition_true
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, EVENTS, NAMESPACES, PODS
 
@@ -36,14 +36,14 @@ async def test_pods_go_first_and_the_status_says_what_is_awaited(client: Client,
 
         namespace = await wait_for(client, NAMESPACES, "x", until=lambda obj: remaining(obj, "pods"), timeout=10)
         assert namespace is not None
-        assert not is_true(namespace, "NamespaceFinalizersRemaining")
+        assert not is_condition_true(namespace, "NamespaceFinalizersRemaining")
         held = await client.get(CONFIGMAPS, "a", "x")
         assert "deletionTimestamp" not in held["metadata"]  # a pod may still need it
 
         await client.delete(PODS, pod | {"metadata": {"name": "p", "namespace": "x"}}, grace_seconds=0)
         namespace = await wait_for(client, NAMESPACES, "x", until=lambda obj: remaining(obj, "configmaps"), timeout=10)
         assert namespace is not None
-        condition = find(namespace["status"]["conditions"], "NamespaceFinalizersRemaining")
+        condition = find_condition(namespace["status"]["conditions"], "NamespaceFinalizersRemaining")
         assert condition is not None
         assert condition["message"].endswith(f"finalizers remaining: {HELD} in 1 resource instances")
 
@@ -52,7 +52,7 @@ async def test_pods_go_first_and_the_status_says_what_is_awaited(client: Client,
 
 
 def remaining(namespace: Object | None, what: str) -> bool:
-    found = find(value_at(namespace, "status", "conditions"), "NamespaceContentRemaining")
+    found = find_condition(value_at(namespace, "status", "conditions"), "NamespaceContentRemaining")
     return found is not None and found["status"] == "True" and f"{what}. has 1 resource instances" in found["message"]
 
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.controlplane.workloads import members, ordinals
-from tapestry.controlplane.workloads.ordinals import Revisions, Step
+from tapestry.controlplane.workloads import owned_pods, statefulset_steps
+from tapestry.controlplane.workloads.statefulset_steps import RevisionNames, StatefulStep
 from tapestry.kube.objects import Object, is_deleting, labels_of, name_of
 from tapestry.kube.times import timestamp
 
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
-NAMES = Revisions("old", "new")
+NAMES = RevisionNames("old", "new")
 
 
 def a_set(replicas: int, *, parallel: bool = False, partition: int = 0, most: int | str = 1, start: int = 0) -> Object:
@@ -70,85 +70,90 @@ def sets(draw: st.DrawFn) -> Object:
 
 
 def works(pod: Object) -> bool:
-    return ordinals.works(pod, timedelta(), NOW)
+    return statefulset_steps.is_healthy(pod, timedelta(), NOW)
 
 
 @given(sets(), pods())
 def test_pods_that_work_go_only_as_far_as_they_may(stateful_set: Object, found: dict[int, Object]) -> None:
-    numbers = ordinals.numbers_of(stateful_set)
-    step = ordinals.next_step(stateful_set, found, NAMES, NOW)
-    wanted = [pod for pod in step.leave if ordinals.number_of(stateful_set, pod) in numbers]
+    numbers = statefulset_steps.ordinals_of(stateful_set)
+    step = statefulset_steps.next_stateful_step(stateful_set, found, NAMES, NOW)
+    wanted = [pod for pod in step.to_delete if statefulset_steps.ordinal_of(stateful_set, pod) in numbers]
     broken = sum(number not in found or not works(found[number]) for number in numbers)
     most = {1: 1, 2: 2}.get(stateful_set["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"])
     limit = max(most if most is not None else -(-len(numbers) // 2), 1)
     assert sum(map(works, wanted)) <= max(limit - broken, 0)
-    assert not any(is_deleting(pod) for pod in step.leave)
+    assert not any(is_deleting(pod) for pod in step.to_delete)
     for pod in wanted:
         assert labels_of(pod)["controller-revision-hash"] == "old"
-        assert (ordinals.number_of(stateful_set, pod) or 0) >= ordinals.partition_of(stateful_set)
+        assert (statefulset_steps.ordinal_of(stateful_set, pod) or 0) >= statefulset_steps.partition_of(stateful_set)
 
 
 @given(sets(), pods())
 def test_in_an_ordered_set_a_pod_comes_when_all_before_it_work(stateful_set: Object, found: dict[int, Object]) -> None:
     stateful_set["spec"]["podManagementPolicy"] = "OrderedReady"
-    step = ordinals.next_step(stateful_set, found, NAMES, NOW)
+    step = statefulset_steps.next_stateful_step(stateful_set, found, NAMES, NOW)
     assert (
-        len(step.make)
-        + sum(ordinals.number_of(stateful_set, pod) not in ordinals.numbers_of(stateful_set) for pod in step.leave)
+        len(step.to_create)
+        + sum(
+            statefulset_steps.ordinal_of(stateful_set, pod) not in statefulset_steps.ordinals_of(stateful_set)
+            for pod in step.to_delete
+        )
         <= 1
     )
-    for number in step.make:
-        before = range(ordinals.start_of(stateful_set), number)
+    for number in step.to_create:
+        before = range(statefulset_steps.start_ordinal(stateful_set), number)
         assert all(each in found and works(found[each]) for each in before)
 
 
 @given(sets(), pods())
 def test_every_set_comes_to_its_end(stateful_set: Object, found: dict[int, Object]) -> None:
     for _ in range(40):
-        step = ordinals.next_step(stateful_set, found, NAMES, NOW)
-        leaving = set(map(name_of, step.leave))
+        step = statefulset_steps.next_stateful_step(stateful_set, found, NAMES, NOW)
+        leaving = set(map(name_of, step.to_delete))
         found = {
             number: a_pod(number, labels_of(pod)["controller-revision-hash"])
             for number, pod in found.items()
             if name_of(pod) not in leaving and not is_deleting(pod)
         }
-        for number in step.make:
-            found[number] = a_pod(number, ordinals.revision_for(stateful_set, number, NAMES))
-    assert sorted(found) == list(ordinals.numbers_of(stateful_set))
+        for number in step.to_create:
+            found[number] = a_pod(number, statefulset_steps.revision_for(stateful_set, number, NAMES))
+    assert sorted(found) == list(statefulset_steps.ordinals_of(stateful_set))
     for number, pod in found.items():
-        assert number < ordinals.partition_of(stateful_set) or labels_of(pod)["controller-revision-hash"] == "new"
+        assert (
+            number < statefulset_steps.partition_of(stateful_set) or labels_of(pod)["controller-revision-hash"] == "new"
+        )
 
 
 @pytest.mark.parametrize(
     ("found", "step"),
     [
-        ({}, Step([0])),
-        ({0: a_pod(0)}, Step([1])),
-        ({0: a_pod(0, works=False)}, Step()),
-        ({0: a_pod(0, going=True)}, Step()),
-        ({0: a_pod(0, phase="Failed")}, Step((), [a_pod(0, phase="Failed")])),
-        ({0: a_pod(0), 2: a_pod(2)}, Step([1])),
-        ({0: a_pod(0), 1: a_pod(1), 2: a_pod(2), 3: a_pod(3)}, Step((), [a_pod(3)])),
-        ({0: a_pod(0), 1: a_pod(1), 2: a_pod(2, going=True)}, Step()),
-        ({0: a_pod(0, "old"), 1: a_pod(1, "old")}, Step((), [a_pod(1, "old")])),
-        ({0: a_pod(0, "old"), 1: a_pod(1)}, Step((), [a_pod(0, "old")])),
+        ({}, StatefulStep([0])),
+        ({0: a_pod(0)}, StatefulStep([1])),
+        ({0: a_pod(0, works=False)}, StatefulStep()),
+        ({0: a_pod(0, going=True)}, StatefulStep()),
+        ({0: a_pod(0, phase="Failed")}, StatefulStep((), [a_pod(0, phase="Failed")])),
+        ({0: a_pod(0), 2: a_pod(2)}, StatefulStep([1])),
+        ({0: a_pod(0), 1: a_pod(1), 2: a_pod(2), 3: a_pod(3)}, StatefulStep((), [a_pod(3)])),
+        ({0: a_pod(0), 1: a_pod(1), 2: a_pod(2, going=True)}, StatefulStep()),
+        ({0: a_pod(0, "old"), 1: a_pod(1, "old")}, StatefulStep((), [a_pod(1, "old")])),
+        ({0: a_pod(0, "old"), 1: a_pod(1)}, StatefulStep((), [a_pod(0, "old")])),
     ],
 )
-def test_the_next_step_of_a_set_of_two(found: dict[int, Object], step: Step) -> None:
-    decided = ordinals.next_step(a_set(2), found, NAMES, NOW)
-    assert (list(decided.make), list(decided.leave)) == (list(step.make), list(step.leave))
+def test_the_next_step_of_a_set_of_two(found: dict[int, Object], step: StatefulStep) -> None:
+    decided = statefulset_steps.next_stateful_step(a_set(2), found, NAMES, NOW)
+    assert (list(decided.to_create), list(decided.to_delete)) == (list(step.to_create), list(step.to_delete))
 
 
 def test_a_set_that_knows_no_order_makes_no_more_at_once_than_can_be_made() -> None:
     found = {1: a_pod(1), 2: a_pod(2, phase="Failed"), 2**31: a_pod(2**31)}
-    step = ordinals.next_step(a_set(2**31 - 1, parallel=True), found, NAMES, NOW)
-    assert step == Step([0, *range(3, members.AT_ONCE + 2)], [found[2], found[2**31]])
+    step = statefulset_steps.next_stateful_step(a_set(2**31 - 1, parallel=True), found, NAMES, NOW)
+    assert step == StatefulStep([0, *range(3, owned_pods.BURST_REPLICAS + 2)], [found[2], found[2**31]])
 
 
 def test_claims_take_the_place_of_volumes_of_their_name() -> None:
     stateful_set = a_set(1)
     stateful_set["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}, "spec": {}}]
-    pod = ordinals.pod_of(stateful_set, stateful_set["spec"]["template"], 3, "new")
+    pod = statefulset_steps.stateful_pod(stateful_set, stateful_set["spec"]["template"], 3, "new")
     assert pod["spec"]["volumes"] == [
         {"name": "data", "persistentVolumeClaim": {"claimName": "data-db-3"}},
         {"name": "tmp"},

@@ -4,8 +4,8 @@ from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb, specimen
-from tapestry.controlplane import disruption, protection, quota
-from tapestry.controlplane.everything import Everything
+from tapestry.controlplane import disruption, quota, volume_protection
+from tapestry.controlplane.metadata_informers import MetadataInformers
 from tapestry.kube.objects import Object, owner_reference, value_at, with_value
 from tapestry.kube.resources import (
     CONFIGMAPS,
@@ -24,15 +24,15 @@ STATEFUL_SETS = Resource("apps", "v1", "StatefulSet", "statefulsets")
 
 
 def counting(manager: Manager) -> None:
-    quota.install(manager, Everything(manager))
+    quota.install(manager, MetadataInformers(manager))
 
 
 def budgeting(manager: Manager) -> None:
-    disruption.install(manager, Everything(manager))
+    disruption.install(manager, MetadataInformers(manager))
 
 
 def protecting(manager: Manager) -> None:
-    protection.install(manager, Everything(manager))
+    volume_protection.install(manager, MetadataInformers(manager))
 
 
 async def wait_for_value(client: Client, resource: Resource, name: str, value: object, *path: str) -> None:

@@ -4,8 +4,8 @@ from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb
-from tapestry.controlplane import accounts, definitions, garbage
-from tapestry.controlplane.everything import Everything
+from tapestry.controlplane import crd_finalizer, garbage_collector, service_accounts
+from tapestry.controlplane.metadata_informers import MetadataInformers
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CONFIGMAPS, CRDS, NAMESPACES, SERVICE_ACCOUNTS
 
@@ -19,7 +19,7 @@ async def wait_for_end(client: Client, name: str) -> None:
 
 
 def collecting(manager: Manager) -> None:
-    garbage.install(manager, Everything(manager))
+    garbage_collector.install(manager, MetadataInformers(manager))
 
 
 def is_unowned(obj: Object | None) -> bool:
@@ -45,7 +45,7 @@ async def a_family_in_the_background(client: Client) -> None:
 
 
 async def a_family_in_the_foreground(client: Client) -> None:
-    owner = await client.create(CONFIGMAPS, a_map("owner", finalizers=[garbage.FOREGROUND]))
+    owner = await client.create(CONFIGMAPS, a_map("owner", finalizers=[garbage_collector.FOREGROUND_FINALIZER]))
     child = await client.create(CONFIGMAPS, a_map("child", owner))
     await client.create(CONFIGMAPS, a_map("grandchild", child))
     await client.delete(CONFIGMAPS, owner)
@@ -54,11 +54,11 @@ async def a_family_in_the_foreground(client: Client) -> None:
 
 
 async def orphans(client: Client) -> None:
-    owner = await client.create(CONFIGMAPS, a_map("owner", finalizers=[garbage.ORPHAN]))
+    owner = await client.create(CONFIGMAPS, a_map("owner", finalizers=[garbage_collector.ORPHAN_FINALIZER]))
     for name in ("a", "b"):
         await client.create(CONFIGMAPS, a_map(name, owner))
     # Orphaning is for those that are known of: as in Kubernetes, whoever comes with the deletion may be collected.
-    await client.create(CONFIGMAPS, a_map("gone", finalizers=[garbage.FOREGROUND]))
+    await client.create(CONFIGMAPS, a_map("gone", finalizers=[garbage_collector.FOREGROUND_FINALIZER]))
     await client.delete(CONFIGMAPS, await client.get(CONFIGMAPS, "gone", "default"))
     await wait_for_end(client, "gone")
     await client.delete(CONFIGMAPS, owner)
@@ -75,7 +75,7 @@ async def a_namespace_and_its_account(client: Client) -> None:
 
 async def a_definition_that_goes(client: Client) -> None:
     definition = the_definition()
-    definition["metadata"]["finalizers"] = [definitions.CLEANUP]
+    definition["metadata"]["finalizers"] = [crd_finalizer.CLEANUP_FINALIZER]
     definition = await client.create(CRDS, definition)
     for name in ("v", "w"):
         await client.create(WIDGETS, a_widget(name))
@@ -103,8 +103,10 @@ def test_orphans_stay_whatever_happens() -> None:
 
 def test_a_namespace_gets_its_account_whatever_happens() -> None:
     resources = [NAMESPACES, SERVICE_ACCOUNTS, CONFIGMAPS]
-    check(Scenario("accounts", resources, lambda each: accounts.install(each, "pem"), a_namespace_and_its_account))
+    check(
+        Scenario("accounts", resources, lambda each: service_accounts.install(each, "pem"), a_namespace_and_its_account)
+    )
 
 
 def test_a_definition_takes_its_objects_along_whatever_happens() -> None:
-    check(Scenario("definitions", [CRDS, WIDGETS], definitions.install, a_definition_that_goes))
+    check(Scenario("definitions", [CRDS, WIDGETS], crd_finalizer.install, a_definition_that_goes))

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller.testing import Scenario, perturb, running_clock
-from tapestry.controlplane import nodes
-from tapestry.controlplane.nodes import taints_of
-from tapestry.kube.objects import Object, named
+from tapestry.controlplane import node_lifecycle
+from tapestry.controlplane.node_lifecycle import taints_of
+from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import LEASES, NODES, PODS
 from tapestry.kube.taints import UNREACHABLE
 from tapestry.kube.times import micro_timestamp, timestamp
@@ -52,7 +52,7 @@ async def one_falls_silent(client: Client) -> None:
         await wait_for(client, PODS, "on-silent", "x", until=is_gone, timeout=A_DAY)
         now = timestamp(running_clock().now())
         said = [{"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now}]
-        await client.patch(NODES, named("silent"), {"status": {"conditions": said}}, subresource="status")
+        await client.patch(NODES, object_named("silent"), {"status": {"conditions": said}}, subresource="status")
         await wait_for(client, NODES, "silent", until=lambda node: not taints_of(node or {}), timeout=A_DAY)
         beating.cancel()
     assert not is_gone(await client.get(PODS, "on-alive", "x"))
@@ -64,14 +64,14 @@ async def one_is_removed(client: Client) -> None:
         await a_pod(client, f"on-{name}", name)
     async with asyncio.TaskGroup() as group:
         beating = group.create_task(beat(client, "alive"))
-        await client.delete(NODES, named("removed"))
+        await client.delete(NODES, object_named("removed"))
         await wait_for(client, PODS, "on-removed", "x", until=is_gone, timeout=A_DAY)
         beating.cancel()
     assert not is_gone(await client.get(PODS, "on-alive", "x"))
 
 
 def check(world: Callable[[Client], Awaitable[None]]) -> None:
-    report = perturb(Scenario("nodes", [NODES, PODS], nodes.install, world, counts=is_no_event))
+    report = perturb(Scenario("nodes", [NODES, PODS], node_lifecycle.install, world, counts=is_no_event))
     assert report.calls > 0
     assert not report.failures, report
 

@@ -10,8 +10,8 @@ from tapestry.client.watch import Watch
 from tapestry.controller.testing import Scenario, perturb, specimen
 from tapestry.controlplane.scheduler import scheduler
 from tapestry.controlplane.scheduler.volumes import SELECTED_NODE
-from tapestry.kube.conditions import find
-from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at, with_value
+from tapestry.kube.conditions import find_condition
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named, value_at, with_value
 from tapestry.kube.resources import (
     DISRUPTION_BUDGETS,
     NAMESPACES,
@@ -33,7 +33,7 @@ def is_placed(pod: Object | None) -> bool:
 
 
 def is_told(pod: Object | None) -> bool:
-    condition = find(value_at(pod, "status", "conditions"), "PodScheduled") or {}
+    condition = find_condition(value_at(pod, "status", "conditions"), "PodScheduled") or {}
     return condition.get("reason") == "Unschedulable" or is_placed(pod)
 
 
@@ -61,9 +61,9 @@ async def more_than_there_is_room_for(client: Client) -> None:
             "n",
         ]
         gone = next(pod for pod in pods if is_placed(pod))
-        await client.delete(PODS, named(name_of(gone), "x"), grace_seconds=0)
+        await client.delete(PODS, object_named(name_of(gone), "x"), grace_seconds=0)
     for pod in await client.list(PODS):
-        await client.delete(PODS, named(name_of(pod), "x"), grace_seconds=0)
+        await client.delete(PODS, object_named(name_of(pod), "x"), grace_seconds=0)
 
 
 async def wait_until_placed(client: Client, number: int) -> None:
@@ -79,7 +79,7 @@ async def one_that_pushes_another_aside(client: Client) -> None:
     await wait_for(client, PODS, "low", "x", until=is_placed, timeout=A_DAY)
     await client.create(PODS, a_pod("high", cpu="2", priority=10))
     await wait_for(client, PODS, "low", "x", until=is_leaving, timeout=A_DAY)
-    await client.delete(PODS, named("low", "x"), grace_seconds=0)
+    await client.delete(PODS, object_named("low", "x"), grace_seconds=0)
     await wait_for(client, PODS, "high", "x", until=is_placed, timeout=A_DAY)
 
 
@@ -98,7 +98,7 @@ async def pods_that_keep_apart(client: Client) -> None:
     pods = await client.list(PODS)
     assert len({value_at(pod, "spec", "nodeName") for pod in pods}) == 4
     for pod in pods:
-        await client.delete(PODS, named(name_of(pod), "x"), grace_seconds=0)
+        await client.delete(PODS, object_named(name_of(pod), "x"), grace_seconds=0)
 
 
 async def a_volume_for_the_first_consumer(client: Client) -> None:
@@ -113,28 +113,28 @@ async def a_volume_for_the_first_consumer(client: Client) -> None:
         PERSISTENT_VOLUME_CLAIMS,
         "c",
         "x",
-        until=lambda obj: annotations_of(obj or named("c")).get(SELECTED_NODE) == "n",
+        until=lambda obj: annotations_of(obj or object_named("c")).get(SELECTED_NODE) == "n",
         timeout=A_DAY,
     )
     volume = with_value(specimen(PERSISTENT_VOLUMES, "v"), ("spec", "storageClassName"), "late")
     await client.create(PERSISTENT_VOLUMES, volume)
-    await client.patch(PERSISTENT_VOLUME_CLAIMS, named("c", "x"), {"spec": {"volumeName": "v"}})
+    await client.patch(PERSISTENT_VOLUME_CLAIMS, object_named("c", "x"), {"spec": {"volumeName": "v"}})
     bound = {"status": {"phase": "Bound"}}
-    await client.patch(PERSISTENT_VOLUME_CLAIMS, named("c", "x"), bound, subresource="status")
+    await client.patch(PERSISTENT_VOLUME_CLAIMS, object_named("c", "x"), bound, subresource="status")
     await wait_for(client, PODS, "p", "x", until=is_placed, timeout=A_DAY)
 
 
 async def a_gate_and_a_node_that_comes_late(client: Client) -> None:
     await client.create(PODS, a_pod("p", schedulingGates=[{"name": "g"}]))
     await wait_for(client, PODS, "p", "x", until=is_gated, timeout=A_DAY)
-    await client.patch(PODS, named("p", "x"), {"spec": {"schedulingGates": None}})
+    await client.patch(PODS, object_named("p", "x"), {"spec": {"schedulingGates": None}})
     await wait_for(client, PODS, "p", "x", until=is_told, timeout=A_DAY)
     await client.create(NODES, a_node("n"))
     await wait_for(client, PODS, "p", "x", until=is_placed, timeout=A_DAY)
 
 
 def is_gated(pod: Object | None) -> bool:
-    condition = find(value_at(pod, "status", "conditions"), "PodScheduled") or {}
+    condition = find_condition(value_at(pod, "status", "conditions"), "PodScheduled") or {}
     return condition.get("reason") == "SchedulingGated"
 
 

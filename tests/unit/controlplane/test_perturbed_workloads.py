@@ -9,10 +9,10 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
-from tapestry.client.watch import Changes, Page, Watch
+from tapestry.client.watch import Changes, ListPage, Watch
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb, running_clock, specimen
-from tapestry.controlplane import services
+from tapestry.controlplane import service_endpoints
 from tapestry.controlplane.workloads import (
     cronjobs,
     daemonsets,
@@ -21,9 +21,9 @@ from tapestry.controlplane.workloads import (
     replicasets,
     statefulsets,
 )
-from tapestry.kube.conditions import is_true
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.errors import Conflict, NotFound
-from tapestry.kube.objects import Object, is_deleting, named, value_at
+from tapestry.kube.objects import Object, is_deleting, object_named, value_at
 from tapestry.kube.resources import (
     CONTROLLER_REVISIONS,
     CRON_JOBS,
@@ -51,7 +51,7 @@ async def kubelet(client: Client) -> None:
     """Has pods run, or end as they say, and go when they are deleted."""
     async for event in Watch(client, PODS).events():
         match event:
-            case Page(found):
+            case ListPage(found):
                 pods = found
             case Changes(changes):
                 pods = [pod for type, pod in changes if type != "DELETED"]
@@ -121,7 +121,7 @@ async def a_set_that_grows_and_shrinks(client: Client) -> None:
     await client.create(PODS, stray)
     await client.create(REPLICA_SETS, an_object(3))
     await until(client, REPLICA_SETS, "x", counts(availableReplicas=3))
-    await client.patch(REPLICA_SETS, named("x", "default"), {"spec": {"replicas": 1}})
+    await client.patch(REPLICA_SETS, object_named("x", "default"), {"spec": {"replicas": 1}})
     await until(client, REPLICA_SETS, "x", counts(replicas=1))
 
 
@@ -140,14 +140,14 @@ async def a_rollout(client: Client) -> None:
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
     await client.create(DEPLOYMENTS, an_object(1, strategy=strategy, progressDeadlineSeconds=600))
     await until(client, DEPLOYMENTS, "x", is_rolled_out("1"))
-    await client.patch(DEPLOYMENTS, named("x", "default"), {"spec": {"template": template("b")}})
+    await client.patch(DEPLOYMENTS, object_named("x", "default"), {"spec": {"template": template("b")}})
     await until(client, DEPLOYMENTS, "x", is_rolled_out("2"))
 
 
 async def recreation(client: Client) -> None:
     await client.create(DEPLOYMENTS, an_object(1, strategy={"type": "Recreate"}))
     await until(client, DEPLOYMENTS, "x", is_rolled_out("1"))
-    await client.patch(DEPLOYMENTS, named("x", "default"), {"spec": {"template": template("b")}})
+    await client.patch(DEPLOYMENTS, object_named("x", "default"), {"spec": {"template": template("b")}})
     await until(client, DEPLOYMENTS, "x", is_rolled_out("2"))
 
 
@@ -159,7 +159,9 @@ async def numbered_pods(client: Client) -> None:
         an_object(2, serviceName="x", volumeClaimTemplates=[claim], persistentVolumeClaimRetentionPolicy=policy),
     )
     await until(client, STATEFUL_SETS, "x", counts(readyReplicas=2))
-    await client.patch(STATEFUL_SETS, named("x", "default"), {"spec": {"replicas": 1, "template": template("b")}})
+    await client.patch(
+        STATEFUL_SETS, object_named("x", "default"), {"spec": {"replicas": 1, "template": template("b")}}
+    )
     await until(
         client,
         STATEFUL_SETS,
@@ -177,8 +179,8 @@ async def a_pod_on_each_node(client: Client) -> None:
         await client.create(NODES, {"metadata": {"name": name}})
     await client.create(DAEMON_SETS, an_object(updateStrategy={"type": "RollingUpdate"}))
     await until(client, DAEMON_SETS, "x", counts(numberAvailable=2))
-    await client.patch(DAEMON_SETS, named("x", "default"), {"spec": {"template": template("b")}})
-    await client.patch(NODES, named("m"), {"spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}})
+    await client.patch(DAEMON_SETS, object_named("x", "default"), {"spec": {"template": template("b")}})
+    await client.patch(NODES, object_named("m"), {"spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}})
     await until(
         client,
         DAEMON_SETS,
@@ -198,17 +200,17 @@ def a_job(fate: str, **spec: Any) -> Object:
 
 async def pods_that_succeed(client: Client) -> None:
     await client.create(JOBS, a_job("Succeeded", completions=4, parallelism=2))
-    await until(client, JOBS, "x", lambda obj: is_true(obj, "Complete"))
+    await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Complete"))
 
 
 async def indexes_that_succeed(client: Client) -> None:
     await client.create(JOBS, a_job("Succeeded", completions=3, parallelism=3, completionMode="Indexed"))
-    await until(client, JOBS, "x", lambda obj: is_true(obj, "Complete"))
+    await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Complete"))
 
 
 async def pods_that_fail(client: Client) -> None:
     await client.create(JOBS, a_job("Failed", backoffLimit=2, completions=1))
-    await until(client, JOBS, "x", lambda obj: is_true(obj, "Failed"))
+    await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Failed"))
 
 
 async def indexes_that_fail(client: Client) -> None:
@@ -218,14 +220,16 @@ async def indexes_that_fail(client: Client) -> None:
             "Failed", completions=2, parallelism=2, completionMode="Indexed", backoffLimitPerIndex=1, backoffLimit=99
         ),
     )
-    await until(client, JOBS, "x", lambda obj: is_true(obj, "Failed"))
+    await until(client, JOBS, "x", lambda obj: is_condition_true(obj, "Failed"))
 
 
 async def a_pause(client: Client) -> None:
     await client.create(JOBS, a_job("Running", completions=2, parallelism=2))
     await until(client, JOBS, "x", counts(ready=2))
-    await client.patch(JOBS, named("x", "default"), {"spec": {"suspend": True}})
-    await until(client, JOBS, "x", lambda obj: is_true(obj, "Suspended") and not value_at(obj, "status", "active"))
+    await client.patch(JOBS, object_named("x", "default"), {"spec": {"suspend": True}})
+    await until(
+        client, JOBS, "x", lambda obj: is_condition_true(obj, "Suspended") and not value_at(obj, "status", "active")
+    )
 
 
 async def a_job_every_minute(client: Client) -> None:
@@ -244,7 +248,7 @@ async def a_job_every_minute(client: Client) -> None:
         status = {"conditions": [done], "completionTime": now}
         await client.patch(JOBS, job, {"status": status}, subresource="status")
         await until(client, CRON_JOBS, "x", lambda obj: not value_at(obj, "status", "active"))
-    await client.patch(CRON_JOBS, named("x", "default"), {"spec": {"suspend": True}})
+    await client.patch(CRON_JOBS, object_named("x", "default"), {"spec": {"suspend": True}})
 
 
 async def a_service_whose_pods_come_and_go(client: Client) -> None:
@@ -252,11 +256,11 @@ async def a_service_whose_pods_come_and_go(client: Client) -> None:
         pod = {"metadata": {"name": f"p{number}", "namespace": "default", "labels": {"app": "x"}}}
         await client.create(PODS, {**pod, "spec": template()["spec"]})
         status = {"podIPs": [{"ip": f"10.0.0.{number}"}]}
-        await client.patch(PODS, named(f"p{number}", "default"), {"status": status}, subresource="status")
+        await client.patch(PODS, object_named(f"p{number}", "default"), {"status": status}, subresource="status")
     spec = {"selector": {"app": "x"}, "ports": [{"name": "a", "port": 80, "protocol": "TCP"}]}
     await client.create(SERVICES, {"metadata": {"name": "x", "namespace": "default"}, "spec": spec})
     await until(client, ENDPOINTS, "x", lambda obj: len(addresses(obj)) == 2)
-    await client.delete(PODS, named("p1", "default"))
+    await client.delete(PODS, object_named("p1", "default"))
     await until(client, ENDPOINTS, "x", lambda obj: addresses(obj) == ["10.0.0.2"])
 
 
@@ -271,7 +275,7 @@ async def endpoints_that_others_write(client: Client) -> None:
     subset = {"addresses": [{"ip": "10.0.0.1"}], "ports": [{"port": 80, "protocol": "TCP"}]}
     await client.create(ENDPOINTS, {"metadata": metadata, "subsets": [subset]})
     await asyncio.sleep(60)
-    await client.patch(ENDPOINTS, named("x", "default"), {"subsets": None})
+    await client.patch(ENDPOINTS, object_named("x", "default"), {"subsets": None})
 
 
 def both(*installs: Callable[[Manager], None]) -> Callable[[Manager], None]:
@@ -303,8 +307,8 @@ DAEMONS = (DAEMON_SETS, PODS, NODES, CONTROLLER_REVISIONS)
         (jobs.install, (JOBS, PODS), indexes_that_fail),
         (jobs.install, (JOBS, PODS), a_pause),
         (cronjobs.install, (CRON_JOBS, JOBS), a_job_every_minute),
-        (services.install, BEHIND, a_service_whose_pods_come_and_go),
-        (services.install, BEHIND, endpoints_that_others_write),
+        (service_endpoints.install, BEHIND, a_service_whose_pods_come_and_go),
+        (service_endpoints.install, BEHIND, endpoints_that_others_write),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.controlplane.scheduler.asked import Unreadable, asked_by, is_for_us
-from tapestry.controlplane.scheduler.placing import Wishes, choose, enough, why_not
-from tapestry.controlplane.scheduler.rooms import Rooms
-from tapestry.controlplane.scheduler.verdicts import Verdicts
+from tapestry.controlplane.scheduler.cache import SchedulerCache
+from tapestry.controlplane.scheduler.node_fit import NodeFitCache
+from tapestry.controlplane.scheduler.placement import (
+    SchedulingContext,
+    feasible_nodes_to_find,
+    rejection_with_nominated,
+    select_node,
+)
+from tapestry.controlplane.scheduler.pod_info import InvalidPod, awaits_scheduling, pod_info_of
 from tapestry.kube.objects import Object, name_of
 
 from .places import HOST, PREFERRED, REQUIRED, ZONE, a_node, a_pod, fits, rooms_of
@@ -106,26 +111,26 @@ def test_a_pod_goes_where_every_rule_lets_it_and_nowhere_else(
     situation: tuple[list[Object], list[Object], Object],
 ) -> None:
     nodes, pods, probe = situation
-    rooms, wished = rooms_of(nodes, pods), Wishes(asked_by(probe))
+    rooms, wished = rooms_of(nodes, pods), SchedulingContext(pod_info_of(probe))
     able = {name_of(node) for node in nodes if fits(probe, node, nodes, pods)}
-    assert {room.name for room in rooms if why_not(wished, room, rooms) is None} == able
-    choice = choose(wished, rooms, Verdicts())
+    assert {room.name for room in rooms if rejection_with_nominated(wished, room, rooms) is None} == able
+    choice = select_node(wished, rooms, NodeFitCache())
     assert choice.node in able if able else choice.node is None
-    assert choice.refusals.keys() == {room.name for room in rooms} - able
+    assert choice.rejections.keys() == {room.name for room in rooms} - able
 
 
 @settings(max_examples=100, deadline=None)
 @given(nodes(), st.data())
 def test_what_is_remembered_is_never_out_of_date(made: list[Object], data: st.DataObject) -> None:
     """Pods come and go, nodes change, and each time the plain answer is the same."""
-    rooms, verdicts = rooms_of(made), Verdicts()
+    rooms, verdicts = rooms_of(made), NodeFitCache()
     current, placed = {name_of(node): node for node in made}, dict[str, Object]()
     templates = [data.draw(wishes(f"t{number}")) for number in range(2)]
     for number in range(10):
         match data.draw(st.sampled_from(["place", "place", "place", "remove", "node"])):
             case "remove" if placed:
                 gone = placed.pop(data.draw(st.sampled_from(sorted(placed))))
-                rooms.remove(f"{gone['metadata']['namespace']}/{name_of(gone)}")
+                rooms.remove_pod(f"{gone['metadata']['namespace']}/{name_of(gone)}")
             case "node":
                 changed = data.draw(nodes())[0]
                 current["n0"] = changed
@@ -135,10 +140,10 @@ def test_what_is_remembered_is_never_out_of_date(made: list[Object], data: st.Da
                 able = {
                     name for name, node in current.items() if fits(pod, node, [*current.values()], [*placed.values()])
                 }
-                choice = choose(Wishes(asked_by(pod)), rooms, verdicts, number)
+                choice = select_node(SchedulingContext(pod_info_of(pod)), rooms, verdicts, number)
                 assert choice.node in able if able else choice.node is None
                 if choice.node is not None:
-                    rooms.add(asked_by(pod), choice.node)
+                    rooms.add_pod(pod_info_of(pod), choice.node)
                     placed[name_of(pod)] = {**pod, "spec": {**pod["spec"], "nodeName": choice.node}}
 
 
@@ -153,9 +158,11 @@ def test_room_that_is_kept_is_left_and_is_not_relied_on(
 ) -> None:
     nodes, pods, probe = situation
     rooms = rooms_of(nodes, pods)
-    choice = choose(Wishes(asked_by(probe), kept={"n0": [asked_by(kept)]}), rooms, Verdicts())
-    assert rooms.place_of("x/kept") is None
-    assert rooms.place_of("y/kept") is None
+    choice = select_node(
+        SchedulingContext(pod_info_of(probe), nominated_pods={"n0": [pod_info_of(kept)]}), rooms, NodeFitCache()
+    )
+    assert rooms.node_name_of("x/kept") is None
+    assert rooms.node_name_of("y/kept") is None
     if choice.node is not None:
         node = next(node for node in nodes if name_of(node) == choice.node)
         assert fits(probe, node, nodes, pods)
@@ -185,7 +192,7 @@ def test_room_that_is_kept_is_left_and_is_not_relied_on(
 )
 def test_what_is_said_of_a_pod_that_fits_nowhere(nodes: list[Object], pod: Object, message: str) -> None:
     rooms = rooms_of(nodes)
-    assert choose(Wishes(asked_by(pod)), rooms, Verdicts()).message(len(rooms)) == message
+    assert select_node(SchedulingContext(pod_info_of(pod)), rooms, NodeFitCache()).message(len(rooms)) == message
 
 
 @pytest.mark.parametrize(
@@ -202,8 +209,8 @@ def test_what_is_said_of_a_pod_that_fits_nowhere(nodes: list[Object], pod: Objec
     ],
 )
 def test_a_pod_that_cannot_be_read_says_so(spec: Object) -> None:
-    with pytest.raises(Unreadable, match="x/p"):
-        asked_by(a_pod("p", **spec))
+    with pytest.raises(InvalidPod, match="x/p"):
+        pod_info_of(a_pod("p", **spec))
 
 
 @pytest.mark.parametrize(
@@ -218,14 +225,14 @@ def test_a_pod_that_cannot_be_read_says_so(spec: Object) -> None:
     ],
 )
 def test_whose_pod_it_is(pod: Object, is_ours: bool) -> None:
-    assert is_for_us(pod) is is_ours
+    assert awaits_scheduling(pod) is is_ours
 
 
 # -- which is best
 
 
 def chosen(nodes: list[Object], pods: list[Object], pod: Object) -> str | None:
-    return choose(Wishes(asked_by(pod)), rooms_of(nodes, pods), Verdicts()).node
+    return select_node(SchedulingContext(pod_info_of(pod)), rooms_of(nodes, pods), NodeFitCache()).node
 
 
 TWO = [a_node("n1", labels={ZONE: "a"}), a_node("n2", labels={ZONE: "b"})]
@@ -275,11 +282,11 @@ def test_pods_on_their_way_out_do_not_count_for_a_spread() -> None:
 
 
 def test_a_node_that_moves_to_another_zone_counts_there() -> None:
-    rooms, verdicts = rooms_of(TWO, [a_pod("a", "n1", app="a"), a_pod("b", "n2", cpu="4")]), Verdicts()
-    wished = Wishes(asked_by(a_pod("p", app="a", cpu="1", topologySpreadConstraints=[EVENLY])))
-    assert choose(wished, rooms, verdicts).node is None
+    rooms, verdicts = rooms_of(TWO, [a_pod("a", "n1", app="a"), a_pod("b", "n2", cpu="4")]), NodeFitCache()
+    wished = SchedulingContext(pod_info_of(a_pod("p", app="a", cpu="1", topologySpreadConstraints=[EVENLY])))
+    assert select_node(wished, rooms, verdicts).node is None
     rooms.set_node(a_node("n2", labels={ZONE: "a"}))  # now there is but one zone
-    assert choose(wished, rooms, verdicts).node == "n1"
+    assert select_node(wished, rooms, verdicts).node == "n1"
 
 
 def test_pods_of_a_soft_spread_are_spread() -> None:
@@ -292,60 +299,86 @@ def test_pods_of_a_soft_spread_are_spread() -> None:
 def test_pods_of_a_set_go_to_as_many_nodes_as_there_are() -> None:
     rooms, verdicts = (
         rooms_of([a_node(f"n{number}", labels={ZONE: f"z{number % 2}"}) for number in range(6)]),
-        Verdicts(),
+        NodeFitCache(),
     )
     for number in range(6):
-        pod = asked_by(a_pod(f"p{number}", owner="r"))
-        choice = choose(Wishes(pod), rooms, verdicts)
+        pod = pod_info_of(a_pod(f"p{number}", owner="r"))
+        choice = select_node(SchedulingContext(pod), rooms, verdicts)
         assert choice.node is not None
-        rooms.add(pod, choice.node)
+        rooms.add_pod(pod, choice.node)
     assert all(len(room.pods) == 1 for room in rooms)
 
 
 def test_in_a_large_cluster_some_nodes_are_enough_and_others_come_next() -> None:
-    rooms, verdicts = rooms_of(a_node(f"n{number}") for number in range(400)), Verdicts()
-    assert (enough(99), enough(100), enough(400), enough(1000), enough(10_000)) == (99, 100, 188, 420, 500)
-    first = choose(Wishes(asked_by(a_pod("p"))), rooms, verdicts)
-    second = choose(Wishes(asked_by(a_pod("q"))), rooms, verdicts, first.asked)
-    assert first.asked == 188
+    rooms, verdicts = rooms_of(a_node(f"n{number}") for number in range(400)), NodeFitCache()
+    assert (
+        feasible_nodes_to_find(99),
+        feasible_nodes_to_find(100),
+        feasible_nodes_to_find(400),
+        feasible_nodes_to_find(1000),
+        feasible_nodes_to_find(10_000),
+    ) == (99, 100, 188, 420, 500)
+    first = select_node(SchedulingContext(pod_info_of(a_pod("p"))), rooms, verdicts)
+    second = select_node(SchedulingContext(pod_info_of(a_pod("q"))), rooms, verdicts, first.evaluated_nodes)
+    assert first.evaluated_nodes == 188
     assert (first.node, second.node) == ("n0", "n188")
 
 
 def test_a_node_is_asked_again_only_when_it_has_changed() -> None:
-    rooms, verdicts = rooms_of(a_node(f"n{number}") for number in range(5)), Verdicts()
-    first, second = (asked_by(a_pod(name, cpu="1")) for name in ("p", "q"))
-    assert first.needs is second.needs
-    choose(Wishes(first), rooms, verdicts)
-    before = dict(verdicts.of(first.needs))
-    rooms.add(first, "n3")
-    choose(Wishes(second), rooms, verdicts)
-    after = verdicts.of(second.needs)
+    rooms, verdicts = rooms_of(a_node(f"n{number}") for number in range(5)), NodeFitCache()
+    first, second = (pod_info_of(a_pod(name, cpu="1")) for name in ("p", "q"))
+    assert first.requirements is second.requirements
+    select_node(SchedulingContext(first), rooms, verdicts)
+    before = dict(verdicts.by_node(first.requirements))
+    rooms.add_pod(first, "n3")
+    select_node(SchedulingContext(second), rooms, verdicts)
+    after = verdicts.by_node(second.requirements)
     assert [name for name in after if after[name] is not before[name]] == ["n3"]
 
 
 def test_what_tells_pods_of_a_template_apart_is_no_need() -> None:
     one, other = a_pod("p", cpu="1"), a_pod("q", cpu="1")
     other["spec"]["containers"][0]["volumeMounts"] = [{"name": "kube-api-access-x7k2q", "mountPath": "/there"}]
-    assert asked_by(one).needs is asked_by(other).needs
+    assert pod_info_of(one).requirements is pod_info_of(other).requirements
 
 
 def test_a_nominated_node_is_taken_if_it_will_do() -> None:
     rooms = rooms_of(TWO, [a_pod("a", "n1", cpu="3")])
-    assert choose(Wishes(asked_by(a_pod("p", cpu="1"))), rooms, Verdicts(), first="n1").node == "n1"
-    assert choose(Wishes(asked_by(a_pod("p", cpu="2"))), rooms, Verdicts(), first="n1").node == "n2"
+    assert (
+        select_node(
+            SchedulingContext(pod_info_of(a_pod("p", cpu="1"))), rooms, NodeFitCache(), nominated_node="n1"
+        ).node
+        == "n1"
+    )
+    assert (
+        select_node(
+            SchedulingContext(pod_info_of(a_pod("p", cpu="2"))), rooms, NodeFitCache(), nominated_node="n1"
+        ).node
+        == "n2"
+    )
 
 
 def test_a_pod_may_be_known_before_its_node() -> None:
-    rooms = Rooms()
-    rooms.add(asked_by(a_pod("a", "n1", cpu="3")), "n1")
+    rooms = SchedulerCache()
+    rooms.add_pod(pod_info_of(a_pod("a", "n1", cpu="3")), "n1")
     rooms.set_node(a_node("n1"))
-    assert choose(Wishes(asked_by(a_pod("p", cpu="2"))), rooms, Verdicts()).node is None
+    assert select_node(SchedulingContext(pod_info_of(a_pod("p", cpu="2"))), rooms, NodeFitCache()).node is None
     rooms.remove_node("n1")
     rooms.set_node(a_node("n1", cpu="8"))
-    assert choose(Wishes(asked_by(a_pod("p", cpu="2"))), rooms, Verdicts()).node == "n1"
+    assert select_node(SchedulingContext(pod_info_of(a_pod("p", cpu="2"))), rooms, NodeFitCache()).node == "n1"
 
 
 def test_overhead_counts() -> None:
     rooms = rooms_of([a_node("n1")])
-    assert choose(Wishes(asked_by(a_pod("p", cpu="3", overhead={"cpu": "1"}))), rooms, Verdicts()).node == "n1"
-    assert choose(Wishes(asked_by(a_pod("p", cpu="3", overhead={"cpu": "2"}))), rooms, Verdicts()).node is None
+    assert (
+        select_node(
+            SchedulingContext(pod_info_of(a_pod("p", cpu="3", overhead={"cpu": "1"}))), rooms, NodeFitCache()
+        ).node
+        == "n1"
+    )
+    assert (
+        select_node(
+            SchedulingContext(pod_info_of(a_pod("p", cpu="3", overhead={"cpu": "2"}))), rooms, NodeFitCache()
+        ).node
+        is None
+    )

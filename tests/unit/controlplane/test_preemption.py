@@ -4,11 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.controlplane.scheduler.asked import asked_by
-from tapestry.controlplane.scheduler.placing import Wishes, choose
-from tapestry.controlplane.scheduler.preemption import Budget, Useless, Victims, is_pushed_aside, victims
-from tapestry.controlplane.scheduler.rooms import Rooms
-from tapestry.controlplane.scheduler.verdicts import Verdicts
+from tapestry.controlplane.scheduler.cache import SchedulerCache
+from tapestry.controlplane.scheduler.node_fit import NodeFitCache
+from tapestry.controlplane.scheduler.placement import SchedulingContext, select_node
+from tapestry.controlplane.scheduler.pod_info import pod_info_of
+from tapestry.controlplane.scheduler.preemption import (
+    DisruptionBudget,
+    PreemptionFailed,
+    Victims,
+    is_preempted,
+    victims,
+)
 from tapestry.kube.objects import Object, name_of
 from tapestry.kube.selectors import label_selector
 
@@ -17,13 +23,13 @@ from .places import a_node, a_pod, fits, rooms_of
 A = label_selector({"matchLabels": {"app": "a"}})
 
 
-def found(nodes: list[Object], pods: list[Object], pod: Object, *budgets: Budget) -> Victims:
+def found(nodes: list[Object], pods: list[Object], pod: Object, *budgets: DisruptionBudget) -> Victims:
     return of_rooms(rooms_of(nodes, pods), pod, *budgets)
 
 
-def of_rooms(rooms: Rooms, pod: Object, *budgets: Budget) -> Victims:
-    wishes = Wishes(asked_by(pod))
-    choice = choose(wishes, rooms, Verdicts())
+def of_rooms(rooms: SchedulerCache, pod: Object, *budgets: DisruptionBudget) -> Victims:
+    wishes = SchedulingContext(pod_info_of(pod))
+    choice = select_node(wishes, rooms, NodeFitCache())
     assert choice.node is None
     return victims(wishes, choice, rooms, budgets)
 
@@ -72,21 +78,23 @@ def test_the_node_where_least_is_lost(pods: list[Object], node: str) -> None:
 
 def test_a_budget_is_broken_only_where_nothing_else_helps() -> None:
     nodes = [a_node("n", cpu="2"), a_node("m", cpu="2")]
-    kept = Budget("x", A, 0)
+    kept = DisruptionBudget("x", A, 0)
     pods = [a_pod("a", "n", cpu="2", app="a"), a_pod("b", "m", cpu="2", priority=4)]
     assert found(nodes, pods, a_pod("p", cpu="2", priority=9)).node == "n"
     assert found(nodes, pods, a_pod("p", cpu="2", priority=9), kept).node == "m"
     only = found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), kept)
-    assert (names(only), only.broken) == (["a"], 1)
-    gone_already = Budget("x", A, 0, frozenset({"a"}))
-    assert found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), gone_already).broken == 0
-    elsewhere = Budget("y", A, 0)
-    assert found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), elsewhere).broken == 0
+    assert (names(only), only.pdb_violations) == (["a"], 1)
+    gone_already = DisruptionBudget("x", A, 0, frozenset({"a"}))
+    assert found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), gone_already).pdb_violations == 0
+    elsewhere = DisruptionBudget("y", A, 0)
+    assert found(nodes[:1], pods[:1], a_pod("p", cpu="2", priority=9), elsewhere).pdb_violations == 0
 
 
 def test_of_two_on_a_node_the_one_without_a_budget_goes() -> None:
     pods = [a_pod("a", "n", cpu="1", app="a"), a_pod("b", "n", cpu="1", priority=4)]
-    assert names(found([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=9), Budget("x", A, 0))) == ["b"]
+    assert names(found([a_node("n", cpu="2")], pods, a_pod("p", cpu="1", priority=9), DisruptionBudget("x", A, 0))) == [
+        "b"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +119,7 @@ def test_of_two_on_a_node_the_one_without_a_budget_goes() -> None:
     ],
 )
 def test_what_is_said_where_nobody_goes(pods: list[Object], pod: Object, words: str) -> None:
-    with pytest.raises(Useless) as said:
+    with pytest.raises(PreemptionFailed) as said:
         found([a_node("n", cpu="2")], pods, pod)
     assert str(said.value).endswith(words)
 
@@ -119,9 +127,9 @@ def test_what_is_said_where_nobody_goes(pods: list[Object], pod: Object, words: 
 def test_who_is_pushed_aside_is_known_by_what_is_said_of_it() -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     pod = {**a_pod("a", "n", going=True), "status": {"conditions": [condition]}}
-    assert is_pushed_aside(asked_by(pod))
-    assert not is_pushed_aside(asked_by({**a_pod("a", "n"), "status": {"conditions": [condition]}}))
-    assert not is_pushed_aside(asked_by(a_pod("a", "n", going=True)))
+    assert is_preempted(pod_info_of(pod))
+    assert not is_preempted(pod_info_of({**a_pod("a", "n"), "status": {"conditions": [condition]}}))
+    assert not is_preempted(pod_info_of(a_pod("a", "n", going=True)))
 
 
 @st.composite
@@ -165,19 +173,19 @@ def crowded(draw: st.DrawFn) -> tuple[list[Object], list[Object], Object]:
 @given(crowded())
 def test_whoever_goes_is_needed_and_enough(situation: tuple[list[Object], list[Object], Object]) -> None:
     nodes, pods, probe = situation
-    rooms, wishes = rooms_of(nodes, pods), Wishes(asked_by(probe))
-    choice = choose(wishes, rooms, Verdicts())
+    rooms, wishes = rooms_of(nodes, pods), SchedulingContext(pod_info_of(probe))
+    choice = select_node(wishes, rooms, NodeFitCache())
     if choice.node is not None:
         return
-    before = {key: place for key, (place, _) in rooms.places.items()}
+    before = {key: place for key, (place, _) in rooms.assignments.items()}
     try:
         leaving = victims(wishes, choice, rooms, ())
-    except Useless:
+    except PreemptionFailed:
         check_that_nobody_could_help(nodes, pods, probe)
     else:
         node = next(each for each in nodes if name_of(each) == leaving.node)
         check_that_they_are_needed_and_enough(probe, node, nodes, pods, set(names(leaving)))
-    assert {key: place for key, (place, _) in rooms.places.items()} == before
+    assert {key: place for key, (place, _) in rooms.assignments.items()} == before
 
 
 def is_less_important(pod: Object, probe: Object) -> bool:

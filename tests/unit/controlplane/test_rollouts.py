@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry.controlplane.workloads import rollouts
-from tapestry.controlplane.workloads.rollouts import DESIRED, LIMIT, REVISION
+from tapestry.controlplane.workloads.rollouts import DESIRED_REPLICAS, MAX_REPLICAS, REVISION
 from tapestry.kube.objects import Object
 
 Action = Callable[["Model"], None]
@@ -80,9 +80,9 @@ class Model:
         """One pass of the controller; whether it did anything."""
         self.sets.setdefault(self.image, ReplicaSet(self.image))
         shown = [each.shown() for each in self.sets.values()]
-        new, old = rollouts.split(self.deployment, shown)
+        new, old = rollouts.split_replica_sets(self.deployment, shown)
         pods = sum(each.pods for each in self.sets.values() if each.image != self.image)
-        step = rollouts.next_step(self.deployment, new, old, pods)
+        step = rollouts.next_rollout_step(self.deployment, new, old, pods)
         bounds = rollouts.bounds_of(self.deployment)
         moved = False
         for each in self.sets.values():
@@ -91,8 +91,8 @@ class Model:
                 moved |= each.size != step.sizes[uid]
                 each.generation += each.size != step.sizes[uid]
                 each.size = step.sizes[uid]
-                each.annotations = {DESIRED: str(bounds.replicas), LIMIT: str(bounds.most)}
-        for each in step.obsolete:
+                each.annotations = {DESIRED_REPLICAS: str(bounds.replicas), MAX_REPLICAS: str(bounds.max_replicas)}
+        for each in step.to_delete:
             del self.sets[each["spec"]["template"]["spec"]["image"]]
         return moved
 
@@ -157,8 +157,8 @@ def test_a_rollout_never_has_too_many_pods_or_too_few_that_work(
     model.settle()
     for what, number in course:
         play(model, what, number)
-        assert model.total <= bounds.most
-        assert model.working >= bounds.least
+        assert model.total <= bounds.max_replicas
+        assert model.working >= bounds.min_available
     model.settle()
     assert {each.image: each.size for each in model.sets.values() if each.size} == (
         {model.image: bounds.replicas} if bounds.replicas else {}
@@ -176,7 +176,7 @@ def test_a_rollout_that_is_resized_on_its_way_comes_to_its_end(
             play(model, what, number)
         model.change(replicas=size)
         model.step()
-        assert model.total <= max(rollouts.bounds_of(model.deployment).most, model.working)
+        assert model.total <= max(rollouts.bounds_of(model.deployment).max_replicas, model.working)
     model.settle()
     assert model.sets[model.image].size == model.total == model.deployment["spec"]["replicas"]
 
@@ -195,7 +195,7 @@ def test_a_deployment_that_is_paused_keeps_to_its_limit(
         for each in model.sets.values():
             each.obey()
             each.tell()
-    assert model.total <= rollouts.bounds_of(model.deployment).most
+    assert model.total <= rollouts.bounds_of(model.deployment).max_replicas
     assert model.total >= size
     model.change(paused=False)
     model.settle()
@@ -259,7 +259,7 @@ def test_bounds_are_rounded_as_kubernetes_does(
     replicas: int, surge: int | str, unavailable: int | str, bounds: tuple[int, int]
 ) -> None:
     found = rollouts.bounds_of(a_deployment(replicas, surge, unavailable))
-    assert (found.most, found.least) == bounds
+    assert (found.max_replicas, found.min_available) == bounds
 
 
 def test_old_sets_beyond_the_limit_are_forgotten_from_the_first() -> None:
@@ -276,7 +276,7 @@ def test_of_two_sets_with_the_same_template_the_older_is_the_new_one() -> None:
     deployment = a_deployment()
     older, newer = ReplicaSet(1).shown(), ReplicaSet(1).shown()
     newer["metadata"] = {**newer["metadata"], "name": "other", "creationTimestamp": "2025-01-01T00:00:00Z"}
-    assert rollouts.split(deployment, [newer, older]) == (older, [newer])
+    assert rollouts.split_replica_sets(deployment, [newer, older]) == (older, [newer])
 
 
 @pytest.mark.parametrize("value", ["", "many", "-1", "²"])

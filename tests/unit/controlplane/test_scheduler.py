@@ -17,9 +17,9 @@ from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import Connection, InProcessApi, in_virtual_time, run, running_clock, specimen
 from tapestry.controlplane.scheduler import scheduler
 from tapestry.controlplane.scheduler.volumes import SELECTED_NODE
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import Object, annotations_of, name_of, named, value_at, with_value
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named, value_at, with_value
 from tapestry.kube.resources import (
     DISRUPTION_BUDGETS,
     EVENTS,
@@ -60,7 +60,7 @@ def scheduled(story: Story) -> Callable[[], None]:
 async def at_work(connect: Callable[[], Any]) -> AsyncIterator[None]:
     clock = running_clock()
     manager = Manager(CONFIG, connect, identity="scheduling", now=clock.now, monotonic=clock.monotonic)
-    manager.with_("scheduler", scheduler.install)
+    manager.register("scheduler", scheduler.install)
     async with asyncio.TaskGroup() as group:
         working = group.create_task(manager.run())
         yield
@@ -86,7 +86,7 @@ def place(pod: Object | None) -> str | None:
 
 
 def said(pod: Object | None) -> Object:
-    return find(value_at(pod, "status", "conditions"), "PodScheduled") or {}
+    return find_condition(value_at(pod, "status", "conditions"), "PodScheduled") or {}
 
 
 async def events(client: Client, name: str) -> list[tuple[str, str, str]]:
@@ -124,9 +124,9 @@ async def test_a_pod_without_a_place_is_told_why_and_goes_when_there_is_one(clie
 async def test_one_that_cannot_be_read_does_not_stop_others() -> None:
     api = InProcessApi([*SERVED, EVENTS, LEASES], now=running_clock().now)
     client = Client(api.connect())
-    await api.plant(NODES, a_node("bad", cpu="plenty"))
-    await api.plant(PODS, a_pod("bound", "n", cpu="many"))
-    await api.plant(PODS, a_pod("bad", cpu="some"))
+    await api.insert_unvalidated(NODES, a_node("bad", cpu="plenty"))
+    await api.insert_unvalidated(PODS, a_pod("bound", "n", cpu="many"))
+    await api.insert_unvalidated(PODS, a_pod("bad", cpu="some"))
     async with at_work(api.connect):
         await client.create(NODES, a_node("n"))
         await client.create(PODS, a_pod("good", cpu="1"))
@@ -141,7 +141,7 @@ async def test_a_gate_keeps_a_pod_back_until_it_is_taken_away(client: Client) ->
     assert (
         await wait_for_word(client, "p", "SchedulingGated") == "Scheduling is blocked due to non-empty scheduling gates"
     )
-    await client.patch(PODS, named(name_of(pod), "x"), {"spec": {"schedulingGates": None}})
+    await client.patch(PODS, object_named(name_of(pod), "x"), {"spec": {"schedulingGates": None}})
     assert await wait_for_node(client, "p") == "n"
 
 
@@ -174,7 +174,7 @@ async def test_room_is_made_for_the_more_important(client: Client) -> None:
     high = await client.create(PODS, a_pod("high", cpu="2", priority=10))
     found = await wait_for(client, PODS, "low", "x", until=is_leaving, timeout=AN_HOUR)
     assert found is not None
-    target = find(found["status"]["conditions"], "DisruptionTarget") or {}
+    target = find_condition(found["status"]["conditions"], "DisruptionTarget") or {}
     assert target["reason"] == "PreemptionByScheduler"
     assert target["message"] == "default-scheduler: preempting to accommodate a higher priority pod"
     waiting = await client.get(PODS, "high", "x")
@@ -220,7 +220,7 @@ async def test_the_right_to_a_room_outlives_the_process() -> None:
     await client.create(PODS, a_pod("lower", "m", cpu="2", priority=-5))  # it would have been a better choice
     async with at_work(api.connect):
         await asyncio.sleep(60)
-        await client.delete(PODS, named("low", "x"), grace_seconds=0)
+        await client.delete(PODS, object_named("low", "x"), grace_seconds=0)
         assert await wait_for_node(client, "high") == "n"
         assert not is_leaving(await client.get(PODS, "lower", "x"))
 
@@ -230,7 +230,7 @@ async def test_a_node_that_is_gone_is_no_place(client: Client) -> None:
     await client.create(NODES, a_node("n"))
     await client.create(PODS, a_pod("first"))
     await wait_for_node(client, "first")
-    await client.delete(NODES, named("n"))
+    await client.delete(NODES, object_named("n"))
     await asyncio.sleep(1)
     await client.create(PODS, a_pod("second"))
     assert await wait_for_word(client, "second") == "no nodes available to schedule pods"
@@ -270,7 +270,7 @@ async def test_a_volume_is_made_for_the_node_before_the_pod_goes_there(client: C
         PERSISTENT_VOLUME_CLAIMS,
         "c",
         "x",
-        until=lambda obj: SELECTED_NODE in annotations_of(obj or named("c")),
+        until=lambda obj: SELECTED_NODE in annotations_of(obj or object_named("c")),
         timeout=AN_HOUR,
     )
     assert claim is not None
@@ -293,7 +293,9 @@ async def test_a_node_that_cannot_provide_is_given_up(client: Client) -> None:
     await client.create(NODES, a_node("n"))
     await client.create(PODS, a_pod("p", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]))
     assert "didn't find available persistent volumes to bind" in await wait_for_word(client, "p")
-    await client.patch(PERSISTENT_VOLUME_CLAIMS, named("c", "x"), {"metadata": {"annotations": {SELECTED_NODE: None}}})
+    await client.patch(
+        PERSISTENT_VOLUME_CLAIMS, object_named("c", "x"), {"metadata": {"annotations": {SELECTED_NODE: None}}}
+    )
     await wait_for(
         client,
         PERSISTENT_VOLUME_CLAIMS,

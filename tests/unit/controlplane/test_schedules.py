@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tapestry.controlplane.workloads.schedules import ScheduleError, schedule_of
+from tapestry.controlplane.workloads.cron_schedule import ScheduleError, parse_schedule
 
 NOON = datetime(2024, 1, 31, 12, 0, tzinfo=UTC)
 ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns", "Africa/Cairo")
@@ -47,12 +47,12 @@ def at(text: str, zone: str = "UTC") -> datetime:
     ],
 )
 def test_the_next_moment_is_the_one_that_cron_means(text: str, after: str, due: str) -> None:
-    assert schedule_of(text).after(at(after)) == at(due)
+    assert parse_schedule(text).next_after(at(after)) == at(due)
 
 
 def test_what_is_never_due_is_not_looked_for_for_ever() -> None:
-    assert schedule_of("0 0 30 2 *").after(NOON) is None
-    assert schedule_of("0 0 30 2 *").last(NOON - timedelta(days=400), NOON) is None
+    assert parse_schedule("0 0 30 2 *").next_after(NOON) is None
+    assert parse_schedule("0 0 30 2 *").last_between(NOON - timedelta(days=400), NOON) is None
 
 
 @pytest.mark.parametrize(
@@ -65,25 +65,25 @@ def test_what_is_never_due_is_not_looked_for_for_ever() -> None:
 )  # fmt: skip
 def test_what_cannot_be_read_is_said(text: str) -> None:
     with pytest.raises(ScheduleError):
-        schedule_of(text)
+        parse_schedule(text)
 
 
 def test_a_zone_that_there_is_not_is_said() -> None:
     with pytest.raises(ZoneInfoNotFoundError):
-        schedule_of("* * * * *", "Middle/Earth")
+        parse_schedule("* * * * *", "Middle/Earth")
 
 
 def test_an_hour_that_is_skipped_is_not_made_up_for() -> None:
-    schedule = schedule_of("30 2 * * *", "Europe/Berlin")
-    assert schedule.after(at("2024-03-30T12:00", "Europe/Berlin")) == at("2024-04-01T02:30", "Europe/Berlin")
+    schedule = parse_schedule("30 2 * * *", "Europe/Berlin")
+    assert schedule.next_after(at("2024-03-30T12:00", "Europe/Berlin")) == at("2024-04-01T02:30", "Europe/Berlin")
 
 
 def test_an_hour_that_comes_twice_counts_twice() -> None:
-    schedule = schedule_of("30 2 * * *", "Europe/Berlin")
-    first = schedule.after(at("2024-10-26T12:00", "Europe/Berlin"))
+    schedule = parse_schedule("30 2 * * *", "Europe/Berlin")
+    first = schedule.next_after(at("2024-10-26T12:00", "Europe/Berlin"))
     assert first == datetime(2024, 10, 27, 0, 30, tzinfo=UTC)
     assert first is not None
-    assert schedule.after(first) == datetime(2024, 10, 27, 1, 30, tzinfo=UTC)
+    assert schedule.next_after(first) == datetime(2024, 10, 27, 1, 30, tzinfo=UTC)
 
 
 # -- by looking at every minute
@@ -170,7 +170,7 @@ def test_the_next_moment_is_the_first_minute_that_fits(text: str, zone: str, off
     start, words, minutes = at(CHANGES[zone]) + timedelta(minutes=offset), text.split(), 900
     fitting = (each for each in each_minute(start, minutes) if is_due(words, each.astimezone(ZoneInfo(zone))))
     expected = next(fitting, None)
-    found = schedule_of(text, zone).after(start)
+    found = parse_schedule(text, zone).next_after(start)
     if expected is None:
         assert found is None or found > start + timedelta(minutes=minutes)
     else:
@@ -181,14 +181,14 @@ def test_the_next_moment_is_the_first_minute_that_fits(text: str, zone: str, off
 def test_the_last_moment_is_the_last_minute_that_fits(text: str, zone: str, minutes: int) -> None:
     start, words = at(CHANGES[zone]) - timedelta(minutes=300), text.split()
     fitting = [each for each in each_minute(start, minutes) if is_due(words, each.astimezone(ZoneInfo(zone)))]
-    found = schedule_of(text, zone).last(start, start + timedelta(minutes=minutes, seconds=30))
+    found = parse_schedule(text, zone).last_between(start, start + timedelta(minutes=minutes, seconds=30))
     assert found == (fitting[-1] if fitting else None)
 
 
 @given(st.integers(1, 7200), st.integers(0, 100_000))
 def test_every_so_often_is_counted_from_the_last_time(seconds: int, passed: int) -> None:
-    schedule, end = schedule_of(f"@every {seconds}s"), NOON + timedelta(seconds=passed)
-    found = schedule.last(NOON, end)
+    schedule, end = parse_schedule(f"@every {seconds}s"), NOON + timedelta(seconds=passed)
+    found = schedule.last_between(NOON, end)
     assert (found is None) == (passed < seconds)
     if found is not None:
         assert found <= end < found + timedelta(seconds=seconds)

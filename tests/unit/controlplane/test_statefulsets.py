@@ -6,14 +6,14 @@ import pytest
 
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
-from tapestry.controlplane.workloads.ordinals import number_of
-from tapestry.kube.objects import Object, labels_of, name_of, named, value_at
+from tapestry.controlplane.workloads.statefulset_steps import ordinal_of
+from tapestry.kube.objects import Object, labels_of, name_of, object_named, value_at
 from tapestry.kube.resources import CONTROLLER_REVISIONS, PERSISTENT_VOLUME_CLAIMS, PODS, STATEFUL_SETS
 from tapestry.kube.times import parse_time
 
 from .worlds import in_a_world, live_pods, settled, wait_until
 
-DB = named("db", "default")
+DB = object_named("db", "default")
 SLOWLY = {"simulated.tapestry.io/starts-after": "5s"}
 CLAIM = {
     "metadata": {"name": "data"},
@@ -153,7 +153,7 @@ async def test_a_partition_keeps_the_first_pods_as_they_were(client: Client) -> 
     assert await images(client) == {"db-0": "db:1", "db-1": "db:1", "db-2": "db:2"}
     assert found["status"]["currentRevision"] != found["status"]["updateRevision"]
     assert found["status"]["currentReplicas"] == 2
-    await client.delete(PODS, named("db-0", "default"))
+    await client.delete(PODS, object_named("db-0", "default"))
     await settled()
     assert (await images(client))["db-0"] == "db:1"  # it comes back as it was
     await client.patch(STATEFUL_SETS, DB, {"spec": {"updateStrategy": {"rollingUpdate": {"partition": 0}}}})
@@ -179,7 +179,7 @@ async def test_on_delete_waits_for_somebody_to_delete(client: Client) -> None:
     await update(client, "db:2")
     await settled()
     assert set((await images(client)).values()) == {"db:1"}
-    await client.delete(PODS, named("db-0", "default"))
+    await client.delete(PODS, object_named("db-0", "default"))
     await settled()
     assert await images(client) == {"db-0": "db:2", "db-1": "db:1"}
 
@@ -310,4 +310,4 @@ async def test_a_pod_is_available_only_after_a_while(client: Client) -> None:
     ("name", "number"), [("db-0", 0), ("db-12", 12), ("db-01", None), ("db-x", None), ("a-1", None)]
 )
 def test_a_name_says_which_number_a_pod_has(name: str, number: int | None) -> None:
-    assert number_of(a_set(), named(name)) == number
+    assert ordinal_of(a_set(), object_named(name)) == number

@@ -17,25 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.access.signing import Keys, keys_in
-from tapestry.apiserver.app import server_of, ways_of
+from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
+from tapestry.apiserver.access.token_keys import TokenKeys, load_token_keys
+from tapestry.apiserver.app import build_authenticators, build_server
 from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.storage.local import LocalStore
-from tapestry.apiserver.storage.memory import MemoryLog
+from tapestry.apiserver.storage.local_store import LocalStore
+from tapestry.apiserver.storage.memory_log import MemoryLog
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager, Result
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.testing import run, running_clock
-from tapestry.controlplane.app import controllers
-from tapestry.controlplane.direct import Direct
-from tapestry.controlplane.workloads import members
-from tapestry.controlplane.workloads.daemons import node_of
+from tapestry.controlplane.app import register_controllers
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.controlplane.workloads import owned_pods
+from tapestry.controlplane.workloads.daemonset_steps import target_node
 from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import Object, is_deleting, name_of, value_at
 from tapestry.kube.resources import NODES, PODS, SERVICE_ACCOUNTS, Resource
-from tapestry.local import kubelets
+from tapestry.local import simulated_kubelet
 
 AN_HOUR = 3600.0
 ROOM = {"cpu": "8", "memory": "8Gi", "pods": "20"}
@@ -54,9 +54,9 @@ class AtOnce(ThreadPoolExecutor):
 
 
 @functools.cache
-def the_keys() -> Keys:
+def the_keys() -> TokenKeys:
     with tempfile.TemporaryDirectory() as directory:
-        return keys_in(Path(directory) / "key")
+        return load_token_keys(Path(directory) / "key")
 
 
 @asynccontextmanager
@@ -64,28 +64,28 @@ async def a_world(*names: str, nodes: int = 3) -> AsyncIterator[Client]:
     """A client of a cluster with these controllers, beside those that every cluster has."""
     clock, config, store = running_clock(), ApiServerConfig(backend="memory"), LocalStore(MemoryLog())
     store._thread = AtOnce()  # time that costs nothing does not wait for threads
-    accounts = Accounts(store, the_keys(), "https://here", clock.now)
+    accounts = ServiceAccountTokens(store, the_keys(), "https://here", clock.now)
     settings = ManagerConfig(
         name="world", controllers=[*DEFAULTS, *names], metrics=Metrics(address=""), probes=Probes(address="")
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(store.run())
-        server = server_of(config, store, accounts, ways_of(config, accounts), clock.now)
+        server = build_server(config, store, accounts, build_authenticators(config, accounts), clock.now)
         await bootstrap.install(server)
-        client = Client(Direct(server, bootstrap.SYSTEM))
+        client = Client(InProcessTransport(server, bootstrap.APISERVER_USER))
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
         for number in range(nodes):
-            await client.create(NODES, kubelets.simulated_node(f"n{number}", ROOM))
+            await client.create(NODES, simulated_kubelet.simulated_node(f"n{number}", ROOM))
         manager = Manager(
             settings,
-            lambda: Direct(server, bootstrap.SYSTEM),
+            lambda: InProcessTransport(server, bootstrap.APISERVER_USER),
             identity="world",
             now=clock.now,
             monotonic=clock.monotonic,
         )
-        controllers(manager, "")
-        manager.with_("kubelets", lambda each: kubelets.install(each, lambda: 0))
-        manager.with_("binder", binder)
+        register_controllers(manager, "")
+        manager.register("kubelets", lambda each: simulated_kubelet.install(each, lambda: 0))
+        manager.register("binder", binder)
         working = group.create_task(manager.run())
         yield client
         manager.stop()
@@ -101,8 +101,8 @@ def binder(manager: Manager) -> None:
         pod = pods.store.get(key)
         if pod is None or is_deleting(pod) or pod["spec"].get("nodeName"):
             return None
-        held = Counter(value_at(each, "spec", "nodeName") for each in pods.store.list() if members.is_active(each))
-        node = node_of(pod) or min((held[name_of(each)], name_of(each)) for each in nodes.store.list())[1]
+        held = Counter(value_at(each, "spec", "nodeName") for each in pods.store.list() if owned_pods.is_active(each))
+        node = target_node(pod) or min((held[name_of(each)], name_of(each)) for each in nodes.store.list())[1]
         metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata}
         with suppress(NotFound, Conflict):

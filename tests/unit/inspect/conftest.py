@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from tapestry.apiserver import bootstrap
-from tapestry.apiserver.app import running
+from tapestry.apiserver.app import run_apiserver
 from tapestry.apiserver.config import ApiServerConfig
 from tapestry.client.client import Client
-from tapestry.controlplane.direct import Direct
-from tapestry.inspect.anykind.hand import Hand
+from tapestry.controlplane.in_process_transport import InProcessTransport
+from tapestry.inspect.anykind.kubectl_lite import KubectlLite
 
 
 @pytest.fixture
-async def hand(tmp_path: Path) -> AsyncIterator[Hand]:
+async def hand(tmp_path: Path) -> AsyncIterator[KubectlLite]:
     """Somebody who may do everything, on an API server in this process."""
     config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=str(tmp_path), pod_accounts=False)
-    async with running(config) as served:
-        yield Hand(Client(Direct(served.server, bootstrap.SYSTEM)), "default")
+    async with run_apiserver(config) as served:
+        yield KubectlLite(Client(InProcessTransport(served.server, bootstrap.APISERVER_USER)), "default")

@@ -17,9 +17,9 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, run, running_clock
 from tapestry.inspect import bundle
-from tapestry.inspect.bundle import Collector, Gathered, Missing, archive_of, files_of
-from tapestry.inspect.questions import Questions
-from tapestry.kube.objects import named, of_resource
+from tapestry.inspect.bundle import CollectedData, Collector, MissingItem, bundle_files, tar_archive
+from tapestry.inspect.queries import Queries
+from tapestry.kube.objects import object_named, with_type_meta
 from tapestry.kube.resources import CONFIGMAPS, DEPLOYMENTS, EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -42,32 +42,34 @@ def an_object(name: str, created: str = "2026-03-01T00:00:00Z", **fields: Any) -
     return {"kind": "Pod", "metadata": {"name": name, "creationTimestamp": created}, **fields}
 
 
-def gathered_in_a_world(tmp_path: Path, *, below: bool = True) -> Gathered:
+def gathered_in_a_world(tmp_path: Path, *, below: bool = True) -> CollectedData:
     """What is gathered of a virtual cluster with one binding, where the secret is planted wherever it can be."""
-    gathered, said = Gathered(), []
+    gathered, said = CollectedData(), []
 
     async def main() -> None:
         clock = running_clock()
         physical_api = InProcessApi([NAMESPACES, NODES, PODS, EVENTS, POLICIES], now=clock.now)
         virtual, physical = Client(InProcessApi(ABOVE, now=clock.now).connect()), Client(physical_api.connect())
-        await virtual.create(NAMESPACES, named("kube-system"))
-        identity = (await physical.create(NAMESPACES, named("kube-system")))["metadata"]["uid"]
-        await physical.create(NODES, named("n1"))
+        await virtual.create(NAMESPACES, object_named("kube-system"))
+        identity = (await physical.create(NAMESPACES, object_named("kube-system")))["metadata"]["uid"]
+        await physical.create(NODES, object_named("n1"))
         if below:
             data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
-            await virtual.create(SECRETS, {**named("east", keys.SYSTEM_NAMESPACE), "data": data})
+            await virtual.create(SECRETS, {**object_named("east", keys.SYSTEM_NAMESPACE), "data": data})
         reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
         spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
-        made = await virtual.create(CLUSTER_BINDINGS, of_resource(CLUSTER_BINDINGS, {**named("east"), "spec": spec}))
+        made = await virtual.create(
+            CLUSTER_BINDINGS, with_type_meta(CLUSTER_BINDINGS, {**object_named("east"), "spec": spec})
+        )
         await virtual.patch(CLUSTER_BINDINGS, made, {"status": {"identity": identity}}, subresource="status")
         container = {"name": "c", "image": "i", "env": [{"name": "A", "value": SECRET}], "args": [SECRET]}
         for client, namespace in ((virtual, "default"), (physical, "leased")):
-            await client.create(PODS, {**named("web", namespace), "spec": {"containers": [container]}})
+            await client.create(PODS, {**object_named("web", namespace), "spec": {"containers": [container]}})
             about = {"involvedObject": {"kind": "Pod", "name": "web", "namespace": namespace}, "reason": "R"}
-            await client.create(EVENTS, {**named("e", namespace), **about, "message": f"it said {SECRET}"})
-        await virtual.create(CONFIGMAPS, {**named("c", keys.SYSTEM_NAMESPACE), "data": {"k": SECRET}})
+            await client.create(EVENTS, {**object_named("e", namespace), **about, "message": f"it said {SECRET}"})
+        await virtual.create(CONFIGMAPS, {**object_named("c", keys.SYSTEM_NAMESPACE), "data": {"k": SECRET}})
         collector = Collector(gathered, said.append)
-        await collector.cluster(Questions(virtual, lambda _: physical_api.connect(), clock.now()))
+        await collector.collect_clusters(Queries(virtual, lambda _: physical_api.connect(), clock.now()))
 
     run(main())
     assert "pods above" in said
@@ -77,16 +79,16 @@ def gathered_in_a_world(tmp_path: Path, *, below: bool = True) -> Gathered:
     (folder / "etcd.log").write_text("started\n")
     (folder / "audit.log").write_text("who asked for what\n")
     (folder / "kubeconfig").write_text("users: [{user: {token: of-the-administrator}}]")
-    Collector(gathered, said.append).world(tmp_path)
+    Collector(gathered, said.append).collect_world(tmp_path)
     return gathered
 
 
 def test_rule_7_a_planted_secret_is_nowhere_in_the_bundle(tmp_path: Path) -> None:
     gathered = gathered_in_a_world(tmp_path)
     gathered.texts["doctor.txt"] = f"kubeconfig: {SECRET}, of-the-administrator"
-    gathered.missing.append(Missing(what=f"logs of {SECRET}", why=f"refused: {SECRET}"))
+    gathered.missing.append(MissingItem(what=f"logs of {SECRET}", why=f"refused: {SECRET}"))
     assert SECRET in str(gathered.objects) + str(gathered.texts)
-    files = files_of(gathered, {"tapestry": "1"}, NOW)
+    files = bundle_files(gathered, {"tapestry": "1"}, NOW)
     everything = b"\n".join(files.values()).decode() + "\n".join(files)
     assert SECRET not in everything
     assert base64.b64encode(SECRET.encode()).decode().rstrip("=") not in everything
@@ -95,7 +97,7 @@ def test_rule_7_a_planted_secret_is_nowhere_in_the_bundle(tmp_path: Path) -> Non
 
 
 def test_both_clusters_are_in_it(tmp_path: Path) -> None:
-    files = files_of(gathered_in_a_world(tmp_path), {"tapestry": "1"}, NOW)
+    files = bundle_files(gathered_in_a_world(tmp_path), {"tapestry": "1"}, NOW)
     assert {
         "virtual/clusterbindings.yaml",
         "virtual/pods.yaml",
@@ -113,7 +115,7 @@ def test_both_clusters_are_in_it(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_in_the_manifest_and_the_rest_in_the_bundle(tmp_path: Path) -> None:
-    files = files_of(gathered_in_a_world(tmp_path, below=False), {}, NOW)
+    files = bundle_files(gathered_in_a_world(tmp_path, below=False), {}, NOW)
     (missing,) = [each for each in manifest_of(files)["missing"] if "physical cluster" in each["what"]]
     assert missing["what"] == "physical cluster of east"
     assert 'secrets "east" not found' in missing["why"]
@@ -123,7 +125,7 @@ def test_what_cannot_be_read_is_in_the_manifest_and_the_rest_in_the_bundle(tmp_p
 def test_of_too_many_objects_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MOST", 2)
     days = [an_object(f"of-day-{day}", f"2026-03-0{day}T00:00:00Z") for day in (1, 3, 2)]
-    files = files_of(Gathered(objects={"pods.yaml": days}), {}, NOW)
+    files = bundle_files(CollectedData(objects={"pods.yaml": days}), {}, NOW)
     kept = [each["metadata"]["name"] for each in yaml.safe_load_all(files["pods.yaml"])]
     assert kept == ["of-day-3", "of-day-2"]
     assert manifest_of(files)["missing"] == [{"what": "pods.yaml", "why": "has the newest 2 of 3 objects"}]
@@ -131,14 +133,14 @@ def test_of_too_many_objects_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch
 
 def test_a_bundle_has_an_end_and_says_what_did_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "LARGEST", 1000)
-    files = files_of(Gathered(texts={"large.log": "x" * 1001, "small.log": "y" * 10}), {}, NOW)
+    files = bundle_files(CollectedData(texts={"large.log": "x" * 1001, "small.log": "y" * 10}), {}, NOW)
     assert files.keys() == {"manifest.json", "small.log"}
     (missing,) = manifest_of(files)["missing"]
     assert missing["what"] == "large.log"
 
 
 def test_the_archive_is_one_folder_for_its_owner_alone() -> None:
-    packed = archive_of({"manifest.json": b"{}", "logs/a.log": b"a"}, "bundle", NOW)
+    packed = tar_archive({"manifest.json": b"{}", "logs/a.log": b"a"}, "bundle", NOW)
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         assert {each.name: each.mode for each in archive} == {"bundle/manifest.json": 0o600, "bundle/logs/a.log": 0o600}
         content = archive.extractfile("bundle/logs/a.log")

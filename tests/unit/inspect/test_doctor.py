@@ -12,18 +12,18 @@ from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response
 from tapestry.controller.testing import InProcessApi
 from tapestry.inspect import findings
-from tapestry.inspect.anykind.hand import Hand
+from tapestry.inspect.anykind.kubectl_lite import KubectlLite
 from tapestry.inspect.doctor import Doctor
 from tapestry.inspect.findings import Finding, findings_text
-from tapestry.inspect.questions import Questions
-from tapestry.inspect.safeguards import judged
+from tapestry.inspect.queries import Queries
+from tapestry.inspect.safeguards import safeguard_finding
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import Object, named
+from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import LEASES, NAMESPACES
 from tapestry.kube.times import micro_timestamp
-from tapestry.manager.installation import installation
-from tapestry.manager.leftovers import Leftover, mark_of
+from tapestry.manager.installation import installation_objects
+from tapestry.manager.leftovers import Leftover, leftovers_patch
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
@@ -51,11 +51,11 @@ def a_lease(age: timedelta, holder: str = "somebody") -> Object:
     ("seconds", "level"), [(0, ["ok"]), (1.5, ["ok"]), (-10, ["warning"]), (10, ["warning"]), (-3600, ["wrong"])]
 )
 def test_a_clock_that_differs_is_told_by_how_much(seconds: float, level: list[str]) -> None:
-    assert levels(findings.clock(NOW + timedelta(seconds=seconds), NOW)) == level
+    assert levels(findings.clock_findings(NOW + timedelta(seconds=seconds), NOW)) == level
 
 
 def test_a_server_that_does_not_tell_the_time_is_not_judged_by_it() -> None:
-    assert levels(findings.clock(None, NOW)) == []
+    assert levels(findings.clock_findings(None, NOW)) == []
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_server_that_does_not_tell_the_time_is_not_judged_by_it() -> None:
     ],
 )
 def test_a_leader_is_one_that_said_so_lately(lease: Object | None, level: str, found: str) -> None:
-    told = findings.leader("manager", lease, NOW, "look there")
+    told = findings.leader_finding("manager", lease, NOW, "look there")
     assert (told.level, told.found) == (level, found)
     assert told.advice == ("look there" if level == "wrong" else "")
 
@@ -87,12 +87,12 @@ def test_a_leader_is_one_that_said_so_lately(lease: Object | None, level: str, f
     ],
 )
 def test_a_binding_is_judged_by_conditions_silence_and_token(binding: BindingStatus, level: list[str]) -> None:
-    assert levels(findings.bindings([binding], (), NOW)) == level
+    assert levels(findings.binding_findings([binding], (), NOW)) == level
 
 
 def test_a_cluster_that_gives_no_answer_now_is_wrong_at_once() -> None:
     binding = a_binding(last_seen=NOW - timedelta(seconds=7), last_seen_exact=True)
-    told = list(findings.bindings([binding], {binding.name}, NOW))
+    told = list(findings.binding_findings([binding], {binding.name}, NOW))
     assert [(each.level, each.found) for each in told] == [
         ("wrong", "its cluster does not answer; it last answered 7s ago")
     ]
@@ -100,43 +100,43 @@ def test_a_cluster_that_gives_no_answer_now_is_wrong_at_once() -> None:
 
 def test_a_minute_of_silence_is_wrong_where_the_time_is_exact() -> None:
     binding = a_binding(last_seen=NOW - timedelta(seconds=70), last_seen_exact=True)
-    assert levels(findings.bindings([binding], (), NOW)) == ["wrong"]
+    assert levels(findings.binding_findings([binding], (), NOW)) == ["wrong"]
     vague = a_binding(last_seen=NOW - timedelta(minutes=5), last_seen_exact=False)
-    assert levels(findings.bindings([vague], (), NOW)) == ["ok"]
+    assert levels(findings.binding_findings([vague], (), NOW)) == ["ok"]
 
 
 def test_that_a_binding_which_is_well_lends_nothing_is_said() -> None:
-    (told,) = findings.bindings([a_binding(leasing="Reclaimed", pods=1)], (), NOW)
+    (told,) = findings.binding_findings([a_binding(leasing="Reclaimed", pods=1)], (), NOW)
     assert told.found == "Ready, Reclaimed, 2 nodes, 1 pod"
 
 
 def test_a_world_that_nobody_has_joined_is_worth_a_hint() -> None:
-    (told,) = findings.bindings([], (), NOW)
+    (told,) = findings.binding_findings([], (), NOW)
     assert (told.level, told.advice) == ("warning", "`tapestry join --help` says how")
 
 
 def test_nodes_that_are_not_ready_are_named() -> None:
     found = [any_value(NodeStatus, name=f"n{number}", ready=number > 4) for number in range(6)]
-    (told,) = findings.nodes(found)
+    (told,) = findings.node_findings(found)
     assert told.found == "5 of 6 virtual nodes are not ready: n0, n1, n2 ..."
-    assert levels(findings.nodes(found[5:])) == ["ok"]
-    assert levels(findings.nodes([])) == []
+    assert levels(findings.node_findings(found[5:])) == ["ok"]
+    assert levels(findings.node_findings([])) == []
 
 
 def test_a_policy_that_cannot_be_read_is_wrong_and_one_that_cannot_be_seen_is_told() -> None:
     bad = any_value(PolicyStatus, name="half", side="owner", seen_by="east", complaint="spec.cluster: is missing")
     good = any_value(PolicyStatus, name="all", side="operator", seen_by="", complaint="")
-    unseen, wrong = findings.policies([good, bad], ["those of west are not shown: no answer"])
+    unseen, wrong = findings.policy_findings([good, bad], ["those of west are not shown: no answer"])
     assert (unseen.level, wrong.level) == ("warning", "wrong")
     assert wrong.about == "policy half in the cluster of east"
     assert "tapestry explain policy owner/half" in wrong.advice
-    assert levels(findings.policies([good], [])) == ["ok"]
+    assert levels(findings.policy_findings([good], [])) == ["ok"]
 
 
 def test_the_mark_of_a_forced_unjoin_is_told() -> None:
     left = Leftover("east", "u1", "v1", "leased", "i1")
-    secret = {"metadata": {"name": "east", "namespace": "s", **mark_of([left])["metadata"]}}
-    (told,) = findings.marks([secret, named("other", "s")])
+    secret = {"metadata": {"name": "east", "namespace": "s", **leftovers_patch([left])["metadata"]}}
+    (told,) = findings.leftover_findings([secret, object_named("other", "s")])
     assert (told.about, told.level) == ("Secret s/east", "warning")
     assert "ClusterBinding east" in told.found
 
@@ -153,7 +153,7 @@ def test_the_mark_of_a_forced_unjoin_is_told() -> None:
 def test_a_local_world_is_judged_by_its_processes_and_its_disk(
     is_running: bool, free: int, silent: list[str], level: list[str]
 ) -> None:
-    assert levels(findings.local_world(Path("w"), is_running=is_running, free=free, silent=silent)) == level
+    assert levels(findings.local_world_findings(Path("w"), is_running=is_running, free=free, silent=silent)) == level
 
 
 def test_the_text_ends_with_what_to_do_and_a_verdict() -> None:
@@ -167,23 +167,23 @@ def test_the_text_ends_with_what_to_do_and_a_verdict() -> None:
 
 
 def doctor(client: Client) -> Doctor:
-    questions = Questions(client, lambda _: InProcessApi([NAMESPACES]).connect(), datetime.now(UTC))
+    questions = Queries(client, lambda _: InProcessApi([NAMESPACES]).connect(), datetime.now(UTC))
     return Doctor(questions, lambda: datetime.now(UTC))
 
 
-async def test_a_cluster_without_our_kinds_is_told_how_to_get_them(hand: Hand) -> None:
+async def test_a_cluster_without_our_kinds_is_told_how_to_get_them(hand: KubectlLite) -> None:
     server, kinds = await doctor(hand.client).findings()
     assert (server.level, kinds.level) == ("ok", "wrong")
     assert "tapestry manifests" in kinds.advice
 
 
-async def test_after_the_advice_is_followed_the_manager_is_what_is_missing(hand: Hand) -> None:
-    for obj in installation():
+async def test_after_the_advice_is_followed_the_manager_is_what_is_missing(hand: KubectlLite) -> None:
+    for obj in installation_objects():
         await hand.apply(obj)
     found = {(each.about, each.level) for each in await doctor(hand.client).findings()}
     assert {("kinds", "ok"), ("manager", "wrong"), ("bindings", "warning"), ("policies", "ok")} <= found
     renewed = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(datetime.now(UTC))}
-    await hand.client.create(LEASES, {**named("tapestry-manager", keys.SYSTEM_NAMESPACE), "spec": renewed})
+    await hand.client.create(LEASES, {**object_named("tapestry-manager", keys.SYSTEM_NAMESPACE), "spec": renewed})
     assert Finding("manager", "ok", "led by me") in await doctor(hand.client).findings()
 
 
@@ -218,7 +218,7 @@ def a_namespace(safeguards: str = "", **labels: str) -> Object:
 
 def test_an_installation_of_before_lacks_every_safeguard() -> None:
     refused = {"type": "Permitted", "status": "False", "reason": keys.PRIORITY_CLASS_MISSING}
-    told = judged({**ALLOWING, "status": {"conditions": [refused]}}, a_namespace())
+    told = safeguard_finding({**ALLOWING, "status": {"conditions": [refused]}}, a_namespace())
     assert told.level == "warning"
     for part in ("mark", "Pod Security level", "network policy", "quota", "admission policies", "priority class"):
         assert part in told.found
@@ -237,4 +237,4 @@ def test_an_installation_of_before_lacks_every_safeguard() -> None:
     ],
 )
 def test_each_missing_safeguard_is_a_warning(namespace: Object, level: str) -> None:
-    assert judged(ALLOWING, namespace).level == level
+    assert safeguard_finding(ALLOWING, namespace).level == level

@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.apis.policies import POLICIES
-from tapestry.inspect.explain import Asked, NodeAnswer, explained_node, explained_policy, told_node
-from tapestry.inspect.facts import Below, Silent, Unseen
+from tapestry.inspect.explain import (
+    NodeExplanation,
+    NodeQuery,
+    node_explanation,
+    node_explanation_from_virtual,
+    policy_explanation,
+)
+from tapestry.inspect.snapshots import ClusterUnreachable, ClusterUnreadable, PhysicalNodeSnapshot
 from tapestry.inspect.tables import node_text, policy_text
-from tapestry.kube.objects import Object, of_resource
-from tapestry.kube.quantity import parse
-from tapestry.syncer.leasing import Side
+from tapestry.kube.objects import Object, with_type_meta
+from tapestry.kube.quantity import parse_quantity
+from tapestry.syncer.leasing import PolicySide
 
 CREATED = "2026-01-01T00:00:00Z"
 MONDAY_NIGHT = datetime(2026, 3, 2, 23, 0, tzinfo=UTC)
@@ -30,11 +36,11 @@ def an_object(name: str, **content: Any) -> Object:
 def a_binding(**spec: Any) -> Binding:
     reference = {"name": "east", "namespace": "tapestry-system"}
     given = {"clusterID": "east", "secretRef": reference, "mountNamespace": "leased", **spec}
-    return binding_of(of_resource(CLUSTER_BINDINGS, an_object("east", spec=given)), "virtual")
+    return binding_of(with_type_meta(CLUSTER_BINDINGS, an_object("east", spec=given)), "virtual")
 
 
 def a_policy(name: str, **spec: Any) -> Object:
-    return of_resource(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
+    return with_type_meta(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
 
 
 def half(resource: str = "cpu") -> list[Object]:
@@ -56,7 +62,7 @@ def a_virtual_node(**content: Any) -> Object:
     return {**an_object("vnode-east-n1"), **content}
 
 
-def asked(operator: list[Object] | None = None, **given: Any) -> Asked:
+def asked(operator: list[Object] | None = None, **given: Any) -> NodeQuery:
     facts = {
         "binding": a_binding(),
         "is_unbinding": False,
@@ -67,21 +73,21 @@ def asked(operator: list[Object] | None = None, **given: Any) -> Asked:
         "zone": "UTC",
         **given,
     }
-    return Asked(**facts)
+    return NodeQuery(**facts)
 
 
-def below(owner: list[Object] | None = None, **given: Any) -> Below:
-    return Below(**{"node": a_node(), "pods": [], "policies": owner or [], "mount": None, **given})
+def below(owner: list[Object] | None = None, **given: Any) -> PhysicalNodeSnapshot:
+    return PhysicalNodeSnapshot(**{"node": a_node(), "pods": [], "policies": owner or [], "mount": None, **given})
 
 
-def cell(answer: NodeAnswer, resource: str) -> tuple[str, ...]:
+def cell(answer: NodeExplanation, resource: str) -> tuple[str, ...]:
     (found,) = (each for each in answer.resources if each.resource == resource)
     return found.allocatable, found.foreign, found.idle, found.leased, found.used
 
 
 def test_the_arithmetic_of_a_resource_is_shown_with_who_decided_and_what_was_floored() -> None:
     limits = [*half(), *half("pods")]
-    answer = explained_node(
+    answer = node_explanation(
         asked(pods=[a_pod("work", "500m", "vnode-east-n1")]),
         below([a_policy("half", resourceLimits=limits)], pods=[a_pod("shop", "1")]),
         MONDAY_NOON,
@@ -96,13 +102,13 @@ def test_the_arithmetic_of_a_resource_is_shown_with_who_decided_and_what_was_flo
 
 def test_a_part_that_a_resource_cannot_express_is_told() -> None:
     gpus = below([a_policy("half", resourceLimits=half("gpu"))], node=a_node(gpu="3"))
-    (answer,) = explained_node(asked(), gpus, MONDAY_NOON).resources
+    (answer,) = node_explanation(asked(), gpus, MONDAY_NOON).resources
     assert (answer.leased, answer.floored) == ("1", "500m")
 
 
 def test_of_two_sides_the_one_that_lends_less_is_named() -> None:
     operator = a_policy("generous", resourceLimits=[{"resource": "cpu", "quantity": "3"}])
-    answer = explained_node(asked([operator]), below([a_policy("half", resourceLimits=half())]), MONDAY_NOON)
+    answer = node_explanation(asked([operator]), below([a_policy("half", resourceLimits=half())]), MONDAY_NOON)
     decided = {each.resource: (each.decided_by, each.rule) for each in answer.resources}
     assert decided["cpu"] == ("owner/half", "50% of idle")
     assert decided["pods"] == ("idle", "no policy that decides names it: all that is idle")
@@ -111,13 +117,13 @@ def test_of_two_sides_the_one_that_lends_less_is_named() -> None:
 def test_pods_of_our_own_below_are_not_foreign() -> None:
     binding = a_binding()
     twin = a_pod("twin", "2", **binding.owner_labels())
-    answer = explained_node(asked(binding=binding), below([a_policy("all")], pods=[twin]), MONDAY_NOON)
+    answer = node_explanation(asked(binding=binding), below([a_policy("all")], pods=[twin]), MONDAY_NOON)
     assert cell(answer, "cpu")[:3] == ("4", "0", "4")
 
 
 def test_an_open_node_tells_when_it_closes_and_on_which_terms() -> None:
     policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=60)
-    answer = explained_node(asked(), below([policy]), MONDAY_NIGHT)
+    answer = node_explanation(asked(), below([policy]), MONDAY_NIGHT)
     assert answer.ends == answer.next_change == datetime(2026, 3, 3, 6, 0, tzinfo=UTC)
     assert answer.deadline == datetime(2026, 3, 3, 6, 1, tzinfo=UTC)
     assert answer.terms_by == "owner/night"
@@ -127,7 +133,7 @@ def test_an_open_node_tells_when_it_closes_and_on_which_terms() -> None:
 
 
 def test_a_closed_node_tells_whose_window_is_closed_and_when_it_opens() -> None:
-    answer = explained_node(asked([a_policy("all")]), below([a_policy("night", timeWindows=[NIGHT])]), MONDAY_NOON)
+    answer = node_explanation(asked([a_policy("all")]), below([a_policy("night", timeWindows=[NIGHT])]), MONDAY_NOON)
     assert (answer.state, answer.reason) == ("Closed", "OutOfTimeWindows")
     assert answer.why.startswith("no policy of the owner is open now")
     assert answer.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
@@ -136,34 +142,34 @@ def test_a_closed_node_tells_whose_window_is_closed_and_when_it_opens() -> None:
 
 def test_windows_that_name_no_zone_are_in_the_zone_of_the_question() -> None:
     policy = a_policy("night", timeWindows=[NIGHT])
-    answer = explained_node(asked(zone="Asia/Shanghai"), below([policy]), datetime(2026, 3, 2, 15, 0, tzinfo=UTC))
+    answer = node_explanation(asked(zone="Asia/Shanghai"), below([policy]), datetime(2026, 3, 2, 15, 0, tzinfo=UTC))
     assert answer.state == "Open"
     assert answer.policies[0].windows == ["22:00-06:00 Asia/Shanghai"]
 
 
 def test_the_kill_switch_is_named_with_its_place() -> None:
-    mark = {"annotations": {keys.RECLAIM: keys.NOW}}
+    mark = {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}
     mount = {"metadata": {"name": "leased", **mark}}
-    answer = explained_node(asked(), below([a_policy("all")], mount=mount), MONDAY_NOON)
+    answer = node_explanation(asked(), below([a_policy("all")], mount=mount), MONDAY_NOON)
     assert (answer.state, answer.reason) == ("Closed", "Reclaimed")
     assert answer.why.endswith("on the mount namespace")
     assert answer.deadline == MONDAY_NOON
     node = {**a_node(), "metadata": {**a_node()["metadata"], **mark}}
-    assert explained_node(asked(), below([a_policy("all")], node=node), MONDAY_NOON).why.endswith(
+    assert node_explanation(asked(), below([a_policy("all")], node=node), MONDAY_NOON).why.endswith(
         "on the physical node"
     )
 
 
 def test_a_node_that_lends_nothing_says_what_is_missing() -> None:
-    required = {"metadata": {"name": "leased", "labels": {keys.OWNER_POLICY: keys.REQUIRED}}}
+    required = {"metadata": {"name": "leased", "labels": {keys.OWNER_POLICY: keys.OWNER_POLICY_REQUIRED}}}
     terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
     elsewhere = a_binding(nodeSelector={"nodeSelectorTerms": terms})
     reasons = {
-        "NoPolicy": explained_node(asked(), below(), MONDAY_NOON),
-        "OwnerPolicyRequired": explained_node(asked([a_policy("all")]), below(mount=required), MONDAY_NOON),
-        "NodeNotSelected": explained_node(asked(binding=elsewhere), below([a_policy("all")]), MONDAY_NOON),
-        "PhysicalNodeGone": explained_node(asked(), below(node=None), MONDAY_NOON),
-        "Unbound": explained_node(asked(is_unbinding=True), below([a_policy("all")]), MONDAY_NOON),
+        "NoPolicy": node_explanation(asked(), below(), MONDAY_NOON),
+        "OwnerPolicyRequired": node_explanation(asked([a_policy("all")]), below(mount=required), MONDAY_NOON),
+        "NodeNotSelected": node_explanation(asked(binding=elsewhere), below([a_policy("all")]), MONDAY_NOON),
+        "PhysicalNodeGone": node_explanation(asked(), below(node=None), MONDAY_NOON),
+        "Unbound": node_explanation(asked(is_unbinding=True), below([a_policy("all")]), MONDAY_NOON),
     }
     for reason, answer in reasons.items():
         assert (answer.state, answer.reason, answer.resources) == ("Withdrawn", reason, ())
@@ -175,14 +181,14 @@ def test_a_policy_for_other_nodes_is_shown_and_does_not_count() -> None:
     policies = [a_policy("all"), a_policy("gpus", nodeSelector={"nodeSelectorTerms": terms})]
     shown = {
         each.policy: (each.selects, each.decides)
-        for each in explained_node(asked(), below(policies), MONDAY_NOON).policies
+        for each in node_explanation(asked(), below(policies), MONDAY_NOON).policies
     }
     assert shown == {"owner/all": (True, True), "owner/gpus": (False, False)}
 
 
 def test_an_invalid_policy_is_shown_with_its_complaint() -> None:
     policy = a_policy("bad", resourceLimits=[{"resource": "cpu", "percent": 140}])
-    answer = explained_node(asked(), below([policy]), MONDAY_NOON)
+    answer = node_explanation(asked(), below([policy]), MONDAY_NOON)
     assert answer.reason == "InvalidPolicy"
     assert answer.policies[0].complaint.startswith("spec.resourceLimits[0].percent")
 
@@ -190,15 +196,15 @@ def test_an_invalid_policy_is_shown_with_its_complaint() -> None:
 def test_a_virtual_node_that_shows_other_amounts_is_behind() -> None:
     owner = below([a_policy("half", resourceLimits=half())])
     shown = a_virtual_node(status={"allocatable": {"cpu": "4", "pods": "11"}})
-    assert explained_node(asked(virtual_node=shown), owner, MONDAY_NOON).behind == ("cpu",)
+    assert node_explanation(asked(virtual_node=shown), owner, MONDAY_NOON).behind == ("cpu",)
     shown = a_virtual_node(status={"allocatable": {"cpu": "2000m", "pods": "11"}})
-    assert explained_node(asked(virtual_node=shown), owner, MONDAY_NOON).behind == ()
+    assert node_explanation(asked(virtual_node=shown), owner, MONDAY_NOON).behind == ()
 
 
 def test_share_of_a_total_is_what_the_virtual_node_shows() -> None:
     owner = below([a_policy("few", totalLimits=[{"resource": "cpu", "quantity": "10"}])])
     shown = a_virtual_node(status={"allocatable": {"cpu": "1500m", "pods": "11"}})
-    answer = explained_node(asked(virtual_node=shown), owner, MONDAY_NOON)
+    answer = node_explanation(asked(virtual_node=shown), owner, MONDAY_NOON)
     cpu, _ = answer.resources
     assert (cpu.leased, cpu.decided_by, cpu.rule) == ("1500m", "total", "its share of the total for all nodes")
     assert answer.behind == ()
@@ -208,7 +214,7 @@ def test_share_of_a_total_is_what_the_virtual_node_shows() -> None:
 def test_the_columns_of_a_row_always_add_up(allocatable: int, foreign: int, percent: int) -> None:
     policy = a_policy("some", resourceLimits=[{"resource": "cpu", "percent": percent}])
     facts = below([policy], node=a_node(cpu=str(allocatable)), pods=[a_pod("shop", str(foreign))])
-    have, held, idle, leased, _ = map(parse, cell(explained_node(asked(), facts, MONDAY_NOON), "cpu"))
+    have, held, idle, leased, _ = map(parse_quantity, cell(node_explanation(asked(), facts, MONDAY_NOON), "cpu"))
     assert idle.nano == max(have.nano - held.nano, 0)
     assert leased.nano <= idle.nano
 
@@ -218,12 +224,14 @@ def test_the_columns_of_a_row_always_add_up(allocatable: int, foreign: int, perc
 
 def test_without_the_physical_cluster_the_virtual_node_speaks_for_itself() -> None:
     node = a_virtual_node(
-        spec={"taints": [{"key": keys.OUT_OF_TIME_WINDOWS, "effect": "NoSchedule"}]},
+        spec={"taints": [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "effect": "NoSchedule"}]},
         status={"allocatable": {"cpu": "2"}},
     )
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "owner/half", keys.LEASE_ENDS: CREATED}
     pods = [a_pod("work", "500m", "vnode-east-n1")]
-    answer = told_node(asked([a_policy("all")], virtual_node=node, pods=pods), Unseen("no answer"), MONDAY_NOON)
+    answer = node_explanation_from_virtual(
+        asked([a_policy("all")], virtual_node=node, pods=pods), ClusterUnreadable("no answer"), MONDAY_NOON
+    )
     assert (answer.state, answer.unseen) == ("Closed", "no answer")
     assert "owner/half" in answer.why
     (cpu,) = answer.resources
@@ -236,7 +244,7 @@ def test_a_node_of_a_silent_cluster_is_unknown_and_says_since_when() -> None:
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "owner/half"}
     seen = MONDAY_NOON - timedelta(seconds=40)
     question = replace(asked([a_policy("all")], virtual_node=node), last_seen=seen)
-    answer = told_node(question, Silent("no answer in 1.2 s"), MONDAY_NOON)
+    answer = node_explanation_from_virtual(question, ClusterUnreachable("no answer in 1.2 s"), MONDAY_NOON)
     assert (answer.state, answer.reason, answer.last_seen) == ("Unknown", "PhysicalClusterUnreachable", seen)
     assert answer.why == "the physical cluster does not answer; last known above: Open, lent under owner/half"
     text = node_text(answer, MONDAY_NOON)
@@ -245,7 +253,10 @@ def test_a_node_of_a_silent_cluster_is_unknown_and_says_since_when() -> None:
 
 
 def test_without_either_nobody_can_tell() -> None:
-    assert told_node(asked(virtual_node=None), Unseen("no answer"), MONDAY_NOON).state == "Unknown"
+    assert (
+        node_explanation_from_virtual(asked(virtual_node=None), ClusterUnreadable("no answer"), MONDAY_NOON).state
+        == "Unknown"
+    )
 
 
 # -- a policy
@@ -256,7 +267,7 @@ def test_a_policy_tells_its_window_limits_terms_and_nodes() -> None:
     lent = a_virtual_node(status={"allocatable": {"cpu": "2"}})
     lent["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night,owner/other"}
     other = a_virtual_node(status={"allocatable": {"cpu": "1"}})
-    answer = explained_policy(policy, Side.OPERATOR, a_binding(), [lent, other], "UTC", MONDAY_NIGHT)
+    answer = policy_explanation(policy, PolicySide.OPERATOR, a_binding(), [lent, other], "UTC", MONDAY_NIGHT)
     assert (answer.policy, answer.binding, answer.open) == ("operator/night", "east", True)
     assert answer.since == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
     assert answer.next_change == datetime(2026, 3, 3, 6, 0, tzinfo=UTC)
@@ -269,7 +280,7 @@ def test_a_closed_policy_lends_no_nodes() -> None:
     policy = a_policy("night", timeWindows=[NIGHT])
     node = a_virtual_node(status={"allocatable": {"cpu": "2"}})
     node["metadata"]["annotations"] = {keys.POLICIES_APPLIED: "operator/night"}
-    answer = explained_policy(policy, Side.OPERATOR, a_binding(), [node], "UTC", MONDAY_NOON)
+    answer = policy_explanation(policy, PolicySide.OPERATOR, a_binding(), [node], "UTC", MONDAY_NOON)
     assert (answer.open, answer.nodes, answer.others, answer.leased) == (False, [], 1, {})
     assert "lends nothing now; 1 node under it closed" in policy_text(answer, MONDAY_NOON)
 
@@ -277,7 +288,7 @@ def test_a_closed_policy_lends_no_nodes() -> None:
 def test_the_next_change_is_that_of_the_windows_and_not_the_deadline_of_pods() -> None:
     policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True, gracefulReclaimPeriodSeconds=600)
     policy["metadata"]["creationTimestamp"] = "2026-03-02T11:59:57Z"
-    answer = explained_node(asked([policy]), below(), MONDAY_NOON)
+    answer = node_explanation(asked([policy]), below(), MONDAY_NOON)
     assert (answer.state, answer.reason) == ("Closed", "OutOfTimeWindows")
     assert answer.next_change == datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
     assert answer.deadline == MONDAY_NOON + timedelta(seconds=597)
@@ -286,7 +297,7 @@ def test_the_next_change_is_that_of_the_windows_and_not_the_deadline_of_pods() -
 
 def test_a_closed_node_with_a_deadline_never_says_that_what_is_lent_stays() -> None:
     policy = a_policy("night", timeWindows=[NIGHT], forceReclaim=True)
-    answer = explained_node(asked([policy]), below(), MONDAY_NOON)
+    answer = node_explanation(asked([policy]), below(), MONDAY_NOON)
     text = node_text(answer, MONDAY_NOON)
     assert "stays" not in text
     assert "no policy of the operator is open now, so no new pods are let in" in text
@@ -295,9 +306,9 @@ def test_a_closed_node_with_a_deadline_never_says_that_what_is_lent_stays() -> N
 
 def test_an_invalid_policy_tells_whether_its_last_good_spec_goes_on() -> None:
     policy = a_policy("bad", timeZone="Mars")
-    answer = explained_policy(policy, Side.OWNER, None, [], "UTC", MONDAY_NOON)
+    answer = policy_explanation(policy, PolicySide.OWNER, None, [], "UTC", MONDAY_NOON)
     assert answer.complaint.startswith("spec.timeZone")
     assert (answer.uses_last_good, answer.open, answer.binding) == (False, False, "")
     good = {**policy, "status": {"lastGood": {"cluster": "east"}}}
-    answer = explained_policy(good, Side.OWNER, None, [], "UTC", MONDAY_NOON)
+    answer = policy_explanation(good, PolicySide.OWNER, None, [], "UTC", MONDAY_NOON)
     assert (answer.uses_last_good, answer.open) == (True, True)

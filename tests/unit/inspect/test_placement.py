@@ -9,7 +9,7 @@ from tapestry.kube.objects import Object
 
 OPENS = datetime(2026, 3, 2, 22, 0, tzinfo=UTC)
 VNODE = {"key": keys.VNODE_TAINT, "effect": "NoSchedule"}
-CLOSED = {"key": keys.OUT_OF_TIME_WINDOWS, "effect": "NoSchedule"}
+CLOSED = {"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "effect": "NoSchedule"}
 
 
 def a_node(name: str = "vnode-e1-n1", *taints: Object, labels: Object | None = None, **spec: Any) -> Object:

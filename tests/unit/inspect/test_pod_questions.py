@@ -7,23 +7,23 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.controller.testing import in_virtual_time, running_clock
-from tapestry.inspect.facts import Unknown
-from tapestry.inspect.questions import Questions
-from tapestry.inspect.repair import SECOND_LOOK, repair
-from tapestry.kube.objects import Object, name_of, named, uid_of
+from tapestry.inspect.queries import Queries
+from tapestry.inspect.repair import RECHECK_DELAY, repair
+from tapestry.inspect.snapshots import QueryError
+from tapestry.kube.objects import Object, name_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, LEASES, NODES, PODS, SECRETS
 from tapestry.kube.times import micro_timestamp
 
 from ..syncer.world import MAPPED, MOUNT, NODE, World, a_world, phase
 
 
-def questions(world: World) -> Questions:
-    return Questions(world.virtual, lambda _: world.down.connect(), running_clock().now())
+def questions(world: World) -> Queries:
+    return Queries(world.virtual, lambda _: world.down.connect(), running_clock().now())
 
 
 async def add_unplaced(world: World, name: str, namespace: str = "default") -> None:
     pod = {
-        **named(name, namespace),
+        **object_named(name, namespace),
         "spec": {"containers": [{"name": "c", "image": "busybox:1"}]},
         "status": {"phase": "Pending"},
     }
@@ -46,7 +46,7 @@ async def test_pods_are_shown_with_their_twins_and_those_without_a_node_too() ->
         assert (new.name, new.node, new.reason) == ("new", "", "Unscheduled")
         assert [each.name for each in await questions(world).pods(None)] == ["new", "work", "other"]
         assert [each.name for each in await questions(world).pods(None, "east")] == ["work", "other"]
-        with pytest.raises(Unknown, match=r"there is no ClusterBinding west; known are: east"):
+        with pytest.raises(QueryError, match=r"there is no ClusterBinding west; known are: east"):
             await questions(world).pods(None, "west")
 
 
@@ -84,7 +84,7 @@ async def test_a_twin_that_is_gone_is_told_where_no_syncer_sees_it() -> None:
 @in_virtual_time
 async def test_a_pod_on_a_node_of_the_virtual_cluster_itself_is_nothing_of_ours() -> None:
     world = await a_world()
-    await world.virtual.create(NODES, named("n7"))
+    await world.virtual.create(NODES, object_named("n7"))
     await world.add_pod(node="n7")
     assert (await questions(world).pod("default", "work")).pod.reason == "NotLeased"
     await world.add_pod("late", node="n8")
@@ -97,11 +97,13 @@ async def test_of_a_pod_that_is_gone_the_last_words_are_told() -> None:
     async with world.syncer():
         await world.add_pod()
         await world.wait_for_pod(MAPPED)
-        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await world.physical.patch(
+            NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+        )
         await world.wait_until_pod_is_gone()
-    with pytest.raises(Unknown, match=r"no pod default/work any more; last told of it was Reclaimed: .*kill switch"):
+    with pytest.raises(QueryError, match=r"no pod default/work any more; last told of it was Reclaimed: .*kill switch"):
         await questions(world).pod("default", "work")
-    with pytest.raises(Unknown, match=r"no pod default/nobody; `tapestry pods -A`"):
+    with pytest.raises(QueryError, match=r"no pod default/nobody; `tapestry pods -A`"):
         await questions(world).pod("default", "nobody")
 
 
@@ -125,7 +127,7 @@ async def test_the_tree_has_bindings_with_nodes_with_pods() -> None:
 
 
 async def a_pod_with_everything(world: World) -> None:
-    await world.virtual.create(CONFIGMAPS, {**named("settings", "default"), "data": {"k": "v"}})
+    await world.virtual.create(CONFIGMAPS, {**object_named("settings", "default"), "data": {"k": "v"}})
     await world.add_pod(volumes=[{"name": "s", "configMap": {"name": "settings"}}])
     await world.wait_for_pod(MAPPED)
 
@@ -149,7 +151,7 @@ async def test_what_is_left_of_a_pod_is_removed_where_no_syncer_does_so() -> Non
     async with world.syncer():
         await a_pod_with_everything(world)
     await world.add_foreign_pod("foreign", "n1")
-    await world.physical.create(CONFIGMAPS, named("foreign", MOUNT))
+    await world.physical.create(CONFIGMAPS, object_named("foreign", MOUNT))
     await world.delete_pod(grace=0)
     found, _ = await repair(questions(world), "east", dry_run=True)
     assert sorted(each.resource for each in found) == ["configmaps", "pods"]
@@ -158,7 +160,7 @@ async def test_what_is_left_of_a_pod_is_removed_where_no_syncer_does_so() -> Non
     assert len(await below(world)) == 3
     before = running_clock().monotonic()
     found, _ = await repair(questions(world), "east", dry_run=False)
-    assert running_clock().monotonic() - before == SECOND_LOOK
+    assert running_clock().monotonic() - before == RECHECK_DELAY
     assert [each.mended for each in found] == [True, True]
     assert await below(world) == ["foreign"]
     assert len(await world.physical.list(PODS, "default")) == 1
@@ -177,7 +179,7 @@ async def test_what_only_a_syncer_can_mend_is_told_with_whether_there_is_one() -
     (finding,), _ = await repair(questions(world), "east", dry_run=False)
     assert "none seems to be at work" in finding.remedy
     spec = {"holderIdentity": "me", "leaseDurationSeconds": 15, "renewTime": micro_timestamp(running_clock().now())}
-    await world.virtual.create(LEASES, {**named("tapestry-syncer-east", keys.SYSTEM_NAMESPACE), "spec": spec})
+    await world.virtual.create(LEASES, {**object_named("tapestry-syncer-east", keys.SYSTEM_NAMESPACE), "spec": spec})
     (finding,), _ = await repair(questions(world), "east", dry_run=False)
     assert finding.remedy.endswith("which is at work as me")
     await asyncio.sleep(60)
@@ -209,13 +211,13 @@ async def test_a_twin_that_lost_its_marks_gets_them_back() -> None:
 async def test_clusters_that_cannot_be_looked_into_are_told_of() -> None:
     world = await a_world("east", "west")
     async with world.syncer("east"):
-        await world.virtual.delete(SECRETS, named("west", keys.SYSTEM_NAMESPACE))
+        await world.virtual.delete(SECRETS, object_named("west", keys.SYSTEM_NAMESPACE))
         found, (sentence,) = await repair(questions(world), None, dry_run=False)
         assert found == []
         assert sentence.startswith("west was not looked at: ")
         binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
         assert uid_of(binding)
         await world.virtual.patch(CLUSTER_BINDINGS, binding, {"metadata": {"finalizers": ["x/y"]}})
-        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         _, (sentence,) = await repair(questions(world), "east", dry_run=False)
         assert "is being deleted" in sentence

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 
 from tapestry.inspect.placement import Obstacle
-from tapestry.inspect.pods import PodAnswer, PodStatus
-from tapestry.inspect.repair import Repaired
+from tapestry.inspect.pods import PodExplanation, PodStatus
+from tapestry.inspect.repair import RepairResult
 from tapestry.inspect.tables import WIDTH, pod_text, pods_table, repairs_table
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -16,9 +16,9 @@ def a_pod(**fields: object) -> PodStatus:
     return PodStatus(**{**given, "created": NOW - timedelta(hours=1), **fields})  # type: ignore[arg-type]
 
 
-def an_answer(pod: PodStatus, **fields: object) -> PodAnswer:
+def an_answer(pod: PodStatus, **fields: object) -> PodExplanation:
     given = {"todo": "", "twin_phase": "", "twin_node": "", "deadline": None, "nodes": 0, "free_nodes": 0}
-    return PodAnswer(**{"pod": pod, **given, "obstacles": (), "unseen": "", **fields})  # type: ignore[arg-type]
+    return PodExplanation(**{"pod": pod, **given, "obstacles": (), "unseen": "", **fields})  # type: ignore[arg-type]
 
 
 def test_a_line_for_each_pod_ends_with_why_it_waits() -> None:
@@ -65,9 +65,9 @@ def test_what_bars_a_pod_is_a_table_with_what_to_do_about_each() -> None:
     assert "let it onto 1 of 2 virtual nodes: its scheduler has yet to choose one, or said why not" in free
 
 
-def a_finding(**fields: object) -> Repaired:
+def a_finding(**fields: object) -> RepairResult:
     given = {"binding": "east", "invariant": "Orphans", "side": "physical", "resource": "pods", "key": "leased/web-1"}
-    return Repaired(**{**given, "message": "it is nobody's", "mended": True, "remedy": "", **fields})  # type: ignore[arg-type]
+    return RepairResult(**{**given, "message": "it is nobody's", "mended": True, "remedy": "", **fields})  # type: ignore[arg-type]
 
 
 def test_findings_are_shown_with_what_became_of_them_and_each_remedy_once() -> None:

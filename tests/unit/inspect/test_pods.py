@@ -9,8 +9,16 @@ from msgspec import structs
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
-from tapestry.inspect.pods import ADVICE, Placed, PodAnswer, TwinSeen, explained_pod, pod_status, verdict
-from tapestry.kube.objects import Object, of_resource
+from tapestry.inspect.pods import (
+    ADVICE,
+    PlacedPod,
+    PodExplanation,
+    TwinLookup,
+    pod_diagnosis,
+    pod_explanation,
+    pod_status,
+)
+from tapestry.kube.objects import Object, with_type_meta
 from tapestry.syncer.translate.pod_status import DISRUPTIONS
 
 CREATED = "2026-03-02T12:00:00Z"
@@ -24,7 +32,7 @@ NODE: Object = {
 def a_binding() -> Binding:
     reference = {"name": "east", "namespace": "s"}
     spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
-    return binding_of(of_resource(CLUSTER_BINDINGS, {"metadata": {"name": "east", "uid": "u"}, "spec": spec}), "v")
+    return binding_of(with_type_meta(CLUSTER_BINDINGS, {"metadata": {"name": "east", "uid": "u"}, "spec": spec}), "v")
 
 
 def a_pod(*conditions: Object, phase: str = "Pending", node: str = "vnode-e1-n1", **status: Any) -> Object:
@@ -37,11 +45,11 @@ def said(type: str, status: str, reason: str = "", message: str = "", at: str = 
     return {"type": type, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
 
 
-MAPPED = said(keys.MAPPED, "True", "Mapped", "uid-twin")
+MAPPED = said(keys.MAPPED_CONDITION, "True", "Mapped", "uid-twin")
 
 
 def judged(pod: Object) -> tuple[str, str, str]:
-    found = verdict(Placed(pod, NODE, a_binding()))
+    found = pod_diagnosis(PlacedPod(pod, NODE, a_binding()))
     return found.state, found.reason, found.why
 
 
@@ -50,7 +58,7 @@ def with_metadata(pod: Object, **metadata: Any) -> Object:
 
 
 def test_a_pod_that_runs_tells_its_node_and_its_twin() -> None:
-    shown = pod_status(Placed(a_pod(MAPPED, phase="Running"), NODE, a_binding()))
+    shown = pod_status(PlacedPod(a_pod(MAPPED, phase="Running"), NODE, a_binding()))
     assert (shown.state, shown.phase, shown.reason) == ("Running", "Running", "")
     assert (shown.node, shown.physical_node, shown.binding) == ("vnode-e1-n1", "n1", "east")
     namespace, name = shown.twin.split("/")
@@ -60,12 +68,12 @@ def test_a_pod_that_runs_tells_its_node_and_its_twin() -> None:
 
 def test_a_pod_that_was_not_mapped_has_no_twin_whatever_its_annotations_say() -> None:
     forged = with_metadata(a_pod(), annotations={keys.PHYSICAL_POD_NAME: "somebody-elses"})
-    assert pod_status(Placed(forged, NODE, a_binding())).twin == ""
+    assert pod_status(PlacedPod(forged, NODE, a_binding())).twin == ""
 
 
 def test_the_reason_why_a_pod_waits_is_the_condition_that_says_so() -> None:
-    refused = said(keys.ACCEPTED, "False", "PodSecurity", "spec.hostNetwork: not allowed")
-    missing = said(keys.MAPPED, "False", "ConfigMapMissing", "configmaps shop/settings does not exist")
+    refused = said(keys.ACCEPTED_CONDITION, "False", "PodSecurity", "spec.hostNetwork: not allowed")
+    missing = said(keys.MAPPED_CONDITION, "False", "ConfigMapMissing", "configmaps shop/settings does not exist")
     assert judged(a_pod(refused)) == ("Waiting", "PodSecurity", "spec.hostNetwork: not allowed")
     assert judged(a_pod(missing)) == ("Waiting", "ConfigMapMissing", "configmaps shop/settings does not exist")
     assert judged(a_pod())[:2] == ("Waiting", "NotSeen")
@@ -84,8 +92,8 @@ def test_pods_that_are_not_run_below_say_so() -> None:
 
 
 def test_a_pod_of_a_node_that_is_gone_or_of_no_virtual_one_says_so() -> None:
-    assert verdict(Placed(a_pod())).reason == "NodeGone"
-    assert verdict(Placed(a_pod(phase="Running", node="n7"), is_elsewhere=True)).reason == "NotLeased"
+    assert pod_diagnosis(PlacedPod(a_pod())).reason == "NodeGone"
+    assert pod_diagnosis(PlacedPod(a_pod(phase="Running", node="n7"), is_on_unleased_node=True)).reason == "NotLeased"
 
 
 def test_a_twin_that_cannot_start_tells_why() -> None:
@@ -97,7 +105,7 @@ def test_a_twin_that_cannot_start_tells_why() -> None:
 
 
 def test_a_running_pod_whose_change_was_refused_says_so() -> None:
-    refused = said(keys.ACCEPTED, "False", "PodSecurity", "spec.ephemeralContainers[0]: not allowed")
+    refused = said(keys.ACCEPTED_CONDITION, "False", "PodSecurity", "spec.ephemeralContainers[0]: not allowed")
     assert judged(a_pod(MAPPED, refused, phase="Running"))[:2] == ("Running", "PodSecurity")
 
 
@@ -115,7 +123,7 @@ def test_the_end_of_a_pod_is_told_with_who_decided_it() -> None:
 def test_a_pod_on_its_way_out_says_whether_it_was_taken_back() -> None:
     going = with_metadata(a_pod(MAPPED, phase="Running"), deletionTimestamp=LATER)
     assert judged(going)[:2] == ("Leaving", "Deleted")
-    assert pod_status(Placed(going, NODE, a_binding())).phase == "Terminating"
+    assert pod_status(PlacedPod(going, NODE, a_binding())).phase == "Terminating"
     disrupted = said("DisruptionTarget", "True", "Reclaimed", "Unbound: reclaimed by unbinding")
     taken = with_metadata(a_pod(MAPPED, disrupted, phase="Running"), deletionTimestamp=LATER)
     assert judged(taken) == ("Leaving", "Reclaimed", "Unbound: reclaimed by unbinding")
@@ -124,32 +132,32 @@ def test_a_pod_on_its_way_out_says_whether_it_was_taken_back() -> None:
 # -- explanations
 
 
-def explained(pod: Object, below: TwinSeen = TwinSeen(), nodes: list[Object] | None = None) -> PodAnswer:  # noqa: B008
-    place = Placed(pod, NODE, a_binding()) if pod["spec"].get("nodeName") else Placed(pod)
-    return explained_pod(place, below, [NODE] if nodes is None else nodes, {}, None)
+def explained(pod: Object, below: TwinLookup = TwinLookup(), nodes: list[Object] | None = None) -> PodExplanation:  # noqa: B008
+    place = PlacedPod(pod, NODE, a_binding()) if pod["spec"].get("nodeName") else PlacedPod(pod)
+    return pod_explanation(place, below, [NODE] if nodes is None else nodes, {}, None)
 
 
 def test_an_explanation_says_where_the_twin_is_and_how() -> None:
     twin = {"metadata": {"uid": "uid-twin"}, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
-    answer = explained(a_pod(MAPPED, phase="Running"), TwinSeen(twin, looked=True))
+    answer = explained(a_pod(MAPPED, phase="Running"), TwinLookup(twin, succeeded=True))
     assert (answer.twin_phase, answer.twin_node, answer.todo) == ("Running", "n1", "")
 
 
 @pytest.mark.parametrize("uid", [None, "another"])
 def test_a_twin_that_is_not_there_any_more_is_told_before_the_pod_knows(uid: str | None) -> None:
     twin = {"metadata": {"uid": uid}, "spec": {}} if uid else None
-    answer = explained(a_pod(MAPPED, phase="Running"), TwinSeen(twin, looked=True))
+    answer = explained(a_pod(MAPPED, phase="Running"), TwinLookup(twin, succeeded=True))
     assert (answer.pod.state, answer.pod.reason) == ("Waiting", "TwinLost")
-    unseen = explained(a_pod(MAPPED, phase="Running"), TwinSeen(unseen="no answer"))
+    unseen = explained(a_pod(MAPPED, phase="Running"), TwinLookup(error="no answer"))
     assert (unseen.pod.state, unseen.unseen) == ("Running", "no answer")
 
 
 def test_a_pod_that_waits_for_room_tells_when_it_fails() -> None:
-    refused = a_pod(said(keys.MAPPED, "False", "RefusedBelow", "exceeded quota", LATER))
+    refused = a_pod(said(keys.MAPPED_CONDITION, "False", "RefusedBelow", "exceeded quota", LATER))
     assert explained(refused).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
     unplaced = a_pod(MAPPED, said("PodScheduled", "False", "Unschedulable", "Insufficient cpu", LATER))
     assert explained(unplaced).deadline == datetime(2026, 3, 2, 12, 6, tzinfo=UTC)
-    missing = a_pod(said(keys.MAPPED, "False", "SecretMissing", "secrets shop/p does not exist", LATER))
+    missing = a_pod(said(keys.MAPPED_CONDITION, "False", "SecretMissing", "secrets shop/p does not exist", LATER))
     assert explained(missing).deadline is None
 
 
@@ -169,8 +177,8 @@ def test_keys_that_are_not_copied_and_names_that_need_dns_are_noted() -> None:
     [note] = explained(pod).notes
     assert note.endswith(": kueue.x-k8s.io/queue-name")
     spec = structs.replace(a_binding().spec, service_namespaces=("shop",))
-    place = Placed(a_pod(MAPPED), NODE, replace(a_binding(), spec=spec))
-    [note] = explained_pod(place, TwinSeen(), [NODE], {}, None).notes
+    place = PlacedPod(a_pod(MAPPED), NODE, replace(a_binding(), spec=spec))
+    [note] = pod_explanation(place, TwinLookup(), [NODE], {}, None).notes
     assert "headless and later ones need DNS" in note
 
 

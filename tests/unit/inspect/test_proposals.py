@@ -8,11 +8,11 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, Binding, binding_of
 from tapestry.apis.policies import POLICIES
-from tapestry.inspect.facts import Above, Cluster
-from tapestry.inspect.proposals import PolicyPlan, Proposal, planned, proposed_policy
+from tapestry.inspect.proposals import PolicyPlan, Proposal, policy_plan, proposed_policy
+from tapestry.inspect.snapshots import PhysicalSnapshot, VirtualSnapshot
 from tapestry.inspect.tables import plan_text
-from tapestry.kube.objects import Object, of_resource
-from tapestry.syncer.leasing import Side
+from tapestry.kube.objects import Object, with_type_meta
+from tapestry.syncer.leasing import PolicySide
 
 CREATED = "2026-01-01T00:00:00Z"
 NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -29,7 +29,7 @@ def an_object(name: str, **content: Any) -> Object:
 
 
 def a_policy(name: str, **spec: Any) -> Object:
-    return of_resource(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
+    return with_type_meta(POLICIES, an_object(name, spec={"cluster": "east", **spec}))
 
 
 def in_a_file(name: str, **spec: Any) -> Object:
@@ -43,7 +43,7 @@ def a_pod(name: str, cpu: str, node: str, priority: int = 0) -> Object:
     return {**pod, "metadata": {**pod["metadata"], "namespace": "shop"}}
 
 
-BINDING: Binding = binding_of(of_resource(CLUSTER_BINDINGS, an_object("east", spec=EAST)), "virtual")
+BINDING: Binding = binding_of(with_type_meta(CLUSTER_BINDINGS, an_object("east", spec=EAST)), "virtual")
 
 
 def plan(
@@ -54,11 +54,11 @@ def plan(
     virtual["metadata"]["labels"] = {keys.CLUSTER_BINDING_UID: BINDING.uid}
     virtual["metadata"]["annotations"] = {keys.PHYSICAL_NODE_NAME: "n1"}
     node = an_object("n1", status={"allocatable": {"cpu": "4"}})
-    cluster = Cluster([node], [a_pod("foreign", "1", "n1")], list(owner), None)
-    facts = Above("virtual", [], [virtual], {"vnode-e1-n1": list(pods)}, list(policies))
+    cluster = PhysicalSnapshot([node], [a_pod("foreign", "1", "n1")], list(owner), None)
+    facts = VirtualSnapshot("virtual", [], [virtual], {"vnode-e1-n1": list(pods)}, list(policies))
     mine = {each["metadata"]["name"]: each for each in policies}
-    proposal = Proposal(proposed, mine.get(proposed["metadata"]["name"]), Side.OPERATOR)
-    return planned(proposal, BINDING, cluster, facts, "UTC", NOON)
+    proposal = Proposal(proposed, mine.get(proposed["metadata"]["name"]), PolicySide.OPERATOR)
+    return policy_plan(proposal, BINDING, cluster, facts, "UTC", NOON)
 
 
 def test_a_new_policy_lends_where_nothing_was_lent() -> None:

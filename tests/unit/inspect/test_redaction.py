@@ -80,14 +80,14 @@ def test_rule_7_what_is_planted_in_an_object_is_nowhere_in_what_is_shown(obj: di
         str(obj).count("planted") + str(obj).count("TUlJR") + str(obj).count(base64.b64encode(b"planted-data").decode())
     )
     assert planted
-    shown = str(Redaction().object(obj))
+    shown = str(Redaction().redact_object(obj))
     assert "planted" not in shown
     assert "TUlJR" not in shown
     assert base64.b64encode(b"planted-data").decode() not in shown
 
 
 def test_what_helps_is_kept() -> None:
-    shown = Redaction().object(POD)
+    shown = Redaction().redact_object(POD)
     (container,) = shown["spec"]["containers"]
     assert (container["name"], container["image"], container["resources"]) == (
         "web",
@@ -103,7 +103,7 @@ def test_what_helps_is_kept() -> None:
 
 def test_an_object_is_not_changed_by_being_shown() -> None:
     before = str(POD)
-    Redaction().object(POD)
+    Redaction().redact_object(POD)
     assert str(POD) == before
 
 
@@ -114,8 +114,10 @@ KNOWN = "correct horse battery staple"
 def test_rule_7_a_known_secret_is_in_no_text(before: str, after: str, packed: bool) -> None:
     secret = base64.b64encode(KNOWN.encode()).decode() if packed else KNOWN
     redaction = Redaction(frozenset({KNOWN}))
-    assert secret.rstrip("=") not in redaction.text(f"{before}{secret}{after}")
-    assert secret.rstrip("=") not in str(redaction.object({"status": {f"{before}{secret}": [{"reason": secret}]}}))
+    assert secret.rstrip("=") not in redaction.redact_text(f"{before}{secret}{after}")
+    assert secret.rstrip("=") not in str(
+        redaction.redact_object({"status": {f"{before}{secret}": [{"reason": secret}]}})
+    )
 
 
 def test_secrets_are_known_by_what_secrets_hold_and_by_the_names_of_variables() -> None:

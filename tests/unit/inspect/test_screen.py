@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tapestry.inspect.pods import PodStatus
-from tapestry.inspect.scene import Scene, scene
-from tapestry.inspect.screen import Prompt, folded, screen, shared, when
+from tapestry.inspect.screen import Footer, local_time_text, row_shares, screen, wrapped_lines
 from tapestry.inspect.status import BindingStatus, NodeStatus
+from tapestry.inspect.world_state import WorldState, world_state_of
 from tapestry.kube.objects import Object
 
 NOW = datetime(2026, 3, 2, 18, 30, tzinfo=UTC)  # a Monday
@@ -74,8 +74,8 @@ def a_pod_that_waits(name: str) -> PodStatus:
     )
 
 
-def a_scene(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> Scene:
-    return Scene(
+def a_scene(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> WorldState:
+    return WorldState(
         [a_binding(f"cluster-{number}", change=timedelta(hours=3, minutes=30)) for number in range(1, bindings + 1)],
         [a_node(f"vnode-cluster-1-n{number}") for number in range(1, nodes + 1)],
         {"Running": 24, "Pending": waiting},
@@ -84,7 +84,7 @@ def a_scene(bindings: int = 2, nodes: int = 4, waiting: int = 1) -> Scene:
     )
 
 
-def rows(seen: Scene, width: int = 120, height: int = 40, prompt: Prompt = Prompt(LINES)) -> list[str]:  # noqa: B008
+def rows(seen: WorldState, width: int = 120, height: int = 40, prompt: Footer = Footer(LINES)) -> list[str]:  # noqa: B008
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False, color_system=None)
     with console.capture() as captured:
         console.print(screen(seen, prompt, width, height))
@@ -118,7 +118,7 @@ def test_a_narrow_screen_drops_memory_before_processors() -> None:
 
 def test_a_closed_cluster_opens() -> None:
     closed = a_binding("night", "OutOfTimeWindows", timedelta(hours=1, minutes=30))
-    assert "opens 20:00 (in 1h30m)" in row_of(rows(Scene([closed], [], {}, [], NOW)), "night")
+    assert "opens 20:00 (in 1h30m)" in row_of(rows(WorldState([closed], [], {}, [], NOW)), "night")
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_a_closed_cluster_opens() -> None:
     ],
 )
 def test_a_moment_is_told_as_people_say_it(ahead: timedelta, text: str) -> None:
-    assert when(NOW + ahead, NOW) == text
+    assert local_time_text(NOW + ahead, NOW) == text
 
 
 def test_a_moment_is_told_in_the_zone_of_whoever_looks() -> None:
     there = NOW.astimezone(timezone(timedelta(hours=8)))  # where it is Tuesday, 02:30
-    assert when(NOW + timedelta(hours=3), there) == "05:30 (in 3h)"
+    assert local_time_text(NOW + timedelta(hours=3), there) == "05:30 (in 3h)"
 
 
 def test_pods_are_counted_by_phase_and_those_that_wait_say_why() -> None:
@@ -150,14 +150,14 @@ def test_pods_are_counted_by_phase_and_those_that_wait_say_why() -> None:
 
 def test_nodes_that_are_not_as_they_should_be_come_first() -> None:
     nodes = [a_node("a"), a_node("b"), a_node("closed", "Closed"), a_node("lost", ready=False)]
-    seen = [line.split()[0] for line in rows(Scene([], nodes, {}, [], NOW)) if "/16Gi" in line]
+    seen = [line.split()[0] for line in rows(WorldState([], nodes, {}, [], NOW)) if "/16Gi" in line]
     assert seen == ["closed", "lost", "a", "b"]
 
 
 def test_what_is_wrong_and_what_happened_are_told() -> None:
     seen = rows(
-        Scene([a_binding("east", troubles=1)], [], {}, [], NOW),
-        prompt=Prompt(LINES, ["18:29:01 cluster-1 was ended by SIGKILL; it is started again"]),
+        WorldState([a_binding("east", troubles=1)], [], {}, [], NOW),
+        prompt=Footer(LINES, ["18:29:01 cluster-1 was ended by SIGKILL; it is started again"]),
     )
     assert "it is broken in 0 ways" in "\n".join(seen)
     assert "! 18:29:01 cluster-1 was ended by SIGKILL" in "\n".join(seen)
@@ -184,20 +184,20 @@ def test_a_screen_is_never_larger_than_its_terminal_and_has_all_lines_to_copy(
 
 @given(st.text("abcdefgh -=/.", min_size=1), st.integers(2, 40))
 def test_a_folded_line_fits_and_is_one_line(line: str, width: int) -> None:
-    pieces = list(folded(line, width))
+    pieces = list(wrapped_lines(line, width))
     assert all(len(piece) <= width for piece in pieces)
     assert "\n".join(pieces).replace("\\\n", "") == line
 
 
 def test_a_shell_takes_a_folded_line_for_one() -> None:
     line = "echo export KUBECONFIG=/a/very/long/path/to/a/kubeconfig"
-    done = subprocess.run(["sh", "-c", "\n".join(folded(line, 17))], capture_output=True, text=True, check=True)
+    done = subprocess.run(["sh", "-c", "\n".join(wrapped_lines(line, 17))], capture_output=True, text=True, check=True)
     assert done.stdout == line.removeprefix("echo ") + "\n"
 
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 30), min_size=3, max_size=3))
 def test_rows_are_shared_without_waste(room: int, wanted: list[int]) -> None:
-    given_rows = shared(room, wanted)
+    given_rows = row_shares(room, wanted)
     assert all(got <= want for got, want in zip(given_rows, wanted, strict=True))
     assert all(got >= min(want, 3) for got, want in zip(given_rows, wanted, strict=True))
     if room >= sum(wanted):
@@ -228,7 +228,7 @@ def test_a_scene_has_the_pods_of_virtual_nodes_and_those_that_have_none() -> Non
         a_pod("waits", "Pending"),
         a_pod("starts", "Pending", "vnode"),
     ]
-    seen = scene([binding], [node], pods, NOW)
+    seen = world_state_of([binding], [node], pods, NOW)
     assert seen.phases == {"Running": 1, "Pending": 2}
     assert [each.name for each in seen.waiting] == ["starts", "waits"]
     assert (seen.nodes[0].pods, seen.nodes[0].used["cpu"]) == (2, "2")

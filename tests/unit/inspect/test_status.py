@@ -9,8 +9,8 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
 from tapestry.apis.policies import POLICIES
 from tapestry.inspect.status import binding_status, node_status, policy_status
-from tapestry.kube.objects import Object, of_resource
-from tapestry.syncer.leasing import Side
+from tapestry.kube.objects import Object, with_type_meta
+from tapestry.syncer.leasing import PolicySide
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 CREATED = "2026-03-01T12:00:00Z"
@@ -22,7 +22,7 @@ def an_object(name: str, **content: Any) -> Object:
 
 def a_binding(**status: Any) -> Object:
     spec = {"clusterID": "e1", "secretRef": {"name": "east", "namespace": "s"}, "mountNamespace": "leased"}
-    return of_resource(CLUSTER_BINDINGS, an_object("east", spec=spec, status=status))
+    return with_type_meta(CLUSTER_BINDINGS, an_object("east", spec=spec, status=status))
 
 
 def a_condition(type: str, status: str, reason: str, message: str = "") -> Object:
@@ -87,9 +87,9 @@ def a_virtual_node(*taints: str, **content: Any) -> Object:
 
 def test_the_taints_of_a_virtual_node_are_its_state() -> None:
     assert node_status(a_virtual_node(), []).state == "Open"
-    assert node_status(a_virtual_node(keys.OUT_OF_TIME_WINDOWS), []).state == "Closed"
-    assert node_status(a_virtual_node(keys.OUT_OF_TIME_WINDOWS, keys.WITHDRAWING), []).state == "Withdrawn"
-    assert node_status(a_virtual_node(keys.PHYSICAL_NODE_UNSCHEDULABLE), []).cordoned
+    assert node_status(a_virtual_node(keys.OUT_OF_TIME_WINDOWS_TAINT), []).state == "Closed"
+    assert node_status(a_virtual_node(keys.OUT_OF_TIME_WINDOWS_TAINT, keys.WITHDRAWING_TAINT), []).state == "Withdrawn"
+    assert node_status(a_virtual_node(keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT), []).cordoned
 
 
 def test_a_virtual_node_counts_the_pods_that_hold_it() -> None:
@@ -102,14 +102,14 @@ def test_a_virtual_node_counts_the_pods_that_hold_it() -> None:
 
 
 def a_policy(status: Object | None = None, **spec: Any) -> Object:
-    return of_resource(POLICIES, an_object("night", spec={"cluster": "east", **spec}, status=status or {}))
+    return with_type_meta(POLICIES, an_object("night", spec={"cluster": "east", **spec}, status=status or {}))
 
 
 def test_a_policy_is_shown_as_it_counts_now_and_not_as_its_status_was() -> None:
     windows = [{"start": "22:00", "end": "06:00", "days": ["monday"]}]
     limits = [{"resource": "cpu", "percent": 50, "quantity": "4"}, {"resource": "gpu"}]
     policy = a_policy({"active": True, "nodes": 2}, timeWindows=windows, resourceLimits=limits, timeZone="Asia/Tokyo")
-    shown = policy_status(policy, Side.OPERATOR, None, None, "UTC", NOW)
+    shown = policy_status(policy, PolicySide.OPERATOR, None, None, "UTC", NOW)
     assert (shown.open, shown.nodes) == (False, 0)
     assert shown.next_change == datetime(2026, 3, 2, 13, 0, tzinfo=UTC)
     assert shown.windows == ["22:00-06:00 Mon Asia/Tokyo"]
@@ -123,13 +123,13 @@ def test_of_an_owners_policy_only_our_own_lease_is_shown() -> None:
         {**lease, "virtualCluster": "somebody-elses", "nodes": 7},
         {**lease, "virtualCluster": binding.virtual_cluster, "nodes": 1},
     ]
-    shown = policy_status(a_policy({"nodes": 8, "leases": leases}), Side.OWNER, binding, None, "UTC", NOW)
+    shown = policy_status(a_policy({"nodes": 8, "leases": leases}), PolicySide.OWNER, binding, None, "UTC", NOW)
     assert (shown.nodes, shown.leased, shown.seen_by) == (1, {"cpu": "1"}, "east")
 
 
 def test_terms_are_told_in_words() -> None:
     def terms(**spec: Any) -> str:
-        return policy_status(a_policy(**spec), Side.OWNER, None, None, "UTC", NOW).terms
+        return policy_status(a_policy(**spec), PolicySide.OWNER, None, None, "UTC", NOW).terms
 
     assert terms() == "pods finish"
     assert terms(forceReclaim=True, gracefulReclaimPeriodSeconds=5) == "reclaimed 5 s after the end"

@@ -5,22 +5,22 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from tapestry.inspect.explain import NodeAnswer, PolicyAnswer, PolicyExplanation, ResourceAnswer
+from tapestry.inspect.explain import NodeExplanation, PolicyEffect, PolicyExplanation, ResourceExplanation
 from tapestry.inspect.pods import PodStatus
 from tapestry.inspect.status import BindingStatus, NodeStatus, PolicyStatus
 from tapestry.inspect.tables import (
     WIDTH,
-    ahead,
-    amount,
+    amount_text,
     bindings_table,
+    duration_text,
     node_policies_table,
     node_text,
     nodes_table,
     pods_table,
     policies_table,
     policy_text,
-    span,
     table,
+    time_text,
 )
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -45,13 +45,13 @@ def test_columns_are_aligned_and_an_empty_cell_is_a_dash() -> None:
     ],
 )
 def test_a_length_of_time_has_its_two_largest_units(seconds: int, text: str) -> None:
-    assert span(timedelta(seconds=seconds)) == text
+    assert duration_text(timedelta(seconds=seconds)) == text
 
 
 def test_a_moment_says_how_far_away_it_is() -> None:
-    assert ahead(NOW + HOUR, NOW) == "2026-03-02T13:00:00Z (in 1h)"
-    assert ahead(NOW - HOUR, NOW) == "2026-03-02T11:00:00Z (1h ago)"
-    assert ahead(None, NOW) == ""
+    assert time_text(NOW + HOUR, NOW) == "2026-03-02T13:00:00Z (in 1h)"
+    assert time_text(NOW - HOUR, NOW) == "2026-03-02T11:00:00Z (1h ago)"
+    assert time_text(None, NOW) == ""
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_moment_says_how_far_away_it_is() -> None:
     ],
 )
 def test_bytes_are_shown_in_their_largest_unit(resource: str, text: str, shown: str) -> None:
-    assert amount(resource, text) == shown
+    assert amount_text(resource, text) == shown
 
 
 def a_binding(**fields: object) -> BindingStatus:
@@ -124,13 +124,13 @@ def test_a_policy_that_cannot_be_read_is_not_said_to_be_open_always(complaint: s
     assert ("always" in answered) == (not complaint)
 
 
-def an_answer(**fields: object) -> NodeAnswer:
+def an_answer(**fields: object) -> NodeExplanation:
     given = {"node": "vnode-e1-n1", "physical_node": "n1", "binding": "east", "state": "Open", "reason": "Leased"}
-    return NodeAnswer(**{**given, "why": "because", **fields})  # type: ignore[arg-type]
+    return NodeExplanation(**{**given, "why": "because", **fields})  # type: ignore[arg-type]
 
 
-ROW = ResourceAnswer("gpu", "1", "0", "3", "0", "3", "owner/half", "50% of idle", "500m")
-POLICY = PolicyAnswer("owner/half", True, True, True, [], "pods finish", NOW + HOUR, "")
+ROW = ResourceExplanation("gpu", "1", "0", "3", "0", "3", "owner/half", "50% of idle", "500m")
+POLICY = PolicyEffect("owner/half", True, True, True, [], "pods finish", NOW + HOUR, "")
 
 
 def test_an_explanation_shows_the_arithmetic_the_policies_and_the_end() -> None:
@@ -153,7 +153,7 @@ def test_an_explanation_shows_the_arithmetic_the_policies_and_the_end() -> None:
 
 
 def test_an_explanation_from_above_alone_says_so_and_shows_no_arithmetic() -> None:
-    text = node_text(an_answer(resources=(ResourceAnswer("cpu", "2", "1"),), unseen="no answer"), NOW)
+    text = node_text(an_answer(resources=(ResourceExplanation("cpu", "2", "1"),), unseen="no answer"), NOW)
     assert "the physical cluster was not looked into: no answer" in text
     assert "RESOURCE   LEASED   USED" in text
     assert "no end is in sight" not in text

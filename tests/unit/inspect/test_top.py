@@ -15,12 +15,12 @@ from tapestry.cli import top as command
 from tapestry.client.access import Access
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi, run, running_clock
-from tapestry.inspect.facts import Unknown
-from tapestry.inspect.metrics import POD_METRICS, Gauges, KubeletAccess, in_summary, kubelet_url
-from tapestry.inspect.questions import Questions
-from tapestry.inspect.top import Top, busiest_first, loads_table, top
-from tapestry.kube.objects import Object, named, of_resource
-from tapestry.kube.quantity import parse
+from tapestry.inspect.metrics import POD_METRICS, KubeletAccess, UsageReader, kubelet_url, summary_amounts
+from tapestry.inspect.queries import Queries
+from tapestry.inspect.snapshots import QueryError
+from tapestry.inspect.top import UsageReport, loads_table, sorted_loads, usage_report
+from tapestry.kube.objects import Object, object_named, with_type_meta
+from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.resources import NAMESPACES, NODES, PODS, SECRETS
 from tapestry.local import control_planes
 from tapestry.syncer.translate.pods import twin_name
@@ -40,20 +40,20 @@ class World:
 
     virtual: Client
     physical: Client
-    questions: Questions
+    questions: Queries
     binding: Object = field(default_factory=dict)
 
     async def bind(self, identity: str) -> None:
         data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
-        await self.virtual.create(SECRETS, {**named("east", keys.SYSTEM_NAMESPACE), "data": data})
+        await self.virtual.create(SECRETS, {**object_named("east", keys.SYSTEM_NAMESPACE), "data": data})
         reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
         spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
         made = await self.virtual.create(
-            CLUSTER_BINDINGS, of_resource(CLUSTER_BINDINGS, {**named("east"), "spec": spec})
+            CLUSTER_BINDINGS, with_type_meta(CLUSTER_BINDINGS, {**object_named("east"), "spec": spec})
         )
         status = {"status": {"identity": identity}}
         self.binding = await self.virtual.patch(CLUSTER_BINDINGS, made, status, subresource="status")
-        labels = {keys.NODE_TYPE: keys.VIRTUAL, keys.CLUSTER_BINDING_UID: made["metadata"]["uid"]}
+        labels = {keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL, keys.CLUSTER_BINDING_UID: made["metadata"]["uid"]}
         for name in ("n1", "n2"):
             about = {"labels": labels, "annotations": {keys.PHYSICAL_NODE_NAME: name}}
             lent = {"allocatable": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "2", "pods": "50"}}
@@ -61,22 +61,26 @@ class World:
 
     async def run(self, name: str, node: str, phase: str = "Running", **requests: str) -> str:
         """A pod with a twin, whose name is returned."""
-        mapped = {"type": keys.MAPPED, "status": "True", "reason": "Mapped", "message": f"uid-of-{name}"}
+        mapped = {"type": keys.MAPPED_CONDITION, "status": "True", "reason": "Mapped", "message": f"uid-of-{name}"}
         container = {"name": "c", "image": "busybox:1", "resources": {"requests": requests, "limits": requests}}
-        pod = {**named(name, "default"), "spec": {"nodeName": node, "containers": [container]}}
+        pod = {**object_named(name, "default"), "spec": {"nodeName": node, "containers": [container]}}
         made = await self.virtual.create(PODS, pod)
         status = {"status": {"phase": phase, "conditions": [mapped]}}
         made = await self.virtual.patch(PODS, made, status, subresource="status")
         identity = (await self.virtual.get(NAMESPACES, "kube-system"))["metadata"]["uid"]
         return twin_name(made, binding_of(self.binding, identity))
 
-    async def top(self, binding: str | None = None, kubelets: Mapping[str, KubeletAccess] | None = None) -> Top:
-        return await top(self.questions, Gauges(self.virtual, self.questions.connect, kubelets or {}), binding)
+    async def top(self, binding: str | None = None, kubelets: Mapping[str, KubeletAccess] | None = None) -> UsageReport:
+        return await usage_report(
+            self.questions, UsageReader(self.virtual, self.questions.connect, kubelets or {}), binding
+        )
 
 
 async def measure(client: Client, namespace: str, name: str, cpu: str, memory: str) -> None:
     containers = [{"name": "c", "usage": {"cpu": cpu, "memory": memory}}]
-    await client.create(POD_METRICS, of_resource(POD_METRICS, {**named(name, namespace), "containers": containers}))
+    await client.create(
+        POD_METRICS, with_type_meta(POD_METRICS, {**object_named(name, namespace), "containers": containers})
+    )
 
 
 def in_a_world(
@@ -89,9 +93,9 @@ def in_a_world(
         physical_api = InProcessApi([NAMESPACES, NODES, PODS, *([POD_METRICS] if below else [])], now=clock.now)
         virtual = Client(InProcessApi([*ABOVE, *([POD_METRICS] if above else [])], now=clock.now).connect())
         physical = Client(physical_api.connect())
-        await virtual.create(NAMESPACES, named("kube-system"))
-        identity = (await physical.create(NAMESPACES, named("kube-system")))["metadata"]["uid"]
-        world = World(virtual, physical, Questions(virtual, lambda _: physical_api.connect(), clock.now()))
+        await virtual.create(NAMESPACES, object_named("kube-system"))
+        identity = (await physical.create(NAMESPACES, object_named("kube-system")))["metadata"]["uid"]
+        world = World(virtual, physical, Queries(virtual, lambda _: physical_api.connect(), clock.now()))
         await world.bind(identity)
         await scenario(world)
 
@@ -122,7 +126,7 @@ def test_clusters_nodes_and_pods_are_summed_up_from_what_the_physical_cluster_me
             "job": ("vnode-e1-n2", "1"),
         }
         assert found.pods("elsewhere") == []
-        assert found.unmeasured() == []
+        assert found.missing_usage_messages() == []
 
     in_a_world(scenario)
 
@@ -142,9 +146,9 @@ def test_where_nobody_measures_requests_are_shown_and_a_sentence_says_why() -> N
         await world.run("small", "vnode-e1-n1", cpu="1")
         await world.run("large", "vnode-e1-n1", cpu="2")
         found = await world.top()
-        (sentence,) = found.unmeasured()
+        (sentence,) = found.missing_usage_messages()
         assert sentence.startswith("what pods of east use is not shown: it has no metrics API")
-        pods = busiest_first(found.pods(None), "cpu")
+        pods = sorted_loads(found.pods(None), "cpu")
         assert [(each.name, each.used) for each in pods] == [("large", None), ("small", None)]
         assert "small  vnode-e1-n1  -/1  -/0" in loads_table(pods)
         assert max(map(len, loads_table(pods).splitlines())) <= 80
@@ -154,10 +158,10 @@ def test_where_nobody_measures_requests_are_shown_and_a_sentence_says_why() -> N
 
 def test_kubelets_that_do_not_answer_are_told_of() -> None:
     async def scenario(world: World) -> None:
-        await world.physical.create(NODES, named("n1"))
+        await world.physical.create(NODES, object_named("n1"))
         await world.run("web", "vnode-e1-n1", cpu="1")
         found = await world.top(kubelets={world.binding["status"]["identity"]: Access})  # a server that is no kubelet
-        (sentence,) = found.unmeasured()
+        (sentence,) = found.missing_usage_messages()
         assert "a kubelet did not answer: GET /stats/summary: 404" in sentence
 
     in_a_world(scenario)
@@ -174,7 +178,7 @@ def test_pods_that_are_over_count_for_nothing() -> None:
 
 def test_a_binding_that_is_not_there_is_unknown() -> None:
     async def scenario(world: World) -> None:
-        with pytest.raises(Unknown, match="known are: east"):
+        with pytest.raises(QueryError, match="known are: east"):
             await world.top("west")
 
     in_a_world(scenario)
@@ -193,7 +197,7 @@ def test_the_busiest_comes_first(order: Any, names: list[str]) -> None:
         for node, cpu, memory in (("n1", "1", "2Gi"), ("n2", "2", "1Gi")):
             twin = await world.run(f"on-{node}", f"vnode-e1-{node}", cpu=cpu)
             await measure(world.physical, "leased", twin, cpu, memory)
-        assert [each.name for each in busiest_first((await world.top()).nodes(), order)] == names
+        assert [each.name for each in sorted_loads((await world.top()).nodes(), order)] == names
 
     in_a_world(scenario)
 
@@ -202,7 +206,7 @@ def test_a_wide_table_has_shares_and_what_else_is_requested() -> None:
     async def scenario(world: World) -> None:
         twin = await world.run("train", "vnode-e1-n1", **{"cpu": "1", "memory": "4Gi", "nvidia.com/gpu": "1"})
         await measure(world.physical, "leased", twin, "2", "2Gi")
-        nodes = busiest_first((await world.top()).nodes(), "cpu")
+        nodes = sorted_loads((await world.top()).nodes(), "cpu")
         header, first, second = (line.split() for line in loads_table(nodes, wide=True).splitlines())
         assert header[-1] == "OTHER"
         assert first == [
@@ -242,7 +246,7 @@ def test_a_kubelet_tells_what_its_pods_use() -> None:
             {"podRef": {"name": "just-started", "namespace": "n"}, "cpu": {}, "memory": {}},
         ],
     }
-    assert dict(in_summary(told)) == {"n/a": {"cpu": parse("1m"), "memory": parse(4096)}}
+    assert dict(summary_amounts(told)) == {"n/a": {"cpu": parse_quantity("1m"), "memory": parse_quantity(4096)}}
 
 
 def test_a_kubelet_is_called_where_its_node_says() -> None:
@@ -254,4 +258,4 @@ def test_a_kubelet_is_called_where_its_node_says() -> None:
 
 
 def test_the_certificate_for_kubelets_has_one_name() -> None:
-    assert command.SERVER_TO_KUBELET == control_planes.SERVER_TO_KUBELET
+    assert command.KUBELET_CLIENT == control_planes.KUBELET_CLIENT

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from tapestry.kube.cel.compiling import compiled
+from tapestry.kube.cel.compiler import compile_expression
 from tapestry.kube.cel.errors import CompileError, CostExceeded, EvaluationError, Meter
-from tapestry.kube.cel.types import BOOL, DYN, INT, STRING, Agreement, list_of, map_of, object_of, type_named
+from tapestry.kube.cel.types import BOOL, DYN, INT, STRING, TypeUnifier, list_of, map_of, object_type, parse_type
 
 
 def value(text: str, cost: int = 1_000_000, **variables: Any) -> Any:
-    return compiled(text, dict.fromkeys(variables, DYN)).evaluate(variables, Meter(cost))
+    return compile_expression(text, dict.fromkeys(variables, DYN)).evaluate(variables, Meter(cost))
 
 
 def test_an_expression_is_compiled_once_and_asked_often() -> None:
-    program = compiled("x.size > 2", {"x": object_of("Thing", {"size": INT})})
+    program = compile_expression("x.size > 2", {"x": object_type("Thing", {"size": INT})})
     assert program.type == BOOL
-    assert program.names == {"x"}
+    assert program.variable_names == {"x"}
     assert [program.evaluate({"x": {"size": size}}, Meter(100)) for size in (2, 3)] == [False, True]
 
 
@@ -26,7 +26,7 @@ def test_variables_of_macros_shadow_others_and_are_gone_after() -> None:
 
 
 def test_data_that_are_not_of_their_type_are_an_error_of_the_expression() -> None:
-    program = compiled("x.size > 2", {"x": object_of("Thing", {"size": INT})})
+    program = compile_expression("x.size > 2", {"x": object_type("Thing", {"size": INT})})
     for wrong in ({"size": "big"}, {"size": None}, 5, None, []):
         with pytest.raises(EvaluationError):
             program.evaluate({"x": wrong}, Meter(100))
@@ -50,7 +50,7 @@ def test_data_that_are_not_of_their_type_are_an_error_of_the_expression() -> Non
     ],
 )
 def test_hostile_expressions_end_soon_with_an_error(text: str) -> None:
-    program = compiled(text, {"x": list_of(INT), "s": STRING})
+    program = compile_expression(text, {"x": list_of(INT), "s": STRING})
     start = time.process_time()
     with pytest.raises(CostExceeded):
         program.evaluate({"x": list(range(1000)), "s": "a" * 10_000}, Meter(1_000_000))
@@ -71,7 +71,7 @@ def test_hostile_expressions_end_soon_with_an_error(text: str) -> None:
 )
 def test_an_expression_that_is_nested_too_deep_is_refused(text: str) -> None:
     with pytest.raises(CompileError):
-        compiled(text, {"a": DYN})
+        compile_expression(text, {"a": DYN})
 
 
 def test_a_chain_of_conditions_may_be_long() -> None:
@@ -80,26 +80,26 @@ def test_a_chain_of_conditions_may_be_long() -> None:
 
 def test_errors_show_the_line_and_the_place() -> None:
     with pytest.raises(CompileError) as caught:
-        compiled("x > 1 &&\n  y", {"x": INT})
+        compile_expression("x > 1 &&\n  y", {"x": INT})
     assert str(caught.value) == ("ERROR: <input>:2:3: undeclared reference to 'y' (in container '')\n |   y\n | ..^")
 
 
 def test_every_mistake_is_reported_at_once() -> None:
     with pytest.raises(CompileError) as caught:
-        compiled("a || b", {})
+        compile_expression("a || b", {})
     assert str(caught.value).count("ERROR") == 2
 
 
 def test_types_agree_where_variables_can_stand_for_what_there_is() -> None:
-    agreement = Agreement()
-    [items, item] = agreement.fresh([type_named("list(A)"), type_named("A")])
-    assert agreement.agrees([items, item], [list_of(INT), INT])
-    assert not agreement.agrees([items, item], [list_of(INT), STRING])
-    assert agreement.resolved(items) == list_of(INT)
+    agreement = TypeUnifier()
+    [items, item] = agreement.with_fresh_variables([parse_type("list(A)"), parse_type("A")])
+    assert agreement.unify([items, item], [list_of(INT), INT])
+    assert not agreement.unify([items, item], [list_of(INT), STRING])
+    assert agreement.resolve(items) == list_of(INT)
     assert str(map_of(STRING, list_of(DYN))) == "map(string, list(dyn))"
 
 
 def test_a_type_cannot_be_a_part_of_itself() -> None:
-    agreement = Agreement()
-    [item] = agreement.fresh([type_named("A")])
-    assert not agreement.agrees([item], [list_of(item)])
+    agreement = TypeUnifier()
+    [item] = agreement.with_fresh_variables([parse_type("A")])
+    assert not agreement.unify([item], [list_of(item)])

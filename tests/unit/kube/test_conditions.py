@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.kube.conditions import condition, find, is_true, with_condition
+from tapestry.kube.conditions import find_condition, is_condition_true, new_condition, with_condition
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 LATER = NOON + timedelta(hours=1)
 
 claims = st.builds(
-    condition,
+    new_condition,
     st.sampled_from(["Ready", "Leasing", "Valid"]),
     st.sampled_from([True, False, None]),
     st.sampled_from(["Fine", "NoPolicy"]),
@@ -25,7 +25,7 @@ def an_object(*conditions: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("status", "word"), [(True, "True"), (False, "False"), (None, "Unknown")])
 def test_a_status_is_written_as_kubernetes_does(status: bool | None, word: str) -> None:
-    assert condition("Ready", status, "Why", "because") == {
+    assert new_condition("Ready", status, "Why", "because") == {
         "type": "Ready",
         "status": word,
         "reason": "Why",
@@ -34,56 +34,57 @@ def test_a_status_is_written_as_kubernetes_does(status: bool | None, word: str) 
 
 
 def test_the_generation_is_there_only_when_it_is_given() -> None:
-    assert condition("Ready", True, "Why", observed_generation=3)["observedGeneration"] == 3
-    assert "observedGeneration" not in condition("Ready", True, "Why")
+    assert new_condition("Ready", True, "Why", observed_generation=3)["observedGeneration"] == 3
+    assert "observedGeneration" not in new_condition("Ready", True, "Why")
 
 
 @pytest.mark.parametrize("conditions", [None, []])
 def test_the_first_condition_begins_now(conditions: list[dict[str, Any]] | None) -> None:
-    new = condition("Ready", True, "Why")
+    new = new_condition("Ready", True, "Why")
     assert with_condition(conditions, new, NOON) == [{**new, "lastTransitionTime": "2024-05-01T12:00:00Z"}]
 
 
 def test_a_condition_that_says_the_same_gives_back_the_same_list() -> None:
-    before = with_condition(None, condition("Ready", True, "Why"), NOON)
-    assert with_condition(before, condition("Ready", True, "Why"), LATER) is before
+    before = with_condition(None, new_condition("Ready", True, "Why"), NOON)
+    assert with_condition(before, new_condition("Ready", True, "Why"), LATER) is before
 
 
 def test_a_new_reason_keeps_the_time() -> None:
-    before = with_condition(None, condition("Ready", False, "Starting"), NOON)
-    after = with_condition(before, condition("Ready", False, "Failed", "out of disk"), LATER)
+    before = with_condition(None, new_condition("Ready", False, "Starting"), NOON)
+    after = with_condition(before, new_condition("Ready", False, "Failed", "out of disk"), LATER)
     assert after == [
-        {**condition("Ready", False, "Failed", "out of disk"), "lastTransitionTime": "2024-05-01T12:00:00Z"}
+        {**new_condition("Ready", False, "Failed", "out of disk"), "lastTransitionTime": "2024-05-01T12:00:00Z"}
     ]
 
 
 def test_a_new_status_changes_the_time() -> None:
-    before = with_condition(None, condition("Ready", False, "Starting"), NOON)
-    after = with_condition(before, condition("Ready", None, "Silent"), LATER)
+    before = with_condition(None, new_condition("Ready", False, "Starting"), NOON)
+    after = with_condition(before, new_condition("Ready", None, "Silent"), LATER)
     assert after[0]["lastTransitionTime"] == "2024-05-01T13:00:00Z"
 
 
 def test_a_status_that_changed_elsewhere_keeps_the_time_it_brings() -> None:
-    mirrored = {**condition("Ready", True, "Why"), "lastTransitionTime": "2024-05-01T11:11:11Z"}
+    mirrored = {**new_condition("Ready", True, "Why"), "lastTransitionTime": "2024-05-01T11:11:11Z"}
     assert with_condition(None, mirrored, NOON) == [mirrored]
 
 
 def test_a_time_brought_along_does_not_move_a_status_that_stays() -> None:
-    before = with_condition(None, condition("Ready", True, "Why"), NOON)
-    mirrored = {**condition("Ready", True, "Why"), "lastTransitionTime": "2024-05-01T12:30:00Z"}
+    before = with_condition(None, new_condition("Ready", True, "Why"), NOON)
+    mirrored = {**new_condition("Ready", True, "Why"), "lastTransitionTime": "2024-05-01T12:30:00Z"}
     assert with_condition(before, mirrored, LATER) is before
 
 
 def test_a_condition_without_a_time_gets_one() -> None:
-    bare = [condition("Ready", True, "Why")]
+    bare = [new_condition("Ready", True, "Why")]
     assert (
-        with_condition(bare, condition("Ready", True, "Why"), NOON)[0]["lastTransitionTime"] == "2024-05-01T12:00:00Z"
+        with_condition(bare, new_condition("Ready", True, "Why"), NOON)[0]["lastTransitionTime"]
+        == "2024-05-01T12:00:00Z"
     )
 
 
 def test_the_others_keep_their_place() -> None:
     before = [{"type": name, "status": "True", "lastTransitionTime": "t"} for name in ("A", "B", "C")]
-    after = with_condition(before, condition("B", False, "Why"), NOON)
+    after = with_condition(before, new_condition("B", False, "Why"), NOON)
     assert [each["type"] for each in after] == ["A", "B", "C"]
     assert after[0] is before[0]
     assert after[2] is before[2]
@@ -95,7 +96,7 @@ def test_there_is_one_condition_of_a_type_and_the_last_claim_holds(history: list
     changed_at: dict[str, datetime] = {}
     for hour, claim in enumerate(history):
         now = NOON + timedelta(hours=hour)
-        old = find(conditions, claim["type"])
+        old = find_condition(conditions, claim["type"])
         if old is None or old["status"] != claim["status"]:
             changed_at[claim["type"]] = now
         before = [dict(each) for each in conditions]
@@ -110,17 +111,17 @@ def test_there_is_one_condition_of_a_type_and_the_last_claim_holds(history: list
 
 
 def test_a_condition_is_found_by_its_type() -> None:
-    ready = condition("Ready", True, "Why")
-    assert find([condition("Valid", False, "Why"), ready], "Ready") is ready
-    assert find([ready], "Valid") is None
-    assert find(None, "Ready") is None
+    ready = new_condition("Ready", True, "Why")
+    assert find_condition([new_condition("Valid", False, "Why"), ready], "Ready") is ready
+    assert find_condition([ready], "Valid") is None
+    assert find_condition(None, "Ready") is None
 
 
 @pytest.mark.parametrize(("status", "expected"), [(True, True), (False, False), (None, False)])
 def test_only_true_is_true(status: bool | None, expected: bool) -> None:
-    assert is_true(an_object(condition("Ready", status, "Why")), "Ready") is expected
+    assert is_condition_true(an_object(new_condition("Ready", status, "Why")), "Ready") is expected
 
 
 @pytest.mark.parametrize("obj", [an_object(), {"metadata": {}}, {"status": None}, {"status": {"conditions": None}}])
 def test_a_condition_that_is_missing_is_not_true(obj: dict[str, Any]) -> None:
-    assert not is_true(obj, "Ready")
+    assert not is_condition_true(obj, "Ready")

@@ -11,34 +11,34 @@ import pytest
 import yaml
 from msgspec import UNSET, Meta, UnsetType, field
 
-from tapestry.kube.crds import AGE, Column, InvalidSpec, Kind, Scale, crd, decode
-from tapestry.kube.fields import (
+from tapestry.kube.api_types import (
     AS_SET,
     IMMUTABLE,
     NULLABLE,
+    ApiStruct,
     Conditions,
     Duration,
     EmbeddedResource,
-    Fields,
     IntOrString,
     QuantityText,
     as_map,
-    rule,
+    cel_rule,
 )
+from tapestry.kube.crds import AGE, Column, InvalidSpec, Kind, Scale, crd, decode_spec
 from tapestry.kube.resources import Resource
 from tapestry.kube.schemas import SchemaError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "crds"
 
 
-class AtSpec(Fields):
+class AtSpec(ApiStruct):
     """What to run, and when."""
 
     schedule: Annotated[datetime, Meta(description="The moment to run it.")]
     command: Annotated[str, Meta(description="A shell command.", min_length=1), IMMUTABLE]
 
 
-class AtStatus(Fields):
+class AtStatus(ApiStruct):
     phase: Literal["Pending", "Running", "Done"] = "Pending"
 
 
@@ -51,12 +51,12 @@ AT = Kind(
 )
 
 
-class WebAppSpec(Fields):
+class WebAppSpec(ApiStruct):
     image: str
     replicas: Annotated[int, Meta(ge=0, le=1000)] = 1
 
 
-class WebAppStatus(Fields):
+class WebAppStatus(ApiStruct):
     replicas: int = 0
     selector: str = ""
     conditions: Conditions = ()
@@ -69,11 +69,11 @@ WEB_APP = Kind(
     description="A program that answers on the web.",
     categories=("all",),
     columns=(Column("Ready", '.status.conditions[?(@.type=="Ready")].status'), AGE),
-    scale=Scale(selector=".status.selector"),
+    scale=Scale(label_selector=".status.selector"),
 )
 
 
-class OldWebAppSpec(Fields):
+class OldWebAppSpec(ApiStruct):
     image: str
 
 
@@ -85,7 +85,7 @@ class Color(StrEnum):
     BLUE = "blue"
 
 
-class Window(Fields):
+class Window(ApiStruct):
     """A span of the day."""
 
     start: Annotated[str, Meta(pattern="^[0-9]{2}:[0-9]{2}$", max_length=5, description="The first minute.")] = "00:00"
@@ -93,18 +93,18 @@ class Window(Fields):
     note: str | None = None
 
     __rules__ = (
-        rule("self.start < self.end", message_expression="'ends at ' + self.end", field_path=".end"),
-        rule("self.start != '13:13'", "an unlucky start", reason="FieldValueForbidden"),
+        cel_rule("self.start < self.end", message_expression="'ends at ' + self.end", field_path=".end"),
+        cel_rule("self.start != '13:13'", "an unlucky start", reason="FieldValueForbidden"),
     )
 
 
-class Port(Fields):
+class Port(ApiStruct):
     number: Annotated[int, Meta(gt=0, lt=65536), IMMUTABLE]
     protocol: Literal["TCP", "UDP"] = "TCP"
     target: IntOrString = "http"
 
 
-class SinkSpec(Fields):
+class SinkSpec(ApiStruct):
     """One field of every sort.
 
     And a second paragraph.
@@ -129,14 +129,14 @@ class SinkSpec(Fields):
     nullable: Annotated[str | None, NULLABLE] = None
     max_unavailable: IntOrString = "25%"
     memory: QuantityText = "1Gi"
-    timeout: Annotated[Duration, rule("self <= duration('1h')", "an hour is enough")] = Duration(minutes=1.5)
+    timeout: Annotated[Duration, cel_rule("self <= duration('1h')", "an hour is enough")] = Duration(minutes=1.5)
     at: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     email: Annotated[str, Meta(extra_json_schema={"format": "email"})] | UnsetType = UNSET
     template: EmbeddedResource | None = None
     anything: Any = None
     blob: dict[str, Any] = field(default_factory=dict)
 
-    __rules__ = (rule("self.ratio < 1.0 || self.verbose", "a ratio of 1 is verbose"),)
+    __rules__ = (cel_rule("self.ratio < 1.0 || self.verbose", "a ratio of 1 is verbose"),)
 
 
 SINK = Kind(Resource("demo.wukong.com", "v1", "KitchenSink", "kitchensinks", namespaced=False), SinkSpec)
@@ -160,7 +160,7 @@ def test_a_kind_without_status_has_no_subresources() -> None:
 
 
 def test_a_spec_is_always_required() -> None:
-    class Empty(Fields): ...
+    class Empty(ApiStruct): ...
 
     (version,) = crd(Kind(AT.resource, Empty))["spec"]["versions"]
     assert version["schema"]["openAPIV3Schema"]["required"] == ["spec"]
@@ -201,13 +201,15 @@ def test_a_column_may_lead_into_maps_and_metadata(path: str) -> None:
 
 def test_a_scale_must_lead_to_fields() -> None:
     with pytest.raises(SchemaError, match=r"WebApp: \.spec\.size is in neither"):
-        crd(replace(WEB_APP, scale=Scale(replicas=".spec.size")))
+        crd(replace(WEB_APP, scale=Scale(spec_replicas=".spec.size")))
 
 
 def test_a_spec_is_read_as_its_struct_with_its_defaults() -> None:
     obj = {"spec": {"schedule": "2026-11-15T08:00:00+08:00", "command": "date", "unheardOf": 1}}
-    assert decode(AT, obj) == AtSpec(datetime(2026, 11, 15, tzinfo=UTC), "date")
-    sink = decode(SINK, {"spec": {**A_SINK, "timeout": "1h2m3.5s", "windows": [{"end": "08:00"}], "zones": ["a", "a"]}})
+    assert decode_spec(AT, obj) == AtSpec(datetime(2026, 11, 15, tzinfo=UTC), "date")
+    sink = decode_spec(
+        SINK, {"spec": {**A_SINK, "timeout": "1h2m3.5s", "windows": [{"end": "08:00"}], "zones": ["a", "a"]}}
+    )
     assert sink == SinkSpec(
         "c1",
         None,
@@ -220,7 +222,7 @@ def test_a_spec_is_read_as_its_struct_with_its_defaults() -> None:
 def test_a_spec_that_the_server_defaulted_reads_like_one_that_it_did_not() -> None:
     properties = crd(SINK)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     defaults = {name: schema["default"] for name, schema in properties.items() if "default" in schema}
-    assert decode(SINK, {"spec": {**defaults, **A_SINK}}) == decode(SINK, {"spec": A_SINK})
+    assert decode_spec(SINK, {"spec": {**defaults, **A_SINK}}) == decode_spec(SINK, {"spec": A_SINK})
 
 
 @pytest.mark.parametrize(
@@ -239,10 +241,10 @@ def test_a_spec_that_the_server_defaulted_reads_like_one_that_it_did_not() -> No
 )
 def test_a_spec_that_does_not_fit_is_refused_with_its_path(spec: Any, message: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
-        decode(SINK, {"spec": spec})
+        decode_spec(SINK, {"spec": spec})
     assert str(caught.value) == message
 
 
 def test_a_missing_spec_is_read_as_an_empty_one() -> None:
     with pytest.raises(InvalidSpec, match=r"spec\.schedule: is required"):
-        decode(AT, {})
+        decode_spec(AT, {})

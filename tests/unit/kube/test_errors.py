@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.kube.errors import (
-    BY_CODE,
+    ERRORS_BY_CODE,
     AlreadyExists,
     ApiError,
     BadRequest,
@@ -59,7 +59,7 @@ def test_a_status_becomes_the_error_of_its_code(code: int, reason: str, kind: ty
 
 
 def test_every_refusal_is_one_tree_and_no_answer_is_not_a_refusal() -> None:
-    assert all(issubclass(kind, ApiError) for kind in BY_CODE.values())
+    assert all(issubclass(kind, ApiError) for kind in ERRORS_BY_CODE.values())
     assert issubclass(ApiError, KubeError)
     assert issubclass(TransportError, KubeError)
     assert not issubclass(TransportError, ApiError)
@@ -72,13 +72,13 @@ def test_a_transport_error_says_whether_the_request_may_have_arrived(maybe_sent:
 
 def test_the_message_says_what_was_tried_and_what_came_back() -> None:
     status = {"code": 404, "reason": "NotFound", "message": "pods 'web' not found"}
-    assert str(error_from_status(status, doing="GET /x")) == "GET /x: 404 NotFound: pods 'web' not found"
+    assert str(error_from_status(status, action="GET /x")) == "GET /x: 404 NotFound: pods 'web' not found"
     assert str(error_from_status(status)) == "404 NotFound: pods 'web' not found"
 
 
 @pytest.mark.parametrize("own", [{}, {"code": 0}, {"code": None}, {"code": "404"}, {"code": {}}])
 def test_the_http_code_stands_in_where_the_status_has_none(own: dict[str, Any]) -> None:
-    assert isinstance(error_from_status(own, code=403), BY_CODE[403])
+    assert isinstance(error_from_status(own, code=403), ERRORS_BY_CODE[403])
     assert error_from_status(own).code == 500
 
 
@@ -130,7 +130,7 @@ def test_an_error_turns_back_into_the_status_it_came_from() -> None:
     ],
 )
 def test_a_body_that_is_no_status_is_quoted_in_short(body: bytes, message: str) -> None:
-    error = error_from_body(502, body, doing="GET /x")
+    error = error_from_body(502, body, action="GET /x")
     assert isinstance(error, ServerError)
     assert error.message == message
 

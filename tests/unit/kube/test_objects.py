@@ -13,19 +13,19 @@ from tapestry.kube.objects import (
     key_of,
     labels_of,
     name_of,
-    named,
     namespace_of,
-    of_resource,
+    object_named,
+    object_reference,
     owned_object,
     owner_reference,
-    reference_to,
     split_key,
-    uid_from,
+    uid_from_bits,
     uid_of,
     value_at,
     version_of,
+    with_type_meta,
     with_value,
-    without,
+    without_field,
 )
 from tapestry.kube.resources import DEPLOYMENTS, NODES, PODS
 
@@ -56,7 +56,7 @@ def test_what_metadata_lacks_is_empty(metadata: Object) -> None:
 
 @given(bits=st.integers(0, 2**128 - 1))
 def test_a_uid_is_what_the_library_makes_of_the_same_bits(bits: int) -> None:
-    assert uid_from(bits) == str(UUID(int=bits, version=4))
+    assert uid_from_bits(bits) == str(UUID(int=bits, version=4))
 
 
 def test_an_object_with_a_deletion_timestamp_is_deleting() -> None:
@@ -67,12 +67,12 @@ def test_an_object_with_a_deletion_timestamp_is_deleting() -> None:
 
 @pytest.mark.parametrize(("namespace", "name", "key"), [("default", "web", "default/web"), (None, "n1", "n1")])
 def test_a_key_names_an_object_and_is_split_again(namespace: str | None, name: str, key: str) -> None:
-    assert key_of(named(name, namespace)) == key
+    assert key_of(object_named(name, namespace)) == key
     assert split_key(key) == (namespace, name)
 
 
 def test_a_named_object_of_the_cluster_has_no_namespace() -> None:
-    assert named("n1") == {"metadata": {"name": "n1"}}
+    assert object_named("n1") == {"metadata": {"name": "n1"}}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_way_to_a_value_is_built_where_it_is_missing(obj: Object) -> None:
 
 def test_a_field_is_removed_from_a_copy_that_shares_the_rest() -> None:
     obj = {"metadata": {"name": "x", "managedFields": []}, "spec": {}}
-    smaller = without(obj, "metadata", "managedFields")
+    smaller = without_field(obj, "metadata", "managedFields")
     assert smaller == {"metadata": {"name": "x"}, "spec": {}}
     assert "managedFields" in obj["metadata"]
     assert smaller["spec"] is obj["spec"]
@@ -122,18 +122,18 @@ def test_a_field_is_removed_from_a_copy_that_shares_the_rest() -> None:
 @pytest.mark.parametrize("path", [("x",), ("a", "x"), ("a", "b", "c"), ("null", "x")])
 def test_removing_what_is_not_there_gives_back_the_same_object(path: tuple[str, ...]) -> None:
     obj = {"a": {"b": 1}, "null": None}
-    assert without(obj, *path) is obj
+    assert without_field(obj, *path) is obj
 
 
 @given(objects, paths)
 def test_a_removed_field_is_gone_and_nothing_else_changed(obj: Object, path: tuple[str, ...]) -> None:
-    assert value_at(without(obj, *path), *path) is None
-    assert without(without(obj, *path), *path) == without(obj, *path)
-    assert without(with_value(without(obj, path[0]), path, 1), path[0]) == without(obj, path[0])
+    assert value_at(without_field(obj, *path), *path) is None
+    assert without_field(without_field(obj, *path), *path) == without_field(obj, *path)
+    assert without_field(with_value(without_field(obj, path[0]), path, 1), path[0]) == without_field(obj, path[0])
 
 
 def test_a_reference_names_what_is_known_of_an_object() -> None:
-    assert reference_to(a_pod(uid="u1")) == {
+    assert object_reference(a_pod(uid="u1")) == {
         "apiVersion": "v1",
         "kind": "Pod",
         "namespace": "default",
@@ -190,16 +190,20 @@ def test_a_namesake_of_the_owner_does_not_own() -> None:
 
 
 def test_an_item_of_a_list_gets_its_kind() -> None:
-    assert of_resource(DEPLOYMENTS, {"metadata": {}}) == {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {}}
+    assert with_type_meta(DEPLOYMENTS, {"metadata": {}}) == {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {},
+    }
 
 
 @pytest.mark.parametrize(
     "wrong", [{"kind": ""}, {"apiVersion": None}, {"apiVersion": "apps/v1beta1", "kind": "Deployment"}]
 )
 def test_an_item_of_another_or_an_empty_kind_gets_the_right_one(wrong: Object) -> None:
-    assert of_resource(DEPLOYMENTS, wrong) == {"apiVersion": "apps/v1", "kind": "Deployment"}
+    assert with_type_meta(DEPLOYMENTS, wrong) == {"apiVersion": "apps/v1", "kind": "Deployment"}
 
 
 def test_an_object_of_the_right_kind_is_itself() -> None:
     pod = a_pod()
-    assert of_resource(PODS, pod) is pod
+    assert with_type_meta(PODS, pod) is pod

@@ -10,9 +10,9 @@ from tapestry.kube.patches import (
     MAX_OPERATIONS,
     PatchError,
     PatchTooLarge,
-    json_patched,
+    apply_json_patch,
+    apply_merge_patch,
     merge_patch,
-    merged,
     owned_patch,
 )
 
@@ -87,7 +87,7 @@ def documents_with_operations(draw):
     ],
 )
 def test_an_operation_does_what_rfc_6902_says(document, operation, result):
-    assert json_patched(document, [operation]) == result
+    assert apply_json_patch(document, [operation]) == result
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_operation_does_what_rfc_6902_says(document, operation, result):
 )
 def test_a_test_passes_on_equal_json(there, tested):
     document = {"a": there}
-    assert json_patched(document, [{"op": "test", "path": "/a", "value": tested}]) == document
+    assert apply_json_patch(document, [{"op": "test", "path": "/a", "value": tested}]) == document
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_test_passes_on_equal_json(there, tested):
 )
 def test_a_test_fails_on_anything_else(there, tested):
     with pytest.raises(PatchError, match=r"^patch\[0\]: test /a: the value there is another$"):
-        json_patched({"a": there}, [{"op": "test", "path": "/a", "value": tested}])
+        apply_json_patch({"a": there}, [{"op": "test", "path": "/a", "value": tested}])
 
 
 NOTHING_THERE = "there is nothing there"
@@ -168,21 +168,21 @@ def test_an_operation_that_cannot_be_done_is_named_with_its_place_in_the_patch(o
     document = {"spec": {}, "name": "n", "list": [1, 2]}
     fine = {"op": "add", "path": "/fine", "value": 1}
     with pytest.raises(PatchError) as refused:
-        json_patched(document, [fine, fine, operation])
+        apply_json_patch(document, [fine, fine, operation])
     assert str(refused.value).startswith("patch[2]: ")
     assert message in str(refused.value)
 
 
 def test_a_json_patch_is_a_list():
     with pytest.raises(PatchError, match="a list of operations, not an object"):
-        json_patched({}, {"op": "remove", "path": "/x"})
+        apply_json_patch({}, {"op": "remove", "path": "/x"})
 
 
 def test_a_patch_may_have_ten_thousand_operations_and_no_more():
     one = {"op": "add", "path": "/a", "value": 1}
-    assert json_patched({}, [one] * MAX_OPERATIONS) == {"a": 1}
+    assert apply_json_patch({}, [one] * MAX_OPERATIONS) == {"a": 1}
     with pytest.raises(PatchTooLarge, match="10001 operations are over 10000"):
-        json_patched({}, [one] * (MAX_OPERATIONS + 1))
+        apply_json_patch({}, [one] * (MAX_OPERATIONS + 1))
 
 
 def test_copies_that_double_a_document_end_at_the_limit():
@@ -190,19 +190,19 @@ def test_copies_that_double_a_document_end_at_the_limit():
     with pytest.raises(
         PatchError, match=rf"^patch\[\d\d\]: copy /a/-: the copies so far are \d+ bytes, over {MAX_COPIED_BYTES}$"
     ):
-        json_patched({"a": ["x" * 1000]}, [doubling] * 100)
+        apply_json_patch({"a": ["x" * 1000]}, [doubling] * 100)
 
 
 def test_many_small_copies_are_within_the_limit():
     copies = [{"op": "copy", "from": "/a", "path": f"/b/{index}"} for index in range(1000)]
-    assert len(json_patched({"a": "x", "b": {}}, copies)["b"]) == 1000
+    assert len(apply_json_patch({"a": "x", "b": {}}, copies)["b"]) == 1000
 
 
 def test_a_path_may_be_deeper_than_the_interpreter_recurses():
     document = "leaf"
     for _ in range(5000):
         document = {"a": document}
-    patched = json_patched(document, [{"op": "replace", "path": "/a" * 5000, "value": "new"}])
+    patched = apply_json_patch(document, [{"op": "replace", "path": "/a" * 5000, "value": "new"}])
     for _ in range(5000):
         patched = patched["a"]
     assert patched == "new"
@@ -210,7 +210,7 @@ def test_a_path_may_be_deeper_than_the_interpreter_recurses():
 
 def test_what_a_patch_does_not_touch_is_shared():
     document = {"metadata": {"labels": {}}, "spec": {"list": [{"a": 1}, {"b": 2}]}}
-    patched = json_patched(document, [{"op": "replace", "path": "/spec/list/0/a", "value": 2}])
+    patched = apply_json_patch(document, [{"op": "replace", "path": "/spec/list/0/a", "value": 2}])
     assert patched["metadata"] is document["metadata"]
     assert patched["spec"]["list"][1] is document["spec"]["list"][1]
 
@@ -220,7 +220,7 @@ def test_a_json_patch_changes_neither_the_document_nor_itself(case):
     document, operations = case
     before = deepcopy(case)
     with suppress(PatchError):
-        json_patched(document, operations)
+        apply_json_patch(document, operations)
     assert (document, operations) == before
 
 
@@ -230,14 +230,14 @@ def test_what_was_put_somewhere_is_found_there(document, data):
     value = data.draw(JSON)
     put = {"op": "replace", "path": path, "value": value}
     test = {"op": "test", "path": path, "value": value}
-    assert json_patched(document, [put, test]) == json_patched(document, [put])
+    assert apply_json_patch(document, [put, test]) == apply_json_patch(document, [put])
 
 
 @given(OBJECTS, KEYS, JSON)
 def test_removing_what_was_added_gives_the_document_back(document, key, value):
     path = "/" + written(f"{key}, new")
     assert (
-        json_patched(document, [{"op": "add", "path": path, "value": value}, {"op": "remove", "path": path}])
+        apply_json_patch(document, [{"op": "add", "path": path, "value": value}, {"op": "remove", "path": path}])
         == document
     )
 
@@ -268,13 +268,13 @@ def test_removing_what_was_added_gives_the_document_back(document, key, value):
 )
 def test_a_merge_patch_does_what_rfc_7386_says(document, patch, result):
     before = deepcopy((document, patch))
-    assert merged(document, patch) == result
+    assert apply_merge_patch(document, patch) == result
     assert (document, patch) == before
 
 
 def test_what_a_merge_patch_does_not_name_is_shared():
     document = {"metadata": {"labels": {}}, "spec": {"template": {}, "replicas": 1}}
-    result = merged(document, {"spec": {"replicas": 2}})
+    result = apply_merge_patch(document, {"spec": {"replicas": 2}})
     assert result["metadata"] is document["metadata"]
     assert result["spec"]["template"] is document["spec"]["template"]
 
@@ -282,7 +282,7 @@ def test_what_a_merge_patch_does_not_name_is_shared():
 @given(OBJECTS, OBJECTS)
 def test_the_merge_patch_between_two_objects_turns_one_into_the_other(old, wanted):
     before = deepcopy((old, wanted))
-    assert merged(old, merge_patch(old, wanted)) == wanted
+    assert apply_merge_patch(old, merge_patch(old, wanted)) == wanted
     assert (old, wanted) == before
 
 
@@ -295,7 +295,7 @@ def test_there_is_nothing_to_patch_between_equals(document):
 def test_every_field_of_a_merge_patch_is_needed(old, wanted):
     patch = merge_patch(old, wanted)
     for key in patch:
-        assert merged(old, {other: value for other, value in patch.items() if other != key}) != wanted
+        assert apply_merge_patch(old, {other: value for other, value in patch.items() if other != key}) != wanted
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ OWNED = st.dictionaries(KEYS, documents(SCALARS | st.none()), max_size=4)
 
 @given(OBJECTS, OWNED)
 def test_an_owned_patch_leaves_nothing_to_patch(cached, wanted):
-    assert owned_patch(merged(cached, owned_patch(cached, wanted)), wanted) == {}
+    assert owned_patch(apply_merge_patch(cached, owned_patch(cached, wanted)), wanted) == {}
 
 
 @given(OBJECTS, OBJECTS)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tapestry.kube.objects import Object
-from tapestry.kube.pod_security import STANDARD, violations
+from tapestry.kube.pod_security import CHECKS_BY_LEVEL, violations
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "pod_security"
 LEVELS = ("baseline", "restricted")
@@ -58,7 +58,7 @@ def test_every_rule_of_the_standard_has_a_pod_that_fails_it(level: str) -> None:
     failed = {
         found.rule for at, _, pod in (case.values for case in FAILING) if at == level for found in violations(pod, at)
     }
-    assert failed == {rule.name for rule in STANDARD[level]}
+    assert failed == {rule.name for rule in CHECKS_BY_LEVEL[level]}
 
 
 @pytest.mark.parametrize(("level", "name", "pod"), FAILING)

@@ -3,7 +3,7 @@
 import pytest
 
 from tapestry.kube.objects import Object
-from tapestry.kube.pods import LISTS, containers_of, is_over, is_sidecar
+from tapestry.kube.pods import CONTAINER_FIELDS, containers_of, is_pod_terminal, is_sidecar
 
 POD: Object = {
     "spec": {
@@ -20,8 +20,8 @@ def names(pod: Object, *lists: str) -> list[str]:
 
 def test_containers_come_in_the_order_in_which_they_run_and_those_for_debugging_only_where_they_are_asked_for() -> None:
     assert names(POD) == ["first", "beside", "web", "log"]
-    assert names(POD, *LISTS) == ["first", "beside", "web", "log", "debug"]
-    assert names({"spec": {"containers": [{"name": "web"}], "initContainers": None}}, *LISTS) == ["web"]
+    assert names(POD, *CONTAINER_FIELDS) == ["first", "beside", "web", "log", "debug"]
+    assert names({"spec": {"containers": [{"name": "web"}], "initContainers": None}}, *CONTAINER_FIELDS) == ["web"]
 
 
 def test_a_sidecar_is_an_init_container_that_is_always_started_again() -> None:
@@ -41,4 +41,4 @@ def test_a_sidecar_is_an_init_container_that_is_always_started_again() -> None:
     ],
 )
 def test_a_pod_that_succeeded_or_failed_is_over(pod: Object, over: bool) -> None:
-    assert is_over(pod) is over
+    assert is_pod_terminal(pod) is over

@@ -4,14 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.kube.quantity import ZERO, Amounts, Format, Quantity, QuantityError, floored, parse, unit_of
+from tapestry.kube.quantity import (
+    ZERO,
+    Format,
+    Quantity,
+    QuantityError,
+    ResourceList,
+    floored,
+    parse_quantity,
+    smallest_unit,
+)
 
 NANO = 1
 MILLI = 10**6
 WHOLE = 10**9
 
 quantities = st.builds(Quantity, st.integers(-(10**24), 10**24), st.sampled_from(Format))
-amounts = st.dictionaries(st.sampled_from(["cpu", "memory", "pods", "example.com/gpu"]), quantities).map(Amounts)
+amounts = st.dictionaries(st.sampled_from(["cpu", "memory", "pods", "example.com/gpu"]), quantities).map(ResourceList)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +62,7 @@ amounts = st.dictionaries(st.sampled_from(["cpu", "memory", "pods", "example.com
     ],
 )
 def test_every_way_of_writing_an_amount_is_read(text: str, nano: int) -> None:
-    assert parse(text).nano == nano
+    assert parse_quantity(text).nano == nano
 
 
 @pytest.mark.parametrize(
@@ -67,25 +76,25 @@ def test_every_way_of_writing_an_amount_is_read(text: str, nano: int) -> None:
 )
 def test_what_kubernetes_refuses_or_nobody_means_is_refused(text: str) -> None:
     with pytest.raises(QuantityError):
-        parse(text)
+        parse_quantity(text)
 
 
 @pytest.mark.parametrize("text", ["1e100", "1e999999999", "-1E99999999999999999999", "9" * 100, "0." + "1" * 100_000])
 def test_a_text_that_would_cost_memory_is_refused(text: str) -> None:
     with pytest.raises(QuantityError):
-        parse(text)
+        parse_quantity(text)
 
 
 def test_an_error_names_the_field_and_what_was_found() -> None:
     with pytest.raises(QuantityError, match=r"^spec\.x: '1 GB' is not a quantity; write .*1\.5Gi"):
-        parse("1 GB", path="spec.x")
+        parse_quantity("1 GB", path="spec.x")
     with pytest.raises(QuantityError, match=r"^'1 GB' is not"):
-        parse("1 GB")
+        parse_quantity("1 GB")
 
 
 def test_an_error_quotes_no_more_than_the_beginning() -> None:
     with pytest.raises(QuantityError) as caught:
-        parse("x" * 10_000)
+        parse_quantity("x" * 10_000)
     assert len(str(caught.value)) < 200
 
 
@@ -93,13 +102,13 @@ def test_an_error_quotes_no_more_than_the_beginning() -> None:
     ("number", "text"), [(3, "3"), (1000, "1k"), (0, "0"), (0.5, "500m"), (-2.0, "-2"), (1e16, "10e15")]
 )
 def test_a_json_number_counts_as_its_text(number: float, text: str) -> None:
-    assert str(parse(number)) == text
+    assert str(parse_quantity(number)) == text
 
 
 @pytest.mark.parametrize("value", [True, None, float("nan"), float("inf"), {}, ["1"]])
 def test_a_json_value_that_is_no_number_is_refused(value: object) -> None:
     with pytest.raises(QuantityError):
-        parse(value)  # type: ignore[arg-type]
+        parse_quantity(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +153,7 @@ def test_a_json_value_that_is_no_number_is_refused(value: object) -> None:
     ],
 )
 def test_the_canonical_form_has_no_fraction_and_the_largest_suffix(text: str, canonical: str) -> None:
-    assert str(parse(text)) == canonical
+    assert str(parse_quantity(text)) == canonical
 
 
 @pytest.mark.parametrize(
@@ -160,7 +169,7 @@ def test_the_canonical_form_has_no_fraction_and_the_largest_suffix(text: str, ca
     ],
 )
 def test_less_than_a_nano_rounds_away_from_zero(text: str, canonical: str) -> None:
-    assert str(parse(text)) == canonical
+    assert str(parse_quantity(text)) == canonical
 
 
 @pytest.mark.parametrize(
@@ -178,26 +187,26 @@ def test_less_than_a_nano_rounds_away_from_zero(text: str, canonical: str) -> No
     ],
 )
 def test_the_format_is_that_of_the_text_unless_it_is_binary_and_below_one(text: str, form: Format) -> None:
-    assert parse(text).format is form
+    assert parse_quantity(text).format is form
 
 
 def test_binary_texts_are_capped_at_64_bits_and_decimal_ones_are_not() -> None:
-    assert parse("8Ei").value() == parse("9223372036854775807Ki").value() == 2**63 - 1
-    assert parse("-8Ei").value() == -(2**63 - 1)
-    assert parse("12E").value() == 12 * 10**18
+    assert parse_quantity("8Ei").value() == parse_quantity("9223372036854775807Ki").value() == 2**63 - 1
+    assert parse_quantity("-8Ei").value() == -(2**63 - 1)
+    assert parse_quantity("12E").value() == 12 * 10**18
 
 
 def test_a_sum_beyond_the_largest_suffix_keeps_it() -> None:
-    assert str(parse("4Ei") + parse("4Ei").scaled(255)) == "1024Ei"
-    assert str(parse("500E") + parse("500E")) == "1000E"
+    assert str(parse_quantity("4Ei") + parse_quantity("4Ei").scaled(255)) == "1024Ei"
+    assert str(parse_quantity("500E") + parse_quantity("500E")) == "1000E"
 
 
 @given(quantities)
 def test_the_canonical_form_is_read_back_as_the_same_amount(quantity: Quantity) -> None:
-    again = parse(str(quantity))
+    again = parse_quantity(str(quantity))
     if quantity.format is not Format.BINARY_SI or abs(quantity.value()) < 2**63:
         assert again == quantity
-    assert str(again) == str(parse(str(again)))
+    assert str(again) == str(parse_quantity(str(again)))
 
 
 @given(quantities, quantities)
@@ -208,15 +217,15 @@ def test_order_and_equality_are_those_of_the_amounts(a: Quantity, b: Quantity) -
 
 
 def test_amounts_compare_across_formats() -> None:
-    assert parse("1Gi") == parse("1073741824") == parse("1073741824e0")
-    assert len({parse("1Ki"), parse("1024"), parse("1.024k")}) == 1
-    assert parse("1G") < parse("1Gi")
-    assert min(parse("1"), parse("999m")) == parse("999m")
+    assert parse_quantity("1Gi") == parse_quantity("1073741824") == parse_quantity("1073741824e0")
+    assert len({parse_quantity("1Ki"), parse_quantity("1024"), parse_quantity("1.024k")}) == 1
+    assert parse_quantity("1G") < parse_quantity("1Gi")
+    assert min(parse_quantity("1"), parse_quantity("999m")) == parse_quantity("999m")
 
 
 def test_only_zero_is_false() -> None:
-    assert not parse("0Gi")
-    assert parse("-1n")
+    assert not parse_quantity("0Gi")
+    assert parse_quantity("-1n")
 
 
 @given(quantities, quantities)
@@ -227,12 +236,12 @@ def test_subtracting_undoes_adding(a: Quantity, b: Quantity) -> None:
 @pytest.mark.parametrize(
     ("sum_", "text"),
     [
-        (parse("1Gi") + parse("1024M"), "2048576Ki"),
-        (parse("1Gi") + parse("1Mi"), "1025Mi"),
-        (parse("0") + parse("1Gi"), "1Gi"),
-        (ZERO - parse("1Gi"), "-1Gi"),
-        (parse("1") - parse("100m"), "900m"),
-        (parse("1e3") + parse("1k"), "2e3"),
+        (parse_quantity("1Gi") + parse_quantity("1024M"), "2048576Ki"),
+        (parse_quantity("1Gi") + parse_quantity("1Mi"), "1025Mi"),
+        (parse_quantity("0") + parse_quantity("1Gi"), "1Gi"),
+        (ZERO - parse_quantity("1Gi"), "-1Gi"),
+        (parse_quantity("1") - parse_quantity("100m"), "900m"),
+        (parse_quantity("1e3") + parse_quantity("1k"), "2e3"),
     ],
 )
 def test_a_sum_is_printed_like_its_first_part_that_is_not_zero(sum_: Quantity, text: str) -> None:
@@ -251,7 +260,7 @@ def test_a_sum_is_printed_like_its_first_part_that_is_not_zero(sum_: Quantity, t
     ],
 )
 def test_scaling_is_exact_and_rounds_down(text: str, by: int | Fraction, expected: str) -> None:
-    assert str(parse(text).scaled(by)) == expected
+    assert str(parse_quantity(text).scaled(by)) == expected
 
 
 @given(quantities.filter(lambda quantity: quantity >= ZERO), st.integers(0, 100))
@@ -275,8 +284,8 @@ def test_a_percentage_and_its_rest_never_exceed_the_whole(idle: Quantity, percen
     ],
 )
 def test_integers_round_away_from_zero(text: str, value: int, milli: int) -> None:
-    assert parse(text).value() == value
-    assert parse(text).milli_value() == milli
+    assert parse_quantity(text).value() == value
+    assert parse_quantity(text).milli_value() == milli
 
 
 @pytest.mark.parametrize(
@@ -298,7 +307,7 @@ def test_integers_round_away_from_zero(text: str, value: int, milli: int) -> Non
     ],
 )
 def test_each_resource_has_a_least_amount(resource: str, unit: str) -> None:
-    assert unit_of(resource) == parse(unit)
+    assert smallest_unit(resource) == parse_quantity(unit)
 
 
 @pytest.mark.parametrize(
@@ -315,70 +324,70 @@ def test_each_resource_has_a_least_amount(resource: str, unit: str) -> None:
     ],
 )
 def test_flooring_leaves_what_the_resource_can_express(resource: str, amount: str, expected: str) -> None:
-    assert str(floored(resource, parse(amount))) == expected
+    assert str(floored(resource, parse_quantity(amount))) == expected
 
 
 @given(st.sampled_from(["cpu", "memory", "pods", "a.b/c", "hugepages-2Mi"]), quantities)
 def test_flooring_takes_less_than_one_unit(resource: str, amount: Quantity) -> None:
     left = floored(resource, amount)
-    assert ZERO <= amount - left < unit_of(resource)
+    assert ZERO <= amount - left < smallest_unit(resource)
     assert floored(resource, left) == left
 
 
 def test_a_missing_resource_counts_as_zero_and_is_still_missing() -> None:
-    idle = Amounts.parse({"cpu": "1"})
+    idle = ResourceList.parse({"cpu": "1"})
     assert idle["memory"] == ZERO
     assert "memory" not in idle
     assert idle.get("memory") is None
 
 
 def test_idle_is_what_requests_leave_of_allocatable() -> None:
-    allocatable = Amounts.parse({"cpu": "4", "memory": "8Gi", "pods": 110})
-    requests = Amounts.parse({"cpu": "4500m", "memory": "1Gi", "example.com/gone": "1"})
+    allocatable = ResourceList.parse({"cpu": "4", "memory": "8Gi", "pods": 110})
+    requests = ResourceList.parse({"cpu": "4500m", "memory": "1Gi", "example.com/gone": "1"})
     left = allocatable - requests
     assert left.texts() == {"cpu": "-500m", "memory": "7Gi", "pods": "110", "example.com/gone": "-1"}
     assert left.at_least_zero().texts() == {"cpu": "0", "memory": "7Gi", "pods": "110", "example.com/gone": "0"}
 
 
 def test_the_larger_of_two_is_taken_by_resource() -> None:
-    init = Amounts.parse({"cpu": "2", "memory": "1Gi"})
-    run = Amounts.parse({"cpu": "500m", "memory": "2Gi", "pods": "1"})
+    init = ResourceList.parse({"cpu": "2", "memory": "1Gi"})
+    run = ResourceList.parse({"cpu": "500m", "memory": "2Gi", "pods": "1"})
     assert init.larger(run).texts() == {"cpu": "2", "memory": "2Gi", "pods": "1"}
 
 
 def test_amounts_are_floored_each_by_its_own_unit() -> None:
-    lent = Amounts.parse({"cpu": "1.23456", "nvidia.com/gpu": "2.5", "memory": "10"})
+    lent = ResourceList.parse({"cpu": "1.23456", "nvidia.com/gpu": "2.5", "memory": "10"})
     assert lent.floored().texts() == {"cpu": "1234m", "nvidia.com/gpu": "2", "memory": "10"}
 
 
 @given(amounts, amounts)
-def test_adding_amounts_is_commutative_and_subtracting_undoes_it(a: Amounts, b: Amounts) -> None:
+def test_adding_amounts_is_commutative_and_subtracting_undoes_it(a: ResourceList, b: ResourceList) -> None:
     assert a + b == b + a
     left = a + b - b
     assert all(left[name] == a[name] for name in left | a)
 
 
 @given(amounts, amounts)
-def test_arithmetic_changes_neither_side(a: Amounts, b: Amounts) -> None:
+def test_arithmetic_changes_neither_side(a: ResourceList, b: ResourceList) -> None:
     before = dict(a), dict(b)
     a + b, a - b, a.larger(b), a.at_least_zero(), a.floored(), a["never seen"]
     assert (dict(a), dict(b)) == before
 
 
 def test_a_missing_resource_list_has_no_amounts() -> None:
-    assert Amounts.parse(None) == {}
+    assert ResourceList.parse(None) == {}
 
 
 def test_a_bad_amount_is_named_by_its_path() -> None:
     with pytest.raises(QuantityError, match=r"^status\.allocatable\[cpu\]: 'lots' is not a quantity"):
-        Amounts.parse({"pods": "1", "cpu": "lots"}, "status.allocatable")
+        ResourceList.parse({"pods": "1", "cpu": "lots"}, "status.allocatable")
 
 
 @given(
     st.lists(st.dictionaries(st.sampled_from(["cpu", "memory", "pods"]), st.sampled_from(["1", "500m", "1Gi", "0"])))
 )
 def test_a_total_is_the_sum_of_its_parts(texts: list[dict[str, str]]) -> None:
-    parts = [Amounts.parse(each) for each in texts]
-    summed = sum(parts, Amounts())
-    assert Amounts.total(parts) == summed
-    assert Amounts.total(parts).texts() == summed.texts()
+    parts = [ResourceList.parse(each) for each in texts]
+    summed = sum(parts, ResourceList())
+    assert ResourceList.total(parts) == summed
+    assert ResourceList.total(parts).texts() == summed.texts()

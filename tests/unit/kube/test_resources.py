@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.kube.resources import DEPLOYMENTS, NAMESPACES, NODES, PODS, Resource, segment
+from tapestry.kube.resources import DEPLOYMENTS, NAMESPACES, NODES, PODS, Resource, path_segment
 
 
 def test_the_core_group_has_no_name() -> None:
@@ -56,13 +56,13 @@ def test_a_name_that_could_change_the_path_is_refused(name: str) -> None:
     [("system:node", "system:node"), ("a b?c#d", "a%20b%3Fc%23d"), ("ü", "%C3%BC"), ("a.b-c", "a.b-c")],
 )
 def test_a_segment_is_quoted_but_for_colons(text: str, quoted: str) -> None:
-    assert segment(text) == quoted
+    assert path_segment(text) == quoted
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_no_segment_holds_a_character_that_ends_it(text: str) -> None:
     try:
-        quoted = segment(text)
+        quoted = path_segment(text)
     except ValueError:
         assert text in ("", ".", "..") or "/" in text or "%" in text
     else:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct, defstruct
 
-from tapestry.kube.fields import AS_SET, IMMUTABLE, Conditions, Duration, Fields, QuantityText, as_map, rule
+from tapestry.kube.api_types import AS_SET, IMMUTABLE, ApiStruct, Conditions, Duration, QuantityText, as_map, cel_rule
 from tapestry.kube.schemas import SchemaError, schema_of
 from tapestry.kube.times import parse_duration
 
@@ -28,30 +28,30 @@ def schema_of_field(hint: Any, default: Any = REQUIRED) -> Any:
     return schema_of(struct_with(hint, default))["properties"]["it"]
 
 
-class Item(Fields):
+class Item(ApiStruct):
     name: str
     size: int = 0
     hint: str | None = None
     tags: list[str] = msgspec.field(default_factory=list)
 
 
-class Frozen(Fields):
+class Frozen(ApiStruct):
     name: Annotated[str, IMMUTABLE]
 
 
-class Box(Fields):
+class Box(ApiStruct):
     size: int | None
 
 
-class Circle(Fields):
+class Circle(ApiStruct):
     arcs: list["Arc"]
 
 
-class Arc(Fields):
+class Arc(ApiStruct):
     circle: Circle | None = None
 
 
-class Tagged(Fields, tag="t"):
+class Tagged(ApiStruct, tag="t"):
     name: str
 
 
@@ -84,7 +84,7 @@ def test_the_default_of_a_struct_leaves_out_what_is_none() -> None:
 
 
 def test_the_description_of_a_field_goes_before_that_of_its_struct() -> None:
-    class Part(Fields):
+    class Part(ApiStruct):
         """In general."""
 
     assert schema_of_field(Part) == {"type": "object", "description": "In general."}
@@ -92,12 +92,12 @@ def test_the_description_of_a_field_goes_before_that_of_its_struct() -> None:
 
 
 def test_rules_of_a_struct_and_of_its_field_add_up() -> None:
-    class Part(Fields):
+    class Part(ApiStruct):
         n: int
 
-        __rules__ = (rule("self.n > 0"),)
+        __rules__ = (cel_rule("self.n > 0"),)
 
-    rules = schema_of_field(Annotated[Part, rule("self.n < 9", "too big"), IMMUTABLE])["x-kubernetes-validations"]
+    rules = schema_of_field(Annotated[Part, cel_rule("self.n < 9", "too big"), IMMUTABLE])["x-kubernetes-validations"]
     assert rules == [
         {"rule": "self.n > 0"},
         {"rule": "self.n < 9", "message": "too big"},
@@ -106,7 +106,7 @@ def test_rules_of_a_struct_and_of_its_field_add_up() -> None:
 
 
 def test_a_part_used_twice_is_written_out_twice() -> None:
-    class Pair(Fields):
+    class Pair(ApiStruct):
         left: Item
         right: Item
 
@@ -155,7 +155,7 @@ def test_conditions_are_a_map_by_type() -> None:
         (dict[str, list[Frozen]], "Spec.it[]", "annotate the list with as_map"),
         (Annotated[list[str], Meta(ge=1)], "Spec.it", "Can only set `ge` on a numeric type"),
         (Annotated[float, Meta(multiple_of=0.25)], "Spec.it", "multiple_of=0.25: Kubernetes cuts it to an int"),
-        (Annotated[Any, rule("self > 1")], "Spec.it", "a rule needs to know the type"),
+        (Annotated[Any, cel_rule("self > 1")], "Spec.it", "a rule needs to know the type"),
         (Annotated[str, Meta(examples=["a"])], "Spec.it", "no examples"),
         (Annotated[str, Meta(extra_json_schema={"$ref": "#"})], "Spec.it", "may say format"),
     ],

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.kube.times import duration, micro_timestamp, parse_duration, parse_time, timestamp
+from tapestry.kube.times import duration_text, micro_timestamp, parse_duration, parse_time, timestamp
 
 MOMENT = datetime(2024, 2, 29, 13, 4, 5, 678901, tzinfo=UTC)
 
@@ -149,9 +149,9 @@ def test_a_duration_that_go_cannot_hold_is_refused(text: str) -> None:
     ],
 )
 def test_a_span_is_written_as_go_does(span: timedelta, text: str) -> None:
-    assert duration(span) == text
+    assert duration_text(span) == text
 
 
 @given(spans)
 def test_a_written_span_is_read_back(span: timedelta) -> None:
-    assert parse_duration(duration(span)) == span
+    assert parse_duration(duration_text(span)) == span

@@ -3,7 +3,7 @@
 from ipaddress import IPv4Address, IPv4Network
 
 from tapestry.kube.objects import Object, value_at
-from tapestry.local.addresses import Addresses
+from tapestry.local.addresses import AddressAllocator
 
 SMALL = IPv4Network("127.96.0.0/28")
 
@@ -18,28 +18,28 @@ def shown(pod: Object) -> str:
 
 
 def test_no_two_objects_share_an_address_while_there_is_one_left() -> None:
-    addresses = Addresses(SMALL, shown, lambda _: [])
-    given = [addresses.of(a_pod(number)) for number in range(14)]
+    addresses = AddressAllocator(SMALL, shown, lambda _: [])
+    given = [addresses.allocate(a_pod(number)) for number in range(14)]
     assert len(set(given)) == 14
     assert all(IPv4Address(each) in SMALL for each in given)
-    assert given == [addresses.of(a_pod(number)) for number in range(14)]
+    assert given == [addresses.allocate(a_pod(number)) for number in range(14)]
 
 
 def test_what_somebody_shows_is_taken() -> None:
     holders = {str(SMALL[number]): [a_pod(99, str(SMALL[number]))] for number in range(1, 14)}
-    addresses = Addresses(SMALL, shown, lambda address: holders.get(address, []))
-    assert addresses.of(a_pod(1)) == str(SMALL[14])
+    addresses = AddressAllocator(SMALL, shown, lambda address: holders.get(address, []))
+    assert addresses.allocate(a_pod(1)) == str(SMALL[14])
 
 
 def test_an_object_keeps_the_address_that_it_shows() -> None:
-    addresses = Addresses(SMALL, shown, lambda _: [])
-    assert addresses.of(a_pod(1, "127.1.2.3")) == "127.1.2.3"
+    addresses = AddressAllocator(SMALL, shown, lambda _: [])
+    assert addresses.allocate(a_pod(1, "127.1.2.3")) == "127.1.2.3"
 
 
 def test_the_address_of_an_object_that_is_gone_is_free() -> None:
-    addresses = Addresses(SMALL, shown, lambda _: [])
+    addresses = AddressAllocator(SMALL, shown, lambda _: [])
     given = set()
     for number in range(1000):
-        given.add(addresses.of(a_pod(number)))
+        given.add(addresses.allocate(a_pod(number)))
         addresses.release(f"p{number}")
     assert given == {str(each) for each in SMALL.hosts()}

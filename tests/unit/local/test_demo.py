@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from smells import command_blocks
-from tapestry.local.demo import STORY
+from tapestry.local.demo import STEPS
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -13,4 +13,4 @@ def test_the_demo_plays_the_story_that_the_readme_tells() -> None:
     story, _, _ = told.partition("\n## ")
     typed = [line for block in command_blocks(story) for line in block.script.splitlines()]
     assert typed[0] == "source .venv/bin/activate"
-    assert [command for scene in STORY for command in scene.types] == typed[1:]
+    assert [command for scene in STEPS for command in scene.commands] == typed[1:]

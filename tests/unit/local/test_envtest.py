@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from tapestry.local.envtest import (
-    UNDERSTOOD,
-    WITHOUT_MEANING,
+    IGNORED_FLAGS,
+    SUPPORTED_FLAGS,
     Flags,
-    assets,
-    flags_in,
-    folder_of,
+    data_folder,
     health_server,
+    parse_flags,
     server_config,
+    write_assets,
 )
 
-KNOWN = (*UNDERSTOOD, *WITHOUT_MEANING)
+KNOWN = (*SUPPORTED_FLAGS, *IGNORED_FLAGS)
 OF_ENVTEST = [
     "--advertise-address=127.0.0.1",
     "--allow-privileged=true",
@@ -35,7 +35,7 @@ OF_ENVTEST = [
 
 
 def test_the_flags_of_envtest_are_all_known(tmp_path: Path) -> None:
-    flags = flags_in([*OF_ENVTEST, f"--cert-dir={tmp_path}", "--client-ca-file=ca.crt"], KNOWN)
+    flags = parse_flags([*OF_ENVTEST, f"--cert-dir={tmp_path}", "--client-ca-file=ca.crt"], KNOWN)
     assert flags.unknown == ()
     config = server_config(flags, tmp_path)
     assert config.secure_address == "127.0.0.1:45678"
@@ -49,12 +49,12 @@ def test_the_flags_of_envtest_are_all_known(tmp_path: Path) -> None:
 
 def test_a_certificate_that_is_there_is_used(tmp_path: Path) -> None:
     (tmp_path / "apiserver.crt").touch()
-    tls = server_config(flags_in([f"--cert-dir={tmp_path}"], KNOWN), tmp_path).tls
+    tls = server_config(parse_flags([f"--cert-dir={tmp_path}"], KNOWN), tmp_path).tls
     assert (tls.certificate, tls.key) == (str(tmp_path / "apiserver.crt"), str(tmp_path / "apiserver.key"))
 
 
 def test_flags_can_be_written_in_several_ways_and_unknown_ones_are_told(tmp_path: Path) -> None:
-    flags = flags_in(["--secure-port", "1", "-v=5", "--profiling", "--feature-gates=A=true"], KNOWN)
+    flags = parse_flags(["--secure-port", "1", "-v=5", "--profiling", "--feature-gates=A=true"], KNOWN)
     assert flags.get("secure-port") == "1"
     assert flags.get("feature-gates") == "A=true"
     assert flags.unknown == ("v", "profiling", "feature-gates")
@@ -70,7 +70,7 @@ def test_etcd_is_healthy_and_lends_its_folder(tmp_path: Path) -> None:
         try:
             with urllib.request.urlopen(f"{url}/health") as answer:
                 assert answer.read() == b'{"health":"true","reason":""}'
-            assert folder_of(url) == tmp_path / "data" / "tapestry"
+            assert data_folder(url) == tmp_path / "data" / "tapestry"
         finally:
             server.shutdown()
             serving.join()
@@ -78,17 +78,17 @@ def test_etcd_is_healthy_and_lends_its_folder(tmp_path: Path) -> None:
 
 def test_beside_somebody_elses_etcd_the_folder_is_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert folder_of("http://127.0.0.1:1").parent == tmp_path
-    assert folder_of("").parent == tmp_path
+    assert data_folder("http://127.0.0.1:1").parent == tmp_path
+    assert data_folder("").parent == tmp_path
 
 
 def test_the_programs_run_and_answer_for_their_flags(tmp_path: Path) -> None:
-    made = assets(tmp_path / "with space", Path("/bin/sh"))
+    made = write_assets(tmp_path / "with space", Path("/bin/sh"))
     assert [each.name for each in made] == ["etcd", "kube-apiserver", "kubectl"]
     done = subprocess.run([made[1], "--help"], capture_output=True, text=True, check=True, timeout=60)
     assert "--etcd-servers" in done.stdout
     assert "insecure-port" not in done.stdout
-    assert assets(tmp_path / "with space", Path("/bin/sh")) == made
+    assert write_assets(tmp_path / "with space", Path("/bin/sh")) == made
 
 
 def test_a_real_kubernetes_is_not_overwritten(tmp_path: Path) -> None:
@@ -96,5 +96,5 @@ def test_a_real_kubernetes_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(
         FileExistsError, match=r"kube-apiserver: there is another program .* choose a folder of its own"
     ):
-        assets(tmp_path, None)
+        write_assets(tmp_path, None)
     assert [each.name for each in tmp_path.iterdir()] == ["kube-apiserver"]

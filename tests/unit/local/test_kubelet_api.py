@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from tapestry.kube.conditions import is_true
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NODES, PODS, SERVICE_ACCOUNTS
-from tapestry.local.kubelets import simulated_node
+from tapestry.local.simulated_kubelet import simulated_node
 
 from .worlds import World
 
@@ -26,7 +26,7 @@ def a_pod(name: str = "web") -> Object:
 async def world(pretended: World) -> World:
     """A simulated node with a pod that runs."""
     await pretended.client.create(PODS, a_pod())
-    await pretended.wait_for_pod("web", lambda pod: is_true(pod, "Ready"))
+    await pretended.wait_for_pod("web", lambda pod: is_condition_true(pod, "Ready"))
     return pretended
 
 
@@ -64,7 +64,7 @@ async def test_nobody_is_told_anything_without_saying_who_they_are(world: World)
 async def test_an_account_is_told_what_it_has_the_right_to(world: World) -> None:
     account = {"metadata": {"name": "curious", "namespace": "default"}}
     await world.client.create(SERVICE_ACCOUNTS, account)
-    token = (await world.client.token("curious", "default"))["token"]
+    token = (await world.client.request_token("curious", "default"))["token"]
     code, text = await world.ask("/metrics/resource", token=token)
     assert code == 403
     assert "subresource=metrics" in text
@@ -87,7 +87,7 @@ async def test_a_kubelet_answers_for_its_own_node_alone(world: World) -> None:
     await world.client.create(NODES, simulated_node("other", {"cpu": "1"}))
     other = a_pod("elsewhere")
     await world.client.create(PODS, {**other, "spec": {**other["spec"], "nodeName": "other"}})
-    await world.wait_for_pod("elsewhere", lambda pod: is_true(pod, "Ready"))
+    await world.wait_for_pod("elsewhere", lambda pod: is_condition_true(pod, "Ready"))
     assert (await world.ask("/containerLogs/default/elsewhere/c", certificate=True))[0] == 404
     assert (await world.ask("/containerLogs/default/elsewhere/c", "other", certificate=True))[0] == 200
     summary = json.loads((await world.ask("/stats/summary", "other", certificate=True))[1])
@@ -124,7 +124,7 @@ async def test_a_process_uses_what_it_uses(sample: World) -> None:
     command = ["sh", "-c", "while :; do :; done"]
     spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i", "command": command}]}
     await sample.client.create(PODS, {"metadata": {"name": "busy", "namespace": "default"}, "spec": spec})
-    await sample.wait_for_pod("busy", lambda pod: is_true(pod, "Ready"))
+    await sample.wait_for_pod("busy", lambda pod: is_condition_true(pod, "Ready"))
     summary = json.loads((await sample.ask("/stats/summary", certificate=True))[1])
     [pod] = summary["pods"]
     assert pod["podRef"]["name"] == "busy"

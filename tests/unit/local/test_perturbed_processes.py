@@ -11,12 +11,12 @@ from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.testing import Scenario, perturb
-from tapestry.kube.conditions import is_true
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS, SECRETS
-from tapestry.local import processes, supervision
-from tapestry.local.commands import Trust
-from tapestry.local.processes import Settings, process_node
+from tapestry.local import pod_worker, process_kubelet
+from tapestry.local.container_commands import ProcessPolicy
+from tapestry.local.process_kubelet import ProcessSettings, process_node
 
 AN_HOUR = 3600.0
 
@@ -78,7 +78,7 @@ async def pods_that_come_and_go(client: Client) -> None:
     await asyncio.sleep(3)
     await client.create(CONFIGMAPS, {"metadata": {"name": "m", "namespace": "default"}, "data": {"k": "v"}})
     await wait("job", lambda pod: value_at(pod, "status", "phase") == "Succeeded")
-    await wait("long", lambda pod: is_true(pod, "Ready"))
+    await wait("long", lambda pod: is_condition_true(pod, "Ready"))
     await wait("refused", lambda pod: bool(value_at(pod, "status", "containerStatuses", 0, "state", "waiting")))
     for name in ("long", "job", "refused"):
         await client.delete(PODS, await client.get(PODS, name, "default"))
@@ -92,12 +92,12 @@ async def at_once(work: Callable[..., object], *arguments: object) -> object:
 
 
 def test_pods_run_and_go_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "child", played)
+    monkeypatch.setattr(pod_worker, "child", played)
     monkeypatch.setattr(asyncio, "to_thread", at_once)
 
     def set_up(manager: Manager) -> None:
-        settings = Settings(tmp_path, "https://nowhere", Trust(Path("tapestry"), run_pods=True), {})
-        processes.install(manager, lambda: 1, settings)
+        settings = ProcessSettings(tmp_path, "https://nowhere", ProcessPolicy(Path("tapestry"), run_pods=True), {})
+        process_kubelet.install(manager, lambda: 1, settings)
 
     def counts(call: str) -> bool:
         return ("/pods" in call or "/configmaps" in call) and not call.startswith("watch")

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from tapestry.local.proc import stat_of, uptime
+from tapestry.local.proc import process_stat, uptime
 
 
 def test_a_process_has_begun_and_worked_and_is_in_memory() -> None:
-    before = stat_of(os.getpid())
-    assert 0 < before.began <= uptime()
+    before = process_stat(os.getpid())
+    assert 0 < before.start_seconds <= uptime()
     assert 1 << 20 < before.memory < 1 << 40
-    while stat_of(os.getpid()).worked == before.worked:
+    while process_stat(os.getpid()).cpu_seconds == before.cpu_seconds:
         sum(range(10_000))
 
 
@@ -24,7 +24,7 @@ def test_a_process_may_have_any_name() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert 0 < stat_of(process.pid).began <= uptime()
+        assert 0 < process_stat(process.pid).start_seconds <= uptime()
         process.communicate(b"\n")
 
 
@@ -32,4 +32,4 @@ def test_a_process_that_is_gone_says_nothing() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     with pytest.raises(OSError):
-        stat_of(gone.pid)
+        process_stat(gone.pid)

@@ -5,17 +5,25 @@ from typing import Any
 
 import pytest
 
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object
 from tapestry.kube.times import timestamp
-from tapestry.local.statuses import Containers, Place, container_status, pod_status, runs, terminated, waiting
+from tapestry.local.statuses import (
+    ContainerStatuses,
+    PodAddresses,
+    container_status,
+    pod_status,
+    running_state,
+    terminated_state,
+    waiting_state,
+)
 
 from .pods import a_pod
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-PLACE = Place("127.64.0.1", "127.96.0.1")
-CREATING, BACK_OFF = waiting("ContainerCreating"), waiting("CrashLoopBackOff")
-RUNS, WELL, BADLY = runs(NOW), terminated(0, NOW, NOW), terminated(1, NOW, NOW)
+PLACE = PodAddresses("127.64.0.1", "127.96.0.1")
+CREATING, BACK_OFF = waiting_state("ContainerCreating"), waiting_state("CrashLoopBackOff")
+RUNS, WELL, BADLY = running_state(NOW), terminated_state(0, NOW, NOW), terminated_state(1, NOW, NOW)
 INIT = {"initContainers": [{"name": "i", "image": "i"}]}
 SIDECAR = {"initContainers": [{"name": "i", "image": "i", "restartPolicy": "Always"}]}
 
@@ -26,7 +34,7 @@ def said(state: Object, last: Object | None = None, name: str = "c") -> Object:
 
 def status(main: list[Object], init: list[Object] | None = None, **spec: Any) -> Object:
     containers = [{"name": f"c{number}", "image": "i"} for number in range(len(main))]
-    return pod_status(a_pod(**{"containers": containers, **spec}), Containers(main, init or []), PLACE, NOW)
+    return pod_status(a_pod(**{"containers": containers, **spec}), ContainerStatuses(main, init or []), PLACE, NOW)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,7 @@ def test_init_containers_come_first(state: Object, policy: str, phase: str) -> N
     main = [said(RUNS if state is WELL else CREATING)]
     found = status(main, [said(state, name="i")], restartPolicy=policy, **INIT)
     assert found["phase"] == phase
-    assert find(found["conditions"], "Initialized")["status"] == str(state is WELL)
+    assert find_condition(found["conditions"], "Initialized")["status"] == str(state is WELL)
 
 
 def test_a_sidecar_has_only_to_start_and_a_pod_is_not_over_before_it() -> None:
@@ -79,18 +87,18 @@ def test_a_sidecar_has_only_to_start_and_a_pod_is_not_over_before_it() -> None:
 def test_a_pod_that_is_deleted_is_over_when_its_containers_are() -> None:
     pod = a_pod()
     pod["metadata"]["deletionTimestamp"] = timestamp(NOW)
-    assert pod_status(pod, Containers([said(RUNS)]), PLACE, NOW)["phase"] == "Running"
-    assert pod_status(pod, Containers([said(WELL)]), PLACE, NOW)["phase"] == "Succeeded"
-    assert pod_status(pod, Containers([said(BADLY)]), PLACE, NOW)["phase"] == "Failed"
+    assert pod_status(pod, ContainerStatuses([said(RUNS)]), PLACE, NOW)["phase"] == "Running"
+    assert pod_status(pod, ContainerStatuses([said(WELL)]), PLACE, NOW)["phase"] == "Succeeded"
+    assert pod_status(pod, ContainerStatuses([said(BADLY)]), PLACE, NOW)["phase"] == "Failed"
 
 
 def test_what_is_not_ready_is_named_and_what_was_so_stays_so_since_then() -> None:
     pod = a_pod()
-    first = pod_status(pod, Containers([said(CREATING)]), Place(PLACE.node), NOW)
-    assert find(first["conditions"], "Ready")["message"] == "containers with unready status: [c]"
-    assert find(first["conditions"], "PodReadyToStartContainers")["status"] == "False"
+    first = pod_status(pod, ContainerStatuses([said(CREATING)]), PodAddresses(PLACE.host_ip), NOW)
+    assert find_condition(first["conditions"], "Ready")["message"] == "containers with unready status: [c]"
+    assert find_condition(first["conditions"], "PodReadyToStartContainers")["status"] == "False"
     later = NOW + timedelta(seconds=9)
-    second = pod_status({**pod, "status": first}, Containers([said(RUNS)]), PLACE, later)
+    second = pod_status({**pod, "status": first}, ContainerStatuses([said(RUNS)]), PLACE, later)
     moments = {each["type"]: each["lastTransitionTime"] for each in second["conditions"]}
     assert moments == {
         "PodReadyToStartContainers": timestamp(later),
@@ -107,7 +115,9 @@ def test_what_others_say_of_the_pod_stays() -> None:
     pod = {**a_pod(), "status": {"conditions": [target]}}
     assert (
         target["reason"]
-        == find(pod_status(pod, Containers([said(RUNS)]), PLACE, NOW)["conditions"], "DisruptionTarget")["reason"]
+        == find_condition(
+            pod_status(pod, ContainerStatuses([said(RUNS)]), PLACE, NOW)["conditions"], "DisruptionTarget"
+        )["reason"]
     )
 
 

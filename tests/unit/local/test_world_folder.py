@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tapestry.local.world_folder import LAYOUT, Kept, WorldFailed, WorldFolder
+from tapestry.local.world_folder import LAYOUT, WorldError, WorldFolder, WorldRecord
 
 
 @pytest.fixture
@@ -18,44 +18,44 @@ def folder(tmp_path: Path) -> WorldFolder:
 
 
 def test_a_world_is_as_large_as_is_asked_for_and_later_as_it_was(folder: WorldFolder) -> None:
-    assert folder.wanted(None, None, real_kubernetes=False) == Kept(2, 5)
-    with folder.claimed(folder.wanted(3, 1, real_kubernetes=False)):
+    assert folder.resolve_record(None, None, real_kubernetes=False) == WorldRecord(2, 5)
+    with folder.claim(folder.resolve_record(3, 1, real_kubernetes=False)):
         pass
-    assert folder.wanted(None, None, real_kubernetes=False) == Kept(3, 1)
+    assert folder.resolve_record(None, None, real_kubernetes=False) == WorldRecord(3, 1)
 
 
 def test_what_has_joined_is_remembered(folder: WorldFolder) -> None:
-    with folder.claimed(Kept(2, 5)):
-        folder.write(Kept(2, 5, joined=2))
-    assert folder.wanted(3, None, real_kubernetes=False) == Kept(3, 5, joined=2)
+    with folder.claim(WorldRecord(2, 5)):
+        folder.write_record(WorldRecord(2, 5, joined=2))
+    assert folder.resolve_record(3, None, real_kubernetes=False) == WorldRecord(3, 5, joined=2)
 
 
 def test_a_world_that_is_there_may_grow_and_loses_nothing(folder: WorldFolder) -> None:
-    with folder.claimed(Kept(3, 4)):
+    with folder.claim(WorldRecord(3, 4)):
         pass
-    assert folder.wanted(1, 0, real_kubernetes=False) == Kept(3, 4)
-    assert folder.wanted(4, 9, real_kubernetes=False) == Kept(4, 9)
+    assert folder.resolve_record(1, 0, real_kubernetes=False) == WorldRecord(3, 4)
+    assert folder.resolve_record(4, 9, real_kubernetes=False) == WorldRecord(4, 9)
 
 
 def test_a_world_stays_on_what_serves_it(folder: WorldFolder) -> None:
-    with folder.claimed(Kept(1, 1, real_kubernetes=True)):
+    with folder.claim(WorldRecord(1, 1, real_kubernetes=True)):
         pass
-    with pytest.raises(WorldFailed, match=r"made with --real-kubernetes, and stays so; run it with that$"):
-        folder.wanted(None, None, real_kubernetes=False)
+    with pytest.raises(WorldError, match=r"made with --real-kubernetes, and stays so; run it with that$"):
+        folder.resolve_record(None, None, real_kubernetes=False)
 
 
 def test_a_world_without_real_kubernetes_does_not_get_it(folder: WorldFolder) -> None:
-    with folder.claimed(Kept(1, 1)):
+    with folder.claim(WorldRecord(1, 1)):
         pass
-    with pytest.raises(WorldFailed, match=r"made without --real-kubernetes, and stays so; .*--purge"):
-        folder.wanted(None, None, real_kubernetes=True)
+    with pytest.raises(WorldError, match=r"made without --real-kubernetes, and stays so; .*--purge"):
+        folder.resolve_record(None, None, real_kubernetes=True)
 
 
 def test_what_was_made_when_nothing_was_written_down_is_a_world_too(folder: WorldFolder) -> None:
     for name in ("virtual", "cluster-1", "cluster-2", "third"):
         (folder.path / name).mkdir(parents=True)
         (folder.path / name / "cluster.json").touch()
-    assert folder.kept() == Kept(2, 0, joined=2)
+    assert folder.read_record() == WorldRecord(2, 0, joined=2)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_a_world_that_cannot_be_read_is_left_alone_and_can_be_forgotten(
     folder: WorldFolder, text: str, said: str
 ) -> None:
     folder.path.mkdir()
-    folder.record.write_text(text)
-    with pytest.raises(WorldFailed, match=said) as caught:
-        folder.wanted(None, None, real_kubernetes=False)
+    folder.record_file.write_text(text)
+    with pytest.raises(WorldError, match=said) as caught:
+        folder.resolve_record(None, None, real_kubernetes=False)
     assert "tapestry down --purge" in str(caught.value)
-    assert folder.record.read_text() == text
+    assert folder.record_file.read_text() == text
     assert folder.delete()
     assert not folder.path.exists()
 
@@ -77,9 +77,9 @@ def test_a_world_that_cannot_be_read_is_left_alone_and_can_be_forgotten(
 def test_a_folder_of_somebody_else_is_neither_filled_nor_deleted(folder: WorldFolder) -> None:
     folder.path.mkdir()
     (folder.path / "diary.txt").write_text("dear diary")
-    with pytest.raises(WorldFailed, match=r"has other things in it \(diary.txt\); choose another folder with --data"):
-        folder.wanted(None, None, real_kubernetes=False)
-    with pytest.raises(WorldFailed, match=r"diary.txt"):
+    with pytest.raises(WorldError, match=r"has other things in it \(diary.txt\); choose another folder with --data"):
+        folder.resolve_record(None, None, real_kubernetes=False)
+    with pytest.raises(WorldError, match=r"diary.txt"):
         folder.delete()
     assert [each.name for each in folder.path.iterdir()] == ["diary.txt"]
 
@@ -92,8 +92,8 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) 
     (tmp_path / "file").touch()
     folder = WorldFolder(tmp_path / "file" / "world")
     with (
-        pytest.raises(WorldFailed, match=r"file/world: Not a directory; choose another folder"),
-        folder.claimed(Kept(1, 1)),
+        pytest.raises(WorldError, match=r"file/world: Not a directory; choose another folder"),
+        folder.claim(WorldRecord(1, 1)),
     ):
         raise AssertionError("unreachable")
 
@@ -123,11 +123,11 @@ def somebody(folder: WorldFolder) -> Iterator["subprocess.Popen[bytes]"]:
 def test_whoever_comes_second_is_told_who_is_there(folder: WorldFolder, somebody: "subprocess.Popen[bytes]") -> None:
     assert folder.running_pid() == somebody.pid
     with (
-        pytest.raises(WorldFailed, match=rf"run by process {somebody.pid} already; `tapestry down`"),
-        folder.claimed(Kept(1, 1)),
+        pytest.raises(WorldError, match=rf"run by process {somebody.pid} already; `tapestry down`"),
+        folder.claim(WorldRecord(1, 1)),
     ):
         raise AssertionError("unreachable")
-    with pytest.raises(WorldFailed, match="end it first"):
+    with pytest.raises(WorldError, match="end it first"):
         folder.delete()
     assert folder.running_pid() == somebody.pid
 
@@ -136,8 +136,8 @@ def test_nobody_runs_the_world_of_a_process_that_was_killed(
     folder: WorldFolder, somebody: "subprocess.Popen[bytes]"
 ) -> None:
     somebody.kill()
-    folder.wait_until_free()
+    folder.wait_for_exit()
     assert folder.running_pid() is None
-    with folder.claimed(Kept(1, 1)):
-        assert int(folder.mark.read_text()) == os.getpid()
-    assert json.loads(folder.record.read_text())["clusters"] == 1
+    with folder.claim(WorldRecord(1, 1)):
+        assert int(folder.pid_file.read_text()) == os.getpid()
+    assert json.loads(folder.record_file.read_text())["clusters"] == 1

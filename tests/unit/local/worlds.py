@@ -12,21 +12,21 @@ from typing import Any
 
 import aiohttp
 
-from tapestry.apiserver.access.certificates import Authority
-from tapestry.apiserver.app import running
-from tapestry.apiserver.bootstrap import SYSTEM
-from tapestry.apiserver.config import ApiServerConfig, Kubelets
+from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.app import run_apiserver
+from tapestry.apiserver.bootstrap import APISERVER_USER
+from tapestry.apiserver.config import ApiServerConfig, KubeletClientConfig
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
-from tapestry.controlplane.app import manager_beside
-from tapestry.controlplane.direct import Direct
+from tapestry.controlplane.app import control_plane_manager
+from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import NODES, PODS
-from tapestry.local import kubelets, processes
-from tapestry.local.commands import Trust
-from tapestry.local.kubelet_api import kubelet_tls, loopback_socket, serving
-from tapestry.local.nodes import address_of
-from tapestry.local.processes import Settings, machine_room, process_node
+from tapestry.local import process_kubelet, simulated_kubelet
+from tapestry.local.container_commands import ProcessPolicy
+from tapestry.local.kubelet_api import kubelet_tls, loopback_socket, serve_kubelet
+from tapestry.local.nodes import internal_ip
+from tapestry.local.process_kubelet import ProcessSettings, machine_capacity, process_node
 
 TAPESTRY = Path(sys.executable).with_name("tapestry")
 MASTERS = ["system:masters"]
@@ -39,7 +39,7 @@ class World:
     client: Client
     server: str
     folder: Path
-    authority: Authority
+    authority: CertificateAuthority
 
     async def wait_for_pod(self, name: str, until: Callable[[Object], bool], namespace: str = "default") -> Object:
         found = await wait_for(
@@ -67,7 +67,7 @@ class World:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         url = f"{self.server}/api/v1/namespaces/{namespace}/pods/{name}/log"
         async with (
-            self.session(self.authority.client("admin", MASTERS)) as session,
+            self.session(self.authority.client_certificate("admin", MASTERS)) as session,
             session.get(url, params=query) as answer,
         ):
             assert answer.status == 200, await answer.text()
@@ -77,11 +77,11 @@ class World:
         """What the kubelet of a node answers, to somebody who shows a certificate, a token, or nothing."""
         found = await self.client.get(NODES, node)
         port = found["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-        shown = self.authority.client("admin", MASTERS) if certificate else None
+        shown = self.authority.client_certificate("admin", MASTERS) if certificate else None
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with (
             self.session(shown) as session,
-            session.get(f"https://{address_of(found)}:{port}{path}", headers=headers) as answer,
+            session.get(f"https://{internal_ip(found)}:{port}{path}", headers=headers) as answer,
         ):
             return answer.status, await answer.text()
 
@@ -98,33 +98,36 @@ async def a_cluster(
     folder: Path, *controllers: str, run_pods: bool = False, simulated: bool = False
 ) -> AsyncIterator[World]:
     """A cluster with one node, `n`; the second one over the same folder is the first one, started again."""
-    authority = Authority(folder / "data" / "pki")
-    certificate, key = authority.client("apiserver-kubelet-client", MASTERS)
+    authority = CertificateAuthority(folder / "data" / "pki")
+    certificate, key = authority.client_certificate("apiserver-kubelet-client", MASTERS)
     config = ApiServerConfig(
         file_rootpath=str(folder / "data"),
         secure_address="127.0.0.1:0",
-        kubelet=Kubelets(str(certificate), str(key)),
+        kubelet=KubeletClientConfig(str(certificate), str(key)),
     )
-    async with running(config) as served:
+    async with run_apiserver(config) as served:
         server = f"https://{served.addresses['secure']}"
-        manager = manager_beside(served.reception, authority.certificate(), ["accounts", *controllers])
-        client, sock = Client(Direct(served.server, SYSTEM)), loopback_socket()
+        manager = control_plane_manager(served.request_handler, authority.certificate_pem(), ["accounts", *controllers])
+        client, sock = Client(InProcessTransport(served.server, APISERVER_USER)), loopback_socket()
 
         def port() -> int:
             return int(sock.getsockname()[1])
 
         if simulated:
-            node, kubelet = kubelets.simulated_node("n", {"cpu": "8"}), kubelets.install(manager, port)
+            node, kubelet = (
+                simulated_kubelet.simulated_node("n", {"cpu": "8"}),
+                simulated_kubelet.install(manager, port),
+            )
         else:
-            trust = Trust(TAPESTRY, run_pods=run_pods)
-            settings = Settings(folder / "pods", server, trust, os.environ)
-            node, kubelet = process_node("n", machine_room()), processes.install(manager, port, settings)
+            trust = ProcessPolicy(TAPESTRY, run_pods=run_pods)
+            settings = ProcessSettings(folder / "pods", server, trust, os.environ)
+            node, kubelet = process_node("n", machine_capacity()), process_kubelet.install(manager, port, settings)
         if not any(True for _ in await client.list(NODES)):
             await client.create(NODES, node)
         tls = kubelet_tls(folder / "kubelets", [authority.certificate_file])
-        async with serving(kubelet, sock, tls), asyncio.TaskGroup() as group:
+        async with serve_kubelet(kubelet, sock, tls), asyncio.TaskGroup() as group:
             working = group.create_task(manager.run())
-            await wait_for(client, NODES, "n", until=lambda obj: obj is not None and bool(address_of(obj)))
+            await wait_for(client, NODES, "n", until=lambda obj: obj is not None and bool(internal_ip(obj)))
             yield World(client, server, folder, authority)
             manager.stop()
             await asyncio.wait([working])

@@ -16,8 +16,8 @@ import pytest
 from msgspec import structs
 
 from tapestry.apis import keys
-from tapestry.apis.belongings import RESOURCES as BELONGINGS
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.ownership import OWNED_RESOURCES as BELONGINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.access import Access
 from tapestry.client.client import Client
@@ -26,9 +26,9 @@ from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import Metrics, Probes
 from tapestry.controller.testing import InProcessApi, VirtualClock, VirtualLoop, everything_allowed, running_clock
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import Object, named, value_at
+from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     DEPLOYMENTS,
@@ -42,7 +42,7 @@ from tapestry.kube.resources import (
     SECRETS,
     SERVICE_ACCOUNTS,
 )
-from tapestry.manager.app import Elsewhere, at_home, install
+from tapestry.manager.app import RemoteCluster, install, with_election_namespace
 from tapestry.manager.config import BindingsConfig
 
 SYSTEM = keys.SYSTEM_NAMESPACE
@@ -108,12 +108,12 @@ class World:
 
         api = InProcessApi(PHYSICAL, now=self.clock.now, review=review if denied else everything_allowed)
         self.clusters[server] = api
-        created = await Client(api.connect()).create(NAMESPACES, {**named("kube-system")})
+        created = await Client(api.connect()).create(NAMESPACES, {**object_named("kube-system")})
         return str(created["metadata"]["uid"])
 
     async def add_secret(self, name: str, data: Mapping[str, bytes], namespace: str = SYSTEM) -> Object:
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
-        return await self.client.create(SECRETS, {**named(name, namespace), "data": encoded})
+        return await self.client.create(SECRETS, {**object_named(name, namespace), "data": encoded})
 
     async def add_binding(self, name: str, **spec: Any) -> Object:
         given = {
@@ -122,7 +122,7 @@ class World:
             "mountNamespace": "leased",
             **spec,
         }
-        return await self.client.create(CLUSTER_BINDINGS, {**named(name), "spec": given})
+        return await self.client.create(CLUSTER_BINDINGS, {**object_named(name), "spec": given})
 
     async def join(self, name: str, server: str = "https://east.example", **spec: Any) -> Object:
         """Everything that it takes to bind a cluster; returns the binding once it is Ready."""
@@ -133,7 +133,7 @@ class World:
         return await self.reaches(name, "Ready")
 
     async def patch(self, name: str, patch: Object, **options: Any) -> Object:
-        return await self.client.patch(CLUSTER_BINDINGS, named(name), patch, **options)
+        return await self.client.patch(CLUSTER_BINDINGS, object_named(name), patch, **options)
 
     async def annotate(self, name: str, key: str, value: str) -> Object:
         return await self.patch(name, {"metadata": {"annotations": {key: value}}})
@@ -142,7 +142,7 @@ class World:
         return await self.patch(name, {"metadata": {"finalizers": list(finalizers)}})
 
     async def unbind(self, name: str) -> None:
-        await self.client.delete(CLUSTER_BINDINGS, named(name))
+        await self.client.delete(CLUSTER_BINDINGS, object_named(name))
 
     async def wait(self, seconds: float) -> None:
         """Let everything happen that does within that time."""
@@ -157,7 +157,7 @@ class World:
         """The binding once it is in a phase, for a reason."""
 
         def is_there(obj: Object | None) -> bool:
-            ready = find(value_at(obj, "status", "conditions"), "Ready") or {}
+            ready = find_condition(value_at(obj, "status", "conditions"), "Ready") or {}
             return value_at(obj, "status", "phase") == phase and (not reason or ready.get("reason") == reason)
 
         found = await wait_for(self.client, CLUSTER_BINDINGS, name, until=is_there, timeout=3600)
@@ -166,11 +166,13 @@ class World:
 
     async def condition(self, name: str, type: str) -> tuple[str, str]:
         """Status and reason of a binding's condition."""
-        found = find(value_at(await self.binding(name), "status", "conditions"), type) or {}
+        found = find_condition(value_at(await self.binding(name), "status", "conditions"), type) or {}
         return found.get("status", ""), found.get("reason", "")
 
     async def message(self, name: str, type: str = "Ready") -> str:
-        return str((find(value_at(await self.binding(name), "status", "conditions"), type) or {}).get("message"))
+        return str(
+            (find_condition(value_at(await self.binding(name), "status", "conditions"), type) or {}).get("message")
+        )
 
     async def is_gone(self, name: str) -> None:
         await wait_for(self.client, CLUSTER_BINDINGS, name, until=lambda obj: obj is None, timeout=3600)
@@ -205,18 +207,18 @@ class World:
 
     @asynccontextmanager
     async def running(
-        self, config: BindingsConfig | None = None, elsewhere: Elsewhere | None = None
+        self, config: BindingsConfig | None = None, elsewhere: RemoteCluster | None = None
     ) -> AsyncIterator[Manager]:
         """A manager at work; it is stopped in the end."""
         quiet = structs.replace(config or BindingsConfig(), metrics=Metrics(address=""), probes=Probes(address=""))
         manager = Manager(
-            at_home(quiet),
+            with_election_namespace(quiet),
             self.api.connect,
             identity=f"manager-{self.clock.monotonic()}",
             now=self.clock.now,
             monotonic=self.clock.monotonic,
         )
-        manager.with_("bindings", lambda each: install(quiet, each, connect=self.connect, elsewhere=elsewhere))
+        manager.register("bindings", lambda each: install(quiet, each, connect=self.connect, remote=elsewhere))
         async with asyncio.TaskGroup() as group:
             group.create_task(manager.run())
             yield manager
@@ -231,7 +233,7 @@ async def world() -> AsyncIterator[World]:
     clock = running_clock()
     api = InProcessApi(VIRTUAL, now=clock.now)
     client = Client(api.connect())
-    await client.create(NAMESPACES, named("kube-system"))
+    await client.create(NAMESPACES, object_named("kube-system"))
     yield World(clock, api, client)
     await client.close()
 

@@ -18,10 +18,10 @@ from tapestry.client.transport import Request, Transport
 from tapestry.client.waiting import wait_for
 from tapestry.controller.testing import InProcessApi, specimen
 from tapestry.kube.errors import TransportError
-from tapestry.kube.objects import is_owned_by, named, uid_of, version_of
+from tapestry.kube.objects import is_owned_by, object_named, uid_of, version_of
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, NAMESPACES, ROLES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import timestamp
-from tapestry.manager.app import Elsewhere
+from tapestry.manager.app import RemoteCluster
 from tapestry.manager.config import BindingsConfig, SyncerSettings
 
 EAST = "https://east.example"
@@ -237,7 +237,7 @@ async def test_an_unusable_kubeconfig_waits_for_its_secret(
         await world.wait(FIVE_MINUTES)
         assert world.asked == []
         if data is not None:
-            await world.client.delete(SECRETS, named("east", SYSTEM))
+            await world.client.delete(SECRETS, object_named("east", SYSTEM))
         await world.add_secret("east", {"kubeconfig": world.kubeconfig(EAST)})
         await world.reaches("east", "Ready")
         assert (await world.reasons())[-1] == "Ready"
@@ -274,7 +274,7 @@ async def test_a_cluster_that_falls_silent_is_noticed_and_keeps_its_syncer(world
 async def test_a_rotated_kubeconfig_is_tried_at_once(world: World) -> None:
     async with world.running():
         await world.join("east")
-        await world.client.delete(SECRETS, named("east", SYSTEM))
+        await world.client.delete(SECRETS, object_named("east", SYSTEM))
         await world.reaches("east", "Failed", "ConnectivityFailed")
         world.clusters["https://moved.example"] = world.clusters[EAST]
         await world.add_secret("east", {"kubeconfig": world.kubeconfig("https://moved.example")})
@@ -383,7 +383,7 @@ async def test_what_the_syncer_writes_neither_wakes_nor_loses_anything(world: Wo
 @pytest.mark.parametrize("cluster", ["east", "east-1", None])
 async def test_a_bound_cluster_that_no_policy_names_says_so(world: World, cluster: str | None) -> None:
     if cluster is not None:
-        await world.client.create(POLICIES, {**named("night"), "spec": {"cluster": cluster}})
+        await world.client.create(POLICIES, {**object_named("night"), "spec": {"cluster": cluster}})
     async with world.running():
         await world.join("east", clusterID="east-1")
         expected = ("False", "NoPolicy") if cluster is None else ("", "")
@@ -430,7 +430,7 @@ async def test_templates_of_ones_own_take_the_place_of_the_packaged_ones(world: 
 async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
     there = Client(management.connect())
-    async with world.running(ELSEWHERE, Elsewhere(management.connect(), management.connect())):
+    async with world.running(ELSEWHERE, RemoteCluster(management.connect(), management.connect())):
         binding = await world.join("east")
         assert await world.of_syncers() == []
         deployment = await wait_for(there, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool)
@@ -451,12 +451,12 @@ async def test_syncers_may_run_in_a_cluster_of_their_own(world: World) -> None:
 
 async def test_a_manager_that_lost_the_lead_writes_nothing_elsewhere_either(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
-    elsewhere = Elsewhere(management.connect(), management.connect())
+    elsewhere = RemoteCluster(management.connect(), management.connect())
     async with world.running(ELSEWHERE, elsewhere) as manager:
         await world.join("east")
         assert manager.elector is not None
         with pytest.raises(TransportError, match="cut"):
-            await asyncio.wait_for(cut_off(elsewhere.writes, manager.elector.on_loss), 1)
+            await asyncio.wait_for(cut_off(elsewhere.write_transport, manager.elector.on_loss), 1)
 
 
 async def cut_off(transport: Transport, cut: Callable[[], None]) -> None:
@@ -470,13 +470,13 @@ async def cut_off(transport: Transport, cut: Callable[[], None]) -> None:
 async def test_nothing_is_made_for_a_binding_that_only_a_cache_still_has(world: World) -> None:
     management = InProcessApi([DEPLOYMENTS, SERVICE_ACCOUNTS], now=world.clock.now)
     there = Client(management.connect())
-    async with world.running(ELSEWHERE, Elsewhere(management.connect(), management.connect())):
+    async with world.running(ELSEWHERE, RemoteCluster(management.connect(), management.connect())):
         await world.join("east")
         await world.wait(1)
         world.api.freeze()
         await world.set_finalizers("east")
         await world.unbind("east")
-        await there.delete(DEPLOYMENTS, named("tapestry-syncer-east", SYSTEM))
+        await there.delete(DEPLOYMENTS, object_named("tapestry-syncer-east", SYSTEM))
         await world.wait(10)
         assert await there.list(DEPLOYMENTS) == []
         world.api.thaw()
@@ -502,7 +502,7 @@ async def mark_mount(world: World, mark: str | None) -> None:
     if await client.find(NAMESPACES, "leased") is None:
         await client.create(NAMESPACES, labels)
     else:
-        await client.patch(NAMESPACES, named("leased"), labels)
+        await client.patch(NAMESPACES, object_named("leased"), labels)
 
 
 async def test_a_namespace_that_another_virtual_cluster_marked_fails_the_binding(world: World) -> None:

@@ -10,27 +10,27 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tapestry.apis.clusterbindings import AllowedVolumes, ClusterBindingSpec, SecretReference
-from tapestry.apis.rights import Place
+from tapestry.apis.permissions import Placeholder
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
-from tapestry.client.strict_kubeconfig import from_secret
+from tapestry.client.http_transport import HttpTransport
+from tapestry.client.strict_kubeconfig import strict_access
 from tapestry.client.transport import Request, Response
 from tapestry.controller.testing import InProcessApi, run, running_clock
 from tapestry.kube.errors import Forbidden, Unauthorized
-from tapestry.kube.objects import Object, named, value_at
+from tapestry.kube.objects import Object, object_named, value_at
 from tapestry.kube.resources import NAMESPACES
+from tapestry.manager.binding_errors import BindingError, RetryPolicy
 from tapestry.manager.connectivity import (
-    FRESH_SECONDS,
+    PROBE_CACHE_SECONDS,
+    PROBE_TIMEOUT,
     REVIEWS_AT_ONCE,
-    SECONDS,
-    Examiner,
-    Finding,
+    ConnectivityChecker,
+    ProbeResult,
     account_in,
     claims_of,
-    examined,
     expiry_in,
+    probe_cluster,
 )
-from tapestry.manager.faults import Fault, Patience
 
 EAST = "https://east.example"
 SPEC = ClusterBindingSpec(cluster_id="east", secret_ref=SecretReference(name="s", namespace="n"), mount_namespace="m")
@@ -55,12 +55,12 @@ class Answers:
         self.is_closed = True
 
 
-def fault_of(transport: Any, kubeconfig: bytes) -> Fault:
-    with pytest.raises(Fault) as caught:
-        run(examined(from_secret(kubeconfig), "leased", AllowedVolumes(), lambda _: transport))
+def fault_of(transport: Any, kubeconfig: bytes) -> BindingError:
+    with pytest.raises(BindingError) as caught:
+        run(probe_cluster(strict_access(kubeconfig), "leased", AllowedVolumes(), lambda _: transport))
     assert caught.value.reason == "ConnectivityFailed"
     assert caught.value.condition == "Connected"
-    assert caught.value.patience is Patience.BACKOFF
+    assert caught.value.retry is RetryPolicy.BACKOFF
     return caught.value
 
 
@@ -68,11 +68,11 @@ def test_a_cluster_that_says_nothing_for_half_a_minute_is_given_up(a_kubeconfig:
     transport = Answers(seconds=3600)
 
     async def examination() -> float:
-        with pytest.raises(Fault, match=f"{EAST} did not answer within 30 s"):
-            await examined(from_secret(a_kubeconfig(EAST)), "leased", AllowedVolumes(), lambda _: transport)
+        with pytest.raises(BindingError, match=f"{EAST} did not answer within 30 s"):
+            await probe_cluster(strict_access(a_kubeconfig(EAST)), "leased", AllowedVolumes(), lambda _: transport)
         return running_clock().monotonic()
 
-    assert run(examination()) == SECONDS
+    assert run(examination()) == PROBE_TIMEOUT
     assert transport.is_closed
 
 
@@ -99,13 +99,13 @@ def test_an_examination_reads_little_of_a_huge_answer(a_kubeconfig: AKubeconfig)
                 sent += 1 << 20
         return answer
 
-    async def examination() -> Fault:
+    async def examination() -> BindingError:
         app = web.Application()
         app.router.add_get("/version", version)
         async with TestServer(app) as server:
-            access = from_secret(a_kubeconfig(str(server.make_url("/"))), allow_insecure=True, allow_loopback=True)
-            with pytest.raises(Fault) as caught:
-                await examined(access, "leased", AllowedVolumes(), HttpTransport)
+            access = strict_access(a_kubeconfig(str(server.make_url("/"))), allow_insecure=True, allow_loopback=True)
+            with pytest.raises(BindingError) as caught:
+                await probe_cluster(access, "leased", AllowedVolumes(), HttpTransport)
         return caught.value
 
     assert "/version: the answer is over 1048576 bytes" in asyncio.run(examination()).message
@@ -142,13 +142,13 @@ class Watchful:
         return
 
 
-def finding_of(cluster: Any, kubeconfig: bytes) -> Finding:
-    return run(examined(from_secret(kubeconfig), "leased", AllowedVolumes(), lambda _: cluster))
+def finding_of(cluster: Any, kubeconfig: bytes) -> ProbeResult:
+    return run(probe_cluster(strict_access(kubeconfig), "leased", AllowedVolumes(), lambda _: cluster))
 
 
 def test_every_right_is_asked_about_a_few_at_a_time(a_kubeconfig: AKubeconfig) -> None:
     cluster = Watchful(lambda _: True)
-    assert finding_of(cluster, a_kubeconfig(EAST)) == Finding("v1.34.3", "one", (), None)
+    assert finding_of(cluster, a_kubeconfig(EAST)) == ProbeResult("v1.34.3", "one", (), None)
     assert cluster.most == REVIEWS_AT_ONCE
     assert {"verb": "list", "version": "v1", "resource": "nodes"} in cluster.asked
     assert {"verb": "watch", "version": "v1", "resource": "namespaces", "name": "leased"} in cluster.asked
@@ -197,19 +197,19 @@ def test_nobody_trusts_the_claims_to_make_sense() -> None:
     for sub in ("alice", 7, None):
         assert account_in({"sub": sub, "exp": EXPIRY}) == {}
     account = {"sub": "system:serviceaccount:ns:name", "exp": EXPIRY}
-    assert account_in(account) == {Place.ACCOUNT_NAMESPACE: "ns", Place.ACCOUNT: "name"}
+    assert account_in(account) == {Placeholder.SYNCER_ACCOUNT_NAMESPACE: "ns", Placeholder.SYNCER_ACCOUNT: "name"}
 
 
 def test_a_good_answer_stands_for_a_minute_unless_the_secret_changes(a_kubeconfig: AKubeconfig) -> None:
     async def asked() -> list[int]:
         api = InProcessApi([NAMESPACES], now=running_clock().now)
-        await Client(api.connect()).create(NAMESPACES, named("kube-system"))
+        await Client(api.connect()).create(NAMESPACES, object_named("kube-system"))
         connections = []
-        examiner = Examiner(lambda access: connections.append(access) or api.connect())  # type: ignore[func-returns-value]
+        examiner = ConnectivityChecker(lambda access: connections.append(access) or api.connect())  # type: ignore[func-returns-value]
         counts = []
-        for version, wait in (("1", 0), ("1", FRESH_SECONDS - 1), ("2", 0), ("2", FRESH_SECONDS)):
+        for version, wait in (("1", 0), ("1", PROBE_CACHE_SECONDS - 1), ("2", 0), ("2", PROBE_CACHE_SECONDS)):
             await asyncio.sleep(wait)
-            await examiner.finding("east", a_secret(a_kubeconfig(EAST), version), SPEC)
+            await examiner.check("east", a_secret(a_kubeconfig(EAST), version), SPEC)
             counts.append(len(connections))
         return counts
 
@@ -220,11 +220,11 @@ def test_missing_rights_are_asked_about_each_time(a_kubeconfig: AKubeconfig) -> 
     async def asked() -> list[bool]:
         cluster = Watchful(lambda _: value_at(granted, "now", default=False))
         granted: Object = {}
-        examiner = Examiner(lambda _: cluster)  # type: ignore[arg-type,return-value]
+        examiner = ConnectivityChecker(lambda _: cluster)  # type: ignore[arg-type,return-value]
         secret = a_secret(a_kubeconfig(EAST), "1")
-        first = await examiner.finding("east", secret, SPEC)
+        first = await examiner.check("east", secret, SPEC)
         granted["now"] = True
-        return [bool(first.missing), bool((await examiner.finding("east", secret, SPEC)).missing)]
+        return [bool(first.missing), bool((await examiner.check("east", secret, SPEC)).missing)]
 
     assert run(asked()) == [True, False]
 

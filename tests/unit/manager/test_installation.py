@@ -5,12 +5,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tapestry.apis.rights import SYNCER_ROLE
+from tapestry.apis.permissions import SYNCER_ROLE
 from tapestry.cli.main import main
 from tapestry.kube.objects import Object, key_of
 from tapestry.manager.config import BindingsConfig
-from tapestry.manager.installation import installation
-from tapestry.process.config import ConfigError, load
+from tapestry.manager.installation import installation_objects
+from tapestry.process.config import ConfigError, load_config
 
 
 def by_name(objects: list[Object]) -> dict[str, Object]:
@@ -43,7 +43,7 @@ def test_the_command_prints_everything_in_the_order_to_apply_it_in() -> None:
 
 
 def test_no_role_has_a_star_and_the_manager_binds_one_name_only() -> None:
-    found = by_name(list(installation(kubeconfig_namespaces=["tenant"])))
+    found = by_name(list(installation_objects(kubeconfig_namespaces=["tenant"])))
     rules = [(name, rule) for name, obj in found.items() for rule in obj.get("rules", [])]
     assert rules
     assert not [name for name, rule in rules if "*" in (*rule["verbs"], *rule["resources"], *rule["apiGroups"])]
@@ -54,7 +54,7 @@ def test_no_role_has_a_star_and_the_manager_binds_one_name_only() -> None:
 
 
 def test_pods_are_created_for_host_ports_only_by_whoever_lives_with_the_manager() -> None:
-    found = by_name(list(installation(namespace="home")))
+    found = by_name(list(installation_objects(namespace="home")))
     creators = {
         name: obj
         for name, obj in found.items()
@@ -68,7 +68,7 @@ def test_pods_are_created_for_host_ports_only_by_whoever_lives_with_the_manager(
 
 
 def test_the_manager_has_secrets_at_home_and_where_kubeconfigs_are_and_a_syncer_only_reads_them() -> None:
-    found = by_name(list(installation(namespace="home", kubeconfig_namespaces=["tenant"])))
+    found = by_name(list(installation_objects(namespace="home", kubeconfig_namespaces=["tenant"])))
     allowed = {
         name: set(rule["verbs"])
         for name, obj in found.items()
@@ -86,10 +86,10 @@ def test_the_manager_has_secrets_at_home_and_where_kubeconfigs_are_and_a_syncer_
 
 
 def test_what_is_installed_is_what_the_manager_reads_back() -> None:
-    found = by_name(list(installation(image="mine:1", namespace="home", kubeconfig_namespaces=["a", "b"])))
+    found = by_name(list(installation_objects(image="mine:1", namespace="home", kubeconfig_namespaces=["a", "b"])))
     container = found["Deployment home/tapestry-manager"]["spec"]["template"]["spec"]["containers"][0]
     environ = {each["name"]: each["value"] for each in container["env"]}
-    config = load(BindingsConfig, file=None, environ=environ, flags={})
+    config = load_config(BindingsConfig, file=None, environ=environ, flags={})
     assert config.secret_namespaces == {"home", "a", "b"}
     assert config.syncer.image == "mine:1"
     assert config.leader_election.enabled
@@ -104,7 +104,7 @@ def test_the_manager_says_what_is_wrong_with_its_settings(tmp_path: Path) -> Non
     }.items():
         file.write_text(text)
         with pytest.raises(ConfigError) as caught:
-            load(BindingsConfig, file=file, environ={}, flags={})
+            load_config(BindingsConfig, file=file, environ={}, flags={})
         assert complaint in str(caught.value)
     done = CliRunner().invoke(main, ["manager", "--config", str(file)], env=dict(os.environ))
     assert done.exit_code == 1

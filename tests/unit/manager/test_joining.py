@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
+from tapestry.apis.permissions import SYNCER_IN_PHYSICAL, SYNCER_VOLUMES, Placeholder, policy_rules, with_names
 from tapestry.apis.policies import POLICIES
-from tapestry.apis.rights import SYNCER_BELOW, SYNCER_VOLUMES, Place, placed, rules
 from tapestry.client.access import Access
 from tapestry.client.client import Client
-from tapestry.client.credentials import Credentials, Fixed, bearer
-from tapestry.client.strict_kubeconfig import from_secret
-from tapestry.client.tls import Trust
+from tapestry.client.credentials import Credentials, StaticAuthorization, bearer_header
+from tapestry.client.strict_kubeconfig import strict_access
+from tapestry.client.tls import ServerVerification
 from tapestry.controller.testing import InProcessApi, everything_allowed, run, running_clock, specimen
 from tapestry.kube.errors import NotFound, TransportError
-from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, named, with_value
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, object_named, with_value
 from tapestry.kube.resources import (
     ADMISSION_POLICIES,
     ADMISSION_POLICY_BINDINGS,
@@ -45,13 +45,21 @@ from tapestry.kube.resources import (
     Resource,
 )
 from tapestry.manager.config import BindingsConfig
-from tapestry.manager.installation import installation
-from tapestry.manager.joining import PRIORITY_CLASSES, Plan, account_name, is_young, join, kubeconfig, policy_name
+from tapestry.manager.installation import installation_objects
+from tapestry.manager.join_steps import Cluster, JoinError, Step, StepResult
+from tapestry.manager.joining import (
+    PRIORITY_CLASSES,
+    Plan,
+    account_name,
+    is_token_reusable,
+    join,
+    kubeconfig,
+    policy_name,
+)
 from tapestry.manager.leftovers import leftovers_in
-from tapestry.manager.offers import Offer, check, percent, window, windows
-from tapestry.manager.steps import Cluster, JoinError, Mark, Step
+from tapestry.manager.offers import Offer, parse_percent, parse_window, parse_windows, validate_offer
 from tapestry.manager.unjoining import unjoin
-from tapestry.manager.validation import checked_spec
+from tapestry.manager.validation import validated_spec
 
 VIRTUAL = (CLUSTER_BINDINGS, CLUSTER_ROLE_BINDINGS, DEPLOYMENTS, NAMESPACES, NODES, PODS, SECRETS)
 PHYSICAL = (
@@ -65,7 +73,7 @@ MADE_BELOW = (
     *(ADMISSION_POLICIES, ADMISSION_POLICY_BINDINGS),
     *(SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
 )
-ACCESS = Access("https://east.example:6443", Credentials(Fixed(bearer("administrator"))))
+ACCESS = Access("https://east.example:6443", Credentials(StaticAuthorization(bearer_header("administrator"))))
 MOUNT = "tapestry-leased"
 
 
@@ -92,7 +100,7 @@ class World:
         clusters = self.virtual, self.physical
         connect = lambda _: self.physical_api.connect()  # noqa: E731
         await join(given, *clusters, ACCESS, connect=connect, now=running_clock().now())
-        return [step for step in self.steps if step.mark is not Mark.GRANTED]
+        return [step for step in self.steps if step.result is not StepResult.GRANTED]
 
     async def unjoin(self, name: str = "east", **how: Any) -> list[Step]:
         self.steps.clear()
@@ -134,15 +142,15 @@ async def a_world(virtual: InProcessApi, physical: InProcessApi) -> World:
         try:
             await cluster.identity()
         except NotFound:
-            await cluster.client.create(NAMESPACES, named("kube-system"))
+            await cluster.client.create(NAMESPACES, object_named("kube-system"))
     await world.physical.client.create(
-        NODES, {**named("n1"), "status": {"allocatable": {"cpu": "4", "nvidia.com/gpu": "2"}}}
+        NODES, {**object_named("n1"), "status": {"allocatable": {"cpu": "4", "nvidia.com/gpu": "2"}}}
     )
     return world
 
 
-def by_mark(steps: list[Step], *marks: Mark) -> list[str]:
-    return [step.what.split()[0] for step in steps if step.mark in marks]
+def by_mark(steps: list[Step], *marks: StepResult) -> list[str]:
+    return [step.subject.split()[0] for step in steps if step.result in marks]
 
 
 # -- joining
@@ -151,7 +159,7 @@ def by_mark(steps: list[Step], *marks: Mark) -> list[str]:
 def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
     async def scenario(world: World) -> None:
         first = await world.join()
-        made = by_mark(first, Mark.CREATED)
+        made = by_mark(first, StepResult.CREATED)
         assert made == [
             *("Namespace", "PriorityClass", "CustomResourceDefinition", "ResourceLeasingPolicy", "NetworkPolicy"),
             *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
@@ -159,12 +167,15 @@ def test_everything_is_made_and_marked_and_a_second_run_makes_nothing() -> None:
             *("Namespace", "Namespace", "Secret", "ClusterBinding"),
         ]
         mount = await world.physical.client.get(NAMESPACES, MOUNT)
-        assert labels_of(mount).items() >= {keys.MANAGED_BY: keys.TAPESTRY, keys.OWNER_POLICY: keys.REQUIRED}.items()
+        assert (
+            labels_of(mount).items()
+            >= {keys.MANAGED_BY: keys.TAPESTRY, keys.OWNER_POLICY: keys.OWNER_POLICY_REQUIRED}.items()
+        )
         priority = await world.physical.client.get(PRIORITY_CLASSES, keys.PRIORITY_CLASS)
         assert (priority["value"], priority["preemptionPolicy"]) == (-10000, "Never")
         second = await world.join()
-        assert by_mark(second, Mark.CREATED) == []
-        assert by_mark(second, Mark.UPDATED) == ["Secret"]  # a token of this server does not tell its age
+        assert by_mark(second, StepResult.CREATED) == []
+        assert by_mark(second, StepResult.UPDATED) == ["Secret"]  # a token of this server does not tell its age
 
     in_a_world(scenario)
 
@@ -174,7 +185,9 @@ def test_a_cluster_with_simulated_nodes_lets_their_annotations_pass() -> None:
         await world.join()
         binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
         assert not binding["spec"].get("allowedMetadata")
-        await world.physical.client.patch(NODES, named("n1"), {"metadata": {"labels": {keys.SIMULATED_NODE: ""}}})
+        await world.physical.client.patch(
+            NODES, object_named("n1"), {"metadata": {"labels": {keys.SIMULATED_NODE: ""}}}
+        )
         await world.virtual.client.patch(CLUSTER_BINDINGS, binding, {"spec": {"allowedMetadata": ["a.io/x"]}})
         for _ in range(2):
             await world.join()
@@ -188,10 +201,14 @@ def test_the_account_below_has_the_rights_of_the_table_and_no_others() -> None:
     async def scenario(world: World) -> None:
         await world.join()
         client, name = world.physical.client, account_name(await world.uid(), "east")
-        places = {Place.MOUNT: MOUNT, Place.ACCOUNT: name, Place.ACCOUNT_NAMESPACE: MOUNT}
+        places = {
+            Placeholder.MOUNT_NAMESPACE: MOUNT,
+            Placeholder.SYNCER_ACCOUNT: name,
+            Placeholder.SYNCER_ACCOUNT_NAMESPACE: MOUNT,
+        }
         role, inside = await client.get(CLUSTER_ROLES, name), await client.get(ROLES, name, MOUNT)
-        assert [*role["rules"], *inside["rules"]] == rules(
-            sorted(placed(SYNCER_BELOW, places), key=lambda right: bool(right.namespace))
+        assert [*role["rules"], *inside["rules"]] == policy_rules(
+            sorted(with_names(SYNCER_IN_PHYSICAL, places), key=lambda right: bool(right.namespace))
         )
         bound = await client.get(CLUSTER_ROLE_BINDINGS, name)
         assert bound["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": MOUNT}]
@@ -207,12 +224,12 @@ def test_rights_over_volumes_come_and_go_with_the_drivers_that_the_binding_allow
             return [rule for role in found for rule in role["rules"]]
 
         client = world.physical.client
-        over_volumes = rules(placed(SYNCER_VOLUMES, {Place.MOUNT: MOUNT}))
+        over_volumes = policy_rules(with_names(SYNCER_VOLUMES, {Placeholder.MOUNT_NAMESPACE: MOUNT}))
         await world.join()
         assert not [rule for rule in over_volumes if rule in await granted()]
         for drivers, wanted in ((["disk.example"], over_volumes), ([], [])):
             allowed = {"spec": {"allowedVolumes": {"drivers": drivers}}}
-            await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), allowed)
+            await world.virtual.client.patch(CLUSTER_BINDINGS, object_named("east"), allowed)
             await world.join()
             assert [rule for rule in over_volumes if rule in await granted()] == wanted
 
@@ -223,10 +240,10 @@ def test_the_secret_holds_a_kubeconfig_that_a_binding_may_use() -> None:
     async def scenario(world: World) -> None:
         await world.join()
         secret = await world.virtual.client.get(SECRETS, "east", keys.SYSTEM_NAMESPACE)
-        access = from_secret(base64.b64decode(secret["data"]["kubeconfig"]))
+        access = strict_access(base64.b64decode(secret["data"]["kubeconfig"]))
         assert access.server == ACCESS.server
         [(_, authorization)] = await access.credentials.headers()
-        assert authorization not in ("", bearer("administrator"))
+        assert authorization not in ("", bearer_header("administrator"))
         binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
         assert binding["spec"] == {
             "clusterID": "east",
@@ -241,8 +258,8 @@ def test_the_secret_holds_a_kubeconfig_that_a_binding_may_use() -> None:
 async def install_manager(world: World, namespace: str) -> None:
     """The namespace and the ClusterRoleBinding of `tapestry manifests -n namespace`."""
     client = world.virtual.client
-    await client.create(NAMESPACES, named(namespace))
-    for each in installation(namespace=namespace):
+    await client.create(NAMESPACES, object_named(namespace))
+    for each in installation_objects(namespace=namespace):
         if each["kind"] == CLUSTER_ROLE_BINDINGS.kind:
             await client.create(CLUSTER_ROLE_BINDINGS, each)
 
@@ -253,7 +270,7 @@ def test_join_writes_the_secret_to_the_namespace_of_the_manager() -> None:
         await world.join()
         assert await world.virtual.client.find(SECRETS, "east", "grid") is not None
         binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
-        assert checked_spec(binding, [], BindingsConfig(namespace="grid").secret_namespaces)
+        assert validated_spec(binding, [], BindingsConfig(namespace="grid").secret_namespaces)
         await world.unjoin(force=True)
         assert await world.virtual.client.find(SECRETS, "east", "grid") is None
 
@@ -263,9 +280,9 @@ def test_join_writes_the_secret_to_the_namespace_of_the_manager() -> None:
 def test_join_gives_no_secret_to_a_tenant_with_a_deployment_like_the_manager() -> None:
     async def scenario(world: World) -> None:
         client = world.virtual.client
-        await client.create(NAMESPACES, named("tenant"))
+        await client.create(NAMESPACES, object_named("tenant"))
         await client.create(
-            DEPLOYMENTS, next(each for each in installation(namespace="tenant") if each["kind"] == "Deployment")
+            DEPLOYMENTS, next(each for each in installation_objects(namespace="tenant") if each["kind"] == "Deployment")
         )
         await world.join()
         assert await client.find(SECRETS, "east", "tenant") is None
@@ -296,7 +313,7 @@ def test_join_warns_of_a_loopback_address_and_refuses_a_link_local_one() -> None
             await join_at("https://169.254.1.1:6443")
         assert await world.below() == []
         await join_at("https://127.0.0.1:6443")
-        [warning] = [step for step in world.steps if step.mark is Mark.WARNING]
+        [warning] = [step for step in world.steps if step.result is StepResult.WARNING]
         assert "--allow-loopback" in warning.note
         assert await world.virtual.client.find(CLUSTER_BINDINGS, "east") is not None
 
@@ -314,9 +331,9 @@ def test_every_resource_that_a_node_has_gets_the_limit_so_that_none_is_lent_whol
 
 def test_what_an_offer_does_not_name_stays_as_the_owner_has_it() -> None:
     async def scenario(world: World) -> None:
-        await world.join(offer=Offer(windows=windows(["22:00-06:00 Mon"]), grace_seconds=60))
+        await world.join(offer=Offer(windows=parse_windows(["22:00-06:00 Mon"]), grace_seconds=60))
         await world.physical.client.patch(POLICIES, await world.policy(), {"spec": {"resourceLimits": []}})
-        assert "ResourceLeasingPolicy" not in by_mark(await world.join(), Mark.UPDATED, Mark.CREATED)
+        assert "ResourceLeasingPolicy" not in by_mark(await world.join(), StepResult.UPDATED, StepResult.CREATED)
         await world.join(offer=Offer(force_reclaim=True))
         assert (await world.policy())["spec"] == {
             "cluster": "east",
@@ -333,7 +350,10 @@ def test_what_an_offer_does_not_name_stays_as_the_owner_has_it() -> None:
 
 def test_a_policy_that_the_owner_wrote_before_is_not_widened_by_a_default_one() -> None:
     async def scenario(world: World) -> None:
-        policy = {**named("mine"), "spec": {"cluster": "east", "resourceLimits": [{"resource": "cpu", "percent": 1}]}}
+        policy = {
+            **object_named("mine"),
+            "spec": {"cluster": "east", "resourceLimits": [{"resource": "cpu", "percent": 1}]},
+        }
         await world.physical.client.create(POLICIES, policy)
         await world.join()
         assert [name_of(each) for each in await world.physical.client.list(POLICIES)] == ["mine"]
@@ -343,10 +363,10 @@ def test_a_policy_that_the_owner_wrote_before_is_not_widened_by_a_default_one() 
 
 def test_a_namespace_that_was_there_is_labelled_and_never_deleted() -> None:
     async def scenario(world: World) -> None:
-        await world.physical.client.create(NAMESPACES, named("team"))
+        await world.physical.client.create(NAMESPACES, object_named("team"))
         await world.join(mount_namespace="team")
         namespace = await world.physical.client.get(NAMESPACES, "team")
-        assert labels_of(namespace)[keys.OWNER_POLICY] == keys.REQUIRED
+        assert labels_of(namespace)[keys.OWNER_POLICY] == keys.OWNER_POLICY_REQUIRED
         assert keys.MANAGED_BY not in labels_of(namespace)
         await world.unjoin()
         assert await world.below() == ["Namespace team"]
@@ -357,8 +377,8 @@ def test_a_namespace_that_was_there_is_labelled_and_never_deleted() -> None:
 @pytest.mark.parametrize(
     ("resource", "obj", "side"),
     [
-        (SECRETS, named("east", keys.SYSTEM_NAMESPACE), "virtual"),
-        (CLUSTER_ROLES, named("account"), "physical"),
+        (SECRETS, object_named("east", keys.SYSTEM_NAMESPACE), "virtual"),
+        (CLUSTER_ROLES, object_named("account"), "physical"),
     ],
 )
 def test_what_somebody_else_made_is_not_taken_over(resource: Resource, obj: Object, side: str) -> None:
@@ -380,8 +400,8 @@ def test_rights_that_stay_missing_are_told_and_end_the_run() -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(JoinError, match="1 rights are missing"):
             await world.join()
-        assert [step.what for step in world.steps if step.mark is Mark.MISSING] == ["watch pods"]
-        (granted,) = [step.what for step in world.steps if step.mark is Mark.GRANTED]
+        assert [step.subject for step in world.steps if step.result is StepResult.MISSING] == ["watch pods"]
+        (granted,) = [step.subject for step in world.steps if step.result is StepResult.GRANTED]
         assert granted.endswith("rights, asked for as the syncer")
 
     in_a_world(scenario, review)
@@ -395,8 +415,8 @@ def test_rights_that_take_a_moment_are_waited_for() -> None:
 
     async def scenario(world: World) -> None:
         await world.join()
-        assert not by_mark(world.steps, Mark.MISSING)
-        assert by_mark(world.steps, Mark.GRANTED)
+        assert not by_mark(world.steps, StepResult.MISSING)
+        assert by_mark(world.steps, StepResult.GRANTED)
 
     in_a_world(scenario, review)
 
@@ -406,13 +426,13 @@ def test_what_is_being_deleted_is_waited_for_and_made_anew() -> None:
         client = world.physical.client
         going = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
         await client.create(NAMESPACES, going)
-        await client.delete(NAMESPACES, named(MOUNT))
+        await client.delete(NAMESPACES, object_named(MOUNT))
         async with asyncio.TaskGroup() as group:
             joining = group.create_task(world.join())
             await asyncio.sleep(5)
-            held = await client.patch(NAMESPACES, named(MOUNT), {"metadata": {"finalizers": []}})
+            held = await client.patch(NAMESPACES, object_named(MOUNT), {"metadata": {"finalizers": []}})
             await client.replace(NAMESPACES, {**held, "spec": {}}, subresource="finalize")  # it is empty
-        assert [step.mark for step in joining.result()][:2] == [Mark.WAITING, Mark.CREATED]
+        assert [step.result for step in joining.result()][:2] == [StepResult.WAITING, StepResult.CREATED]
 
     in_a_world(scenario)
 
@@ -421,7 +441,7 @@ def test_what_stays_in_its_deletion_is_an_error() -> None:
     async def scenario(world: World) -> None:
         going = {"metadata": {"name": MOUNT, "finalizers": ["example.com/held"]}}
         await world.physical.client.create(NAMESPACES, going)
-        await world.physical.client.delete(NAMESPACES, named(MOUNT))
+        await world.physical.client.delete(NAMESPACES, object_named(MOUNT))
         with pytest.raises(JoinError, match=f"Namespace {MOUNT} is still being deleted in the physical cluster"):
             await world.join()
 
@@ -489,7 +509,7 @@ def test_a_virtual_cluster_that_knows_no_bindings_says_how_to_prepare_it() -> No
 
 
 @pytest.mark.parametrize(
-    "access", [Access("http://east.example"), Access("https://e.example", trust=Trust(None, True))]
+    "access", [Access("http://east.example"), Access("https://e.example", verification=ServerVerification(None, True))]
 )
 def test_a_server_that_a_syncer_could_not_trust_is_refused(access: Access) -> None:
     with pytest.raises(JoinError, match="will not do for a syncer"):
@@ -507,13 +527,13 @@ def claims(issued: int, expires: int, uid: str = "u") -> Object:
 def test_a_token_goes_on_for_four_fifths_of_its_life(issued: int, life: int, age: float) -> None:
     account = {"metadata": {"uid": "u"}}
     now = datetime.fromtimestamp(issued + int(age * life), UTC)
-    assert is_young(claims(issued, issued + life), account, now) == (int(age * life) < 0.8 * life)
-    assert not is_young(claims(issued, issued + life, "of a namesake"), account, now)
+    assert is_token_reusable(claims(issued, issued + life), account, now) == (int(age * life) < 0.8 * life)
+    assert not is_token_reusable(claims(issued, issued + life, "of a namesake"), account, now)
 
 
 @pytest.mark.parametrize("found", [{}, {"iat": 1}, {"iat": "x", "exp": "y"}])
 def test_a_token_that_does_not_tell_its_age_is_old(found: Object) -> None:
-    assert not is_young(found, {"metadata": {"uid": ""}}, datetime.now(UTC))
+    assert not is_token_reusable(found, {"metadata": {"uid": ""}}, datetime.now(UTC))
 
 
 # -- offers
@@ -521,13 +541,13 @@ def test_a_token_that_does_not_tell_its_age_is_old(found: Object) -> None:
 
 @pytest.mark.parametrize(("text", "part"), [("0%", 0), ("50%", 50), ("100%", 100)])
 def test_a_part_is_written_in_percent(text: str, part: int) -> None:
-    assert percent(text) == part
+    assert parse_percent(text) == part
 
 
 @pytest.mark.parametrize("text", ["50", "101%", "-1%", "half", "", "5 0%"])
 def test_anything_else_is_no_part(text: str) -> None:
     with pytest.raises(ValueError, match="write it as 50%"):
-        percent(text)
+        parse_percent(text)
 
 
 @pytest.mark.parametrize(
@@ -538,9 +558,9 @@ def test_anything_else_is_no_part(text: str) -> None:
     ],
 )
 def test_a_window_is_written_as_it_is_read(text: str, found: Object) -> None:
-    assert window(text) == found
-    assert windows([text]) == (found,)
-    check(Offer(windows=(found,)))
+    assert parse_window(text) == found
+    assert parse_windows([text]) == (found,)
+    validate_offer(Offer(windows=(found,)))
 
 
 @pytest.mark.parametrize(
@@ -548,12 +568,12 @@ def test_a_window_is_written_as_it_is_read(text: str, found: Object) -> None:
 )
 def test_anything_else_is_no_window(text: str) -> None:
     with pytest.raises(ValueError, match="is not a window; write it as"):
-        window(text)
+        parse_window(text)
 
 
 def test_always_takes_windows_away_and_nothing_leaves_them() -> None:
-    assert windows(["always"]) == ()
-    assert windows([]) is None
+    assert parse_windows(["always"]) == ()
+    assert parse_windows([]) is None
 
 
 # -- leaving
@@ -561,14 +581,14 @@ def test_always_takes_windows_away_and_nothing_leaves_them() -> None:
 
 def test_leaving_removes_what_joining_made_and_nothing_else() -> None:
     async def scenario(world: World) -> None:
-        await world.physical.client.create(CLUSTER_ROLES, named("somebody-elses"))
+        await world.physical.client.create(CLUSTER_ROLES, object_named("somebody-elses"))
         before = await world.below()
         await world.join()
         steps = await world.unjoin()
         assert await world.below() == before
         assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
         assert await world.virtual.client.list(SECRETS) == []
-        assert len(by_mark(steps, Mark.DELETED)) == 14
+        assert len(by_mark(steps, StepResult.DELETED)) == 14
 
     in_a_world(scenario)
 
@@ -579,7 +599,7 @@ def test_what_two_virtual_clusters_share_goes_with_the_last_of_them() -> None:
         physical = InProcessApi(PHYSICAL, now=now)
         one = await a_world(InProcessApi(VIRTUAL, now=now), physical)
         other = World(InProcessApi(VIRTUAL, now=now), physical)
-        await other.virtual.client.create(NAMESPACES, named("kube-system"))
+        await other.virtual.client.create(NAMESPACES, object_named("kube-system"))
         await one.join()
         alone = await one.below()
         await other.join()
@@ -595,8 +615,8 @@ def test_a_namespace_with_something_in_it_and_a_kind_with_an_owners_policy_are_l
     async def scenario(world: World) -> None:
         await world.join()
         await world.physical.client.create(PODS, specimen(PODS, "guest", MOUNT))
-        await world.physical.client.create(POLICIES, {**named("mine"), "spec": {"cluster": "other"}})
-        left = {step.what: step.note for step in await world.unjoin() if step.mark is Mark.LEFT}
+        await world.physical.client.create(POLICIES, {**object_named("mine"), "spec": {"cluster": "other"}})
+        left = {step.subject: step.note for step in await world.unjoin() if step.result is StepResult.LEFT}
         assert left == {
             f"CustomResourceDefinition {POLICIES.name}": "it holds ResourceLeasingPolicy mine",
             f"Namespace {MOUNT}": "it holds Pod guest",
@@ -651,7 +671,7 @@ def test_by_force_a_binding_goes_without_anybody_and_what_is_left_is_told() -> N
         steps = await world.unjoin(force=True)
         for resource in (CLUSTER_BINDINGS, NODES, PODS, SECRETS):
             assert await world.virtual.client.list(resource) == []
-        (left,) = (step.what for step in steps if step.mark is Mark.LEFT)
+        (left,) = (step.subject for step in steps if step.result is StepResult.LEFT)
         assert "twins of the pods default/work" in left
 
     in_a_world(scenario)
@@ -671,7 +691,7 @@ def test_a_cluster_that_does_not_answer_is_left_by_force_with_a_list_of_what_is_
         world.steps.clear()
         await unjoin("east", world.virtual, nobody, force=True)
         name = account_name(await world.uid(), "east")
-        assert f"ClusterRole {name}" in [step.what for step in world.steps if step.mark is Mark.LEFT]
+        assert f"ClusterRole {name}" in [step.subject for step in world.steps if step.result is StepResult.LEFT]
         assert await world.virtual.client.list(CLUSTER_BINDINGS) == []
         await world.unjoin()  # it is back
         assert await world.below() == []
@@ -684,10 +704,10 @@ async def forsaken(world: World, *below: Object) -> Object:
     await world.join()
     client, identity = world.virtual.client, await world.physical.identity()
     binding = await client.patch(
-        CLUSTER_BINDINGS, named("east"), {"status": {"identity": identity}}, subresource="status"
+        CLUSTER_BINDINGS, object_named("east"), {"status": {"identity": identity}}, subresource="status"
     )
     finalizers = {"metadata": {"finalizers": [keys.MANAGER_FINALIZER, keys.SYNCER_FINALIZER]}}
-    await client.patch(CLUSTER_BINDINGS, named("east"), finalizers)
+    await client.patch(CLUSTER_BINDINGS, object_named("east"), finalizers)
     labels = binding_of(binding, await world.uid()).owner_labels()
     for obj in below:
         await world.physical.client.create(PODS, with_value(obj, ("metadata", "labels"), labels))
@@ -700,8 +720,8 @@ async def forsaken(world: World, *below: Object) -> Object:
 def test_safety_rule_8_the_kubeconfig_stays_until_what_was_left_by_force_is_gone() -> None:
     async def scenario(world: World) -> None:
         binding = await forsaken(world, specimen(PODS, "twin", MOUNT))
-        (kept,) = (step for step in world.steps if step.what == f"Secret {keys.SYSTEM_NAMESPACE}/east")
-        assert kept.mark is Mark.LEFT
+        (kept,) = (step for step in world.steps if step.subject == f"Secret {keys.SYSTEM_NAMESPACE}/east")
+        assert kept.result is StepResult.LEFT
         assert f"ClusterBinding east ({binding['metadata']['uid']}) left in namespace {MOUNT}" in kept.note
         secret = await world.virtual.client.get(SECRETS, "east", keys.SYSTEM_NAMESPACE)
         assert [each.uid for each in leftovers_in(secret)] == [binding["metadata"]["uid"]]

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from tapestry.apis import keys
-from tapestry.apis.belongings import RESOURCES
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
+from tapestry.apis.ownership import OWNED_RESOURCES
 from tapestry.client.client import Client
 from tapestry.controller.testing import specimen
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named, uid_of
 from tapestry.kube.resources import EVENTS, NAMESPACES, PODS, SECRETS
-from tapestry.manager.leftovers import leftovers_in, mark_of
+from tapestry.manager.leftovers import leftovers_in, leftovers_patch
 
 EAST = "https://east.example"
 SYSTEM = keys.SYSTEM_NAMESPACE
@@ -29,7 +29,7 @@ async def owner_labels(world: World, binding: Object) -> dict[str, str]:
 async def put_below(world: World, name: str, labels: Object, server: str = EAST) -> None:
     """One object of each kind in the mount namespace."""
     client = Client(world.clusters[server].connect())
-    for resource in RESOURCES:
+    for resource in OWNED_RESOURCES:
         place = "leased" if resource.namespaced else None
         await client.create(resource, specimen(resource, name, place, labels=labels))
 
@@ -122,7 +122,7 @@ async def test_safety_rule_8_two_lives_of_one_binding_are_both_remembered(world:
         await left_by_force(world)
         east = world.clusters[EAST] = world.silent
         client = Client(east.connect())
-        await client.patch(PODS, named("ours", "leased"), {"metadata": {"finalizers": ["example.com/theirs"]}})
+        await client.patch(PODS, object_named("ours", "leased"), {"metadata": {"finalizers": ["example.com/theirs"]}})
         second = await world.add_binding("east")
         await world.reaches("east", "Ready")
         await put_below(world, "new", await owner_labels(world, second))
@@ -131,7 +131,7 @@ async def test_safety_rule_8_two_lives_of_one_binding_are_both_remembered(world:
         await world.unbind("east")
         await world.is_gone("east")
         assert [each.uid for each in leftovers_in(await secret(world))][1:] == [uid_of(second)]
-        await client.patch(PODS, named("ours", "leased"), {"metadata": {"finalizers": []}})
+        await client.patch(PODS, object_named("ours", "leased"), {"metadata": {"finalizers": []}})
         world.clusters[EAST] = east
         await world.wait(310)
         assert below(world) == set()
@@ -142,7 +142,7 @@ async def test_what_join_made_for_the_binding_alone_goes_with_the_mark(world: Wo
     async with world.running():
         binding = await left_by_force(world)
         made_by_join = {**await owner_labels(world, binding), keys.CLUSTER_BINDING: "east"}
-        await world.client.patch(SECRETS, named("east", SYSTEM), {"metadata": {"labels": made_by_join}})
+        await world.client.patch(SECRETS, object_named("east", SYSTEM), {"metadata": {"labels": made_by_join}})
         world.clusters[EAST] = world.silent
         await world.wait(310)
         with pytest.raises(NotFound):
@@ -153,7 +153,7 @@ async def test_a_secret_that_join_made_stays_where_a_binding_uses_it(world: Worl
     async with world.running():
         binding = await left_by_force(world)
         made_by_join = {**await owner_labels(world, binding), keys.CLUSTER_BINDING: "east"}
-        await world.client.patch(SECRETS, named("east", SYSTEM), {"metadata": {"labels": made_by_join}})
+        await world.client.patch(SECRETS, object_named("east", SYSTEM), {"metadata": {"labels": made_by_join}})
         await world.add_binding("again", secretRef={"name": "east", "namespace": SYSTEM})
         world.clusters[EAST] = world.silent
         await world.wait(310)
@@ -181,12 +181,12 @@ async def test_what_lingers_is_looked_at_until_it_is_gone(world: World) -> None:
         binding = await world.join("east")
         await put_below(world, "ours", await owner_labels(world, binding))
         client = Client(world.clusters[EAST].connect())
-        await client.patch(PODS, named("ours", "leased"), {"metadata": {"finalizers": ["example.com/theirs"]}})
+        await client.patch(PODS, object_named("ours", "leased"), {"metadata": {"finalizers": ["example.com/theirs"]}})
         await world.annotate("east", keys.FORCE_UNBIND, "true")
         await world.unbind("east")
         await world.wait(600)
         assert [obj["kind"] for obj in world.clusters[EAST].dump() if name_of(obj) == "ours"] == ["Pod"]
-        await client.patch(PODS, named("ours", "leased"), {"metadata": {"finalizers": []}})
+        await client.patch(PODS, object_named("ours", "leased"), {"metadata": {"finalizers": []}})
         await world.wait(10)
         assert annotations_of(await secret(world)) == {}
 
@@ -205,7 +205,7 @@ async def test_a_binding_that_never_knew_its_cluster_leaves_nothing(world: World
 async def test_an_unbinding_by_force_ends_without_its_secret_too(world: World) -> None:
     async with world.running():
         await world.join("east")
-        await world.client.delete(SECRETS, named("east", SYSTEM))
+        await world.client.delete(SECRETS, object_named("east", SYSTEM))
         await world.annotate("east", keys.FORCE_UNBIND, "true")
         await world.unbind("east")
         await world.is_gone("east")
@@ -218,5 +218,5 @@ def test_a_mark_that_nobody_can_read_says_nothing(text: str) -> None:
 
 
 def test_nothing_left_is_no_mark() -> None:
-    assert mark_of([]) == {"metadata": {"annotations": {keys.LEFT_BEHIND: None}}}
+    assert leftovers_patch([]) == {"metadata": {"annotations": {keys.LEFT_BEHIND: None}}}
     assert leftovers_in(None) == []

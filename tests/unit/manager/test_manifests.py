@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDING
-from tapestry.kube.crds import decode
+from tapestry.kube.crds import decode_spec
 from tapestry.kube.objects import Object
 from tapestry.kube.patches import owned_patch
 from tapestry.kube.resources import DEPLOYMENTS, SERVICE_ACCOUNTS
 from tapestry.manager.config import BindingsConfig, SyncerSettings
-from tapestry.manager.manifests import TemplateError, kept, manifests, objects
-from tapestry.manager.syncers import packaged, scopes, templates_in, values
+from tapestry.manager.manifests import TemplateError, rendered_objects, syncer_manifests, with_server_additions
+from tapestry.manager.syncers import load_templates, packaged_templates, scopes, template_values
 
 SYSTEM = keys.SYSTEM_NAMESPACE
 BINDING: Object = {
@@ -29,13 +29,13 @@ BINDING: Object = {
 def rendered(config: BindingsConfig | None = None) -> dict[str, Object]:
     """The packaged templates for one binding, by kind and name."""
     config = config or BindingsConfig()
-    given = values(BINDING, decode(CLUSTER_BINDING, BINDING), config)
-    found = manifests(templates_in(packaged("syncer")), given, scopes(config))
+    given = template_values(BINDING, decode_spec(CLUSTER_BINDING, BINDING), config)
+    found = syncer_manifests(load_templates(packaged_templates("syncer")), given, scopes(config))
     return {f"{each.object['kind']} {each.object['metadata']['name']}": each.object for each in found}
 
 
 def filled(text: str, **given: Any) -> Object:
-    (found,) = objects("a.yaml", text, given)
+    (found,) = rendered_objects("a.yaml", text, given)
     return found
 
 
@@ -92,7 +92,7 @@ def test_templates_make_one_deployment_and_nothing_that_nobody_watches(
     templates: dict[str, str], complaint: str
 ) -> None:
     with pytest.raises(TemplateError) as caught:
-        manifests(templates, {}, scopes(BindingsConfig()))
+        syncer_manifests(templates, {}, scopes(BindingsConfig()))
     assert str(caught.value).startswith(complaint)
 
 
@@ -107,7 +107,7 @@ def test_the_packaged_syncer_runs_with_least_rights_and_off_virtual_nodes() -> N
         "capabilities": {"drop": ["ALL"]},
     }
     required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    expression = {"key": keys.NODE_TYPE, "operator": "NotIn", "values": [keys.VIRTUAL]}
+    expression = {"key": keys.NODE_TYPE, "operator": "NotIn", "values": [keys.NODE_TYPE_VIRTUAL]}
     assert required["nodeSelectorTerms"] == [{"matchExpressions": [expression]}]
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
@@ -152,7 +152,7 @@ def test_the_reference_names_every_template_variable() -> None:
     section = text.partition("### Templates of a syncer")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert documented == set(values(BINDING, decode(CLUSTER_BINDING, BINDING), BindingsConfig()))
+    assert documented == set(template_values(BINDING, decode_spec(CLUSTER_BINDING, BINDING), BindingsConfig()))
 
 
 def test_syncers_may_use_loopback_only_where_the_manager_may() -> None:
@@ -188,12 +188,12 @@ def with_defaults(value: Any) -> Any:
 @given(st.dictionaries(st.sampled_from("abcd"), TREES))
 def test_what_a_server_fills_in_is_no_reason_to_write(wanted: Object) -> None:
     shown = with_defaults(wanted)
-    assert owned_patch(shown, kept(wanted, shown)) == {}
+    assert owned_patch(shown, with_server_additions(wanted, shown)) == {}
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), TREES), st.dictionaries(st.sampled_from("abcd"), TREES))
 def test_after_a_write_everything_wanted_is_there(wanted: Object, current: Object) -> None:
-    assert covers(kept(wanted, current), wanted)
+    assert covers(with_server_additions(wanted, current), wanted)
 
 
 def covers(found: Any, wanted: Any) -> bool:
@@ -206,5 +206,7 @@ def covers(found: Any, wanted: Any) -> bool:
 
 def test_a_null_in_a_list_means_absent_and_stays_so() -> None:
     wanted = {"containers": [{"name": "c", "command": None}]}
-    assert kept(wanted, {"containers": [{"name": "c"}]}) == {"containers": [{"name": "c"}]}
-    assert kept(wanted, {"containers": [{"name": "c", "command": ["sh"]}]}) == {"containers": [{"name": "c"}]}
+    assert with_server_additions(wanted, {"containers": [{"name": "c"}]}) == {"containers": [{"name": "c"}]}
+    assert with_server_additions(wanted, {"containers": [{"name": "c", "command": ["sh"]}]}) == {
+        "containers": [{"name": "c"}]
+    }

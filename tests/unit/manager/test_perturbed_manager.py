@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from tapestry.apis import keys
-from tapestry.apis.belongings import RESOURCES as BELONGINGS
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS, binding_of
+from tapestry.apis.ownership import OWNED_RESOURCES as BELONGINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.transport import Transport
@@ -22,9 +22,9 @@ from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, specimen
-from tapestry.kube.conditions import is_true
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.errors import Conflict
-from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of, value_at, with_value
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named, uid_of, value_at, with_value
 from tapestry.kube.resources import (
     CLUSTER_ROLE_BINDINGS,
     DEPLOYMENTS,
@@ -69,7 +69,7 @@ KUBECONFIG = {
 
 
 async def setup(manager: Manager, physical: Transport) -> None:
-    manager.with_("bindings", lambda each: install(CONFIG, each, connect=lambda _: physical))
+    manager.register("bindings", lambda each: install(CONFIG, each, connect=lambda _: physical))
 
 
 async def reaches(client: Client, phase: str) -> Object:
@@ -82,19 +82,19 @@ async def reaches(client: Client, phase: str) -> Object:
 async def bound(virtual: Client, physical: Client) -> Object:
     """Bind a cluster, and play the controller of Deployments."""
     for client in (virtual, physical):
-        await client.create(NAMESPACES, named("kube-system"))
+        await client.create(NAMESPACES, object_named("kube-system"))
     data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
-    await virtual.create(SECRETS, {**named("east", SYSTEM), "data": data})
+    await virtual.create(SECRETS, {**object_named("east", SYSTEM), "data": data})
     reference = {"name": "east", "namespace": SYSTEM}
     spec = {"clusterID": "east", "secretRef": reference, "mountNamespace": "leased"}
-    await virtual.create(CLUSTER_BINDINGS, {**named("east"), "spec": spec})
+    await virtual.create(CLUSTER_BINDINGS, {**object_named("east"), "spec": spec})
     await reaches(virtual, "Ready")
     deployment = await wait_for(virtual, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool, timeout=A_DAY)
     counts = dict.fromkeys(("replicas", "readyReplicas", "availableReplicas"), 1)
     status = {"status": {**counts, "observedGeneration": 1}}
     assert deployment is not None
-    await virtual.patch(DEPLOYMENTS, named("tapestry-syncer-east", SYSTEM), status, subresource="status")
-    ready = lambda obj: obj is not None and is_true(obj, "SyncerReady") and is_true(obj, "Ready")  # noqa: E731
+    await virtual.patch(DEPLOYMENTS, object_named("tapestry-syncer-east", SYSTEM), status, subresource="status")
+    ready = lambda obj: obj is not None and is_condition_true(obj, "SyncerReady") and is_condition_true(obj, "Ready")  # noqa: E731
     found = await wait_for(virtual, CLUSTER_BINDINGS, "east", until=ready, timeout=A_DAY)
     assert found is not None
     return found
@@ -103,12 +103,12 @@ async def bound(virtual: Client, physical: Client) -> Object:
 async def a_binding_comes_and_goes(virtual: Client, physical: Client) -> None:
     """On the way somebody deletes the Deployment, and a syncer takes part in the end."""
     await bound(virtual, physical)
-    await virtual.delete(DEPLOYMENTS, named("tapestry-syncer-east", SYSTEM))
+    await virtual.delete(DEPLOYMENTS, object_named("tapestry-syncer-east", SYSTEM))
     await wait_for(virtual, DEPLOYMENTS, "tapestry-syncer-east", SYSTEM, until=bool, timeout=A_DAY)
-    away = lambda obj: obj is not None and not is_true(obj, "SyncerReady") and is_true(obj, "Ready")  # noqa: E731
+    away = lambda obj: obj is not None and not is_condition_true(obj, "SyncerReady") and is_condition_true(obj, "Ready")  # noqa: E731
     await wait_for(virtual, CLUSTER_BINDINGS, "east", until=away, timeout=A_DAY)
     await finalizers(virtual, lambda each: [*each, keys.SYNCER_FINALIZER])
-    await virtual.delete(CLUSTER_BINDINGS, named("east"))
+    await virtual.delete(CLUSTER_BINDINGS, object_named("east"))
     await reaches(virtual, "Deleting")
     await finalizers(virtual, lambda each: [name for name in each if name != keys.SYNCER_FINALIZER])
     await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
@@ -131,8 +131,10 @@ async def a_cluster_is_left_by_force_and_swept(virtual: Client, physical: Client
     await virtual.create(NODES, {"metadata": node})
     await virtual.create(PODS, with_value(specimen(PODS, "web", "shop"), ("spec", "nodeName"), "vnode-east-a"))
     await finalizers(virtual, lambda each: [*each, keys.SYNCER_FINALIZER])
-    await virtual.patch(CLUSTER_BINDINGS, named("east"), {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}})
-    await virtual.delete(CLUSTER_BINDINGS, named("east"))
+    await virtual.patch(
+        CLUSTER_BINDINGS, object_named("east"), {"metadata": {"annotations": {keys.FORCE_UNBIND: "true"}}}
+    )
+    await virtual.delete(CLUSTER_BINDINGS, object_named("east"))
     await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
     swept = lambda secret: keys.LEFT_BEHIND not in annotations_of(secret)  # noqa: E731
     await wait_for(virtual, SECRETS, "east", SYSTEM, until=swept, timeout=A_DAY)

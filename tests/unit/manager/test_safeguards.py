@@ -9,12 +9,12 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
-from tapestry.apis.mounts import is_taken, safeguards_of, stricter
+from tapestry.apis.mount_labels import is_taken, safeguards_of, stricter_level
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.client.client import Client
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.controller.testing import InProcessApi, run, running_clock, specimen
-from tapestry.kube.objects import Object, labels_of, name_of, named, with_value
+from tapestry.kube.objects import Object, labels_of, name_of, object_named, with_value
 from tapestry.kube.resources import (
     ADMISSION_POLICIES,
     ADMISSION_POLICY_BINDINGS,
@@ -25,9 +25,9 @@ from tapestry.kube.resources import (
     RESOURCE_QUOTAS,
     SERVICE_ACCOUNTS,
 )
+from tapestry.manager.join_steps import Cluster, StepResult
 from tapestry.manager.joining import Plan, join, policy_name
 from tapestry.manager.safeguards import Safeguards, network_rules
-from tapestry.manager.steps import Cluster, Mark
 from tapestry.manager.unjoining import unjoin
 
 from .test_joining import ACCESS, MOUNT, PHYSICAL, VIRTUAL, World, a_world, by_mark, check_refused, in_a_world
@@ -50,7 +50,7 @@ async def two_worlds() -> tuple[World, World]:
     physical = InProcessApi(PHYSICAL, now=now)
     one = await a_world(InProcessApi(VIRTUAL, now=now), physical)
     other = World(InProcessApi(VIRTUAL, now=now), physical)
-    await other.virtual.client.create(NAMESPACES, named("kube-system"))
+    await other.virtual.client.create(NAMESPACES, object_named("kube-system"))
     return one, other
 
 
@@ -77,11 +77,11 @@ def test_a_second_virtual_cluster_gets_a_namespace_of_its_own() -> None:
         steps = await other.join()
         chosen = f"{MOUNT}-{(await mark_of(other))[:12]}"
         assert (await bound_to(one), await bound_to(other)) == (MOUNT, chosen)
-        (told,) = (step for step in steps if step.mark is Mark.LEFT)
-        assert (told.what, chosen in told.note) == (f"Namespace {MOUNT}", True)
+        (told,) = (step for step in steps if step.result is StepResult.LEFT)
+        assert (told.subject, chosen in told.note) == (f"Namespace {MOUNT}", True)
         assert labels_of(await mount_of(one))[keys.VIRTUAL_CLUSTER] == await mark_of(one)
         again = await other.join()  # without naming it
-        assert by_mark(again, Mark.CREATED) == []
+        assert by_mark(again, StepResult.CREATED) == []
         await one.unjoin()
         assert f"Namespace {chosen}" in await other.below()
         assert f"Namespace {MOUNT}" not in await other.below()
@@ -104,7 +104,7 @@ def test_a_namespace_that_another_virtual_cluster_marked_is_refused() -> None:
 def test_an_unmarked_namespace_with_objects_of_another_virtual_cluster_is_not_free(resource: Any) -> None:
     async def scenario(world: World) -> None:
         client = world.physical.client
-        await client.create(NAMESPACES, named(MOUNT))
+        await client.create(NAMESPACES, object_named(MOUNT))
         theirs = with_value(specimen(resource, "x", MOUNT), ("metadata", "labels"), {keys.VIRTUAL_CLUSTER: "other"})
         await client.create(resource, theirs)
         await check_refused(world, "holds objects of another virtual cluster", mount_namespace=MOUNT)
@@ -119,14 +119,14 @@ def test_a_namespace_that_two_virtual_clusters_shared_before_stays_unmarked() ->
     async def scenario(world: World) -> None:
         await world.join()
         await world.physical.client.patch(
-            NAMESPACES, named(MOUNT), {"metadata": {"labels": {keys.VIRTUAL_CLUSTER: None}}}
+            NAMESPACES, object_named(MOUNT), {"metadata": {"labels": {keys.VIRTUAL_CLUSTER: None}}}
         )
         theirs = with_value(specimen(PODS, "x", MOUNT), ("metadata", "labels"), {keys.VIRTUAL_CLUSTER: "other"})
         await world.physical.client.create(PODS, theirs)
         steps = await world.join()
         assert keys.VIRTUAL_CLUSTER not in labels_of(await mount_of(world))
         assert any("not marked" in step.note for step in steps)
-        await world.physical.client.delete(PODS, named("x", MOUNT), grace_seconds=0)
+        await world.physical.client.delete(PODS, object_named("x", MOUNT), grace_seconds=0)
         await world.join()
         assert labels_of(await mount_of(world))[keys.VIRTUAL_CLUSTER] == await mark_of(world)
 
@@ -184,7 +184,7 @@ def test_a_level_that_is_set_is_never_loosened(has: str | None, asked: str | Non
         await world.physical.client.create(NAMESPACES, {"metadata": {"name": MOUNT, "labels": labels}})
         steps = await world.join(safeguards=Safeguards(pod_security=asked))
         assert labels_of(await mount_of(world))[ENFORCE] == gets
-        note = next(step.note for step in steps if step.what == f"Namespace {MOUNT}")
+        note = next(step.note for step in steps if step.subject == f"Namespace {MOUNT}")
         assert ("to loosen it" in note) == (asked not in (None, gets))
 
     in_a_world(scenario)
@@ -195,7 +195,7 @@ def test_a_new_binding_is_no_looser_than_the_owner() -> None:
         await world.join(safeguards=Safeguards(pod_security="restricted"))
         binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
         assert binding["spec"]["podSecurity"] == "restricted"
-        await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), {"spec": {"podSecurity": "baseline"}})
+        await world.virtual.client.patch(CLUSTER_BINDINGS, object_named("east"), {"spec": {"podSecurity": "baseline"}})
         await world.join()
         binding = await world.virtual.client.get(CLUSTER_BINDINGS, "east")
         assert binding["spec"]["podSecurity"] == "baseline"  # the operator's to say: a condition tells of it
@@ -204,9 +204,9 @@ def test_a_new_binding_is_no_looser_than_the_owner() -> None:
 
 
 def test_the_stricter_of_two_levels() -> None:
-    assert stricter("privileged", "baseline") == "baseline"
-    assert stricter("restricted", "baseline") == "restricted"
-    assert stricter("privileged", None) == "privileged"
+    assert stricter_level("privileged", "baseline") == "baseline"
+    assert stricter_level("restricted", "baseline") == "restricted"
+    assert stricter_level("privileged", None) == "privileged"
 
 
 # -- quota and network
@@ -223,7 +223,7 @@ def test_totals_become_a_quota_that_later_runs_change_or_leave() -> None:
         assert await hard(world) is None
         await world.join(safeguards=Safeguards(max_cpu="2000m", max_memory="4Gi", max_pods="10"))
         assert await hard(world) == {"requests.cpu": "2", "requests.memory": "4Gi", "pods": "10"}
-        assert "ResourceQuota" in by_mark(await world.join(), Mark.UNCHANGED)
+        assert "ResourceQuota" in by_mark(await world.join(), StepResult.UNCHANGED)
         await world.join(safeguards=Safeguards(max_cpu="3", max_pods="none"))
         assert await hard(world) == {"requests.cpu": "3", "requests.memory": "4Gi"}
         await world.join(safeguards=Safeguards(max_cpu="none", max_memory="none"))
@@ -270,8 +270,8 @@ def test_a_network_policy_stays_as_it_is_until_something_else_is_asked_for() -> 
         await world.join()
         name = policy_name(await world.uid(), "east")
         opened = {"spec": {"ingress": [{}]}}
-        await world.physical.client.patch(NETWORK_POLICIES, named(name, MOUNT), opened)
-        assert "NetworkPolicy" in by_mark(await world.join(), Mark.UNCHANGED)
+        await world.physical.client.patch(NETWORK_POLICIES, object_named(name, MOUNT), opened)
+        assert "NetworkPolicy" in by_mark(await world.join(), StepResult.UNCHANGED)
         await world.join(safeguards=Safeguards(ingress_from=("a",)))
         assert await network_policy(world) == network_rules(("a",))
 
@@ -300,17 +300,23 @@ def test_policies_on_volumes_come_before_the_rights_and_go_after_them() -> None:
         await world.join()
         (policy,) = await client.list(ADMISSION_POLICIES)
         assert name_of(policy).endswith("-pods")
-        await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), DISKS)
+        await world.virtual.client.patch(CLUSTER_BINDINGS, object_named("east"), DISKS)
         await world.join()
         assert any("allows volumes of disk.example" in step.note for step in world.steps)
-        steps = [step.what.split()[0] for step in world.steps if step.mark in (Mark.CREATED, Mark.UPDATED)]
+        steps = [
+            step.subject.split()[0] for step in world.steps if step.result in (StepResult.CREATED, StepResult.UPDATED)
+        ]
         assert steps.index("ValidatingAdmissionPolicyBinding") < steps.index("ClusterRole")
         assert len(await client.list(ADMISSION_POLICIES)) == 3
         assert len(await client.list(ADMISSION_POLICY_BINDINGS)) == 5
-        assert by_mark(await world.join(), Mark.CREATED) == []
+        assert by_mark(await world.join(), StepResult.CREATED) == []
         none = {"spec": {"allowedVolumes": None}}
-        await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), none)
-        steps = [step.what.split()[0] for step in await world.join() if step.mark in (Mark.DELETED, Mark.UPDATED)]
+        await world.virtual.client.patch(CLUSTER_BINDINGS, object_named("east"), none)
+        steps = [
+            step.subject.split()[0]
+            for step in await world.join()
+            if step.result in (StepResult.DELETED, StepResult.UPDATED)
+        ]
         assert steps.index("ClusterRole") < steps.index("ValidatingAdmissionPolicyBinding")
         assert await client.list(ADMISSION_POLICIES) == [policy]
 
@@ -333,10 +339,10 @@ def test_without_admission_policies_volumes_are_refused_unless_trusted() -> None
         kinds = [each for each in PHYSICAL if each.group != ADMISSION_POLICIES.group]
         world = await a_world(InProcessApi(VIRTUAL, now=now), InProcessApi(kinds, now=now))
         await world.join()
-        await world.virtual.client.patch(CLUSTER_BINDINGS, named("east"), DISKS)
+        await world.virtual.client.patch(CLUSTER_BINDINGS, object_named("east"), DISKS)
         await check_refused(world, "by --trust-volumes")
         await world.join(safeguards=Safeguards(trust_volumes=True))
-        assert "Namespace" in by_mark(await world.unjoin(), Mark.DELETED)
+        assert "Namespace" in by_mark(await world.unjoin(), StepResult.DELETED)
 
     run(main())
 
@@ -407,7 +413,7 @@ def without_versions(objects: list[Object]) -> list[Object]:
 async def a_joined_world(interrupted_after: int | None) -> tuple[World, bool]:
     now = running_clock().now
     world = await a_world(InProcessApi(VIRTUAL, now=now, seed=1), InProcessApi(PHYSICAL, now=now, seed=2))
-    await world.virtual.client.create(CLUSTER_BINDINGS, {**named("east"), "spec": BOUND})
+    await world.virtual.client.create(CLUSTER_BINDINGS, {**object_named("east"), "spec": BOUND})
     done = interrupted_after is not None and await joined_until(world, interrupted_after)
     if not done:
         await world.join(safeguards=ALL)

@@ -4,15 +4,21 @@ from typing import Any
 import pytest
 
 from tapestry.apis import keys
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object
-from tapestry.manager.connectivity import Finding
-from tapestry.manager.faults import Fault
-from tapestry.manager.status import conditions_of, connected, news, status_with, syncer_ready
+from tapestry.manager.binding_errors import BindingError
+from tapestry.manager.connectivity import ProbeResult
+from tapestry.manager.status import (
+    binding_conditions,
+    binding_status,
+    connected_condition,
+    status_events,
+    syncer_ready_condition,
+)
 
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
 WEEK = timedelta(days=7)
-FINDING = Finding("v1.34.3", "one", (), None)
+FINDING = ProbeResult("v1.34.3", "one", (), None)
 
 
 def a_binding(*conditions: Object) -> Object:
@@ -28,8 +34,10 @@ def a_deployment(replicas: int, available: int, *, generation: int = 2, observed
     return {"metadata": {"generation": generation}, "spec": {"replicas": replicas}, "status": status}
 
 
-def told(fault: Fault | None, finding: Finding | None = FINDING, deployment: Object | None = None) -> dict[str, str]:
-    return {each["type"]: each["status"] for each in conditions_of(fault, finding, deployment, NOW)}
+def told(
+    fault: BindingError | None, finding: ProbeResult | None = FINDING, deployment: Object | None = None
+) -> dict[str, str]:
+    return {each["type"]: each["status"] for each in binding_conditions(fault, finding, deployment, NOW)}
 
 
 def test_what_comes_before_the_fault_was_well_and_what_comes_after_is_not_spoken_of() -> None:
@@ -46,25 +54,25 @@ def test_what_comes_before_the_fault_was_well_and_what_comes_after_is_not_spoken
         "": {"Ready": "False"},
     }
     for condition, conditions in expected.items():
-        assert told(Fault("Word", "words", condition=condition)) == conditions
+        assert told(BindingError("Word", "words", condition=condition)) == conditions
 
 
 def test_a_priority_class_that_is_missing_is_for_the_syncer_to_tell_and_to_take_back() -> None:
     theirs = a_condition("Permitted", "False", keys.PRIORITY_CLASS_MISSING)
-    for fault in (None, Fault("PermissionsMissing", "words", condition="Permitted")):
-        found = status_with(a_binding(theirs), "Ready", conditions_of(fault, FINDING, None, NOW), NOW)
-        assert find(found["conditions"], "Permitted") is theirs
-        assert find(found["conditions"], "Connected") is not None
+    for fault in (None, BindingError("PermissionsMissing", "words", condition="Permitted")):
+        found = binding_status(a_binding(theirs), "Ready", binding_conditions(fault, FINDING, None, NOW), NOW)
+        assert find_condition(found["conditions"], "Permitted") is theirs
+        assert find_condition(found["conditions"], "Connected") is not None
     ours = a_condition("Permitted", "False", "PermissionsMissing")
-    found = status_with(a_binding(ours), "Ready", conditions_of(None, FINDING, None, NOW), NOW)
-    assert (find(found["conditions"], "Permitted") or {})["status"] == "True"
+    found = binding_status(a_binding(ours), "Ready", binding_conditions(None, FINDING, None, NOW), NOW)
+    assert (find_condition(found["conditions"], "Permitted") or {})["status"] == "True"
 
 
 def test_conditions_speak_of_the_generation_that_was_seen_and_those_of_others_stay() -> None:
     theirs = a_condition("Leasing", "True", "Leasing")
-    found = status_with(a_binding(theirs), "Ready", [a_condition("Ready", "True", "Ready")], NOW)
+    found = binding_status(a_binding(theirs), "Ready", [a_condition("Ready", "True", "Ready")], NOW)
     assert found["conditions"][0] is theirs
-    assert find(found["conditions"], "Ready") == {
+    assert find_condition(found["conditions"], "Ready") == {
         **a_condition("Ready", "True", "Ready"),
         "observedGeneration": 4,
         "lastTransitionTime": "2024-01-01T00:00:00Z",
@@ -81,13 +89,14 @@ def test_conditions_speak_of_the_generation_that_was_seen_and_those_of_others_st
     ],
 )
 def test_credentials_that_run_out_are_warned_of_for_a_week(left: timedelta, reason: str) -> None:
-    found = connected(Finding("v1", "one", (), NOW + left), NOW)
+    found = connected_condition(ProbeResult("v1", "one", (), NOW + left), NOW)
     assert (found["status"], found["reason"]) == ("True", reason)
 
 
 def test_the_last_day_is_told_of_once_more() -> None:
     before, after = (
-        connected(Finding("v1", "one", (), NOW + timedelta(days=1)), NOW - ago) for ago in (WEEK / 2, 0 * WEEK)
+        connected_condition(ProbeResult("v1", "one", (), NOW + timedelta(days=1)), NOW - ago)
+        for ago in (WEEK / 2, 0 * WEEK)
     )
     assert reasons([before], [after]) == [(True, "CredentialsExpire")]
 
@@ -102,12 +111,12 @@ def test_the_last_day_is_told_of_once_more() -> None:
     ],
 )
 def test_a_syncer_is_ready_by_what_its_deployment_shows(deployment: Object, status: str, message: str) -> None:
-    found = syncer_ready(deployment)
+    found = syncer_ready_condition(deployment)
     assert (found["status"], found["message"]) == (status, message)
 
 
 def reasons(before: list[Object], after: list[Object]) -> list[tuple[bool, str]]:
-    return [(is_warning, reason) for is_warning, reason, _ in news(a_binding(*before), a_binding(*after))]
+    return [(is_warning, reason) for is_warning, reason, _ in status_events(a_binding(*before), a_binding(*after))]
 
 
 READY = a_condition("Ready", "True", "Ready")

@@ -5,7 +5,7 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.controller.testing import specimen
-from tapestry.kube.objects import named, uid_of
+from tapestry.kube.objects import object_named, uid_of
 from tapestry.kube.resources import DEPLOYMENTS, EVENTS, NODES, PODS
 from tapestry.manager.config import BindingsConfig
 
@@ -90,7 +90,9 @@ async def test_the_rest_goes_after_the_deployment_is_really_gone(world: World) -
         await world.wait(3600)
         assert await world.of_syncers() == everything
         await world.reaches("east", "Deleting", "CleanupInProgress")
-        await world.client.patch(DEPLOYMENTS, named(held["metadata"]["name"], SYSTEM), {"metadata": {"finalizers": []}})
+        await world.client.patch(
+            DEPLOYMENTS, object_named(held["metadata"]["name"], SYSTEM), {"metadata": {"finalizers": []}}
+        )
         await world.is_gone("east")
         assert await world.of_syncers() == []
 
@@ -143,8 +145,8 @@ async def test_pods_that_something_holds_do_not_hold_the_unbinding(world: World)
         binding = await world.join("east")
         await world.set_finalizers("east", *BOTH)
         await add_virtual_node(world, "vnode-east-a", uid_of(binding), "web")
-        await world.client.patch(PODS, named("web", "shop"), {"metadata": {"finalizers": ["example.com/held"]}})
-        await world.client.delete(PODS, named("web", "shop"))
+        await world.client.patch(PODS, object_named("web", "shop"), {"metadata": {"finalizers": ["example.com/held"]}})
+        await world.client.delete(PODS, object_named("web", "shop"))
         await world.annotate("east", keys.FORCE_UNBIND, "true")
         await world.unbind("east")
         await world.is_gone("east")

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apis import keys
-from tapestry.kube.objects import Object, name_of, without
-from tapestry.manager.faults import Fault, Patience
-from tapestry.manager.validation import check_identity, checked_spec, first_of
+from tapestry.kube.objects import Object, name_of, without_field
+from tapestry.manager.binding_errors import BindingError, RetryPolicy
+from tapestry.manager.validation import check_identity, preferred_binding, validated_spec
 
 SYSTEM = keys.SYSTEM_NAMESPACE
 
@@ -19,51 +19,51 @@ def a_binding(name: str = "east", *, identity: str | None = None, **spec: Any) -
     return {"metadata": metadata, "spec": given, "status": {"identity": identity} if identity else {}}
 
 
-def fault_of(binding: Object, *others: Object) -> Fault:
-    with pytest.raises(Fault) as caught:
-        checked_spec(binding, others, {SYSTEM})
+def fault_of(binding: Object, *others: Object) -> BindingError:
+    with pytest.raises(BindingError) as caught:
+        validated_spec(binding, others, {SYSTEM})
     return caught.value
 
 
 def test_a_binding_with_everything_it_needs_is_good() -> None:
-    assert checked_spec(a_binding(), [a_binding("west")], {SYSTEM}).cluster_id == "east"
+    assert validated_spec(a_binding(), [a_binding("west")], {SYSTEM}).cluster_id == "east"
 
 
 @pytest.mark.parametrize(
     ("binding", "complaint"),
     [
-        (without(a_binding(), "spec", "clusterID"), "spec.clusterID: is required"),
+        (without_field(a_binding(), "spec", "clusterID"), "spec.clusterID: is required"),
         (a_binding(clusterID=""), "spec.clusterID: "),
         (a_binding(clusterID="no spaces"), "spec.clusterID: "),
         (a_binding(clusterID="x" * 25), "spec.clusterID: "),
-        (without(a_binding(), "spec", "secretRef"), "spec.secretRef: is required"),
+        (without_field(a_binding(), "spec", "secretRef"), "spec.secretRef: is required"),
         (a_binding(secretRef={"namespace": SYSTEM}), "spec.secretRef.name: is required"),
         (a_binding(secretRef={"name": "east", "namespace": ""}), "spec.secretRef.namespace: "),
-        (without(a_binding(), "spec", "mountNamespace"), "spec.mountNamespace: is required"),
+        (without_field(a_binding(), "spec", "mountNamespace"), "spec.mountNamespace: is required"),
         (a_binding(mountNamespace="Team_A"), "spec.mountNamespace: "),
         (a_binding(serviceNamespaces=["web", ""]), "spec.serviceNamespaces[1]: "),
         (a_binding("n" * 238, clusterID="east"), "metadata.name: 238 characters are over 237"),
-        (without(a_binding(), "spec"), "spec.clusterID: is required"),
+        (without_field(a_binding(), "spec"), "spec.clusterID: is required"),
     ],
 )
 def test_a_complaint_begins_with_the_path(binding: Object, complaint: str) -> None:
     fault = fault_of(binding)
     assert fault.reason == "ValidationFailed"
     assert fault.message.startswith(complaint)
-    assert fault.patience is Patience.CHANGE
+    assert fault.retry is RetryPolicy.ON_CHANGE
 
 
 def test_the_older_of_two_bindings_has_the_cluster_id() -> None:
     old, young = a_binding("old", clusterID="c"), a_binding("young", clusterID="c", created="2024-06-01T00:00:00Z")
-    assert checked_spec(old, [young], {SYSTEM})
+    assert validated_spec(old, [young], {SYSTEM})
     fault = fault_of(young, old)
-    assert (fault.reason, fault.patience) == ("DuplicateClusterID", Patience.CHANGE)
+    assert (fault.reason, fault.retry) == ("DuplicateClusterID", RetryPolicy.ON_CHANGE)
     assert fault.message.startswith("spec.clusterID: c belongs to ClusterBinding old")
 
 
 def test_a_binding_that_was_accepted_goes_before_an_older_one_that_was_not() -> None:
     at_work = a_binding("young", clusterID="c", created="2024-06-01T00:00:00Z", identity="one")
-    assert checked_spec(at_work, [a_binding("old", clusterID="c")], {SYSTEM})
+    assert validated_spec(at_work, [a_binding("old", clusterID="c")], {SYSTEM})
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), min_size=2, max_size=4))
@@ -72,7 +72,7 @@ def test_whoever_is_asked_and_in_whatever_order_one_binding_may_stay(traits: lis
         a_binding(f"b{number}", created=f"2024-01-0{day + 1}T00:00:00Z", identity="x" if accepted else None)
         for number, (accepted, day) in enumerate(traits)
     ]
-    winners = {name_of(first_of(first, others)) for first, *others in permutations(bindings)}
+    winners = {name_of(preferred_binding(first, others)) for first, *others in permutations(bindings)}
     assert len(winners) == 1
 
 
@@ -81,13 +81,13 @@ def test_a_secret_may_be_in_allowed_namespaces_only() -> None:
     fault = fault_of(binding)
     assert (fault.reason, fault.condition) == ("SecretNamespaceNotAllowed", "Connected")
     assert "kube-system is not one of tapestry-system" in fault.message
-    assert checked_spec(binding, [], {SYSTEM, "kube-system"})
+    assert validated_spec(binding, [], {SYSTEM, "kube-system"})
 
 
 def identity_fault(binding: Object, identity: str, *others: Object) -> str:
     try:
         check_identity(binding, identity, others)
-    except Fault as fault:
+    except BindingError as fault:
         return fault.reason
     return ""
 

@@ -8,17 +8,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tapestry.apiserver.access.certificates import Authority
-from tapestry.apiserver.app import running
-from tapestry.apiserver.bootstrap import SYSTEM
+from tapestry.apiserver.access.certificates import CertificateAuthority
+from tapestry.apiserver.app import run_apiserver
+from tapestry.apiserver.bootstrap import APISERVER_USER
 from tapestry.apiserver.config import ApiServerConfig, Tls
 from tapestry.client.client import Client
 from tapestry.controller.testing import InProcessApi
-from tapestry.controlplane.direct import Direct
+from tapestry.controlplane.in_process_transport import InProcessTransport
 from tapestry.kube.errors import Forbidden
-from tapestry.kube.objects import named
+from tapestry.kube.objects import object_named
 from tapestry.kube.resources import CONFIGMAPS
-from tapestry.nodeproxy.kubelet import AUTHENTICATION, kubelet_tls, published_authorities
+from tapestry.nodeproxy.kubelet import AUTHENTICATION_CONFIGMAP, kubelet_tls, published_client_cas
 
 from .world import NODE, RIGHT, World
 
@@ -30,13 +30,13 @@ async def test_a_token_opens_what_its_user_has_the_right_to(world: World, who: s
 
 @pytest.mark.parametrize(("user", "code"), [("operator", 200), ("guest", 403)])
 async def test_a_certificate_says_who_calls_and_not_that_they_may(world: World, user: str, code: int) -> None:
-    assert await world.ask_with(world.authority.client(user, ["a-group"])) == code
+    assert await world.ask_with(world.authority.client_certificate(user, ["a-group"])) == code
     assert world.reviews == [{"user": user, "groups": ["a-group"], "resourceAttributes": RIGHT}]
 
 
 async def test_a_certificate_of_somebody_elses_ends_the_connection(world: World) -> None:
     with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
-        await world.ask_with(world.stranger.client("operator", []))
+        await world.ask_with(world.stranger.client_certificate("operator", []))
     assert world.reviews == []
 
 
@@ -69,33 +69,35 @@ async def test_where_the_virtual_cluster_cannot_be_asked_nobody_gets_in(world: W
 async def test_clients_are_known_by_the_authorities_that_the_virtual_cluster_publishes(caplog: Any) -> None:
     api = InProcessApi([CONFIGMAPS], now=lambda: datetime.now(UTC))
     client = Client(api)
-    assert await published_authorities(client) == ""
+    assert await published_client_cas(client) == ""
     assert "kubelet.clientCa" in caplog.text
-    await client.create(CONFIGMAPS, {**named(AUTHENTICATION, "kube-system"), "data": {"client-ca-file": "a CA"}})
-    assert await published_authorities(client) == "a CA"
+    await client.create(
+        CONFIGMAPS, {**object_named(AUTHENTICATION_CONFIGMAP, "kube-system"), "data": {"client-ca-file": "a CA"}}
+    )
+    assert await published_client_cas(client) == "a CA"
 
 
 async def test_our_own_api_server_publishes_all_that_it_knows_clients_by(world: World, tmp_path: Path) -> None:
-    theirs, tls = world.stranger.certificate(), Tls(client_ca=str(world.stranger.certificate_file))
+    theirs, tls = world.stranger.certificate_pem(), Tls(client_ca=str(world.stranger.certificate_file))
     config = ApiServerConfig(backend="memory", file_rootpath=str(tmp_path), secure_address="127.0.0.1:0", tls=tls)
-    async with running(config) as served:
-        published = await published_authorities(Client(Direct(served.server, SYSTEM)))
-    assert published == Authority(tmp_path / "pki").certificate() + theirs
+    async with run_apiserver(config) as served:
+        published = await published_client_cas(Client(InProcessTransport(served.server, APISERVER_USER)))
+    assert published == CertificateAuthority(tmp_path / "pki").certificate_pem() + theirs
 
 
 async def test_a_certificate_of_its_own_is_used_and_an_authority_of_its_own_goes_before_the_published(
     world: World,
 ) -> None:
-    certificate, key = world.stranger.server(["127.0.0.1"])
+    certificate, key = world.stranger.server_certificate(["127.0.0.1"])
     theirs = str(world.stranger.certificate_file)
-    tls = kubelet_tls("127.0.0.1", str(certificate), str(key), theirs, world.authority.certificate())
+    tls = kubelet_tls("127.0.0.1", str(certificate), str(key), theirs, world.authority.certificate_pem())
     (known,) = tls.get_ca_certs()
-    (other,) = kubelet_tls("127.0.0.1", "", "", theirs, world.authority.certificate()).get_ca_certs()
+    (other,) = kubelet_tls("127.0.0.1", "", "", theirs, world.authority.certificate_pem()).get_ca_certs()
     assert known["serialNumber"] == other["serialNumber"] == serial_of(world.stranger)
     assert kubelet_tls("127.0.0.1", "", "", "", "").verify_mode is ssl.CERT_NONE
 
 
-def serial_of(authority: Authority) -> str:
+def serial_of(authority: CertificateAuthority) -> str:
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    found.load_verify_locations(cadata=authority.certificate())
+    found.load_verify_locations(cadata=authority.certificate_pem())
     return str(found.get_ca_certs()[0]["serialNumber"])

@@ -11,19 +11,19 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from tapestry.apiserver.access.certificates import Authority
+from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.client.access import Access
-from tapestry.client.callers import Callers
 from tapestry.client.client import Client
-from tapestry.client.connection import HttpTransport
+from tapestry.client.delegated_auth import DelegatedAuth
+from tapestry.client.http_transport import HttpTransport
 from tapestry.controller.testing import InProcessApi
 from tapestry.kube.errors import ApiError
 from tapestry.kube.objects import Object, key_of
 from tapestry.kube.resources import TOKEN_REVIEWS
-from tapestry.nodeproxy.kubelet import Kubelet, kubelet_tls, serving
-from tapestry.nodeproxy.logs import Logs, Twins
+from tapestry.nodeproxy.kubelet import KubeletServer, kubelet_tls, serve_kubelet
+from tapestry.nodeproxy.logs import LogRelay, TwinLookup
 from tapestry.process.addresses import Address
-from tapestry.process.probes import answering, bound_socket
+from tapestry.process.probes import bound_socket, serve_app
 
 NODE, POD, TWIN, MOUNT = "vnode-east-n1", "web", "web-7gfvdrrhrawakrtc", "leased"
 LOG = f"/containerLogs/default/{POD}/c"
@@ -79,8 +79,8 @@ class Physical:
 class World:
     """Who is asked for what, and what comes of it; the operator may call `NODE`, and nobody else."""
 
-    authority: Authority
-    stranger: Authority
+    authority: CertificateAuthority
+    stranger: CertificateAuthority
     physical: Physical
     url: str = ""
     pods: dict[str, Object] = field(default_factory=dict)
@@ -127,17 +127,17 @@ class World:
 
 @asynccontextmanager
 async def a_world(folder: Path, places: int = 64) -> AsyncIterator[World]:
-    world = World(Authority(folder / "ours"), Authority(folder / "theirs"), Physical())
+    world = World(CertificateAuthority(folder / "ours"), CertificateAuthority(folder / "theirs"), Physical())
     world.pods[key_of(a_pod())] = a_pod()
     virtual = InProcessApi([], now=lambda: datetime.now(UTC), review=world.review)
     app = web.Application()
     app.router.add_get(f"/api/v1/namespaces/{MOUNT}/pods/{TWIN}/log", world.physical.log)
-    tls = kubelet_tls("127.0.0.1", "", "", "", world.authority.certificate())
-    async with answering(app, bound_socket(LOOPBACK)) as port:
+    tls = kubelet_tls("127.0.0.1", "", "", "", world.authority.certificate_pem())
+    async with serve_app(app, bound_socket(LOOPBACK)) as port:
         physical = Client(HttpTransport(Access(f"http://127.0.0.1:{port}")))
-        twins = Twins(world.pods.get, lambda _: world.twin, physical)
-        kubelet = Kubelet(Callers(Client(virtual)), Logs(twins, asyncio.Semaphore(places)))
-        async with serving(kubelet, LOOPBACK, tls) as at:
+        twins = TwinLookup(world.pods.get, lambda _: world.twin, physical)
+        kubelet = KubeletServer(DelegatedAuth(Client(virtual)), LogRelay(twins, asyncio.Semaphore(places)))
+        async with serve_kubelet(kubelet, LOOPBACK, tls) as at:
             world.url = f"https://{at}"
             yield world
         await physical.close()

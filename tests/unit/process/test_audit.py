@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from tapestry.process.audit import Audit, Write
+from tapestry.process.audit import AuditLog, WriteRecord
 
 
-def a_write(name: str = "web-0", **more: Any) -> Write:
-    return Write("syncer/east", "patch", "pods", name, namespace="default", code=200, **more)
+def a_write(name: str = "web-0", **more: Any) -> WriteRecord:
+    return WriteRecord("syncer/east", "patch", "pods", name, namespace="default", code=200, **more)
 
 
 def names(path: Path) -> list[str]:
@@ -27,12 +27,12 @@ def dropped() -> float:
 
 def test_a_record_is_one_line_that_says_who_did_what_and_what_came_of_it(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    with Audit(str(path)) as audit:
+    with AuditLog(str(path)) as audit:
         audit.record(
             a_write(subresource="status", request_id="r1", seconds=0.5, time=datetime(2026, 1, 2, 3, 4, 5, 6000, UTC))
         )
         audit.record(
-            Write("hub", "create", "nodes", "n", error="TransportError", time=datetime(2026, 1, 2, tzinfo=UTC))
+            WriteRecord("hub", "create", "nodes", "n", error="TransportError", time=datetime(2026, 1, 2, tzinfo=UTC))
         )
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {
@@ -65,7 +65,7 @@ def test_a_record_has_the_time_it_was_made() -> None:
 
 def test_closing_writes_out_everything_in_order(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    with Audit(str(path)) as audit:
+    with AuditLog(str(path)) as audit:
         for number in range(1000):
             audit.record(a_write(str(number)))
     assert names(path) == [str(number) for number in range(1000)]
@@ -75,7 +75,7 @@ def test_records_are_written_out_before_anyone_asks(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with Audit(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
+    with AuditLog(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
         os.set_blocking(reader, True)
         for name in ("a", "b"):
             audit.record(a_write(name))
@@ -85,7 +85,7 @@ def test_records_are_written_out_before_anyone_asks(tmp_path: Path) -> None:
 def test_a_file_is_appended_to_and_a_new_one_is_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     for name in ("first", "second"):
-        with Audit(str(path)) as audit:
+        with AuditLog(str(path)) as audit:
             audit.record(a_write(name))
     assert names(path) == ["first", "second"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -93,7 +93,7 @@ def test_a_file_is_appended_to_and_a_new_one_is_for_its_owner_only(tmp_path: Pat
 
 def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path) -> None:
     path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
-    with Audit(str(path)) as audit:
+    with AuditLog(str(path)) as audit:
         audit.record(a_write("before"))
         audit.flush()
         path.rename(old)
@@ -108,7 +108,7 @@ def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path) -> None:
 
 def test_a_file_that_is_truncated_goes_on_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    with Audit(str(path)) as audit:
+    with AuditLog(str(path)) as audit:
         audit.record(a_write("before"))
         audit.flush()
         os.truncate(path, 0)
@@ -123,7 +123,7 @@ def test_a_full_buffer_drops_what_comes_and_counts_it(tmp_path: Path) -> None:
     before = dropped()
     with os.fdopen(reader, "rb") as pipe:
         os.set_blocking(reader, True)
-        with Audit(str(path), capacity=3) as audit:
+        with AuditLog(str(path), capacity=3) as audit:
             audit.record(a_write("x" * 200_000))  # more than a pipe holds: the thread waits for us to read
             assert pipe.read(1) == b"{"
             for name in "abcde":
@@ -135,7 +135,7 @@ def test_a_full_buffer_drops_what_comes_and_counts_it(tmp_path: Path) -> None:
 
 
 def test_what_comes_after_the_end_is_dropped_and_counted(tmp_path: Path) -> None:
-    audit = Audit(str(tmp_path / "audit.log"))
+    audit = AuditLog(str(tmp_path / "audit.log"))
     audit.close()
     before = dropped()
     audit.record(a_write())
@@ -146,7 +146,7 @@ def test_what_comes_after_the_end_is_dropped_and_counted(tmp_path: Path) -> None
 
 def test_a_full_disk_loses_records_and_not_the_process(caplog: pytest.LogCaptureFixture) -> None:
     before = dropped()
-    with Audit("/dev/full") as audit:
+    with AuditLog("/dev/full") as audit:
         audit.record(a_write())
         with pytest.raises(OSError, match="No space left"):
             audit.flush()
@@ -158,7 +158,7 @@ def test_a_full_disk_loses_records_and_not_the_process(caplog: pytest.LogCapture
 def test_what_a_file_refused_is_written_once_it_takes_it_again(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     path.symlink_to("/dev/full")
-    with Audit(str(path)) as audit:
+    with AuditLog(str(path)) as audit:
         audit.record(a_write("kept"))
         with pytest.raises(OSError, match="No space left"):
             audit.flush()
@@ -175,7 +175,7 @@ def test_a_file_that_refused_is_tried_again_without_a_new_record(tmp_path: Path)
     refused = Told()
     logging.getLogger("tapestry.audit").addHandler(refused)
     try:
-        with Audit(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
+        with AuditLog(str(path)) as audit, os.fdopen(reader, "rb") as pipe:
             audit.record(a_write("kept"))
             assert refused.event.wait(60)
             pipe_path.rename(path)
@@ -197,12 +197,12 @@ class Told(logging.Handler):
 
 def test_a_path_that_cannot_be_opened_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Audit(str(tmp_path / "missing" / "audit.log"))
+        AuditLog(str(tmp_path / "missing" / "audit.log"))
 
 
 def test_a_dash_is_stderr_which_stays_open(capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
-        with Audit("-") as audit:
+        with AuditLog("-") as audit:
             audit.record(a_write(name))
     assert [json.loads(line)["name"] for line in capfd.readouterr().err.splitlines()] == ["a", "b"]
 
@@ -211,7 +211,7 @@ def test_a_file_that_has_grown_is_moved_away_and_so_many_are_kept(tmp_path: Path
     path = tmp_path / "audit.log"
     beside = tmp_path / "audit.log.old"
     beside.write_text("somebody's own")
-    with Audit(str(path), largest=100, backups=2) as audit:
+    with AuditLog(str(path), max_bytes=100, backups=2) as audit:
         for name in ("a", "b", "c", "d"):
             audit.record(a_write(name))
             audit.flush()
@@ -223,7 +223,7 @@ def test_a_file_that_has_grown_is_moved_away_and_so_many_are_kept(tmp_path: Path
 def test_records_that_would_take_too_much_memory_are_dropped_and_counted(tmp_path: Path) -> None:
     before = dropped()
     path = tmp_path / "audit.log"
-    with Audit(str(path)) as audit:
+    with AuditLog(str(path)) as audit:
         audit.record(a_write("large"), 1 << 40)
         audit.record({"name": "small"}, 10)
     assert names(path) == ["small"]

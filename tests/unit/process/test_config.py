@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapestry.process.config import ConfigError, Section, load, settings
+from tapestry.process.config import ConfigError, Section, load_config, settings
 
 
 class Election(Section, frozen=True):
@@ -57,7 +57,7 @@ def configured(
     if tmp_path is not None and text is not None:
         file = tmp_path / "config.yaml"
         file.write_text(text)
-    return load(App, file=file, environ=environ or {}, flags={"binding": "east", **(flags or {})})
+    return load_config(App, file=file, environ=environ or {}, flags={"binding": "east", **(flags or {})})
 
 
 def test_what_is_not_said_has_its_default() -> None:
@@ -175,7 +175,7 @@ def test_an_error_on_the_command_line_says_so() -> None:
 
 def test_a_required_setting_says_where_it_can_be_set() -> None:
     with pytest.raises(ConfigError, match=r"^binding: required; .* TAPESTRY_BINDING "):
-        load(App, file=None, environ={}, flags={})
+        load_config(App, file=None, environ={}, flags={})
     with pytest.raises(ConfigError, match=r"^tls.keyFile: required; .* TAPESTRY_TLS_KEY_FILE "):
         configured(flags={"tls.certFile": "a.crt"})
 
@@ -187,7 +187,7 @@ def test_a_rule_between_fields_is_checked_on_what_all_sources_say_together(tmp_p
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing.yaml: cannot be read: No such file"):
-        load(App, file=tmp_path / "missing.yaml", environ={}, flags={})
+        load_config(App, file=tmp_path / "missing.yaml", environ={}, flags={})
 
 
 def test_rule_7_an_error_does_not_quote_a_secret(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def test_a_value_may_have_any_name_and_hides_nothing() -> None:
 
 def test_what_is_bound_is_in_every_line_of_the_block_and_the_innermost_counts() -> None:
     def act() -> None:
-        with logs.bound(controller="pods", key="a"):
-            with logs.bound(key="b"):
+        with logs.log_context(controller="pods", key="a"):
+            with logs.log_context(key="b"):
                 log.info("inner")
                 log.info("own", key="c")
             log.info("outer")
@@ -101,13 +101,13 @@ async def test_tasks_take_along_what_was_bound_where_they_started() -> None:
     logs.configure("info", "json", stream)
 
     async def work(key: str, mine: asyncio.Event, other: asyncio.Event) -> None:
-        with logs.bound(key=key):
+        with logs.log_context(key=key):
             mine.set()
             await other.wait()
             log.info("worked")
 
     one, two = asyncio.Event(), asyncio.Event()
-    with logs.bound(controller="pods"):
+    with logs.log_context(controller="pods"):
         async with asyncio.TaskGroup() as group:
             group.create_task(work("a", one, two))
             group.create_task(work("b", two, one))
@@ -281,7 +281,7 @@ def test_rule_7_no_secret_reaches_a_line_whichever_way_it_comes(before: str, sec
     text = before + secret
     stream = io.StringIO()
     logs.configure("info", "human" if human else "json", stream)
-    with logs.bound(bound=text):
+    with logs.log_context(bound=text):
         logging.getLogger("other").warning("%s", text)
         try:
             raise RuntimeError(text)

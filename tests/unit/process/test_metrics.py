@@ -23,8 +23,8 @@ def test_a_page_has_every_metric_of_the_registry_and_the_type_of_its_text() -> N
 
 
 def test_a_process_says_what_it_is_and_the_last_word_counts() -> None:
-    metrics.identify("syncer", "0.1.0")
-    metrics.identify("manager", "0.2.0")
+    metrics.set_build_info("syncer", "0.1.0")
+    metrics.set_build_info("manager", "0.2.0")
     body, _ = metrics.render()
     assert b'tapestry_build_info{component="manager",version="0.2.0"} 1.0' in body
     assert b"syncer" not in body

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter
 from tapestry.kube.errors import TransportError
 from tapestry.process import probes
 from tapestry.process.addresses import Address, parse_address
-from tapestry.process.probes import Decisions, serve_health, serve_metrics, server_tls
+from tapestry.process.probes import AuthorizationCache, serve_health, serve_metrics, server_tls
 
 
 async def get(
@@ -246,7 +246,7 @@ async def test_a_request_under_way_does_not_hold_up_the_end(
 async def test_a_decision_holds_for_a_minute() -> None:
     now = [100.0]
     reviewer = Reviewer(good={"a"})
-    decisions = Decisions(reviewer, lambda: now[0])
+    decisions = AuthorizationCache(reviewer, lambda: now[0])
     assert await decisions.allows("a")
     reviewer.good.clear()
     now[0] += 59.9
@@ -258,9 +258,9 @@ async def test_a_decision_holds_for_a_minute() -> None:
 
 
 async def test_decisions_are_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "DECISIONS_KEPT", 2)
+    monkeypatch.setattr(probes, "MAX_CACHED_DECISIONS", 2)
     reviewer = Reviewer(good={"a", "b", "c"})
-    decisions = Decisions(reviewer)
+    decisions = AuthorizationCache(reviewer)
     for token in "abcbca":
         assert await decisions.allows(token)
     assert reviewer.asked == ["a", "b", "c", "a"]

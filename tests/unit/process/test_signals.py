@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from tapestry.process.signals import told_to_stop
+from tapestry.process.signals import stop_event
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 async def test_whoever_waits_goes_on_when_told_to_stop(number: signal.Signals) -> None:
-    stopping = told_to_stop()
+    stopping = stop_event()
     assert not stopping.is_set()
     os.kill(os.getpid(), number)
     async with asyncio.timeout(10):

@@ -15,19 +15,19 @@ from tapestry.controller import Informer
 from tapestry.controller.testing import running_clock
 from tapestry.controller.testing.clock import START, run
 from tapestry.kube.errors import ApiError
-from tapestry.kube.objects import Object, annotations_of, key_of, named, value_at
-from tapestry.kube.quantity import Amounts, Quantity, parse
-from tapestry.kube.requests import effective_requests
+from tapestry.kube.objects import Object, annotations_of, key_of, object_named, value_at
+from tapestry.kube.pod_requests import effective_requests
+from tapestry.kube.quantity import Quantity, ResourceList, parse_quantity
 from tapestry.kube.resources import NODES, PODS
 from tapestry.syncer.admission import (
     Reject,
     Wait,
     capacity_decision,
     closed_decision,
-    closure_of,
+    node_closure,
     resize_decision,
 )
-from tapestry.syncer.leasing import Lease, State, Terms
+from tapestry.syncer.leasing import Lease, LeaseState, ReclaimTerms
 from tapestry.syncer.ledger import Ledger
 
 from .test_leasing import a_node, a_policy, at
@@ -38,8 +38,8 @@ NOW = at("12:00")
 OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": True}
 
 
-def amounts(**texts: str) -> Amounts:
-    return Amounts.parse(texts)
+def amounts(**texts: str) -> ResourceList:
+    return ResourceList.parse(texts)
 
 
 def a_pod(owner: bool = False, scheduled: bool = False, tolerations: list[Object] | None = None) -> Object:
@@ -58,21 +58,21 @@ def a_pod(owner: bool = False, scheduled: bool = False, tolerations: list[Object
     ("reason", "node", "lease"),
     [
         ("Withdrawn", None, None),
-        ("Withdrawn", a_node(), Lease(State.WITHDRAWN, "NoPolicy")),
-        ("Reclaimed", a_node(), Lease(State.CLOSED, "Reclaimed", terms=Terms(NOW))),
-        ("OutOfTimeWindows", a_node(), Lease(State.CLOSED, "OutOfTimeWindows")),
-        ("Cordoned", {**a_node(), "spec": {"unschedulable": True}}, Lease(State.OPEN, "Leased")),
-        (None, a_node(), Lease(State.OPEN, "Leased")),
+        ("Withdrawn", a_node(), Lease(LeaseState.WITHDRAWN, "NoPolicy")),
+        ("Reclaimed", a_node(), Lease(LeaseState.CLOSED, "Reclaimed", terms=ReclaimTerms(NOW))),
+        ("OutOfTimeWindows", a_node(), Lease(LeaseState.CLOSED, "OutOfTimeWindows")),
+        ("Cordoned", {**a_node(), "spec": {"unschedulable": True}}, Lease(LeaseState.OPEN, "Leased")),
+        (None, a_node(), Lease(LeaseState.OPEN, "Leased")),
     ],
 )
 def test_node_takes_no_pods_for_a_reason(reason: str | None, node: Object | None, lease: Lease | None) -> None:
-    found = closure_of(node, lease, NOW)
+    found = node_closure(node, lease, NOW)
     assert (found and found.reason) == reason
 
 
 def test_closed_lease_tells_when_it_opens() -> None:
     lease = lease_at(a_policy("night", "22:00-06:00"), a_policy("noon", "13:00-14:00"), now=NOW)
-    found = closure_of(a_node(), lease, NOW)
+    found = node_closure(a_node(), lease, NOW)
     assert found is not None
     assert found.opens == at("13:00")
     assert "2026-03-02T13:00:00Z" in found.message
@@ -85,12 +85,12 @@ def test_closed_lease_tells_when_it_opens() -> None:
         (a_pod(owner=True, scheduled=False), Wait),  # its template names the node: another one would be no better
         (a_pod(owner=False, scheduled=True), Wait),  # nobody would make another one
         (a_pod(True, True, [{"operator": "Exists"}]), Wait),
-        (a_pod(True, True, [{"key": keys.OUT_OF_TIME_WINDOWS, "operator": "Exists"}]), Wait),
+        (a_pod(True, True, [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "operator": "Exists"}]), Wait),
         (a_pod(True, True, [{"key": "other", "operator": "Exists"}]), Reject),
     ],
 )
 def test_only_a_scheduled_pod_of_a_controller_that_tolerates_nothing_fails(pod: Object, outcome: type) -> None:
-    closure = closure_of(a_node(), Lease(State.CLOSED, "OutOfTimeWindows"), NOW)
+    closure = node_closure(a_node(), Lease(LeaseState.CLOSED, "OutOfTimeWindows"), NOW)
     assert closure is not None
     assert isinstance(closed_decision(pod, closure), outcome)
 
@@ -114,7 +114,7 @@ def test_pod_fits_or_names_what_is_lacking(
     requests: dict[str, str], held: dict[str, str], above: dict[str, str], reason: str | None
 ) -> None:
     leased = amounts(cpu="4", memory="8Gi", pods="10")
-    found = capacity_decision(Amounts.parse(requests), leased, Amounts.parse(held), Amounts.parse(above))
+    found = capacity_decision(ResourceList.parse(requests), leased, ResourceList.parse(held), ResourceList.parse(above))
     assert (found and found.reason) == reason
 
 
@@ -135,8 +135,8 @@ def test_resize_is_done_or_pending(wanted: str, own: str, held: str, reason: str
 # -- the ledger behind a cache that lags
 
 
-def cpu(amount: int) -> Amounts:
-    return Amounts(cpu=Quantity(amount * 10**9), pods=parse(1))
+def cpu(amount: int) -> ResourceList:
+    return ResourceList(cpu=Quantity(amount * 10**9), pods=parse_quantity(1))
 
 
 def a_twin(name: str, amount: int | None) -> Object:
@@ -181,7 +181,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if name in self.used or name in self.under_way:
             return
         key = f"{MOUNT}/{name}"
-        held = self.ledger.held(NODE) - self.ledger.held_by(key)
+        held = self.ledger.held_amounts(NODE) - self.ledger.twin_amounts(key)
         if capacity_decision(cpu(amount), self.leased, held, held) is None:
             self.ledger.reserve(key, virtual(name), cpu(amount))
             self.under_way[name] = amount
@@ -194,7 +194,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.below[name] = self.under_way.pop(name)
             self.events.append((name, self.below[name]))
             if answered:
-                self.ledger.written(f"{MOUNT}/{name}", self.now)
+                self.ledger.mark_written(f"{MOUNT}/{name}", self.now)
 
     @rule(name=NAMES)
     def refused(self, name: str) -> None:
@@ -207,13 +207,13 @@ class LedgerMachine(RuleBasedStateMachine):
         key = f"{MOUNT}/{name}"
         if self.cache.get(name, {}).get("held") is None or name not in self.below or name in self.under_way:
             return
-        own = self.ledger.held_by(key)
-        if resize_decision(cpu(amount), own, self.leased, self.ledger.held(NODE), None) is None:
+        own = self.ledger.twin_amounts(key)
+        if resize_decision(cpu(amount), own, self.leased, self.ledger.held_amounts(NODE), None) is None:
             grows = amount > self.below[name]
             self.ledger.reserve(key, virtual(name), cpu(amount))
             self.below[name] = amount
             self.events.append((name, amount))
-            self.ledger.written(key, self.now)
+            self.ledger.mark_written(key, self.now)
             assert not grows or self.committed() <= value(self.leased)
 
     @precondition(lambda self: self.below)
@@ -232,27 +232,27 @@ class LedgerMachine(RuleBasedStateMachine):
         if new is not None:
             self.cache[name] = new
         if old is not None or new is not None:
-            self.ledger.saw(old, new)
+            self.ledger.on_physical_pod_change(old, new)
 
     @rule(amount=st.integers(0, 12))
     def lend(self, amount: int) -> None:
         self.leased = cpu(amount)
-        self.leased["pods"] = parse(100)
+        self.leased["pods"] = parse_quantity(100)
 
     @invariant()
     def ledger_counts_no_less_than_there_is(self) -> None:
-        assert value(self.ledger.held(NODE)) >= self.committed()
+        assert value(self.ledger.held_amounts(NODE)) >= self.committed()
 
     @invariant()
     def ledger_is_exact_once_the_cache_has_seen_everything(self) -> None:
         if not self.events and not self.under_way:
             self.ledger.release_expired(NODE, self.now + timedelta(hours=1))
-            held = self.ledger.held(NODE)
+            held = self.ledger.held_amounts(NODE)
             assert value(held) == sum(self.below.values())
             assert held["pods"].nano == len(self.below) * 10**9
 
 
-def value(found: Amounts) -> int:
+def value(found: ResourceList) -> int:
     return found["cpu"].nano // 10**9
 
 
@@ -286,14 +286,14 @@ class Observer:
         now, after = running_clock().now(), self.held()
         if old is None and (self.is_killed or not is_open(now)):
             self.faults.append(f"{key_of(twin)} started at {now}: the lease is closed")
-        if after["cpu"] > before["cpu"] and after["cpu"] > parse(self.leased):
+        if after["cpu"] > before["cpu"] and after["cpu"] > parse_quantity(self.leased):
             self.faults.append(f"{key_of(twin)}: {after['cpu']} of {self.leased} at {now}")
 
-    def held(self) -> Amounts:
+    def held(self) -> ResourceList:
         live = (
             twin for twin in self.twins.values() if value_at(twin, "status", "phase") not in ("Succeeded", "Failed")
         )
-        return sum(map(effective_requests, live), Amounts())
+        return sum(map(effective_requests, live), ResourceList())
 
 
 WINDOWS = [{"start": f"00:{minute:02}", "end": f"00:{minute + 10:02}"} for minute in (5, 25, 45)]
@@ -366,10 +366,10 @@ async def take(world: World, observer: Observer, what: str, *args: Any) -> None:
     elif what == "vanish":
         await world.stop(args[0])
     elif what == "kill":
-        mark = {"metadata": {"annotations": {keys.RECLAIM: keys.NOW if args[0] else None}}}
+        mark = {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW if args[0] else None}}}
         if not args[0]:
             observer.is_killed = False
-        await world.physical.patch(NODES, named("n1"), mark)
+        await world.physical.patch(NODES, object_named("n1"), mark)
         await asyncio.sleep(0.001)
         observer.is_killed = args[0]
     elif args[0]:
@@ -378,7 +378,7 @@ async def take(world: World, observer: Observer, what: str, *args: Any) -> None:
         observer.leased = "2"
     else:
         observer.leased = "4"
-        await world.physical.delete(PODS, named("shop", "default"), grace_seconds=0)
+        await world.physical.delete(PODS, object_named("shop", "default"), grace_seconds=0)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

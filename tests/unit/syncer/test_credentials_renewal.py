@@ -13,11 +13,11 @@ from tapestry.client.client import Client
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, run, running_clock
-from tapestry.kube.objects import Object, named
+from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import CSI_NODES, EVENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS, SERVICE_ACCOUNTS
-from tapestry.syncer.app import syncer
+from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.credentials import kubeconfig_in, token_in, with_token
+from tapestry.syncer.credentials import parse_kubeconfig, parse_token, with_token
 
 SERVED = [
     *(CLUSTER_BINDINGS, POLICIES, NODES, PODS, NAMESPACES, SECRETS),
@@ -48,7 +48,7 @@ def a_kubeconfig(token: str) -> dict[str, Any]:
 
 
 def test_a_service_account_token_says_whose_it_is_and_when_to_renew_it() -> None:
-    token = token_in(a_kubeconfig(a_token()))
+    token = parse_token(a_kubeconfig(a_token()))
     assert token is not None
     assert token.kubernetes.serviceaccount.name == "east"
     assert token.ends.isoformat() == "2024-02-01T00:00:00+00:00"
@@ -64,7 +64,7 @@ def test_other_credentials_are_left_alone() -> None:
         {"users": [{"name": "u", "user": {"client-certificate-data": "x"}}]},
         {"users": [*a_kubeconfig(a_token())["users"], *a_kubeconfig(a_token())["users"]]},
     ):
-        assert token_in(kubeconfig) is None
+        assert parse_token(kubeconfig) is None
 
 
 def test_a_new_token_changes_nothing_else() -> None:
@@ -76,9 +76,9 @@ def test_a_new_token_changes_nothing_else() -> None:
 
 def test_a_kubeconfig_that_cannot_be_read_is_empty() -> None:
     data = base64.b64encode(yaml.safe_dump(a_kubeconfig("t")).encode()).decode()
-    assert kubeconfig_in({"data": {"kubeconfig": data}}) == a_kubeconfig("t")
+    assert parse_kubeconfig({"data": {"kubeconfig": data}}) == a_kubeconfig("t")
     for broken in ("???", base64.b64encode(b"[").decode(), base64.b64encode(b"- 1").decode()):
-        assert kubeconfig_in({"data": {"kubeconfig": broken}}) == {}
+        assert parse_kubeconfig({"data": {"kubeconfig": broken}}) == {}
 
 
 OF_AN_HOUR = a_token(exp=1_704_067_200 + 3600)
@@ -86,16 +86,16 @@ OF_AN_HOUR = a_token(exp=1_704_067_200 + 3600)
 
 async def populate(virtual: Client, physical: Client) -> None:
     for client in (virtual, physical):
-        await client.create(NAMESPACES, named("kube-system"))
-    await physical.create(SERVICE_ACCOUNTS, named("east", "leased"))
+        await client.create(NAMESPACES, object_named("kube-system"))
+    await physical.create(SERVICE_ACCOUNTS, object_named("east", "leased"))
     data = {"kubeconfig": base64.b64encode(yaml.safe_dump(a_kubeconfig(OF_AN_HOUR)).encode()).decode()}
-    await virtual.create(SECRETS, {**named("east", "tapestry-system"), "data": data})
+    await virtual.create(SECRETS, {**object_named("east", "tapestry-system"), "data": data})
     spec = {
         "clusterID": "east",
         "secretRef": {"name": "east", "namespace": "tapestry-system"},
         "mountNamespace": "leased",
     }
-    await virtual.create(CLUSTER_BINDINGS, {**named("east"), "spec": spec})
+    await virtual.create(CLUSTER_BINDINGS, {**object_named("east"), "spec": spec})
 
 
 async def secret_after(minutes: float) -> Object:
@@ -107,7 +107,7 @@ async def secret_after(minutes: float) -> Object:
     quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
     config = SyncerConfig(binding="east", silence_seconds=86_400, leader_election=LeaderElection(), **quiet)
     manager = Manager(config, above.connect, identity="one", now=clock.now, monotonic=clock.monotonic)
-    await syncer(config, manager, connect=lambda _: below.connect(), monotonic=clock.monotonic)
+    await build_syncer(config, manager, connect=lambda _: below.connect(), monotonic=clock.monotonic)
     async with asyncio.TaskGroup() as group:
         group.create_task(manager.run())
         await asyncio.sleep(minutes * 60)
@@ -117,7 +117,7 @@ async def secret_after(minutes: float) -> Object:
 
 
 def test_a_token_is_replaced_at_four_fifths_of_its_life_and_not_before() -> None:
-    assert kubeconfig_in(run(secret_after(47))) == a_kubeconfig(OF_AN_HOUR)
-    renewed = kubeconfig_in(run(secret_after(49)))
+    assert parse_kubeconfig(run(secret_after(47))) == a_kubeconfig(OF_AN_HOUR)
+    renewed = parse_kubeconfig(run(secret_after(49)))
     assert renewed["users"][0]["user"]["token"] != OF_AN_HOUR
     assert renewed["clusters"] == a_kubeconfig("")["clusters"]

@@ -10,9 +10,9 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.policies import POLICIES
 from tapestry.controller.testing import in_virtual_time, running_clock
-from tapestry.inspect.questions import Questions
-from tapestry.kube.objects import Object, named, value_at
-from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASES
+from tapestry.inspect.queries import Queries
+from tapestry.kube.objects import Object, object_named, value_at
+from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE
 from tapestry.kube.times import parse_time
 
 from .world import MOUNT, NODE, World, a_world
@@ -35,7 +35,7 @@ def age(moment: datetime | None) -> float:
 
 async def shown(world: World) -> Any:
     """The binding as `tapestry status` shows it."""
-    questions = Questions(world.virtual, lambda _: world.down.connect(), running_clock().now())
+    questions = Queries(world.virtual, lambda _: world.down.connect(), running_clock().now())
     (found,) = await questions.bindings()
     return found
 
@@ -45,7 +45,7 @@ async def status(world: World, *path: str) -> Any:
 
 
 async def set_switch(world: World, value: str | None) -> None:
-    await world.physical.patch(NAMESPACES, named(MOUNT), {"metadata": {"annotations": {keys.RECLAIM: value}}})
+    await world.physical.patch(NAMESPACES, object_named(MOUNT), {"metadata": {"annotations": {keys.RECLAIM: value}}})
     await asyncio.sleep(5)
 
 
@@ -91,7 +91,7 @@ LAST_SEEN = ("metadata", "annotations", keys.LAST_SEEN)
 
 
 async def lease(world: World) -> Object:
-    return await world.virtual.get(LEASES, NODE, NODE_LEASES)
+    return await world.virtual.get(LEASES, NODE, NODE_LEASE_NAMESPACE)
 
 
 @in_virtual_time
@@ -111,14 +111,14 @@ async def test_nothing_is_leased_while_the_kill_switch_is_on_though_the_node_kee
     async with world.syncer("east"):
         await asyncio.sleep(5)
         assert (await status(world, "leased"))["cpu"] == "4"
-        await set_switch(world, keys.NOW)
+        await set_switch(world, keys.RECLAIM_NOW)
         assert (await status(world, "leased"))["cpu"] == "0"
         assert (await shown(world)).leased["cpu"] == "0"
         assert metric("leased", resource="cpu") == 0
         assert await world.lent() == "4"
         policy = await world.virtual.get(POLICIES, "east-all")
         assert (policy["status"]["nodes"], policy["status"].get("leased") or {}) == (0, {})
-        questions = Questions(world.virtual, lambda _: world.down.connect(), running_clock().now())
+        questions = Queries(world.virtual, lambda _: world.down.connect(), running_clock().now())
         (listed,), _ = await questions.policies()
         assert (listed.state, listed.nodes, listed.leased) == ("Reclaimed", 0, {})
         (node,) = await questions.nodes()
@@ -136,7 +136,7 @@ async def test_nothing_is_leased_while_the_window_is_closed() -> None:
     async with world.syncer("east"):
         await asyncio.sleep(5)
         assert ((await status(world, "leased"))["cpu"], await world.lent()) == ("0", "4")
-        questions = Questions(world.virtual, lambda _: world.down.connect(), running_clock().now())
+        questions = Queries(world.virtual, lambda _: world.down.connect(), running_clock().now())
         (answer,) = await questions.node(NODE)
         assert [each.leased for each in answer.resources] == ["0"] * 3
         assert answer.next_change == parse_time(await status(world, "nextChange"))

@@ -6,7 +6,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.objects import labels_of, named, uid_of, value_at
+from tapestry.kube.objects import labels_of, object_named, uid_of, value_at
 from tapestry.kube.resources import EVENTS, NAMESPACES, NODES, PODS
 
 from .world import MOUNT, World, a_world
@@ -97,4 +97,4 @@ async def test_an_event_below_stays_short_above() -> None:
         await asyncio.sleep(5)
         [found] = await world.events("Long")
         assert len(found["message"].encode()) <= 4096
-        assert named(name)["metadata"]["name"] in found["message"]
+        assert object_named(name)["metadata"]["name"] in found["message"]

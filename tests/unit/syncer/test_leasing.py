@@ -10,14 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry.apis.keys import NOW, RECLAIM
+from tapestry.apis.keys import RECLAIM, RECLAIM_NOW
 from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit, TimeWindow
 from tapestry.kube.objects import Object
-from tapestry.kube.quantity import ZERO, Amounts, Quantity, parse, unit_of
-from tapestry.kube.requests import Hold
+from tapestry.kube.pod_requests import PodAllocation
+from tapestry.kube.quantity import ZERO, Quantity, ResourceList, parse_quantity, smallest_unit
 from tapestry.kube.selectors import EVERY_NODE, node_selector
-from tapestry.syncer.leasing import FINISH, Lease, Policy, Rules, Side, State, Terms, lease_of
-from tapestry.syncer.reclaim import reclaim_of
+from tapestry.syncer.leasing import (
+    NO_DEADLINE,
+    Lease,
+    LeaseRules,
+    LeaseState,
+    Policy,
+    PolicySide,
+    ReclaimTerms,
+    lease_for,
+)
+from tapestry.syncer.reclaim import reclaim_for
 from tapestry.syncer.windows import NEVER_OPEN, schedule_of
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
@@ -33,7 +42,7 @@ def a_policy(
     name: str = "p",
     hours: str = "",
     *,
-    side: Side = Side.OPERATOR,
+    side: PolicySide = PolicySide.OPERATOR,
     changed_at: datetime = LONG_AGO,
     only: str = "",
     readable: bool = True,
@@ -64,7 +73,7 @@ def a_policy(
 
 
 def an_owners(name: str = "p", hours: str = "", **rest: Any) -> Policy:
-    return a_policy(name, hours, side=Side.OWNER, **rest)
+    return a_policy(name, hours, side=PolicySide.OWNER, **rest)
 
 
 def a_node(labels: Sequence[str] = (), reclaim: str = "", **allocatable: str) -> Object:
@@ -74,23 +83,23 @@ def a_node(labels: Sequence[str] = (), reclaim: str = "", **allocatable: str) ->
     return {"metadata": metadata, "status": {"allocatable": amounts, "capacity": amounts}}
 
 
-def a_hold(since: datetime = LONG_AGO, **amounts: str) -> Hold:
-    return Hold(Amounts.parse(amounts), since)
+def a_hold(since: datetime = LONG_AGO, **amounts: str) -> PodAllocation:
+    return PodAllocation(ResourceList.parse(amounts), since)
 
 
 def lease(
     *policies: Policy,
     node: Object | None = None,
     now: datetime | None = None,
-    foreign: Sequence[Hold] = (),
+    foreign: Sequence[PodAllocation] = (),
     used: str = "0",
     **rules: Any,
 ) -> Lease:
     """The lease of a node, of whose cpu our pods use so much."""
-    operator = [policy for policy in policies if policy.side is Side.OPERATOR]
-    owner = [policy for policy in policies if policy.side is Side.OWNER]
-    given = Rules(operator, owner, **{"selector": EVERY_NODE, **rules})
-    return lease_of(node or a_node(), foreign, [Amounts.parse({"cpu": used})], given, now or at("12:00"))
+    operator = [policy for policy in policies if policy.side is PolicySide.OPERATOR]
+    owner = [policy for policy in policies if policy.side is PolicySide.OWNER]
+    given = LeaseRules(operator, owner, **{"selector": EVERY_NODE, **rules})
+    return lease_for(node or a_node(), foreign, [ResourceList.parse({"cpu": used})], given, now or at("12:00"))
 
 
 def texts(lease: Lease) -> tuple[str, str]:
@@ -102,14 +111,14 @@ def texts(lease: Lease) -> tuple[str, str]:
 
 def test_without_a_policy_there_is_no_lease() -> None:
     found = lease()
-    assert (found.state, found.reason) == (State.WITHDRAWN, "NoPolicy")
+    assert (found.state, found.reason) == (LeaseState.WITHDRAWN, "NoPolicy")
     assert found.amounts == {}
     assert found.next_change is None
 
 
 def test_a_policy_for_other_nodes_is_none() -> None:
     assert lease(a_policy(only="gpu")).reason == "NoPolicy"
-    assert lease(a_policy(only="gpu"), node=a_node(["gpu"])).state is State.OPEN
+    assert lease(a_policy(only="gpu"), node=a_node(["gpu"])).state is LeaseState.OPEN
 
 
 def test_a_node_that_the_binding_does_not_select_is_not_leased() -> None:
@@ -118,15 +127,15 @@ def test_a_node_that_the_binding_does_not_select_is_not_leased() -> None:
 
 
 def test_a_policy_of_either_side_alone_is_enough() -> None:
-    assert lease(a_policy()).state is State.OPEN
-    assert lease(an_owners()).state is State.OPEN
+    assert lease(a_policy()).state is LeaseState.OPEN
+    assert lease(an_owners()).state is LeaseState.OPEN
 
 
 def test_where_the_owner_must_agree_a_node_needs_a_policy_of_the_owners() -> None:
     found = lease(a_policy(), an_owners(only="gpu"), owner_required=True)
-    assert (found.state, found.reason) == (State.WITHDRAWN, "OwnerPolicyRequired")
-    assert lease(a_policy(), an_owners(), owner_required=True).state is State.OPEN
-    assert lease(an_owners(), owner_required=True).state is State.OPEN
+    assert (found.state, found.reason) == (LeaseState.WITHDRAWN, "OwnerPolicyRequired")
+    assert lease(a_policy(), an_owners(), owner_required=True).state is LeaseState.OPEN
+    assert lease(an_owners(), owner_required=True).state is LeaseState.OPEN
 
 
 # -- how much
@@ -240,7 +249,7 @@ def test_of_two_policies_the_more_generous_counts_and_not_the_older() -> None:
 def test_a_closed_window_is_only_a_taint() -> None:
     night = a_policy("night", "22:00-06:00", cpu="4")
     before, after = lease(night, now=at("05:59")), lease(night, now=at("06:00"))
-    assert (before.state, after.state, after.reason) == (State.OPEN, State.CLOSED, "OutOfTimeWindows")
+    assert (before.state, after.state, after.reason) == (LeaseState.OPEN, LeaseState.CLOSED, "OutOfTimeWindows")
     assert after.amounts == before.amounts
 
 
@@ -253,14 +262,14 @@ def test_a_node_that_closes_keeps_the_amounts_of_the_policies_that_closed_last()
 
 def test_one_side_that_has_closed_closes_the_node() -> None:
     always, night = a_policy("always"), an_owners("night", "22:00-06:00")
-    assert lease(always, night, now=at("12:00")).state is State.CLOSED
-    assert lease(always, night, now=at("23:00")).state is State.OPEN
+    assert lease(always, night, now=at("12:00")).state is LeaseState.CLOSED
+    assert lease(always, night, now=at("23:00")).state is LeaseState.OPEN
 
 
 def test_a_side_is_open_as_long_as_one_of_its_policies_is() -> None:
     day, night = a_policy("day", "08:00-20:00"), a_policy("night", "22:00-06:00")
     states = [lease(day, night, now=at(clock)).state for clock in ("07:00", "12:00", "21:00", "23:00")]
-    assert states == [State.CLOSED, State.OPEN, State.CLOSED, State.OPEN]
+    assert states == [LeaseState.CLOSED, LeaseState.OPEN, LeaseState.CLOSED, LeaseState.OPEN]
 
 
 def test_the_end_of_a_lease_is_when_its_first_side_closes_and_not_when_a_policy_does() -> None:
@@ -293,14 +302,14 @@ def test_the_next_change_is_the_first_of_any_policy() -> None:
 def test_without_force_pods_finish() -> None:
     gentle = a_policy("p", "08:00-18:00", grace=600, evict=True)
     found = lease(gentle, now=at("18:00"))
-    assert found.terms == Terms(deadline=None, evict=False, by="operator/p")
+    assert found.terms == ReclaimTerms(deadline=None, evict=False, by="operator/p")
     assert found.next_change == at("08:00", day=3)
 
 
 def test_with_force_the_deadline_is_the_edge_and_the_grace() -> None:
     strict = a_policy("p", "08:00-18:00", force=True, grace=600)
     found = lease(strict, now=at("18:05"))
-    assert found.terms == Terms(deadline=at("18:10"), evict=False, by="operator/p")
+    assert found.terms == ReclaimTerms(deadline=at("18:10"), evict=False, by="operator/p")
     assert found.next_change == at("18:10")
     assert lease(strict, now=at("18:10")).next_change == at("08:00", day=3)
     assert lease(strict, now=at("07:00")).terms.deadline == at("18:10", day=1)
@@ -327,12 +336,12 @@ def test_where_both_sides_have_closed_the_first_deadline_counts() -> None:
     operator = a_policy("a", "00:00-06:00", force=True, grace=7200)
     owner = an_owners("b", "00:00-07:00", force=True, grace=60)
     assert lease(operator, owner, now=at("06:30")).terms.deadline == at("08:00")
-    assert lease(operator, owner, now=at("07:00")).terms == Terms(at("07:01"), by="owner/b")
+    assert lease(operator, owner, now=at("07:00")).terms == ReclaimTerms(at("07:01"), by="owner/b")
 
 
 def test_an_open_side_has_no_say_in_the_terms() -> None:
     found = lease(a_policy("a", "00:00-06:00"), an_owners("b", force=True), now=at("06:30"))
-    assert found.terms == Terms(by="operator/a")
+    assert found.terms == ReclaimTerms(by="operator/a")
 
 
 def test_a_policy_that_is_closed_by_hand_closes_at_that_moment() -> None:
@@ -348,7 +357,7 @@ def test_an_edit_of_a_closed_policy_gives_its_grace_again() -> None:
 
 
 def test_an_open_node_has_no_terms() -> None:
-    assert lease(a_policy("p", "08:00-18:00", force=True), now=at("12:00")).terms == FINISH
+    assert lease(a_policy("p", "08:00-18:00", force=True), now=at("12:00")).terms == NO_DEADLINE
 
 
 # -- the owner's kill switch
@@ -358,21 +367,21 @@ def test_an_open_node_has_no_terms() -> None:
 @pytest.mark.parametrize("clock", ["12:00", "20:00"])
 def test_the_kill_switch_takes_everything_back_now(where: str, clock: str) -> None:
     now, gentle = at(clock), a_policy("p", "08:00-18:00", grace=3600)
-    marked = {"node": a_node(reclaim=NOW)} if where == "node" else {"reclaim_now": True}
+    marked = {"node": a_node(reclaim=RECLAIM_NOW)} if where == "node" else {"reclaim_now": True}
     found = lease(gentle, now=now, used="8", **marked)
-    assert (found.state, found.reason) == (State.CLOSED, "Reclaimed")
-    assert found.terms == Terms(deadline=now, by="the owner's kill switch")
+    assert (found.state, found.reason) == (LeaseState.CLOSED, "Reclaimed")
+    assert found.terms == ReclaimTerms(deadline=now, by="the owner's kill switch")
     assert found.ends is None
 
 
 def test_only_now_is_a_kill_switch() -> None:
-    assert lease(a_policy(), node=a_node(reclaim="later")).state is State.OPEN
+    assert lease(a_policy(), node=a_node(reclaim="later")).state is LeaseState.OPEN
 
 
 def test_the_kill_switch_holds_on_a_node_that_is_withdrawn_too() -> None:
-    found = lease(node=a_node(reclaim=NOW))
-    assert (found.state, found.terms.deadline) == (State.WITHDRAWN, at("12:00"))
-    assert lease().terms == FINISH
+    found = lease(node=a_node(reclaim=RECLAIM_NOW))
+    assert (found.state, found.terms.deadline) == (LeaseState.WITHDRAWN, at("12:00"))
+    assert lease().terms == NO_DEADLINE
 
 
 # -- an open node that lends less than before
@@ -382,29 +391,29 @@ NIGHT = a_policy("night", "20:00-08:00", force=True, grace=600, evict=True, cpu=
 
 
 def trimmed_to(found: Lease) -> str | None:
-    return str(found.trimming[0]["cpu"]) if found.trimming else None
+    return str(found.excess[0]["cpu"]) if found.excess else None
 
 
 def test_a_forceful_policy_that_closes_takes_back_what_the_others_do_not_lend() -> None:
     found = lease(DAY, NIGHT, now=at("08:00"), used="6")
-    assert (found.state, str(found.amounts["cpu"])) == (State.OPEN, "4")
-    assert found.trimming == (Amounts.parse({"cpu": "4"}), Terms(at("08:10"), True, by="operator/night"))
+    assert (found.state, str(found.amounts["cpu"])) == (LeaseState.OPEN, "4")
+    assert found.excess == (ResourceList.parse({"cpu": "4"}), ReclaimTerms(at("08:10"), True, by="operator/night"))
     assert found.next_change == at("08:10")
 
 
 def test_who_fits_into_what_is_left_is_not_bothered() -> None:
-    assert lease(DAY, NIGHT, now=at("08:00"), used="4").trimming is None
+    assert lease(DAY, NIGHT, now=at("08:00"), used="4").excess is None
 
 
 def test_a_gentle_policy_that_closes_takes_nothing_back() -> None:
     gentle = a_policy("night", "20:00-08:00", cpu="100%")
-    assert lease(DAY, gentle, now=at("08:00"), used="6").trimming is None
+    assert lease(DAY, gentle, now=at("08:00"), used="6").excess is None
 
 
 def test_what_foreign_pods_take_is_not_taken_back_from_pods_of_ours() -> None:
-    assert lease(DAY, foreign=[a_hold(at("09:00"), cpu="6")], now=at("09:30"), used="4").trimming is None
+    assert lease(DAY, foreign=[a_hold(at("09:00"), cpu="6")], now=at("09:30"), used="4").excess is None
     late = a_hold(at("09:00"), cpu="6")
-    assert lease(DAY, NIGHT, foreign=[late], now=at("09:30"), used="4").trimming is None
+    assert lease(DAY, NIGHT, foreign=[late], now=at("09:30"), used="4").excess is None
 
 
 def test_foreign_pods_that_were_there_when_a_policy_closed_count() -> None:
@@ -421,55 +430,55 @@ def test_only_what_the_closed_policy_had_room_for_is_taken_back() -> None:
     night = a_policy("night", "20:00-08:00", force=True, cpu="100%", memory="2Gi")
     day = a_policy("day", cpu="50%", memory="2Gi")
     found = lease(day, night, now=at("08:00"), used="6")
-    assert found.trimming is not None
-    assert set(found.trimming[0]) == {"cpu"}
+    assert found.excess is not None
+    assert set(found.excess[0]) == {"cpu"}
 
 
 def test_a_policy_that_the_other_side_held_down_anyway_takes_nothing_back() -> None:
-    assert lease(DAY, NIGHT, an_owners("low", cpu="1"), now=at("08:00"), used="6").trimming is None
+    assert lease(DAY, NIGHT, an_owners("low", cpu="1"), now=at("08:00"), used="6").excess is None
 
 
 def test_a_policy_takes_its_share_back_even_where_the_other_side_has_closed_gently() -> None:
-    owners = (replace(DAY, side=Side.OWNER), replace(NIGHT, side=Side.OWNER))
+    owners = (replace(DAY, side=PolicySide.OWNER), replace(NIGHT, side=PolicySide.OWNER))
     found = lease(a_policy("early", "00:00-07:00"), *owners, now=at("08:00"), used="6")
-    assert (found.state, found.terms.deadline, trimmed_to(found)) == (State.CLOSED, None, "4")
+    assert (found.state, found.terms.deadline, trimmed_to(found)) == (LeaseState.CLOSED, None, "4")
 
 
 def test_a_policy_that_closes_later_without_force_has_terms_of_its_own() -> None:
     noon = a_policy("noon", "00:00-12:00", cpu="75%")
     assert trimmed_to(lease(DAY, noon, NIGHT, now=at("08:30"), used="8")) == "6"
-    assert lease(DAY, noon, NIGHT, now=at("12:30"), used="6").trimming is None
+    assert lease(DAY, noon, NIGHT, now=at("12:30"), used="6").excess is None
 
 
 def test_a_deadline_outlives_a_policy_that_opens_and_closes_in_between() -> None:
     night = a_policy("night", "20:00-08:00", force=True, grace=6 * 3600)
     lunch = a_policy("lunch", "12:00-13:00", cpu="2")
-    for clock, state in (("12:30", State.OPEN), ("13:30", State.CLOSED)):
+    for clock, state in (("12:30", LeaseState.OPEN), ("13:30", LeaseState.CLOSED)):
         found = lease(night, lunch, now=at(clock), used="6")
         assert (found.state, trimmed_to(found)) == (state, "2")
-        assert found.trimming is not None
-        assert found.trimming[1].deadline == at("14:00")
-    assert lease(night, lunch, now=at("13:30"), used="6").terms == Terms(by="operator/lunch")
+        assert found.excess is not None
+        assert found.excess[1].deadline == at("14:00")
+    assert lease(night, lunch, now=at("13:30"), used="6").terms == ReclaimTerms(by="operator/lunch")
 
 
 def test_who_narrows_a_policy_by_hand_gives_the_grace_again() -> None:
     narrowed = a_policy("day", cpu="25%", changed_at=at("12:00"))
     found = lease(narrowed, NIGHT, now=at("12:01"), used="4")
-    assert found.trimming is not None
-    assert (trimmed_to(found), found.trimming[1].deadline) == ("2", at("12:10"))
+    assert found.excess is not None
+    assert (trimmed_to(found), found.excess[1].deadline) == ("2", at("12:10"))
 
 
 def test_a_policy_takes_nothing_back_that_another_lends_on() -> None:
     soon = a_policy("soon", "00:00-07:30", force=True, cpu="100%")
-    assert lease(DAY, NIGHT, soon, now=at("07:45"), used="8").trimming is None
+    assert lease(DAY, NIGHT, soon, now=at("07:45"), used="8").excess is None
 
 
 def test_of_two_policies_that_take_back_the_first_deadline_counts() -> None:
     strict = a_policy("strict", "00:00-08:00", force=True, grace=60, cpu="75%")
     found = lease(DAY, NIGHT, strict, now=at("08:00"), used="8")
-    assert found.trimming is not None
-    assert found.trimming[1] == Terms(at("08:01"), by="operator/strict")
-    assert lease(DAY, NIGHT, strict, now=at("08:00"), used="8", foreign=[a_hold(cpu="4")]).trimming is not None
+    assert found.excess is not None
+    assert found.excess[1] == ReclaimTerms(at("08:01"), by="operator/strict")
+    assert lease(DAY, NIGHT, strict, now=at("08:00"), used="8", foreign=[a_hold(cpu="4")]).excess is not None
 
 
 # -- policies that are gone
@@ -482,9 +491,9 @@ def gone(policy: Policy, clock: str) -> Policy:
 
 def test_what_a_gentle_policy_lent_that_is_gone_is_not_taken_back_by_one_that_closed_long_before() -> None:
     gentle = a_policy("gentle", cpu="75%")
-    assert lease(NIGHT, gentle, now=at("12:00"), used="6").state is State.OPEN
+    assert lease(NIGHT, gentle, now=at("12:00"), used="6").state is LeaseState.OPEN
     found = lease(NIGHT, gone=[gone(gentle, "12:00")], now=at("12:01"), used="6")
-    assert (found.state, found.terms, found.trimming) == (State.CLOSED, Terms(by="operator/gentle"), None)
+    assert (found.state, found.terms, found.excess) == (LeaseState.CLOSED, ReclaimTerms(by="operator/gentle"), None)
     assert str(found.amounts["cpu"]) == "6"
     assert [str(policy) for policy in found.policies] == ["operator/night"]
 
@@ -492,28 +501,28 @@ def test_what_a_gentle_policy_lent_that_is_gone_is_not_taken_back_by_one_that_cl
 def test_what_a_forceful_policy_lent_that_is_gone_is_taken_back_on_its_terms_from_then_on() -> None:
     forceful = a_policy("strict", force=True, grace=60)
     found = lease(a_policy("old", "00:00-06:00"), gone=[gone(forceful, "12:00")], now=at("12:00"), used="6")
-    assert (found.state, found.terms) == (State.CLOSED, Terms(at("12:01"), by="operator/strict"))
+    assert (found.state, found.terms) == (LeaseState.CLOSED, ReclaimTerms(at("12:01"), by="operator/strict"))
 
 
 def test_a_policy_that_is_gone_spares_only_what_it_lent_itself() -> None:
     small = gone(a_policy("small", cpu="1"), "08:04")
     found = lease(NIGHT, gone=[small], now=at("08:05"), used="6")
-    assert (found.state, found.terms) == (State.CLOSED, Terms(by="operator/small"))
-    assert found.trimming == (Amounts.parse({"cpu": "1"}), Terms(at("08:10"), True, by="operator/night"))
+    assert (found.state, found.terms) == (LeaseState.CLOSED, ReclaimTerms(by="operator/small"))
+    assert found.excess == (ResourceList.parse({"cpu": "1"}), ReclaimTerms(at("08:10"), True, by="operator/night"))
 
 
 def test_beside_a_policy_that_lends_on_what_one_lent_that_is_gone_finishes_too() -> None:
     more = a_policy("more", cpu="75%")
-    assert lease(DAY, NIGHT, now=at("12:00"), used="6").trimming is not None
+    assert lease(DAY, NIGHT, now=at("12:00"), used="6").excess is not None
     found = lease(DAY, NIGHT, gone=[gone(more, "12:00")], now=at("12:01"), used="6")
-    assert (found.state, str(found.amounts["cpu"]), found.trimming) == (State.OPEN, "4", None)
+    assert (found.state, str(found.amounts["cpu"]), found.excess) == (LeaseState.OPEN, "4", None)
 
 
 def test_a_policy_that_is_gone_is_remembered_while_that_makes_a_difference() -> None:
     past = gone(a_policy("gentle", cpu="75%"), "12:00")
-    assert lease(NIGHT, gone=[past], now=at("12:01"), used="6").gone == (past,)
-    assert lease(NIGHT, gone=[past], now=at("21:00"), used="6").gone == ()
-    assert lease(DAY, gone=[past], now=at("12:01"), used="4").gone == ()
+    assert lease(NIGHT, gone=[past], now=at("12:01"), used="6").removed_policies == (past,)
+    assert lease(NIGHT, gone=[past], now=at("21:00"), used="6").removed_policies == ()
+    assert lease(DAY, gone=[past], now=at("12:01"), used="4").removed_policies == ()
 
 
 def test_an_edit_after_a_policy_is_gone_has_the_last_word() -> None:
@@ -523,7 +532,7 @@ def test_an_edit_after_a_policy_is_gone_has_the_last_word() -> None:
 
 
 def test_without_any_policy_those_that_are_gone_lend_nothing() -> None:
-    assert lease(gone=[gone(DAY, "12:00")]).state is State.WITHDRAWN
+    assert lease(gone=[gone(DAY, "12:00")]).state is LeaseState.WITHDRAWN
 
 
 # -- policies that cannot be read
@@ -531,10 +540,10 @@ def test_without_any_policy_those_that_are_gone_lend_nothing() -> None:
 
 def test_a_policy_that_cannot_be_read_and_was_never_good_offers_nothing_and_takes_nothing_back() -> None:
     found = lease(a_policy("typo", readable=False, force=True))
-    assert (found.state, found.reason) == (State.CLOSED, "InvalidPolicy")
+    assert (found.state, found.reason) == (LeaseState.CLOSED, "InvalidPolicy")
     assert set(map(str, found.amounts.values())) == {"0"}
     assert found.terms.deadline is None
-    assert found.trimming is None
+    assert found.excess is None
 
 
 def test_a_policy_that_cannot_be_read_changes_nothing_beside_one_that_can() -> None:
@@ -545,7 +554,7 @@ def test_a_policy_that_cannot_be_read_changes_nothing_beside_one_that_can() -> N
 
 def test_an_owners_policy_that_cannot_be_read_never_widens() -> None:
     found = lease(a_policy(), an_owners("typo", readable=False), owner_required=True)
-    assert (found.state, found.reason, found.terms.deadline) == (State.CLOSED, "InvalidPolicy", None)
+    assert (found.state, found.reason, found.terms.deadline) == (LeaseState.CLOSED, "InvalidPolicy", None)
     assert found.amounts["cpu"] == ZERO
 
 
@@ -568,11 +577,11 @@ LIMITS = [
 TERMS = [
     (force, grace, evict) for force in (False, True) for grace in (0, 60, 3600, 100_000) for evict in (False, True)
 ]
-AMOUNTS = [(resource, parse(quantity)) for resource in RESOURCES for quantity in QUANTITIES]
+AMOUNTS = [(resource, parse_quantity(quantity)) for resource in RESOURCES for quantity in QUANTITIES]
 
 
 def a_generated_policy(
-    side: Side, limits: list[ResourceLimit], terms: tuple[bool, int, bool], rest: dict[str, Any]
+    side: PolicySide, limits: list[ResourceLimit], terms: tuple[bool, int, bool], rest: dict[str, Any]
 ) -> Policy:
     force, grace, evict = terms
     spec = ResourceLeasingPolicySpec(
@@ -594,7 +603,7 @@ RESTS = [
 ]
 
 
-def policies_of(side: Side) -> st.SearchStrategy[list[Policy]]:
+def policies_of(side: PolicySide) -> st.SearchStrategy[list[Policy]]:
     one = st.builds(
         a_generated_policy,
         st.just(side),
@@ -607,20 +616,20 @@ def policies_of(side: Side) -> st.SearchStrategy[list[Policy]]:
     )
 
 
-amounts = st.lists(st.sampled_from(AMOUNTS), max_size=5).map(Amounts)
-holds = st.builds(Hold, amounts, st.sampled_from(INSTANTS))
+amounts = st.lists(st.sampled_from(AMOUNTS), max_size=5).map(ResourceList)
+holds = st.builds(PodAllocation, amounts, st.sampled_from(INSTANTS))
 
 
 @dataclass(frozen=True)
 class Case:
     """Everything that a lease follows from."""
 
-    allocatable: Amounts
+    allocatable: ResourceList
     labels: list[str]
     operator: list[Policy]
     owner: list[Policy]
-    foreign: list[Hold]
-    used: list[Amounts]
+    foreign: list[PodAllocation]
+    used: list[ResourceList]
     now: datetime
     owner_required: bool = False
     reclaim: bool = False
@@ -632,16 +641,18 @@ class Case:
 
     def lease(self, **changes: Any) -> Lease:
         case = replace(self, **changes)
-        rules = Rules(case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim, gone=case.gone)
-        return lease_of(case.node, case.foreign, case.used, rules, case.now)
+        rules = LeaseRules(
+            case.operator, case.owner, EVERY_NODE, case.owner_required, case.reclaim, removed_policies=case.gone
+        )
+        return lease_for(case.node, case.foreign, case.used, rules, case.now)
 
 
 cases = st.builds(
     Case,
-    allocatable=st.lists(st.sampled_from(AMOUNTS), min_size=2, max_size=6).map(Amounts),
+    allocatable=st.lists(st.sampled_from(AMOUNTS), min_size=2, max_size=6).map(ResourceList),
     labels=st.sampled_from([[], ["gpu"]]),
-    operator=policies_of(Side.OPERATOR),
-    owner=policies_of(Side.OWNER),
+    operator=policies_of(PolicySide.OPERATOR),
+    owner=policies_of(PolicySide.OWNER),
     foreign=st.lists(holds, max_size=2),
     used=st.lists(amounts, max_size=1),
     now=st.sampled_from(INSTANTS),
@@ -683,21 +694,21 @@ def test_a_lease_never_exceeds_what_is_idle_and_comes_in_units(generated: Genera
         }
         for name, grant in found.grants.items():
             assert 0 <= grant.amount.nano <= idle[name] == found.idle[name].nano
-            assert grant.amount.nano % unit_of(name).nano == 0
-            assert 0 <= grant.lost.nano < unit_of(name).nano
-        assert found.amounts.keys() == (set() if found.state is State.WITHDRAWN else case.allocatable.keys())
+            assert grant.amount.nano % smallest_unit(name).nano == 0
+            assert 0 <= grant.lost.nano < smallest_unit(name).nano
+        assert found.amounts.keys() == (set() if found.state is LeaseState.WITHDRAWN else case.allocatable.keys())
 
     generated(2500, between_zero_and_idle_and_whole)
 
 
 def test_the_first_policy_of_the_owners_never_widens(generated: Generated) -> None:
     def an_owners_first_policy_never_widens(case: Case) -> None:
-        first = [replace(policy, side=Side.OWNER) for policy in (case.owner or case.operator)[:1]]
+        first = [replace(policy, side=PolicySide.OWNER) for policy in (case.owner or case.operator)[:1]]
         alone, both = case.lease(owner=[], owner_required=False), case.lease(owner=first, owner_required=False)
-        if alone.state is State.WITHDRAWN:
+        if alone.state is LeaseState.WITHDRAWN:
             return
-        assert both.state is not State.WITHDRAWN
-        assert alone.state is State.OPEN or both.state is State.CLOSED
+        assert both.state is not LeaseState.WITHDRAWN
+        assert alone.state is LeaseState.OPEN or both.state is LeaseState.CLOSED
         assert all(both.amounts[name] <= alone.amounts[name] for name in case.allocatable)
 
     generated(1500, an_owners_first_policy_never_widens)
@@ -708,7 +719,7 @@ def test_what_one_side_puts_at_zero_is_not_lent(generated: Generated) -> None:
         for zero in (ResourceLimit("cpu", quantity="0"), ResourceLimit("cpu", quantity=5, percent=0)):
             spec = ResourceLeasingPolicySpec("east", resource_limits=(zero,))
             found = case.lease(owner=[replace(policy, spec=spec) for policy in case.owner])
-            if any(policy.side is Side.OWNER for policy in found.policies):
+            if any(policy.side is PolicySide.OWNER for policy in found.policies):
                 assert found.amounts["cpu"] == ZERO
 
     generated(1000, zero_is_zero)
@@ -721,14 +732,14 @@ def test_a_node_is_open_as_its_policies_say(generated: Generated) -> None:
             for side in (case.operator, case.owner)
         ]
         if not any(sides) or (case.owner_required and not sides[1]):
-            wanted = State.WITHDRAWN
+            wanted = LeaseState.WITHDRAWN
         elif case.reclaim:
-            wanted = State.CLOSED
+            wanted = LeaseState.CLOSED
         else:
             willing = [
-                any(policy.readable and policy.schedule.is_open(case.now) for policy in side) for side in sides if side
+                any(policy.is_valid and policy.schedule.is_open(case.now) for policy in side) for side in sides if side
             ]
-            wanted = State.OPEN if all(willing) else State.CLOSED
+            wanted = LeaseState.OPEN if all(willing) else LeaseState.CLOSED
         assert case.lease().state is wanted
 
     generated(1500, open_as_its_policies_say)
@@ -740,7 +751,7 @@ def test_policies_that_are_gone_neither_open_a_node_nor_widen_it(generated: Gene
         past = [replace(each, gone=moment) for moment in moments for each in (*case.owner, *case.operator)]
         alone, found = case.lease(), case.lease(gone=past)
         assert (found.state, found.policies) == (alone.state, alone.policies)
-        if found.state is State.OPEN:
+        if found.state is LeaseState.OPEN:
             assert found.amounts == alone.amounts
 
     generated(1000, gone_policies_lend_nothing)
@@ -748,7 +759,7 @@ def test_policies_that_are_gone_neither_open_a_node_nor_widen_it(generated: Gene
 
 def a_pod(case: Case) -> Object:
     """A pod of ours that holds all that ours hold."""
-    total = sum(case.used, Amounts())
+    total = sum(case.used, ResourceList())
     return {
         "metadata": {"name": "p", "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"nodeName": "n1", "containers": [{"name": "c", "resources": {"requests": total.texts()}}]},
@@ -759,16 +770,16 @@ def test_nothing_happens_between_now_and_the_next_change(generated: Generated) -
     def nothing_before_the_next_change(case: Case) -> None:
         case = replace(case, operator=[*case.operator, NIGHT], used=[*case.used, case.allocatable])
         found = case.lease()
-        if case.reclaim or found.state is State.WITHDRAWN:
+        if case.reclaim or found.state is LeaseState.WITHDRAWN:
             return
         until = found.next_change or case.now + timedelta(days=8)
         for part in (Fraction(1, 3), Fraction(999, 1000)):
             moment = case.now + timedelta(seconds=int((until - case.now).total_seconds() * part))
             later = case.lease(now=moment)
             assert (later.state, later.amounts, later.terms) == (found.state, found.amounts, found.terms)
-            assert (later.trimming, later.ends_soon) == (found.trimming, found.ends_soon)
+            assert (later.excess, later.ends_soon) == (found.excess, found.ends_soon)
             pods = [a_pod(case)]
-            assert reclaim_of(later, pods, moment).delete == reclaim_of(found, pods, case.now).delete
+            assert reclaim_for(later, pods, moment).delete == reclaim_for(found, pods, case.now).delete
 
     generated(1500, nothing_before_the_next_change)
 
@@ -777,13 +788,13 @@ def test_nobody_is_deleted_without_force_or_before_a_grace_has_passed(generated:
     def nobody_without_force_or_in_its_grace(case: Case) -> None:
         gentle = [replace(policy, spec=replaced(policy.spec, force_reclaim=False)) for policy in case.operator]
         found = case.lease(operator=gentle, owner=[], owner_required=False, reclaim=False)
-        assert reclaim_of(found, [a_pod(case)], case.now) == reclaim_of(found, [], case.now)
+        assert reclaim_for(found, [a_pod(case)], case.now) == reclaim_for(found, [], case.now)
         patient = [
             replace(policy, spec=replaced(policy.spec, graceful_reclaim_period_seconds=30 * 86400), changed_at=LONG_AGO)
             for policy in case.operator
         ]
         found = case.lease(operator=patient, owner=[], owner_required=False, reclaim=False)
-        assert not reclaim_of(found, [a_pod(case)], case.now).delete
+        assert not reclaim_for(found, [a_pod(case)], case.now).delete
 
     generated(1000, nobody_without_force_or_in_its_grace)
 
@@ -795,8 +806,8 @@ def replaced(spec: ResourceLeasingPolicySpec, **changes: Any) -> ResourceLeasing
 def test_what_is_taken_back_is_never_what_is_lent(generated: Generated) -> None:
     def trimmed_to_no_less_than_is_lent(case: Case) -> None:
         found = case.lease(operator=[*case.operator, DAY, NIGHT], used=[*case.used, case.allocatable])
-        if found.trimming is not None:
-            left, terms = found.trimming
+        if found.excess is not None:
+            left, terms = found.excess
             assert all(left[name] >= found.amounts[name] for name in left)
             assert terms.deadline is not None
             assert any(str(policy) == terms.by and policy.spec.force_reclaim for policy in found.policies)

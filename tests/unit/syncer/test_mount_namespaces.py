@@ -6,10 +6,10 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.names import virtual_cluster_label
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.conditions import find
-from tapestry.kube.objects import Object, named, uid_of, value_at
+from tapestry.kube.conditions import find_condition
+from tapestry.kube.objects import Object, object_named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES
-from tapestry.syncer.bindings import MARKED
+from tapestry.syncer.bindings import MARKED_CONDITION
 
 from .world import MOUNT, World, a_world, said
 
@@ -21,7 +21,7 @@ ROOT = {"containers": [{"name": "c", "image": "i"}]}
 async def label(world: World, **labels: str | None) -> None:
     named_keys = {"mark": keys.VIRTUAL_CLUSTER, "enforce": keys.POD_SECURITY_ENFORCE}
     patch = {"metadata": {"labels": {named_keys[name]: value for name, value in labels.items()}}}
-    await world.physical.patch(NAMESPACES, named(MOUNT), patch)
+    await world.physical.patch(NAMESPACES, object_named(MOUNT), patch)
 
 
 async def own_mark(world: World) -> str:
@@ -30,7 +30,7 @@ async def own_mark(world: World) -> str:
 
 async def condition(world: World, type: str) -> Object:
     binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
-    return find(value_at(binding, "status", "conditions"), type) or {}
+    return find_condition(value_at(binding, "status", "conditions"), type) or {}
 
 
 # -- whose it is
@@ -49,7 +49,7 @@ async def test_a_syncer_does_nothing_in_a_namespace_that_another_virtual_cluster
         await world.add_pod("later")
         await world.delete_pod()
         await asyncio.sleep(600)
-        assert not site.reads.is_open
+        assert not site.read_transport.is_connected
         assert world.down.writes() == before
         assert await world.twins() == twins
 
@@ -74,12 +74,12 @@ async def test_an_unmarked_namespace_works_and_a_condition_asks_for_the_mark() -
     async with world.syncer():
         await world.run_pod()
         await asyncio.sleep(5)
-        told = await condition(world, MARKED)
+        told = await condition(world, MARKED_CONDITION)
         assert (told["status"], told["reason"]) == ("False", keys.MOUNT_NAMESPACE_UNMARKED)
         assert f"{keys.VIRTUAL_CLUSTER}={await own_mark(world)}" in told["message"]
         await label(world, mark=await own_mark(world))
         await asyncio.sleep(5)
-        assert (await condition(world, MARKED))["status"] == "True"
+        assert (await condition(world, MARKED_CONDITION))["status"] == "True"
         await world.run_pod("later")
 
 
@@ -89,7 +89,7 @@ async def test_a_marked_namespace_is_nothing_to_tell() -> None:
     await label(world, mark=await own_mark(world))
     async with world.syncer():
         await asyncio.sleep(5)
-        assert await condition(world, MARKED) == {}
+        assert await condition(world, MARKED_CONDITION) == {}
 
 
 # -- Pod Security
@@ -101,7 +101,7 @@ async def test_the_level_of_the_owner_applies_where_it_is_stricter() -> None:
     await label(world, enforce="baseline")
     async with world.syncer():
         await world.add_pod(**PRIVILEGED)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         assert await world.twins() == []
         await asyncio.sleep(2)
         told = await condition(world, "Permitted")
@@ -116,7 +116,7 @@ async def test_the_level_of_the_binding_applies_where_it_is_stricter() -> None:
     await label(world, enforce="privileged")
     async with world.syncer():
         await world.add_pod(**ROOT)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await asyncio.sleep(5)
         assert await condition(world, "Permitted") == {}
 
@@ -127,7 +127,7 @@ async def test_pods_are_checked_again_when_the_owner_changes_the_level() -> None
     await label(world, enforce="restricted")
     async with world.syncer():
         await world.add_pod(**ROOT)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await asyncio.sleep(5)
         assert (await condition(world, "Permitted"))["status"] == "False"
         await label(world, enforce="privileged")
@@ -145,4 +145,4 @@ async def test_a_label_that_is_no_level_counts_as_the_strictest() -> None:
     await label(world, enforce="lax")
     async with world.syncer():
         await world.add_pod(**ROOT)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))

@@ -24,11 +24,11 @@ from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock
 from tapestry.controller.testing.clock import START
 from tapestry.kube.errors import ApiError
-from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, named, uid_of
+from tapestry.kube.objects import Object, annotations_of, is_deleting, labels_of, name_of, object_named, uid_of
 from tapestry.kube.resources import NODES, PODS
-from tapestry.syncer.app import syncer
+from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.site import SHORTAGE_LASTS
+from tapestry.syncer.context import SHORTAGE_TTL
 
 from .world import A_DAY, MAPPED, MOUNT, NODE, SERVED, Clusters, forbidden, phase, said
 
@@ -48,7 +48,7 @@ Story = Callable[[Clusters], Awaitable[None]]
 
 async def setup(manager: Manager, physical: Transport) -> None:
     await wait_for(manager.reads, CLUSTER_BINDINGS, "east", until=bool, timeout=A_DAY)
-    await syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
+    await build_syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
 
 
 def told(story: Story) -> Callable[[Client, Client], Awaitable[None]]:
@@ -120,7 +120,7 @@ async def a_debugger_comes_and_a_resize(world: Clusters) -> None:
         "ephemeralcontainers": {"ephemeralContainers": [{"name": "debugger", "image": "busybox:1"}]},
         "resize": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]},
     }.items():
-        where = named("work", "default")
+        where = object_named("work", "default")
         await world.virtual.patch(PODS, where, {"spec": spec}, type=PatchType.STRATEGIC, subresource=subresource)
     await world.wait_for_twin(
         lambda twin: (
@@ -158,8 +158,8 @@ async def a_pod_is_deleted_by_force(world: Clusters) -> None:
 
 async def pods_are_reclaimed_at_a_deadline(world: Clusters) -> None:
     await runs(world, terminationGracePeriodSeconds=600)
-    mark = {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}}
-    await world.physical.patch(NODES, named("n1"), mark)
+    mark = {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+    await world.physical.patch(NODES, object_named("n1"), mark)
     twin = await world.wait_for_twin(is_deleting, timeout=LONG)
     assert twin["metadata"]["deletionGracePeriodSeconds"] == 30
     await world.wait_for_pod(said("DisruptionTarget", "True", "Reclaimed"), timeout=LONG)
@@ -202,18 +202,18 @@ async def there_is_no_place_below(world: Clusters) -> None:
     await world.refuse_place()
     await world.wait_for_pod(phase("Failed"), timeout=LONG)
     await world.wait_until_twin_is_gone(timeout=LONG)
-    await asyncio.sleep(SHORTAGE_LASTS.total_seconds())  # until then a process that saw it lends less
+    await asyncio.sleep(SHORTAGE_TTL.total_seconds())  # until then a process that saw it lends less
 
 
 async def a_closed_lease_opens(world: Clusters) -> None:
-    mark = {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}}
-    await world.physical.patch(NODES, named("n1"), mark)
+    mark = {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+    await world.physical.patch(NODES, object_named("n1"), mark)
     await asyncio.sleep(5)
     await world.add_pod(requests={"cpu": "3"}, tolerations=[{"operator": "Exists"}])
-    await world.wait_for_pod(said(keys.ACCEPTED, "False", "Reclaimed"), timeout=LONG)
+    await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "Reclaimed"), timeout=LONG)
     await asyncio.sleep(60)
     assert await world.twins() == []
-    await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: None}}})
+    await world.physical.patch(NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: None}}})
     await world.wait_for_pod(MAPPED, timeout=LONG)
 
 
@@ -222,7 +222,7 @@ async def a_lease_is_full(world: Clusters) -> None:
     await world.add_pod("over", requests={"cpu": "2"})
     await world.wait_for_pod(phase("Failed"), "over", timeout=LONG)
     assert await world.ended("over") == ("Failed", "OutOfcpu")
-    where = named("work", "default")
+    where = object_named("work", "default")
     spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}
     await world.virtual.patch(PODS, where, {"spec": spec}, type=PatchType.STRATEGIC, subresource="resize")
     await world.wait_for_pod(said("PodResizePending", "True", "Infeasible"), timeout=LONG)
@@ -233,7 +233,9 @@ async def a_deleted_pod_is_reclaimed(world: Clusters) -> None:
     await runs(world, terminationGracePeriodSeconds=604800)
     await world.delete_pod()
     await world.wait_for_twin(is_deleting, timeout=LONG)
-    await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+    await world.physical.patch(
+        NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+    )
     await world.wait_for_twin(lambda twin: twin["metadata"]["deletionGracePeriodSeconds"] <= 30, timeout=LONG)
     await world.stop()
     await world.wait_until_pod_is_gone(timeout=LONG)
@@ -245,7 +247,7 @@ async def a_quota_is_full_for_a_while(world: Clusters) -> None:
 
 async def a_quota_is_full_for_good(world: Clusters) -> None:
     await world.add_pod()
-    await world.wait_for_pod(said(keys.ACCEPTED, "False", "QuotaExceeded"), timeout=LONG)
+    await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "QuotaExceeded"), timeout=LONG)
     await asyncio.sleep(600)
     assert await world.ended() == ("Pending", None)
 
@@ -256,14 +258,14 @@ async def a_stranger_has_the_name(world: Clusters) -> None:
         PODS, {**place, "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     await world.add_pod()
-    await world.wait_for_pod(said(keys.MAPPED, "False", "NameTaken"), timeout=LONG)
+    await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"), timeout=LONG)
     await world.physical.delete(PODS, stranger)
     await world.wait_for_pod(MAPPED, timeout=LONG)
 
 
 async def a_refused_pod_is_accepted_later(world: Clusters) -> None:
     await world.add_pod(hostNetwork=True)
-    await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"), timeout=LONG)
+    await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"), timeout=LONG)
     await world.set_binding(podSecurity="privileged")
     await world.wait_for_pod(MAPPED, timeout=LONG)
 
@@ -271,7 +273,7 @@ async def a_refused_pod_is_accepted_later(world: Clusters) -> None:
 async def the_binding_ends(world: Clusters) -> None:
     await runs(world)
     place = await world.twin_place()
-    await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+    await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
     await wait_for(
         world.physical, PODS, name_of(place), MOUNT, until=lambda twin: bool(twin and is_deleting(twin)), timeout=LONG
     )

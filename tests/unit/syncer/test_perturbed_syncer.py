@@ -14,10 +14,10 @@ from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock
-from tapestry.kube.conditions import is_true
-from tapestry.kube.objects import Object, is_deleting, named, value_at
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import Object, is_deleting, object_named, value_at
 from tapestry.kube.resources import NODES, PODS
-from tapestry.syncer.app import syncer
+from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.virtual_nodes import taint_named
 
@@ -29,7 +29,7 @@ CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_
 
 async def setup(manager: Manager, physical: Transport) -> None:
     await wait_for(manager.reads, CLUSTER_BINDINGS, "east", until=bool, timeout=A_DAY)
-    await syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
+    await build_syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
 
 
 async def reaches(client: Client, resource, name: str, until: Callable[[Object], bool], namespace=None) -> Object:
@@ -52,7 +52,7 @@ async def a_binding_comes_and_goes(virtual: Client, physical: Client) -> None:
         virtual, CLUSTER_BINDINGS, "east", lambda binding: value_at(binding, "status", "leased", "cpu") == "1500m"
     )
     await reaches(virtual, POLICIES, "east-all", lambda policy: value_at(policy, "status", "leased", "cpu") == "1500m")
-    await virtual.delete(CLUSTER_BINDINGS, named("east"))
+    await virtual.delete(CLUSTER_BINDINGS, object_named("east"))
     await wait_for(virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=A_DAY)
     assert await virtual.list(NODES) == []
 
@@ -62,13 +62,13 @@ async def a_window_closes(virtual: Client, physical: Client) -> None:
     policy = {"timeWindows": [window], "forceReclaim": True, "gracefulReclaimPeriodSeconds": 60}
     clusters = Clusters(virtual, physical)
     await clusters.populate("east", policy=policy)
-    open_ = lambda node: taint_named(node, keys.OUT_OF_TIME_WINDOWS) is None  # noqa: E731
+    open_ = lambda node: taint_named(node, keys.OUT_OF_TIME_WINDOWS_TAINT) is None  # noqa: E731
     await reaches(virtual, NODES, "vnode-east-n1", open_)
     await clusters.add_pod()
-    await reaches(virtual, PODS, "work", lambda pod: is_true(pod, keys.MAPPED), "default")
+    await reaches(virtual, PODS, "work", lambda pod: is_condition_true(pod, keys.MAPPED_CONDITION), "default")
     await reaches(virtual, NODES, "vnode-east-n1", lambda node: not open_(node))
     going = await reaches(virtual, PODS, "work", is_deleting, "default")
-    assert is_true(going, "DisruptionTarget")
+    assert is_condition_true(going, "DisruptionTarget")
     await clusters.wait_until_pod_is_gone(timeout=A_DAY)
     assert await clusters.twins() == []
     await asyncio.sleep(30)

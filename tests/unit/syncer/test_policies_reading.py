@@ -8,10 +8,17 @@ import pytest
 from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
 from tapestry.kube.objects import Object
 from tapestry.kube.selectors import EVERY_NODE
-from tapestry.syncer.leasing import Lease, Rules, Side, State, lease_of
-from tapestry.syncer.policies import Reading, changed_at, is_about, policy_of, reading_of, readings
-from tapestry.syncer.projections import with_changed_at
-from tapestry.syncer.reclaim import Reclaim, reclaim_of
+from tapestry.syncer.cache_transforms import with_changed_at
+from tapestry.syncer.leasing import Lease, LeaseRules, LeaseState, PolicySide, lease_for
+from tapestry.syncer.policies import (
+    ParsedPolicy,
+    applies_to_binding,
+    changed_at,
+    parse_policy,
+    parsed_policies,
+    parsed_policy,
+)
+from tapestry.syncer.reclaim import Reclaim, reclaim_for
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 NIGHT = {"timeWindows": [{"start": "22:00", "end": "06:00"}]}
@@ -26,14 +33,14 @@ def a_policy(name: str = "p", last_good: Object | None = None, **spec: Any) -> O
     return {"metadata": metadata, "spec": {"cluster": "east", **spec}, "status": status}
 
 
-def reading(policy: Object, side: Side = Side.OPERATOR) -> Reading:
-    return reading_of(policy, side, "UTC")
+def reading(policy: Object, side: PolicySide = PolicySide.OPERATOR) -> ParsedPolicy:
+    return parsed_policy(policy, side, "UTC")
 
 
-def lease(*found: Reading, now: datetime = NOON, **rules: Any) -> Lease:
-    operator = [each.policy for each in found if each.policy.side is Side.OPERATOR]
-    owner = [each.policy for each in found if each.policy.side is Side.OWNER]
-    return lease_of(NODE, [], [], Rules(operator, owner, EVERY_NODE, **rules), now)
+def lease(*found: ParsedPolicy, now: datetime = NOON, **rules: Any) -> Lease:
+    operator = [each.policy for each in found if each.policy.side is PolicySide.OPERATOR]
+    owner = [each.policy for each in found if each.policy.side is PolicySide.OWNER]
+    return lease_for(NODE, [], [], LeaseRules(operator, owner, EVERY_NODE, **rules), now)
 
 
 def a_pod() -> Object:
@@ -58,9 +65,9 @@ INVALID = [
 
 
 def test_a_policy_is_read_with_its_windows_and_its_selector() -> None:
-    policy = policy_of(a_policy(nodeSelector=GPU, timeZone="Asia/Shanghai", **NIGHT), Side.OWNER, "UTC")
+    policy = parse_policy(a_policy(nodeSelector=GPU, timeZone="Asia/Shanghai", **NIGHT), PolicySide.OWNER, "UTC")
     assert str(policy) == "owner/p"
-    assert policy.readable
+    assert policy.is_valid
     assert policy.is_open(datetime(2026, 3, 2, 14, tzinfo=UTC))
     assert not policy.is_open(datetime(2026, 3, 2, 22, tzinfo=UTC))
     assert policy.selector.matches(NODE)
@@ -69,14 +76,14 @@ def test_a_policy_is_read_with_its_windows_and_its_selector() -> None:
 
 @pytest.mark.parametrize(("spec", "complaint"), INVALID)
 def test_a_complaint_names_the_field(spec: Object, complaint: str) -> None:
-    assert reading(a_policy(**spec)).complaint.startswith(complaint)
+    assert reading(a_policy(**spec)).error.startswith(complaint)
 
 
 @pytest.mark.parametrize(("spec", "complaint"), INVALID)
 def test_an_invalid_policy_goes_on_with_its_last_good_spec(spec: Object, complaint: str) -> None:
     good = {"cluster": "east", "resourceLimits": [{"resource": "cpu", "quantity": "3"}], **NIGHT}
     found = reading(a_policy(last_good=good, **{"forceReclaim": True, **spec}))
-    assert found.complaint.startswith(complaint)
+    assert found.error.startswith(complaint)
     assert found.policy == reading(a_policy(**good)).policy
     assert str(lease(found, now=datetime(2026, 3, 2, 23, tzinfo=UTC)).amounts["cpu"]) == "3"
 
@@ -87,16 +94,16 @@ def test_without_a_good_spec_it_offers_nothing_and_evicts_nobody(
     spec: Object, complaint: str, last_good: Object | None
 ) -> None:
     found = reading(a_policy(last_good=last_good, **{"forceReclaim": True, **spec}))
-    assert found.complaint.startswith(complaint)
+    assert found.error.startswith(complaint)
     lent = lease(found)
-    assert (lent.state, lent.reason, str(lent.amounts["cpu"])) == (State.CLOSED, "InvalidPolicy", "0")
-    assert reclaim_of(lent, [a_pod()], NOON) == Reclaim(terms=lent.terms)
+    assert (lent.state, lent.reason, str(lent.amounts["cpu"])) == (LeaseState.CLOSED, "InvalidPolicy", "0")
+    assert reclaim_for(lent, [a_pod()], NOON) == Reclaim(terms=lent.terms)
 
 
 def test_an_owners_policy_with_an_error_does_not_leave_the_node_to_the_operators() -> None:
-    operators, typo = reading(a_policy()), reading(a_policy(timeZone="Mars/Olympus"), Side.OWNER)
+    operators, typo = reading(a_policy()), reading(a_policy(timeZone="Mars/Olympus"), PolicySide.OWNER)
     lent = lease(operators, typo, owner_required=True)
-    assert (lent.state, str(lent.amounts["cpu"])) == (State.CLOSED, "0")
+    assert (lent.state, str(lent.amounts["cpu"])) == (LeaseState.CLOSED, "0")
 
 
 def test_a_policy_that_cannot_be_read_is_about_the_nodes_that_it_selects_if_that_is_clear() -> None:
@@ -112,19 +119,23 @@ def test_a_policy_that_cannot_be_read_is_about_the_nodes_that_it_selects_if_that
 
 @pytest.mark.parametrize(("cluster", "about"), [("east", True), ("c-east", True), ("west", False), (None, False)])
 def test_a_policy_names_the_binding_or_its_cluster_id(cluster: str | None, about: bool) -> None:
-    assert is_about({"metadata": {"name": "p"}, "spec": {"cluster": cluster}}, BINDING) is about
+    assert applies_to_binding({"metadata": {"name": "p"}, "spec": {"cluster": cluster}}, BINDING) is about
 
 
 def test_policies_come_in_the_order_of_their_names_whatever_the_store_says() -> None:
     policies = [a_policy("c"), a_policy("a"), a_policy("elsewhere", cluster="west"), a_policy("b")]
     for given in (policies, policies[::-1]):
-        assert [each.policy.name for each in readings(given, Side.OPERATOR, BINDING, "UTC")] == ["a", "b", "c"]
+        assert [each.policy.name for each in parsed_policies(given, PolicySide.OPERATOR, BINDING, "UTC")] == [
+            "a",
+            "b",
+            "c",
+        ]
 
 
 def test_a_policy_that_is_being_deleted_counts_no_more() -> None:
     going = a_policy("going")
     going["metadata"]["deletionTimestamp"] = "2026-03-02T11:00:00Z"
-    assert readings([going], Side.OWNER, BINDING, "UTC") == []
+    assert parsed_policies([going], PolicySide.OWNER, BINDING, "UTC") == []
 
 
 # -- since when
@@ -147,7 +158,7 @@ def test_a_spec_is_as_it_is_since_the_last_write_that_was_not_to_the_status() ->
         an_entry("2026-03-01T08:00:00Z", subresource="status"),
     )
     assert changed_at(policy) == datetime(2026, 2, 3, 8, tzinfo=UTC)
-    assert policy_of(policy, Side.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)
+    assert parse_policy(policy, PolicySide.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)
 
 
 def test_a_policy_that_nobody_has_touched_is_as_old_as_it_is() -> None:
@@ -159,4 +170,4 @@ def test_the_cache_keeps_the_moment_and_not_the_managed_fields() -> None:
     kept = with_changed_at(with_entries(an_entry("2026-02-03T08:00:00Z")))
     assert "managedFields" not in kept["metadata"]
     assert changed_at(kept) == datetime(2026, 2, 3, 8, tzinfo=UTC)
-    assert policy_of(kept, Side.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)
+    assert parse_policy(kept, PolicySide.OWNER, "UTC").changed_at == datetime(2026, 2, 3, 8, tzinfo=UTC)

@@ -10,11 +10,11 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.client import Client
 from tapestry.client.waiting import wait_for
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.objects import Object, is_deleting, name_of, named
+from tapestry.kube.objects import Object, is_deleting, name_of, object_named
 from tapestry.kube.resources import NODES, PODS
-from tapestry.syncer.bottomup.nodes import PhysicalNodes
-from tapestry.syncer.leases import Leases
-from tapestry.syncer.vigil import Vigil
+from tapestry.syncer.bottomup.nodes import NodeReconciler
+from tapestry.syncer.lease_cache import LeaseCache
+from tapestry.syncer.offline_reclaim import OfflineReclaim
 
 from .world import MOUNT, NODE, Gate, World, a_world
 
@@ -28,7 +28,9 @@ def grace(obj: Object) -> int:
 
 
 async def pull_switch(world: World) -> None:
-    await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+    await world.physical.patch(
+        NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+    )
 
 
 async def run_lasting_pod(world: World, **options: object) -> None:
@@ -122,11 +124,11 @@ async def test_process_that_lost_its_lease_shortens_the_grace_of_deleted_twins(g
         await world.delete_pod(grace=grace_above)
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
         world.up.cut()
-        unfenced = Client(site.reads, identity=site.manager.identity)
-        watch = Vigil(site, PhysicalNodes(site, Leases(site)), unfenced)
+        unfenced = Client(site.read_transport, identity=site.manager.identity)
+        watch = OfflineReclaim(site, NodeReconciler(site, LeaseCache(site)), unfenced)
         await pull_switch(world)
         await asyncio.sleep(0.01)
-        await watch.look()
+        await watch.reclaim_due()
         assert grace(await world.twin()) == GRACE
 
 
@@ -137,7 +139,7 @@ async def test_withdrawal_with_force_shortens_the_grace_of_deleted_pods() -> Non
         await run_lasting_pod(world)
         await world.delete_pod(grace=0)
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
-        await world.virtual.delete(POLICIES, named("east-all"))
+        await world.virtual.delete(POLICIES, object_named("east-all"))
         await wait_for_end_of_twin(world, timeout=10)
 
 
@@ -164,7 +166,7 @@ async def test_unbinding_shortens_the_grace_of_twins_that_are_being_deleted() ->
         place = await world.twin_place()
         await world.delete_pod(grace=0)
         await world.wait_for_twin(lambda twin: grace(twin) == A_WEEK)
-        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         await wait_for(
             world.physical,
             PODS,
@@ -183,7 +185,7 @@ async def test_unbinding_a_silent_cluster_keeps_no_virtual_node() -> None:
     async with world.syncer():
         await run_lasting_pod(world)
         world.down.cut()
-        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         await world.delete_pod(grace=0)
         await wait_for(world.virtual, NODES, NODE, until=lambda node: node is None, timeout=60)
         world.down.mend()

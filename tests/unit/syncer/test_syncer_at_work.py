@@ -9,10 +9,10 @@ from tapestry.apis.policies import POLICIES
 from tapestry.client.transport import Request
 from tapestry.client.waiting import wait_for
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import ApiError, Forbidden, NotFound
-from tapestry.kube.objects import Object, name_of, named, value_at
-from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASES, NODES, PODS
+from tapestry.kube.objects import Object, name_of, object_named, value_at
+from tapestry.kube.resources import LEASES, NAMESPACES, NODE_LEASE_NAMESPACE, NODES, PODS
 from tapestry.syncer.config import SyncerConfig
 from tapestry.syncer.virtual_nodes import taint_named
 
@@ -42,8 +42,8 @@ async def test_where_the_namespace_for_host_ports_is_missing_they_are_not_shown_
         await asyncio.sleep(60)
         assert await placeholders(world) == []
         assert any("`tapestry manifests` has it" in str(record.__dict__) for record in caplog.records)
-        await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": True}})
-        cordoned = lambda node: taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE) is not None  # noqa: E731
+        await world.physical.patch(NODES, object_named("n1"), {"spec": {"unschedulable": True}})
+        cordoned = lambda node: taint_named(node, keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT) is not None  # noqa: E731
         await wait_for(world.virtual, NODES, "vnode-east-n1", until=cordoned, timeout=5)
         world.up.refusal = nothing  # somebody makes it
         await asyncio.sleep(600)
@@ -57,7 +57,7 @@ async def test_an_unbinding_does_not_wait_for_the_host_ports_of_another_binding(
     async with world.syncer("east"), world.syncer("west"):
         await asyncio.sleep(5)
         assert len(await placeholders(world)) == 2
-        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
         assert [pod["spec"]["nodeName"] for pod in await placeholders(world)] == ["vnode-west-n1"]
 
@@ -75,7 +75,9 @@ async def test_one_pod_whose_going_is_refused_keeps_no_other_and_is_tried_again(
             if (request.method, request.path) == ("DELETE", "/api/v1/namespaces/default/pods/a")
             else None
         )
-        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await world.physical.patch(
+            NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+        )
         await asyncio.sleep(2)
         assert await world.staying() == ["a"]
         world.up.refusal = nothing
@@ -91,13 +93,13 @@ async def test_a_node_lease_without_its_node_is_swept_when_it_is_seen_so_twice()
         for name in ("vnode-east-gone", "vnode-east-2-n1", "vnode-west-gone"):
             owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": f"uid of {name}"}
             await world.virtual.create(
-                LEASES, {"metadata": {"name": name, "namespace": NODE_LEASES, "ownerReferences": [owner]}}
+                LEASES, {"metadata": {"name": name, "namespace": NODE_LEASE_NAMESPACE, "ownerReferences": [owner]}}
             )
         between = SyncerConfig().check_seconds
         await asyncio.sleep(1.5 * between)
-        assert "vnode-east-gone" in [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASES)]
+        assert "vnode-east-gone" in [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASE_NAMESPACE)]
         await asyncio.sleep(between)
-        found = [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASES)]
+        found = [name_of(each) for each in await world.virtual.list(LEASES, NODE_LEASE_NAMESPACE)]
         assert found == ["vnode-east-2-n1", "vnode-east-n1", "vnode-west-gone"]
 
 
@@ -106,17 +108,17 @@ async def test_pods_under_a_gentle_policy_outlive_it_beside_a_forceful_one_that_
     world = await a_world("east")
     window = {"start": "03:00", "end": "03:01"}
     spec = {"cluster": "east", "timeWindows": [window], "forceReclaim": True}
-    await world.virtual.create(POLICIES, {**named("night"), "spec": spec})
+    await world.virtual.create(POLICIES, {**object_named("night"), "spec": spec})
     async with world.syncer("east"):
         await world.add_pod("work")
         await world.wait_for_twin()
         await world.place()
         await world.start()
         await asyncio.sleep(3600)
-        await world.virtual.delete(POLICIES, named("east-all"))
+        await world.virtual.delete(POLICIES, object_named("east-all"))
         await asyncio.sleep(3600)
         node = await world.virtual.get(NODES, "vnode-east-n1")
-        assert taint_named(node, keys.OUT_OF_TIME_WINDOWS) is not None
+        assert taint_named(node, keys.OUT_OF_TIME_WINDOWS_TAINT) is not None
         assert await world.staying() == ["work"]
         await asyncio.sleep(2 * 3600)  # the window opens, and closes with force
         assert await world.staying() == []
@@ -125,7 +127,7 @@ async def test_pods_under_a_gentle_policy_outlive_it_beside_a_forceful_one_that_
 async def leasing(world: World) -> str:
     """Why the binding lends, or does not."""
     binding = await world.virtual.get(CLUSTER_BINDINGS, "east")
-    found = find(value_at(binding, "status", "conditions"), "Leasing")
+    found = find_condition(value_at(binding, "status", "conditions"), "Leasing")
     return f"{found['reason']}: {found['message']}" if found else ""
 
 
@@ -135,7 +137,7 @@ async def test_a_binding_says_that_its_owner_took_everything_back_or_that_its_cl
     async with world.syncer("east", silence_seconds=20):
         await asyncio.sleep(5)
         assert (await leasing(world)).startswith("Leasing:")
-        await set_switch(world, keys.NOW)
+        await set_switch(world, keys.RECLAIM_NOW)
         assert await leasing(world) == (
             "Reclaimed: the owner's kill switch is on: tapestry.io/reclaim=now on the mount namespace"
         )
@@ -150,7 +152,7 @@ async def test_a_binding_says_that_its_owner_took_everything_back_or_that_its_cl
 
 
 async def set_switch(world: World, value: str | None) -> None:
-    await world.physical.patch(NAMESPACES, named(MOUNT), {"metadata": {"annotations": {keys.RECLAIM: value}}})
+    await world.physical.patch(NAMESPACES, object_named(MOUNT), {"metadata": {"annotations": {keys.RECLAIM: value}}})
     await asyncio.sleep(10)
 
 
@@ -162,13 +164,13 @@ async def test_rule_1_only_a_twin_that_is_ours_and_of_this_very_pod_speaks_for_i
         await world.add_pod("lost", node="vnode-east-ghost")
         twin = await world.wait_for_twin()
         await asyncio.sleep(1)
-        assert site.pod_here("default/lost") is None
-        pod = site.pod_here("default/work")
+        assert site.pod_on_our_nodes("default/lost") is None
+        pod = site.pod_on_our_nodes("default/work")
         assert pod is not None
-        found = site.own_twin_of(pod)
+        found = site.twin_of_pod(pod)
         assert found is not None
         assert name_of(found) == name_of(twin)
-        assert site.own_twin_of({**pod, "metadata": {**pod["metadata"], "uid": "of a namesake"}}) is None
+        assert site.twin_of_pod({**pod, "metadata": {**pod["metadata"], "uid": "of a namesake"}}) is None
         await world.set_twin({"metadata": {"labels": {keys.CLUSTER_BINDING_UID: "another"}}})
         await asyncio.sleep(1)
-        assert site.own_twin_of(pod) is None
+        assert site.twin_of_pod(pod) is None

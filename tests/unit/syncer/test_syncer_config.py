@@ -2,12 +2,12 @@
 
 import pytest
 
-from tapestry.process.config import ConfigError, load
+from tapestry.process.config import ConfigError, load_config
 from tapestry.syncer.config import SyncerConfig
 
 
 def told(**kubelet: str) -> SyncerConfig:
-    return load(SyncerConfig, file=None, environ={}, flags={"kubelet": kubelet})
+    return load_config(SyncerConfig, file=None, environ={}, flags={"kubelet": kubelet})
 
 
 @pytest.mark.parametrize("address", ["", "0", "10.0.0.1:10250", "[10.0.0.1]:10250", "[fd00::1]:0"])

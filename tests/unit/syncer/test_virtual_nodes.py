@@ -12,14 +12,21 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
 from tapestry.apis.names import virtual_node_name
 from tapestry.apis.policies import ResourceLeasingPolicySpec, ResourceLimit
-from tapestry.kube.conditions import find
-from tapestry.kube.names import label_value_complaint
+from tapestry.kube.conditions import find_condition
+from tapestry.kube.names import label_value_error
 from tapestry.kube.objects import Object, annotations_of, labels_of, with_value
-from tapestry.kube.patches import merged, owned_patch
-from tapestry.kube.quantity import Amounts
+from tapestry.kube.patches import apply_merge_patch, owned_patch
+from tapestry.kube.quantity import ResourceList
 from tapestry.kube.selectors import EVERY_NODE, node_selector
-from tapestry.syncer.leasing import FINISH, Grant, Lease, Policy, Rules, Side, State, Terms
-from tapestry.syncer.virtual_nodes import Endpoint, last_terms, remembering, taint_named, virtual_node, withdrawn
+from tapestry.syncer.leasing import NO_DEADLINE, Grant, Lease, LeaseRules, LeaseState, Policy, PolicySide, ReclaimTerms
+from tapestry.syncer.virtual_nodes import (
+    Endpoint,
+    last_reclaim_terms,
+    taint_named,
+    virtual_node,
+    with_removed_policies,
+    withdrawal_patch,
+)
 from tapestry.syncer.windows import Schedule
 
 NOW = datetime(2026, 3, 2, 8, tzinfo=UTC)
@@ -34,15 +41,19 @@ def a_binding(name: str = "east", **spec: Any) -> Binding:
 
 
 def a_policy(name: str = "p", readable: bool = True, **spec: Any) -> Policy:
-    return Policy(name, Side.OWNER, ResourceLeasingPolicySpec("east", **spec), Schedule(), EVERY_NODE, NOW, readable)
+    return Policy(
+        name, PolicySide.OWNER, ResourceLeasingPolicySpec("east", **spec), Schedule(), EVERY_NODE, NOW, readable
+    )
 
 
-def a_lease(state: State = State.OPEN, *policies: Policy, ends: datetime | None = None, **amounts: str) -> Lease:
-    nothing = Amounts()["cpu"]
-    found = Amounts.parse(amounts or {"cpu": "4", "memory": "8Gi", "pods": "100"})
+def a_lease(
+    state: LeaseState = LeaseState.OPEN, *policies: Policy, ends: datetime | None = None, **amounts: str
+) -> Lease:
+    nothing = ResourceList()["cpu"]
+    found = ResourceList.parse(amounts or {"cpu": "4", "memory": "8Gi", "pods": "100"})
     grants = {resource: Grant(amount, "idle", nothing) for resource, amount in found.items()}
     told = {"ends": ends, "ends_soon": ends is not None}
-    return Lease(state, "", found, grants, policies=policies, deciders=policies, **told)
+    return Lease(state, "", found, grants, policies=policies, deciding_policies=policies, **told)
 
 
 READY = {
@@ -88,7 +99,7 @@ def wanted(
 
 def converged(existing: Object | None, node: Object) -> Object:
     """The object on the server after `node` has been written."""
-    found: Object = merged(existing or {}, owned_patch(existing or {}, node))
+    found: Object = apply_merge_patch(existing or {}, owned_patch(existing or {}, node))
     return found
 
 
@@ -137,14 +148,14 @@ def test_names_that_are_too_long_for_labels_are_whole_in_annotations() -> None:
     found = virtual_node(
         a_node(name), a_lease(), a_binding(binding), virtual_node_name("east", name), existing=None, now=NOW
     )
-    assert not [value for value in labels_of(found).values() if label_value_complaint(value)]
+    assert not [value for value in labels_of(found).values() if label_value_error(value)]
     assert labels_of(found)[keys.PHYSICAL_NODE_NAME].startswith("ip-10-0-0-1.region")
     assert annotations_of(found)[keys.PHYSICAL_NODE_NAME] == name
     assert annotations_of(found)[keys.CLUSTER_BINDING] == binding
 
 
 def test_the_policies_are_named_with_their_side() -> None:
-    found = wanted(lease=a_lease(State.OPEN, a_policy("a"), a_policy("b")))
+    found = wanted(lease=a_lease(LeaseState.OPEN, a_policy("a"), a_policy("b")))
     assert annotations_of(found)[keys.POLICIES_APPLIED] == "owner/a,owner/b"
     assert annotations_of(found)[keys.PHYSICAL_NODE_UID] == "uid-n"
 
@@ -155,13 +166,13 @@ def test_the_end_of_a_lease_is_told_when_it_is_near_and_then_no_more() -> None:
     assert keys.LEASE_ENDS not in annotations_of(wanted(lease=far))
     near = converged(None, wanted(lease=a_lease(ends=LATER)))
     assert annotations_of(near)[keys.LEASE_ENDS] == "2026-03-02T09:00:00Z"
-    over = converged(near, wanted(lease=a_lease(State.CLOSED), existing=near))
+    over = converged(near, wanted(lease=a_lease(LeaseState.CLOSED), existing=near))
     assert keys.LEASE_ENDS not in annotations_of(over)
 
 
 def test_a_closed_node_says_why_it_is_closed() -> None:
-    closed = converged(None, wanted(lease=a_lease(State.CLOSED)))
-    assert annotations_of(closed)[keys.CLOSED_REASON] == a_lease(State.CLOSED).reason
+    closed = converged(None, wanted(lease=a_lease(LeaseState.CLOSED)))
+    assert annotations_of(closed)[keys.CLOSED_REASON] == a_lease(LeaseState.CLOSED).reason
     assert keys.CLOSED_REASON not in annotations_of(converged(closed, wanted(existing=closed)))
 
 
@@ -214,33 +225,35 @@ def test_taints_that_every_cluster_sets_itself_and_ours_do_not_come_up(key: str)
 
 
 def test_a_cordon_below_shows_above() -> None:
-    assert (keys.PHYSICAL_NODE_UNSCHEDULABLE, "NoSchedule") in pairs(wanted(a_node(unschedulable=True)))
+    assert (keys.PHYSICAL_NODE_UNSCHEDULABLE_TAINT, "NoSchedule") in pairs(wanted(a_node(unschedulable=True)))
 
 
 def test_a_closed_node_is_tainted_and_remembers_since_when() -> None:
-    closed = converged(None, wanted(lease=a_lease(State.CLOSED)))
-    taint = a_taint(keys.OUT_OF_TIME_WINDOWS, timeAdded="2026-03-02T08:00:00Z")
-    assert taint_named(closed, keys.OUT_OF_TIME_WINDOWS) == taint
-    still = converged(closed, wanted(lease=a_lease(State.CLOSED), existing=closed, now=LATER))
-    assert taint_named(still, keys.OUT_OF_TIME_WINDOWS) == taint
+    closed = converged(None, wanted(lease=a_lease(LeaseState.CLOSED)))
+    taint = a_taint(keys.OUT_OF_TIME_WINDOWS_TAINT, timeAdded="2026-03-02T08:00:00Z")
+    assert taint_named(closed, keys.OUT_OF_TIME_WINDOWS_TAINT) == taint
+    still = converged(closed, wanted(lease=a_lease(LeaseState.CLOSED), existing=closed, now=LATER))
+    assert taint_named(still, keys.OUT_OF_TIME_WINDOWS_TAINT) == taint
     opened = converged(still, wanted(existing=still, now=LATER))
-    assert taint_named(opened, keys.OUT_OF_TIME_WINDOWS) is None
-    again = wanted(lease=a_lease(State.CLOSED), existing=opened, now=LATER)
-    assert taint_named(again, keys.OUT_OF_TIME_WINDOWS) == {**taint, "timeAdded": "2026-03-02T09:00:00Z"}
+    assert taint_named(opened, keys.OUT_OF_TIME_WINDOWS_TAINT) is None
+    again = wanted(lease=a_lease(LeaseState.CLOSED), existing=opened, now=LATER)
+    assert taint_named(again, keys.OUT_OF_TIME_WINDOWS_TAINT) == {**taint, "timeAdded": "2026-03-02T09:00:00Z"}
 
 
 def test_a_withdrawn_node_has_its_taint_beside_the_others_until_it_is_lent_again() -> None:
     node = converged(None, wanted())
-    going = converged(node, withdrawn(node, NOW))
-    assert pairs(going) == [(keys.VNODE_TAINT, "NoSchedule"), (keys.WITHDRAWING, "NoSchedule")]
-    assert taint_named(going, keys.WITHDRAWING) == a_taint(keys.WITHDRAWING, timeAdded="2026-03-02T08:00:00Z")
+    going = converged(node, withdrawal_patch(node, NOW))
+    assert pairs(going) == [(keys.VNODE_TAINT, "NoSchedule"), (keys.WITHDRAWING_TAINT, "NoSchedule")]
+    assert taint_named(going, keys.WITHDRAWING_TAINT) == a_taint(
+        keys.WITHDRAWING_TAINT, timeAdded="2026-03-02T08:00:00Z"
+    )
     assert pairs(converged(going, wanted(existing=going, now=LATER))) == [(keys.VNODE_TAINT, "NoSchedule")]
 
 
 def test_nothing_ever_has_the_effect_no_execute() -> None:
     node = a_node(taints=[a_taint("a", "NoExecute")], unschedulable=True)
-    found = wanted(node, a_lease(State.CLOSED))
-    assert {effect for _, effect in pairs(converged(found, withdrawn(found, NOW)))} == {"NoSchedule"}
+    found = wanted(node, a_lease(LeaseState.CLOSED))
+    assert {effect for _, effect in pairs(converged(found, withdrawal_patch(found, NOW)))} == {"NoSchedule"}
 
 
 # -- status
@@ -285,7 +298,7 @@ def test_a_heartbeat_changes_nothing() -> None:
 
 def test_a_node_that_is_not_ready_is_not_ready_above() -> None:
     down = {**READY, "status": "False", "reason": "KubeletNotReady", "lastTransitionTime": "2026-03-02T07:00:00Z"}
-    found = find(wanted(a_node(conditions=[down]))["status"]["conditions"], "Ready")
+    found = find_condition(wanted(a_node(conditions=[down]))["status"]["conditions"], "Ready")
     assert found == {**down, "lastHeartbeatTime": "2026-03-02T07:00:00Z"}
 
 
@@ -307,7 +320,7 @@ def test_a_condition_without_a_message_has_none_above() -> None:
 
 
 def test_the_second_pass_writes_nothing() -> None:
-    for lease in (a_lease(), a_lease(State.CLOSED, a_policy()), a_lease(ends=LATER)):
+    for lease in (a_lease(), a_lease(LeaseState.CLOSED, a_policy()), a_lease(ends=LATER)):
         node = a_node(taints=[a_taint("a", "NoExecute")], unschedulable=True)
         found = converged(None, wanted(node, lease))
         assert owned_patch(found, wanted(node, lease, existing=found, now=LATER)) == {}
@@ -316,7 +329,7 @@ def test_the_second_pass_writes_nothing() -> None:
 def edited(node: Object, **parts: Any) -> Object:
     """The node after somebody has set labels, annotations or taints; None takes one away."""
     taints = [*node["spec"]["taints"], *parts.pop("taints", [])]
-    found: Object = merged(node, {"metadata": parts, "spec": {"taints": taints}})
+    found: Object = apply_merge_patch(node, {"metadata": parts, "spec": {"taints": taints}})
     return found
 
 
@@ -357,13 +370,13 @@ def test_what_we_no_longer_want_stays_where_somebody_made_it_theirs() -> None:
 
 @pytest.mark.parametrize("theirs", ["another", None])
 def test_our_own_keys_are_always_ours(theirs: str | None) -> None:
-    node = converged(None, wanted(lease=a_lease(State.OPEN, a_policy(), ends=LATER)))
+    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, a_policy(), ends=LATER)))
     changed = edited(
         node,
         labels={keys.CLUSTER_BINDING_UID: theirs, keys.NODE_TYPE: theirs},
         annotations={keys.POLICIES_APPLIED: theirs, keys.LEASE_ENDS: theirs},
     )
-    again = converged(changed, wanted(lease=a_lease(State.OPEN, a_policy()), existing=changed))
+    again = converged(changed, wanted(lease=a_lease(LeaseState.OPEN, a_policy()), existing=changed))
     assert labels_of(again)[keys.CLUSTER_BINDING_UID] == "uid-b"
     assert labels_of(again)[keys.NODE_TYPE] == "virtual"
     assert annotations_of(again)[keys.POLICIES_APPLIED] == "owner/p"
@@ -371,9 +384,9 @@ def test_our_own_keys_are_always_ours(theirs: str | None) -> None:
 
 
 def test_a_taint_of_ours_that_somebody_removes_comes_back() -> None:
-    node = converged(None, wanted(lease=a_lease(State.CLOSED)))
+    node = converged(None, wanted(lease=a_lease(LeaseState.CLOSED)))
     bare = with_value(node, ("spec", "taints"), [])
-    assert pairs(converged(bare, wanted(lease=a_lease(State.CLOSED), existing=bare))) == pairs(node)
+    assert pairs(converged(bare, wanted(lease=a_lease(LeaseState.CLOSED), existing=bare))) == pairs(node)
 
 
 def test_taints_of_the_virtual_clusters_own_controllers_stay() -> None:
@@ -399,9 +412,13 @@ taints = st.lists(
 )
 
 
-@given(st.lists(st.tuples(words, taints, words, st.sampled_from([State.OPEN, State.CLOSED])), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(words, taints, words, st.sampled_from([LeaseState.OPEN, LeaseState.CLOSED])), min_size=1, max_size=4
+    )
+)
 def test_whoever_writes_what_one_pass_is_enough_and_taints_are_unique(
-    steps: list[tuple[dict[str, str], list[Object], dict[str, str], State]],
+    steps: list[tuple[dict[str, str], list[Object], dict[str, str], LeaseState]],
 ) -> None:
     node: Object | None = None
     for below, tainted, above, state in steps:
@@ -417,20 +434,22 @@ def test_whoever_writes_what_one_pass_is_enough_and_taints_are_unique(
 
 def test_the_last_terms_count_from_the_withdrawal() -> None:
     lease = a_lease(
-        State.OPEN,
+        LeaseState.OPEN,
         a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60),
         a_policy("b", force_reclaim=True, graceful_reclaim_period_seconds=600, evict_during_grace=True),
         a_policy("c", graceful_reclaim_period_seconds=6000),
     )
     node = converged(None, wanted(lease=lease))
-    assert last_terms(node, NOW).deadline == NOW + timedelta(minutes=10)
-    going = converged(node, withdrawn(node, NOW))
-    assert last_terms(going, LATER) == Terms(NOW + timedelta(minutes=10), True, by="the policy it was leased under")
+    assert last_reclaim_terms(node, NOW).deadline == NOW + timedelta(minutes=10)
+    going = converged(node, withdrawal_patch(node, NOW))
+    assert last_reclaim_terms(going, LATER) == ReclaimTerms(
+        NOW + timedelta(minutes=10), True, by="the policy it was leased under"
+    )
 
 
 def test_where_no_policy_had_force_pods_finish() -> None:
-    node = converged(None, wanted(lease=a_lease(State.OPEN, a_policy(evict_during_grace=True))))
-    found = last_terms(node, NOW)
+    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, a_policy(evict_during_grace=True))))
+    found = last_reclaim_terms(node, NOW)
     assert (found.deadline, found.evict) == (None, False)
 
 
@@ -447,51 +466,57 @@ def test_where_no_policy_had_force_pods_finish() -> None:
 )
 def test_terms_that_cannot_be_read_evict_nobody(text: str) -> None:
     node = edited(converged(None, wanted()), annotations={keys.LAST_TERMS: text})
-    assert last_terms(node, NOW) == FINISH
-    rules = Rules([], [a_policy("other")], EVERY_NODE)
-    assert remembering(rules, a_node(), node, NOW) is rules
+    assert last_reclaim_terms(node, NOW) == NO_DEADLINE
+    rules = LeaseRules([], [a_policy("other")], EVERY_NODE)
+    assert with_removed_policies(rules, a_node(), node, NOW) is rules
 
 
 def test_the_last_terms_outlive_policies_that_cannot_be_read() -> None:
     strict, typo = a_policy(force_reclaim=True), a_policy(readable=False)
-    node = converged(None, wanted(lease=a_lease(State.OPEN, strict)))
-    held = converged(node, wanted(lease=a_lease(State.CLOSED, typo), existing=node))
-    assert last_terms(held, NOW).deadline == NOW
-    fresh = converged(None, wanted(lease=a_lease(State.CLOSED, typo)))
-    assert last_terms(fresh, NOW).deadline is None
+    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, strict)))
+    held = converged(node, wanted(lease=a_lease(LeaseState.CLOSED, typo), existing=node))
+    assert last_reclaim_terms(held, NOW).deadline == NOW
+    fresh = converged(None, wanted(lease=a_lease(LeaseState.CLOSED, typo)))
+    assert last_reclaim_terms(fresh, NOW).deadline is None
 
 
 # -- policies that are gone
 
 
-def rules_with(*policies: Policy) -> Rules:
-    return Rules([], list(policies), EVERY_NODE)
+def rules_with(*policies: Policy) -> LeaseRules:
+    return LeaseRules([], list(policies), EVERY_NODE)
 
 
 def test_a_policy_that_is_gone_is_remembered_with_its_terms_and_what_the_node_lent() -> None:
     given = a_policy("a", force_reclaim=True, graceful_reclaim_period_seconds=60, evict_during_grace=True)
-    node = converged(None, wanted(lease=a_lease(State.OPEN, given, cpu="3")))
-    assert remembering(rules_with(given), a_node(), node, LATER).gone == ()
-    (gone,) = remembering(rules_with(a_policy("b")), a_node(), node, LATER).gone
-    assert (str(gone), gone.gone, gone.is_open(NOW), gone.is_open(LATER)) == ("owner/a", LATER, True, False)
+    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, given, cpu="3")))
+    assert with_removed_policies(rules_with(given), a_node(), node, LATER).removed_policies == ()
+    (gone,) = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER).removed_policies
+    assert (str(gone), gone.removed_at, gone.is_open(NOW), gone.is_open(LATER)) == ("owner/a", LATER, True, False)
     assert (gone.spec.force_reclaim, gone.spec.graceful_reclaim_period_seconds) == (True, 60)
     assert gone.spec.evict_during_grace
     assert gone.limit_of("cpu") == ResourceLimit("cpu", quantity="3")
 
 
 def test_a_policy_that_no_longer_selects_the_node_is_gone_for_it() -> None:
-    node = converged(None, wanted(lease=a_lease(State.OPEN, a_policy("a"))))
+    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, a_policy("a"))))
     elsewhere = replace(a_policy("a"), selector=node_selector({"nodeSelectorTerms": []}))
-    assert [str(each) for each in remembering(rules_with(elsewhere), a_node(), node, LATER).gone] == ["owner/a"]
+    assert [
+        str(each) for each in with_removed_policies(rules_with(elsewhere), a_node(), node, LATER).removed_policies
+    ] == ["owner/a"]
 
 
 def test_since_when_a_policy_is_gone_and_what_it_lent_is_kept_as_long_as_it_makes_a_difference() -> None:
-    node = converged(None, wanted(lease=a_lease(State.OPEN, a_policy("a"), cpu="3")))
-    rules = remembering(rules_with(a_policy("b")), a_node(), node, LATER)
-    closed = replace(a_lease(State.CLOSED, a_policy("b"), cpu="1"), gone=tuple(rules.gone), deciders=tuple(rules.gone))
+    node = converged(None, wanted(lease=a_lease(LeaseState.OPEN, a_policy("a"), cpu="3")))
+    rules = with_removed_policies(rules_with(a_policy("b")), a_node(), node, LATER)
+    closed = replace(
+        a_lease(LeaseState.CLOSED, a_policy("b"), cpu="1"),
+        gone=tuple(rules.removed_policies),
+        deciders=tuple(rules.removed_policies),
+    )
     held = converged(node, wanted(lease=closed, existing=node, now=LATER))
-    again = remembering(rules_with(a_policy("b")), a_node(), held, LATER + timedelta(hours=1))
-    assert list(again.gone) == list(rules.gone)
+    again = with_removed_policies(rules_with(a_policy("b")), a_node(), held, LATER + timedelta(hours=1))
+    assert list(again.removed_policies) == list(rules.removed_policies)
     assert owned_patch(held, wanted(lease=closed, existing=held, now=LATER)) == {}
-    opened = converged(held, wanted(lease=a_lease(State.OPEN, a_policy("b")), existing=held))
-    assert remembering(rules_with(a_policy("b")), a_node(), opened, LATER).gone == ()
+    opened = converged(held, wanted(lease=a_lease(LeaseState.OPEN, a_policy("b")), existing=held))
+    assert with_removed_policies(rules_with(a_policy("b")), a_node(), opened, LATER).removed_policies == ()

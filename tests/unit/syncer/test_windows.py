@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry.apis.policies import POLICY, ResourceLeasingPolicySpec, TimeWindow
-from tapestry.kube.crds import InvalidSpec, decode
+from tapestry.kube.crds import InvalidSpec, decode_spec
 from tapestry.syncer.windows import NEVER_OPEN, Schedule, WindowError, schedule_of
 
 MINUTE = timedelta(minutes=1)
@@ -189,7 +189,7 @@ def test_a_zone_that_nobody_knows_is_refused_with_its_path(zone: str) -> None:
 
 
 def test_a_windows_own_zone_is_refused_at_its_own_path() -> None:
-    spec = decode(
+    spec = decode_spec(
         POLICY,
         {"spec": {"cluster": "c", "timeWindows": [{"start": "08:00", "end": "09:00", "timeZone": "Mars/Olympus"}]}},
     )
@@ -211,7 +211,7 @@ def test_a_windows_own_zone_is_refused_at_its_own_path() -> None:
 def test_what_is_no_time_and_no_day_does_not_get_here(field: str, value: object) -> None:
     window = {"start": "08:00", "end": "09:00", field: value}
     with pytest.raises(InvalidSpec, match=rf"^spec\.timeWindows\[0\]\.{field}"):
-        decode(POLICY, {"spec": {"cluster": "c", "timeWindows": [window]}})
+        decode_spec(POLICY, {"spec": {"cluster": "c", "timeWindows": [window]}})
 
 
 # -- the second reading

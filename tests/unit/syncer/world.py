@@ -24,23 +24,23 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.apis.names import physical_name, virtual_cluster_label
 from tapestry.apis.policies import POLICIES
 from tapestry.apis.priorities import PRIORITY_CLASSES
-from tapestry.client.answers import ENCODER
 from tapestry.client.client import Client
 from tapestry.client.options import PatchType
+from tapestry.client.responses import ENCODER
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection, Metrics, Probes
 from tapestry.controller.testing import InProcessApi, running_clock
 from tapestry.kube import resources
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import ApiError, Forbidden, TransportError
-from tapestry.kube.objects import Object, is_deleting, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, is_deleting, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import EVENTS, NAMESPACES, NODES, PODS, SECRETS, Resource
 from tapestry.kube.times import timestamp
-from tapestry.syncer.app import syncer
+from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.site import Site
+from tapestry.syncer.context import SyncContext
 
 SERVED = [each for each in vars(resources).values() if isinstance(each, Resource)] + [
     CLUSTER_BINDINGS,
@@ -87,9 +87,9 @@ class Clusters:
     async def populate(self, *bindings: str, policy: Object | None = None, **spec: Any) -> None:
         """The physical node `n1`, and bindings; `spec` goes into each, and `policy` into that of its policy."""
         for client in (self.virtual, self.physical):
-            await client.create(NAMESPACES, named("kube-system"))
+            await client.create(NAMESPACES, object_named("kube-system"))
         await self.add_node("n1")
-        await self.physical.create(NAMESPACES, named(MOUNT))
+        await self.physical.create(NAMESPACES, object_named(MOUNT))
         for name in bindings:
             await self.add_binding(name, policy, **spec)
 
@@ -105,11 +105,13 @@ class Clusters:
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
         }
         data = {"kubeconfig": base64.b64encode(json.dumps(kubeconfig).encode()).decode()}
-        await self.virtual.create(SECRETS, {**named(name, keys.SYSTEM_NAMESPACE), "data": data})
+        await self.virtual.create(SECRETS, {**object_named(name, keys.SYSTEM_NAMESPACE), "data": data})
         reference = {"name": name, "namespace": keys.SYSTEM_NAMESPACE}
         given = {"clusterID": name, "secretRef": reference, "mountNamespace": MOUNT, "unbindGraceSeconds": 0, **spec}
-        await self.virtual.create(POLICIES, {**named(f"{name}-all"), "spec": {"cluster": name, **(policy or {})}})
-        await self.virtual.create(CLUSTER_BINDINGS, {**named(name), "spec": given})
+        await self.virtual.create(
+            POLICIES, {**object_named(f"{name}-all"), "spec": {"cluster": name, **(policy or {})}}
+        )
+        await self.virtual.create(CLUSTER_BINDINGS, {**object_named(name), "spec": given})
 
     async def set_binding(self, name: str = "east", **spec: Any) -> None:
         binding = await self.virtual.get(CLUSTER_BINDINGS, name)
@@ -117,14 +119,14 @@ class Clusters:
 
     async def add_node(self, name: str, **amounts: str) -> None:
         have = {"cpu": "4", "memory": "8Gi", "pods": "110", **amounts}
-        await self.physical.create(NODES, {**named(name), "status": {"capacity": have, "allocatable": have}})
+        await self.physical.create(NODES, {**object_named(name), "status": {"capacity": have, "allocatable": have}})
 
     async def add_foreign_pod(
         self, name: str, node: str, *, ports: Sequence[Object] = (), requests: Object | None = None
     ) -> Object:
         container = {"name": "c", "image": "busybox:1", "ports": list(ports), "resources": {"requests": requests or {}}}
         return await self.physical.create(
-            PODS, {**named(name, "default"), "spec": {"nodeName": node, "containers": [container]}}
+            PODS, {**object_named(name, "default"), "spec": {"nodeName": node, "containers": [container]}}
         )
 
     async def add_pod(
@@ -144,7 +146,7 @@ class Clusters:
         return await self.virtual.create(PODS, {"metadata": place, "spec": given})
 
     async def change_pod(self, patch: Object, name: str = "work", *, subresource: str | None = None) -> None:
-        pod = named(name, "default")
+        pod = object_named(name, "default")
         await self.virtual.patch(PODS, pod, patch, type=PatchType.STRATEGIC, subresource=subresource)
 
     async def debug_pod(self, **container: Any) -> None:
@@ -153,7 +155,7 @@ class Clusters:
         await self.change_pod({"spec": {"ephemeralContainers": containers}}, subresource="ephemeralcontainers")
 
     async def delete_pod(self, name: str = "work", *, grace: int | None = None) -> None:
-        await self.virtual.delete(PODS, named(name, "default"), grace_seconds=grace)
+        await self.virtual.delete(PODS, object_named(name, "default"), grace_seconds=grace)
 
     # -- what kubelets and schedulers do below
 
@@ -211,7 +213,7 @@ class Clusters:
         """What the twin of that pod is called, and where it is."""
         cluster = virtual_cluster_label(uid_of(await self.virtual.get(NAMESPACES, "kube-system")))
         uid = uid_of(await self.virtual.get(CLUSTER_BINDINGS, binding))
-        return named(physical_name(cluster, uid, namespace, name), MOUNT)
+        return object_named(physical_name(cluster, uid, namespace, name), MOUNT)
 
     async def twins(self) -> list[Object]:
         return await self.physical.list(PODS, MOUNT)
@@ -222,7 +224,7 @@ class Clusters:
 
     async def condition(self, type: str, name: str = "work") -> tuple[str, str] | None:
         """The status and the reason of a pod's condition."""
-        found = find(value_at(await self.pod(name), "status", "conditions"), type)
+        found = find_condition(value_at(await self.pod(name), "status", "conditions"), type)
         return (found["status"], found["reason"]) if found else None
 
     async def ended(self, name: str = "work") -> tuple[str, str | None]:
@@ -334,20 +336,20 @@ class World(Clusters):
 
     up: Link
     down: Link
-    sites: list[Site] = field(default_factory=list)
+    sites: list[SyncContext] = field(default_factory=list)
     """Of each syncer that ran, the last at the end."""
 
     # -- the syncer
 
     @asynccontextmanager
-    async def syncer(self, binding: str = "east", **settings: Any) -> AsyncIterator[Site]:
+    async def syncer(self, binding: str = "east", **settings: Any) -> AsyncIterator[SyncContext]:
         """The syncer of a binding at work, once the virtual node of `n1` is there."""
         clock = running_clock()
         quiet = {"metrics": Metrics(address=""), "probes": Probes(address="")}
         given = {"silence_seconds": A_DAY, "leader_election": LeaderElection(), **quiet, **settings}
         config = SyncerConfig(binding=binding, **given)
         manager = Manager(config, self.up.connect, identity=binding, now=clock.now, monotonic=clock.monotonic)
-        site = await syncer(config, manager, connect=lambda _: self.down.connect(), monotonic=clock.monotonic)
+        site = await build_syncer(config, manager, connect=lambda _: self.down.connect(), monotonic=clock.monotonic)
         self.sites.append(site)
         async with asyncio.TaskGroup() as group:
             group.create_task(manager.run())
@@ -400,10 +402,10 @@ def said(type: str, status: str, reason: str) -> Until:
     """Whether a pod has such a condition."""
 
     def until(pod: Object) -> bool:
-        found = find(value_at(pod, "status", "conditions"), type)
+        found = find_condition(value_at(pod, "status", "conditions"), type)
         return found is not None and (found["status"], found.get("reason")) == (status, reason)
 
     return until
 
 
-MAPPED = said(keys.MAPPED, "True", "Mapped")
+MAPPED = said(keys.MAPPED_CONDITION, "True", "Mapped")

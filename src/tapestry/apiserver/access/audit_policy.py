@@ -16,85 +16,87 @@ Stage = Literal["RequestReceived", "ResponseStarted", "ResponseComplete", "Panic
 LEVELS: tuple[Level, ...] = ("None", "Metadata", "Request", "RequestResponse")
 
 
-class Resources(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class GroupResources(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Some resources of one group; all of them where none are named."""
 
     group: str = ""
     resources: tuple[str, ...] = ()
     resource_names: tuple[str, ...] = ()
 
-    def fit(self, asked: Attributes) -> bool:
-        target = asked.target
-        if target is None or target.row.resource.group != self.group:
+    def matches(self, attributes: Attributes) -> bool:
+        target = attributes.target
+        if target is None or target.info.resource.group != self.group:
             return False
         if not self.resources:
             return True
         if self.resource_names and target.name not in self.resource_names:
             return False
-        plural, subresource = target.row.resource.plural, target.subresource
+        plural, subresource = target.info.resource.plural, target.subresource
         known = {"*", f"{plural}/*", f"{plural}/{subresource}" if subresource else plural}
         known |= {f"*/{subresource}"} if subresource else set()
         return not known.isdisjoint(self.resources)
 
 
-class Rule(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class AuditRule(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     level: Level
     users: tuple[str, ...] = ()
     user_groups: tuple[str, ...] = ()
     verbs: tuple[str, ...] = ()
-    resources: tuple[Resources, ...] = ()
+    resources: tuple[GroupResources, ...] = ()
     namespaces: tuple[str, ...] = ()
     """An empty name is that of what has no namespace."""
     paths: tuple[str, ...] = msgspec.field(name="nonResourceURLs", default=())
     omit_stages: tuple[Stage, ...] = ()
     omit_managed_fields: bool | None = None
 
-    def fits(self, asked: Attributes) -> bool:
-        if self.users and asked.user.name not in self.users:
+    def matches(self, attributes: Attributes) -> bool:
+        if self.users and attributes.user.name not in self.users:
             return False
-        if self.user_groups and set(self.user_groups).isdisjoint(asked.user.groups):
+        if self.user_groups and set(self.user_groups).isdisjoint(attributes.user.groups):
             return False
-        if self.verbs and asked.verb not in self.verbs:
+        if self.verbs and attributes.verb not in self.verbs:
             return False
         if self.namespaces or self.resources:
-            return self.fits_resource(asked)
-        return not self.paths or (asked.target is None and any(covers(each, asked.path) for each in self.paths))
+            return self.matches_resource(attributes)
+        return not self.paths or (
+            attributes.target is None and any(matches_path(each, attributes.path) for each in self.paths)
+        )
 
-    def fits_resource(self, asked: Attributes) -> bool:
-        if asked.target is None or (self.namespaces and asked.target.namespace not in self.namespaces):
+    def matches_resource(self, attributes: Attributes) -> bool:
+        if attributes.target is None or (self.namespaces and attributes.target.namespace not in self.namespaces):
             return False
-        return not self.resources or any(each.fit(asked) for each in self.resources)
+        return not self.resources or any(each.matches(attributes) for each in self.resources)
 
 
-class Policy(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class AuditPolicy(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     api_version: Literal["audit.k8s.io/v1"]
     kind: Literal["Policy"]
-    rules: tuple[Rule, ...]
+    rules: tuple[AuditRule, ...]
     omit_stages: tuple[Stage, ...] = ()
     omit_managed_fields: bool = False
     metadata: Any = None
 
-    def verdict(self, asked: Attributes) -> Rule:
+    def rule_for(self, attributes: Attributes) -> AuditRule:
         """How a request is to be written down: a rule with everything in it that the policy says for all."""
-        found = next((rule for rule in self.rules if rule.fits(asked)), NOTHING)
+        found = next((rule for rule in self.rules if rule.matches(attributes)), NO_AUDIT)
         omits = self.omit_managed_fields if found.omit_managed_fields is None else found.omit_managed_fields
         stages = (*self.omit_stages, *found.omit_stages)
-        return Rule(found.level, omit_stages=stages, omit_managed_fields=omits)
+        return AuditRule(found.level, omit_stages=stages, omit_managed_fields=omits)
 
 
-NOTHING = Rule("None")
-WHO_DID_WHAT = Policy("audit.k8s.io/v1", "Policy", (Rule("Metadata"),))
+NO_AUDIT = AuditRule("None")
+METADATA_POLICY = AuditPolicy("audit.k8s.io/v1", "Policy", (AuditRule("Metadata"),))
 """Where no policy is given: every request, and nothing of what is in it, for Secrets and tokens are."""
 
 
-def covers(pattern: str, path: str) -> bool:
+def matches_path(pattern: str, path: str) -> bool:
     return path.startswith(pattern.rstrip("*")) if pattern.endswith("*") else pattern == path
 
 
-def policy_in(path: Path) -> Policy:
+def load_policy(path: Path) -> AuditPolicy:
     """The policy of a YAML file; raises ValueError with what is wrong and where."""
     try:
-        found = msgspec.convert(yaml.safe_load(path.read_text()), Policy)
+        found = msgspec.convert(yaml.safe_load(path.read_text()), AuditPolicy)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:

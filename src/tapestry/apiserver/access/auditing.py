@@ -8,78 +8,78 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.access.audit_policy import LEVELS, Policy, Rule, Stage
-from tapestry.apiserver.access.rbac import Authorizer
+from tapestry.apiserver.access.audit_policy import LEVELS, AuditPolicy, AuditRule, Stage
+from tapestry.apiserver.access.rbac import RbacAuthorizer
 from tapestry.apiserver.access.reviews import user_info
-from tapestry.apiserver.codec import decoded
-from tapestry.apiserver.requests import Call, Record, Target, User
-from tapestry.apiserver.server import Answer, Attributes, Authorize
-from tapestry.apiserver.serving.metrics import AUDITED
+from tapestry.apiserver.codec import decode_body
+from tapestry.apiserver.requests import AuditedBody, Call, Target, User
+from tapestry.apiserver.server import ApiResponse, Attributes, Authorize
+from tapestry.apiserver.serving.metrics import AUDIT_EVENTS
 from tapestry.kube.errors import ApiError
-from tapestry.kube.objects import Object, uid_from
+from tapestry.kube.objects import Object, uid_from_bits
 from tapestry.kube.times import micro_timestamp
-from tapestry.process.audit import Audit
+from tapestry.process.audit import AuditLog
 
-LONGEST_AGENT = 1024
-REQUEST, RESPONSE = LEVELS.index("Request"), LEVELS.index("RequestResponse")
-STATUS = b'"kind":"Status"'
+MAX_USER_AGENT_LENGTH = 1024
+REQUEST_LEVEL, RESPONSE_LEVEL = LEVELS.index("Request"), LEVELS.index("RequestResponse")
+STATUS_KIND = b'"kind":"Status"'
 
 
 @dataclass(frozen=True)
 class Auditor:
     """Decides what is written down, and hands it to the file."""
 
-    policy: Policy
-    file: Audit
+    policy: AuditPolicy
+    log_file: AuditLog
     authorize: Authorize
     now: Callable[[], datetime]
 
-    def begun(self, call: Call, asked: Attributes) -> "Trail | None":
+    def begin(self, call: Call, attributes: Attributes) -> "AuditContext | None":
         """The trail of a request that has just come; None where it leaves none."""
-        rule = self.policy.verdict(asked)
+        rule = self.policy.rule_for(attributes)
         if rule.level == "None":
             return None
-        trail = Trail(self, rule, call, asked)
-        trail.note("RequestReceived")
+        trail = AuditContext(self, rule, call, attributes)
+        trail.log_stage("RequestReceived")
         return trail
 
 
 def audit_id(call: Call) -> str:
     """By what a request is known: what its client calls it, or a name of its own."""
-    return call.headers.get("audit-id", "")[:64] or uid_from(getrandbits(128))
+    return call.headers.get("audit-id", "")[:64] or uid_from_bits(getrandbits(128))
 
 
 @dataclass(slots=True)
-class Trail:
+class AuditContext:
     """What is written down of one request."""
 
     auditor: Auditor
-    rule: Rule
+    rule: AuditRule
     call: Call
-    asked: Attributes
+    attributes: Attributes
     id: str = ""
-    began: str = ""
-    user: User | None = None
+    received_at: str = ""
+    impersonated_user: User | None = None
     """In whose name it is made, where that is somebody else and allowed."""
-    record: Record = field(default_factory=Record)
+    request_body: AuditedBody = field(default_factory=AuditedBody)
     """What the server has decoded of the body: nothing of a request that was refused before."""
 
     def __post_init__(self) -> None:
         self.id = audit_id(self.call)
-        self.began = micro_timestamp(self.auditor.now())
+        self.received_at = micro_timestamp(self.auditor.now())
 
-    def note(self, stage: Stage, answer: Answer | None = None) -> None:
+    def log_stage(self, stage: Stage, response: ApiResponse | None = None) -> None:
         if stage in self.rule.omit_stages:
             return
-        event = self.event(stage, answer)
-        size = self.record.size + len(answer.body) if answer is not None else 0
-        AUDITED.inc()
-        self.auditor.file.record(event, size if LEVELS.index(self.rule.level) >= REQUEST else 0)
+        event = self.event(stage, response)
+        size = self.request_body.size + len(response.body) if response is not None else 0
+        AUDIT_EVENTS.inc()
+        self.auditor.log_file.record(event, size if LEVELS.index(self.rule.level) >= REQUEST_LEVEL else 0)
 
-    def event(self, stage: Stage, answer: Answer | None) -> Object:
-        call, target = self.call, self.asked.target
+    def event(self, stage: Stage, response: ApiResponse | None) -> Object:
+        call, target = self.call, self.attributes.target
         is_over = stage != "RequestReceived"
-        sent = self.record.sent if is_over and target is not None else None
+        sent = self.request_body.body if is_over and target is not None else None
         found: Object = {
             "kind": "Event",
             "apiVersion": "audit.k8s.io/v1",
@@ -87,68 +87,72 @@ class Trail:
             "auditID": self.id,
             "stage": stage,
             "requestURI": call.uri or call.path,
-            "verb": self.asked.verb,
+            "verb": self.attributes.verb,
             "user": user_info(call.user),
-            "impersonatedUser": user_info(self.user) if self.user is not None else None,
-            "sourceIPs": sources(call),
-            "userAgent": call.headers.get("user-agent", "")[:LONGEST_AGENT],
-            "objectRef": reference(target, sent) if target is not None else None,
-            "responseStatus": status_of(answer) if is_over else None,
-            **(self.bodies(sent, answer) if is_over and target is not None else {}),
-            "requestReceivedTimestamp": self.began,
+            "impersonatedUser": user_info(self.impersonated_user) if self.impersonated_user is not None else None,
+            "sourceIPs": source_ips(call),
+            "userAgent": call.headers.get("user-agent", "")[:MAX_USER_AGENT_LENGTH],
+            "objectRef": object_reference(target, sent) if target is not None else None,
+            "responseStatus": response_status(response) if is_over else None,
+            **(self.body_fields(sent, response) if is_over and target is not None else {}),
+            "requestReceivedTimestamp": self.received_at,
             "stageTimestamp": micro_timestamp(self.auditor.now()),
-            "annotations": {**self.decision(), **call.notes}
-            if is_over and (self.user or not call.impersonates)
+            "annotations": {**self.authorization_annotations(), **call.audit_annotations}
+            if is_over and (self.impersonated_user or not call.impersonation_headers)
             else None,
         }
         return {key: value for key, value in found.items() if value not in (None, "", [])}
 
-    def bodies(self, sent: Any, answer: Answer | None) -> Object:
+    def body_fields(self, body: Any, response: ApiResponse | None) -> Object:
         """As much of both as the rule wants to have."""
         level, found = LEVELS.index(self.rule.level), {}
-        if level >= REQUEST:
-            found["requestObject"] = self.shown(sent)
-        if level >= RESPONSE and answer is not None:
-            found["responseObject"] = self.shown(read(answer.body, answer.content_type))
+        if level >= REQUEST_LEVEL:
+            found["requestObject"] = self.filtered_body(body)
+        if level >= RESPONSE_LEVEL and response is not None:
+            found["responseObject"] = self.filtered_body(decode_or_none(response.body, response.content_type))
         return found
 
-    def shown(self, body: Any) -> Any:
+    def filtered_body(self, body: Any) -> Any:
         if not self.rule.omit_managed_fields or not isinstance(body, dict):
             return body
         items = body.get("items")
-        found = unmanaged(body)
-        return {**found, "items": [unmanaged(each) for each in items]} if isinstance(items, list) else found
+        found = without_managed_fields(body)
+        return (
+            {**found, "items": [without_managed_fields(each) for each in items]} if isinstance(items, list) else found
+        )
 
-    def decision(self) -> Object:
+    def authorization_annotations(self) -> Object:
         """Asked again for whoever reads this: rights are looked up, and cost next to nothing."""
-        asked = self.asked
-        if self.user is not None:
-            asked = Attributes(self.user, asked.verb, asked.target, asked.path)
+        asked = self.attributes
+        if self.impersonated_user is not None:
+            asked = Attributes(self.impersonated_user, asked.verb, asked.target, asked.path)
         authorize = self.auditor.authorize
-        reason = authorize.reason(asked) if isinstance(authorize, Authorizer) else "" if authorize(asked) else None
+        reason = (
+            authorize.allow_reason(asked) if isinstance(authorize, RbacAuthorizer) else "" if authorize(asked) else None
+        )
         decision = "forbid" if reason is None else "allow"
         return {"authorization.k8s.io/decision": decision, "authorization.k8s.io/reason": reason or ""}
 
 
-def unmanaged(obj: Any) -> Any:
+def without_managed_fields(obj: Any) -> Any:
     metadata = obj.get("metadata") if isinstance(obj, dict) else None
     if not isinstance(metadata, dict) or "managedFields" not in metadata:
         return obj
     return {**obj, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}}
 
 
-def read(body: bytes, content_type: str) -> Any:
+def decode_or_none(body: bytes, content_type: str) -> Any:
     """A body as data; None where there is none, or it cannot be read."""
     try:
-        return decoded(body, content_type)
+        return decode_body(body, content_type)
     except ApiError:
         return None
 
 
-def reference(target: Target, sent: Any) -> Object:
+def object_reference(target: Target, body: Any) -> Object:
     """What a request is about; the name of a new object is in what was sent."""
-    resource = target.row.resource
-    metadata = sent.get("metadata") if isinstance(sent, dict) else None
+    resource = target.info.resource
+    metadata = body.get("metadata") if isinstance(body, dict) else None
     named = metadata.get("name") if isinstance(metadata, dict) else ""
     found = {
         "resource": resource.plural,
@@ -161,20 +165,20 @@ def reference(target: Target, sent: Any) -> Object:
     return {key: value for key, value in found.items() if value}
 
 
-def status_of(answer: Answer | None) -> Object:
+def response_status(response: ApiResponse | None) -> Object:
     """What is known of how it went; of a watch, that it was granted."""
-    if answer is None:
+    if response is None:
         return {"metadata": {}, "code": 200}
-    found: Any = msgspec.json.decode(answer.body) if STATUS in answer.body[:200] else None
+    found: Any = msgspec.json.decode(response.body) if STATUS_KIND in response.body[:200] else None
     if isinstance(found, dict) and found.get("kind") == "Status":
         kept = ("metadata", "status", "message", "reason", "details")
-        return {**{key: found[key] for key in kept if found.get(key) or key == "metadata"}, "code": answer.status}
-    return {"metadata": {}, "code": answer.status}
+        return {**{key: found[key] for key in kept if found.get(key) or key == "metadata"}, "code": response.status}
+    return {"metadata": {}, "code": response.status}
 
 
-def sources(call: Call) -> list[str]:
+def source_ips(call: Call) -> list[str]:
     """Where it came from; all but the last is what the sender says."""
     claimed = [each.strip() for each in call.headers.get("x-forwarded-for", "").split(",") if each.strip()]
     real = call.headers.get("x-real-ip", "").strip()
     found = claimed + ([real] if real and real not in claimed else [])
-    return found + ([call.source] if call.source and found[-1:] != [call.source] else [])
+    return found + ([call.source_ip] if call.source_ip and found[-1:] != [call.source_ip] else [])

@@ -16,67 +16,67 @@ from pathlib import Path
 
 import msgspec
 
-from tapestry.apiserver import refusals
+from tapestry.apiserver import api_errors
 from tapestry.apiserver.requests import User
-from tapestry.kube.objects import NOTHING
+from tapestry.kube.objects import EMPTY_MAPPING
 
 AUTHENTICATED, UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"
-KUBECTL = "kubectl"
+KUBECTL_AGENT = "kubectl"
 """How that program calls itself."""
-ANONYMOUS = User("system:anonymous", (UNAUTHENTICATED,))
-LOCAL = User("localhost", ("system:masters", AUTHENTICATED))
-CREDENTIAL = "authentication.kubernetes.io/credential-id"
+ANONYMOUS_USER = User("system:anonymous", (UNAUTHENTICATED,))
+LOCALHOST_USER = User("localhost", ("system:masters", AUTHENTICATED))
+CREDENTIAL_ID = "authentication.kubernetes.io/credential-id"
 """What tells the credentials of a user apart, for audits."""
 LOCAL_HOST = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
 """A Host header that names this machine."""
 PROXY_HEADERS = frozenset({"forwarded", "via", "x-forwarded", "x-real-ip", "x-client-ip", "true-client-ip"})
-OWN_SITE = ("none", "same-origin")
+SAME_SITE_VALUES = ("none", "same-origin")
 """What Sec-Fetch-Site says of a request that no other site's page has caused."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
     """What a request shows of its sender."""
 
-    bearer: str = ""
-    certificate: Mapping[str, Sequence[str]] = NOTHING
+    bearer_token: str = ""
+    certificate: Mapping[str, Sequence[str]] = EMPTY_MAPPING
     """The subject of a client certificate that was verified, by attribute: `commonName`, `organizationName`; and its
     digest, as `sha256`."""
     has_unknown_certificate: bool = False
     """Whether there is one that was not verified: it says nothing, but its owner is not anonymous."""
     peer: str = ""
-    agent: str = ""
-    headers: Mapping[str, str] = NOTHING
+    user_agent: str = ""
+    headers: Mapping[str, str] = EMPTY_MAPPING
     """All headers of the request, names in lower case."""
 
 
-Way = Callable[[Credentials], User | None]
+Authenticator = Callable[[Credentials], User | None]
 
 
 @dataclass(frozen=True)
-class Authenticator:
+class UnionAuthenticator:
     """Asks each way in turn."""
 
-    ways: Sequence[Way]
-    is_open: bool = True
+    authenticators: Sequence[Authenticator]
+    allow_anonymous: bool = True
     """Whether somebody without credentials is let in, as nobody."""
 
     def __call__(self, credentials: Credentials) -> User:
         """The user; raises Unauthorized where credentials are shown that no way knows."""
-        for way in self.ways:
+        for way in self.authenticators:
             user = way(credentials)
             if user is not None:
                 return user if AUTHENTICATED in user.groups else replace(user, groups=(*user.groups, AUTHENTICATED))
-        if credentials.bearer or credentials.has_unknown_certificate or not self.is_open:
-            raise refusals.unauthorized()
-        return ANONYMOUS
+        if credentials.bearer_token or credentials.has_unknown_certificate or not self.allow_anonymous:
+            raise api_errors.unauthorized()
+        return ANONYMOUS_USER
 
-    def by_token(self, token: str) -> User | None:
+    def user_for_token(self, token: str) -> User | None:
         """Whose token it is; None where nobody knows it."""
-        credentials = Credentials(bearer=token)
-        return next((user for way in self.ways if token and (user := way(credentials)) is not None), None)
+        credentials = Credentials(bearer_token=token)
+        return next((user for way in self.authenticators if token and (user := way(credentials)) is not None), None)
 
 
-def by_certificate(credentials: Credentials) -> User | None:
+def authenticate_certificate(credentials: Credentials) -> User | None:
     """The common name is the user, of several the last as in Kubernetes; the organizations are its groups.
 
     That the certificate is good, TLS has seen to.
@@ -86,24 +86,24 @@ def by_certificate(credentials: Credentials) -> User | None:
     if not names:
         return None
     digests = tuple(f"X509SHA256={each}" for each in certificate.get("sha256", ()))
-    extra = {CREDENTIAL: digests} if digests else {}
+    extra = {CREDENTIAL_ID: digests} if digests else {}
     return User(names[-1], tuple(certificate.get("organizationName", ())), extra=extra)
 
 
-def by_place(credentials: Credentials) -> User | None:
+def authenticate_localhost(credentials: Credentials) -> User | None:
     """Trust a program on this machine.
 
     Do not trust what a browser sends for a web page (it has an Origin, a Sec-Fetch-Site of another site, or a Host
     that is not this machine), and do not trust what a proxy passes on: its sender may be anywhere.
     """
-    if credentials.bearer or not is_loopback(credentials.peer):
+    if credentials.bearer_token or not is_loopback(credentials.peer):
         return None
     headers = credentials.headers
     if not LOCAL_HOST.fullmatch(headers.get("host", "")) or headers.get("origin"):
         return None
-    if headers.get("sec-fetch-site", "none").lower() not in OWN_SITE or is_proxied(headers):
+    if headers.get("sec-fetch-site", "none").lower() not in SAME_SITE_VALUES or is_proxied(headers):
         return None
-    return LOCAL
+    return LOCALHOST_USER
 
 
 def is_proxied(headers: Mapping[str, str]) -> bool:
@@ -124,26 +124,26 @@ class TokenFileError(ValueError):
 
 
 @dataclass(frozen=True)
-class StaticTokens:
+class StaticTokenAuthenticator:
     """Tokens out of a file, each with its user."""
 
     users: Callable[[], Mapping[bytes, User]]
     """By the hashes of the tokens: looking one up tells nothing about the others."""
-    kubectl_refused: bool = False
+    rejects_kubectl: bool = False
     """Whether kubectl must show something that does not last."""
 
     def __call__(self, credentials: Credentials) -> User | None:
-        user = self.users().get(hashed(credentials.bearer)) if credentials.bearer else None
-        if user is not None and self.kubectl_refused and credentials.agent.startswith(KUBECTL):
-            raise refusals.lasting_token_refused()
+        user = self.users().get(token_hash(credentials.bearer_token)) if credentials.bearer_token else None
+        if user is not None and self.rejects_kubectl and credentials.user_agent.startswith(KUBECTL_AGENT):
+            raise api_errors.ephemeral_token_required()
         return user
 
 
-def hashed(token: str) -> bytes:
+def token_hash(token: str) -> bytes:
     return hashlib.blake2b(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def token_file(path: Path) -> Mapping[bytes, User]:
+def load_token_file(path: Path) -> Mapping[bytes, User]:
     """The tokens of a CSV file: token, user, uid, and optionally the groups in quotes.  Nobody else may read it."""
     try:
         mode = path.stat().st_mode
@@ -152,10 +152,10 @@ def token_file(path: Path) -> Mapping[bytes, User]:
         raise TokenFileError(f"{path}: cannot be read: {error.strerror}") from error
     if mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
         raise TokenFileError(f"{path}: others may read it; `chmod 600 {path}` keeps the tokens in it secret")
-    return {hashed(token): user for token, user in token_rows(csv.reader(text.splitlines()), path)}
+    return {token_hash(token): user for token, user in parse_token_rows(csv.reader(text.splitlines()), path)}
 
 
-def token_rows(rows: Iterable[list[str]], path: Path) -> Iterable[tuple[str, User]]:
+def parse_token_rows(rows: Iterable[list[str]], path: Path) -> Iterable[tuple[str, User]]:
     for number, row in enumerate(rows, 1):
         fields = [each.strip() for each in row]
         if not fields or fields[0].startswith("#"):

@@ -7,29 +7,29 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.x509.oid import NameOID
 
-NO_REQUEST = "PEM block type must be CERTIFICATE REQUEST"
+NOT_A_REQUEST = "PEM block type must be CERTIFICATE REQUEST"
 
 
-def parsed_request(text: str) -> x509.CertificateSigningRequest:
+def parse_request(text: str) -> x509.CertificateSigningRequest:
     """The request in `spec.request`, which is PEM in base64.  Raises ValueError."""
     try:
         return x509.load_pem_x509_csr(base64.b64decode(text))
     except (ValueError, binascii.Error, UnsupportedAlgorithm) as error:
-        raise ValueError(NO_REQUEST) from error
+        raise ValueError(NOT_A_REQUEST) from error
 
 
 def common_name(request: x509.CertificateSigningRequest) -> str:
     """The user that is asked for: of several common names the last, as in Kubernetes."""
-    names = values(request.subject, NameOID.COMMON_NAME)
+    names = subject_values(request.subject, NameOID.COMMON_NAME)
     return names[-1] if names else ""
 
 
 def organizations(request: x509.CertificateSigningRequest) -> list[str]:
     """The groups that are asked for."""
-    return values(request.subject, NameOID.ORGANIZATION_NAME)
+    return subject_values(request.subject, NameOID.ORGANIZATION_NAME)
 
 
-def values(subject: x509.Name, attribute: x509.ObjectIdentifier) -> list[str]:
+def subject_values(subject: x509.Name, attribute: x509.ObjectIdentifier) -> list[str]:
     found = (each.value for each in subject.get_attributes_for_oid(attribute))
     return [each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in found]
 

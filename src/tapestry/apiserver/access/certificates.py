@@ -26,12 +26,12 @@ KEY_USAGE_FLAGS = (
 LIFETIME = timedelta(days=365)
 CA_LIFETIME = timedelta(days=3650)
 RENEW_BEFORE = timedelta(days=30)
-CLOCKS = timedelta(hours=1)
+CLOCK_SKEW = timedelta(hours=1)
 """By how much the clocks of clients may be behind."""
 
 
 @dataclass(frozen=True)
-class Authority:
+class CertificateAuthority:
     """A CA whose key and certificate are in a folder; made when it is first asked for."""
 
     folder: Path
@@ -42,25 +42,25 @@ class Authority:
     def certificate_file(self) -> Path:
         return self.folder / f"{self.name}.crt"
 
-    def certificate(self) -> str:
+    def certificate_pem(self) -> str:
         self._ensure()
         return self.certificate_file.read_text()
 
-    def server(self, names: Sequence[str]) -> tuple[Path, Path]:
+    def server_certificate(self, names: Sequence[str]) -> tuple[Path, Path]:
         """The files of a certificate and a key for these host names and addresses."""
         self._ensure()
         at = self.folder / "apiserver.crt", self.folder / "apiserver.key"
-        if not is_good(at[0], names):
-            alternatives = x509.SubjectAlternativeName([alternative(each) for each in names])
-            self._issue(at, subject("tapestry-apiserver"), [alternatives], ExtendedKeyUsageOID.SERVER_AUTH)
+        if not is_current_for(at[0], names):
+            alternatives = x509.SubjectAlternativeName([alternative_name(each) for each in names])
+            self._issue(at, subject_name("tapestry-apiserver"), [alternatives], ExtendedKeyUsageOID.SERVER_AUTH)
         return at
 
-    def client(self, name: str, groups: Sequence[str]) -> tuple[Path, Path]:
+    def client_certificate(self, name: str, groups: Sequence[str]) -> tuple[Path, Path]:
         """The files of a certificate and a key that say who a client is."""
         self._ensure()
         at = self.folder / f"{name}.crt", self.folder / f"{name}.key"
-        if not is_good(at[0], ()):
-            self._issue(at, subject(name, groups), [], ExtendedKeyUsageOID.CLIENT_AUTH)
+        if not is_current_for(at[0], ()):
+            self._issue(at, subject_name(name, groups), [], ExtendedKeyUsageOID.CLIENT_AUTH)
         return at
 
     @property
@@ -91,14 +91,16 @@ class Authority:
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         key = ec.generate_private_key(ec.SECP256R1())
-        name, now = subject(f"tapestry-{self.name}"), datetime.now(UTC)
+        name, now = subject_name(f"tapestry-{self.name}"), datetime.now(UTC)
         builder = self._builder(name, name, key.public_key(), now, CA_LIFETIME)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(key_usage("key_cert_sign", "crl_sign", "digital_signature"), critical=True)
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         builder = builder.add_extension(identifier, critical=False)
-        write(key_file, private_bytes(key))
-        write(self.certificate_file, builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        write_private_file(key_file, private_key_pem(key))
+        write_private_file(
+            self.certificate_file, builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        )
 
     def _issue(
         self, at: tuple[Path, Path], name: x509.Name, extensions: list[x509.ExtensionType], use: x509.ObjectIdentifier
@@ -110,10 +112,12 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(name, authority.subject, key.public_key(), datetime.now(UTC), LIFETIME)
         builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-        for extension in (*extensions, *issuer_key(authority)):
+        for extension in (*extensions, *authority_key_identifier(authority)):
             builder = builder.add_extension(extension, critical=False)
-        write(at[1], private_bytes(key))
-        write(at[0], builder.sign(authority_key, hash_for(authority_key)).public_bytes(serialization.Encoding.PEM))
+        write_private_file(at[1], private_key_pem(key))
+        write_private_file(
+            at[0], builder.sign(authority_key, hash_for(authority_key)).public_bytes(serialization.Encoding.PEM)
+        )
 
     def _builder(
         self, name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta
@@ -124,7 +128,7 @@ class Authority:
             .issuer_name(issuer)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - CLOCKS)
+            .not_valid_before(now - CLOCK_SKEW)
             .not_valid_after(now + life)
         )
 
@@ -134,7 +138,7 @@ def hash_for(key: CertificateIssuerPrivateKeyTypes) -> hashes.SHA256 | None:
     return None if isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey) else hashes.SHA256()
 
 
-def issuer_key(ca: x509.Certificate) -> list[x509.ExtensionType]:
+def authority_key_identifier(ca: x509.Certificate) -> list[x509.ExtensionType]:
     """The extension that says which key a certificate is signed with: several CAs may have the same name."""
     try:
         identifier = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -148,19 +152,19 @@ def key_usage(*flags: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{name: name in flags for name in KEY_USAGE_FLAGS})
 
 
-def subject(name: str, groups: Sequence[str] = ()) -> x509.Name:
+def subject_name(name: str, groups: Sequence[str] = ()) -> x509.Name:
     attributes = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
     return x509.Name([*attributes, x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def alternative(name: str) -> x509.GeneralName:
+def alternative_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
 
 
-def is_good(path: Path, names: Sequence[str]) -> bool:
+def is_current_for(path: Path, names: Sequence[str]) -> bool:
     """Whether there is a certificate that will last for a while and has these names."""
     if not path.exists():
         return False
@@ -170,16 +174,16 @@ def is_good(path: Path, names: Sequence[str]) -> bool:
     if not names:
         return True
     has = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return {alternative(each) for each in names} <= set(has)
+    return {alternative_name(each) for each in names} <= set(has)
 
 
-def private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-def write(path: Path, content: bytes) -> None:
+def write_private_file(path: Path, content: bytes) -> None:
     """Write a file that nobody else may read, from its first byte on."""
     made = path.with_name(f"{path.name}.new")
     made.unlink(missing_ok=True)
@@ -188,7 +192,7 @@ def write(path: Path, content: bytes) -> None:
     made.replace(path)  # whole or not at all
 
 
-def server_context(certificate: Path, key: Path, client_cas: Sequence[Path]) -> ssl.SSLContext:
+def server_ssl_context(certificate: Path, key: Path, client_cas: Sequence[Path]) -> ssl.SSLContext:
     """TLS for the listener; client certificates are looked at where a client has one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

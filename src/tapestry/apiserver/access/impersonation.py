@@ -9,77 +9,90 @@ from urllib.parse import unquote
 
 from msgspec import structs
 
-from tapestry.apiserver import refusals
-from tapestry.apiserver.access.authentication import ANONYMOUS, AUTHENTICATED, UNAUTHENTICATED
+from tapestry.apiserver import api_errors
+from tapestry.apiserver.access.authentication import ANONYMOUS_USER, AUTHENTICATED, UNAUTHENTICATED
 from tapestry.apiserver.requests import Call, Target, User
-from tapestry.apiserver.rows import Row
+from tapestry.apiserver.resource_registry import ResourceInfo
 from tapestry.apiserver.server import Attributes, Authorize
 from tapestry.kube.errors import ServerError
 from tapestry.kube.resources import Resource
 
-PREFIX = "impersonate-"
-USER, GROUP, UID, EXTRA = "impersonate-user", "impersonate-group", "impersonate-uid", "impersonate-extra-"
-ACCOUNT, ACCOUNTS = "system:serviceaccount:", "system:serviceaccounts"
-AUTHENTICATION = "authentication.k8s.io"
+HEADER_PREFIX = "impersonate-"
+USER_HEADER, GROUP_HEADER, UID_HEADER, EXTRA_HEADER_PREFIX = (
+    "impersonate-user",
+    "impersonate-group",
+    "impersonate-uid",
+    "impersonate-extra-",
+)
+SERVICE_ACCOUNT_PREFIX, SERVICE_ACCOUNTS_GROUP = "system:serviceaccount:", "system:serviceaccounts"
+AUTHENTICATION_GROUP = "authentication.k8s.io"
 
 Headers = Iterable[tuple[str, str]]
 """Names in lower case and values; a name may come more than once."""
 
 
-def impersonated(call: Call, authorize: Authorize) -> Call:
+def impersonate(call: Call, authorize: Authorize) -> Call:
     """The call as whoever it is made in the name of; raises Forbidden where its sender may not be them."""
-    if not call.impersonates:
+    if not call.impersonation_headers:
         return call
-    name = next((value for header, value in call.impersonates if header == USER and value), "")
+    name = next((value for header, value in call.impersonation_headers if header == USER_HEADER and value), "")
     if not name:
-        wanted = [f"{header}: {value}" for header, value in call.impersonates]
+        wanted = [f"{header}: {value}" for header, value in call.impersonation_headers]
         raise ServerError(500, "InternalError", f"requested {wanted} without impersonating a user")
-    for part in parts(name, call.impersonates):
+    for part in impersonation_targets(name, call.impersonation_headers):
         if not authorize(Attributes(call.user, "impersonate", part)):
-            raise refusals.forbidden(call.user.name, "impersonate", part)
-    return structs.replace(call, user=assumed(name, call.impersonates), impersonates=())
+            raise api_errors.forbidden_resource(call.user.name, "impersonate", part)
+    return structs.replace(call, user=impersonated_user(name, call.impersonation_headers), impersonation_headers=())
 
 
-def parts(name: str, headers: Headers) -> Iterator[Target]:
+def impersonation_targets(name: str, headers: Headers) -> Iterator[Target]:
     """What has to be allowed, in terms of resources that there are none of."""
-    account = account_of(name)
-    yield thing("serviceaccounts", account[1], namespace=account[0]) if account else thing("users", name)
+    account = service_account_of(name)
+    yield (
+        identity_target("serviceaccounts", account[1], namespace=account[0])
+        if account
+        else identity_target("users", name)
+    )
     for header, value in headers:
-        if header == GROUP:
-            yield thing("groups", value)
-        elif header == UID:
-            yield thing("uids", value, group=AUTHENTICATION)
-        elif header.startswith(EXTRA):
-            yield thing("userextras", value, group=AUTHENTICATION, subresource=key_of(header))
+        if header == GROUP_HEADER:
+            yield identity_target("groups", value)
+        elif header == UID_HEADER:
+            yield identity_target("uids", value, group=AUTHENTICATION_GROUP)
+        elif header.startswith(EXTRA_HEADER_PREFIX):
+            yield identity_target("userextras", value, group=AUTHENTICATION_GROUP, subresource=extra_key(header))
 
 
-def assumed(name: str, headers: Headers) -> User:
-    account = account_of(name)
-    groups = [value for header, value in headers if header == GROUP]
+def impersonated_user(name: str, headers: Headers) -> User:
+    account = service_account_of(name)
+    groups = [value for header, value in headers if header == GROUP_HEADER]
     if not groups and account:
-        groups = [ACCOUNTS, f"{ACCOUNTS}:{account[0]}"]
-    if name == ANONYMOUS.name:
+        groups = [SERVICE_ACCOUNTS_GROUP, f"{SERVICE_ACCOUNTS_GROUP}:{account[0]}"]
+    if name == ANONYMOUS_USER.name:
         groups += [UNAUTHENTICATED] if UNAUTHENTICATED not in groups else []
     elif not {AUTHENTICATED, UNAUTHENTICATED} & set(groups):
         groups.append(AUTHENTICATED)
     extra: dict[str, tuple[str, ...]] = {}
     for header, value in headers:
-        if header.startswith(EXTRA):
-            extra[key_of(header)] = (*extra.get(key_of(header), ()), value)
-    uid = next((value for header, value in headers if header == UID), "")
+        if header.startswith(EXTRA_HEADER_PREFIX):
+            extra[extra_key(header)] = (*extra.get(extra_key(header), ()), value)
+    uid = next((value for header, value in headers if header == UID_HEADER), "")
     return User(name, tuple(groups), uid, extra)
 
 
-def account_of(name: str) -> tuple[str, str] | None:
+def service_account_of(name: str) -> tuple[str, str] | None:
     """The namespace and the name of a service account."""
-    namespace, colon, own = name.removeprefix(ACCOUNT).partition(":")
-    return (namespace, own) if name.startswith(ACCOUNT) and colon and namespace and own and ":" not in own else None
+    namespace, colon, own = name.removeprefix(SERVICE_ACCOUNT_PREFIX).partition(":")
+    return (
+        (namespace, own)
+        if name.startswith(SERVICE_ACCOUNT_PREFIX) and colon and namespace and own and ":" not in own
+        else None
+    )
 
 
-def key_of(header: str) -> str:
-    return unquote(header.removeprefix(EXTRA))
+def extra_key(header: str) -> str:
+    return unquote(header.removeprefix(EXTRA_HEADER_PREFIX))
 
 
-def thing(plural: str, name: str, *, namespace: str = "", group: str = "", subresource: str = "") -> Target:
-    row = Row(Resource(group, "v1", plural, plural, namespaced=bool(namespace)), plural, ())
+def identity_target(plural: str, name: str, *, namespace: str = "", group: str = "", subresource: str = "") -> Target:
+    row = ResourceInfo(Resource(group, "v1", plural, plural, namespaced=bool(namespace)), plural, ())
     return Target(row, namespace, name, subresource)

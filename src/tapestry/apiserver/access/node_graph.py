@@ -23,12 +23,12 @@ from tapestry.apiserver.access.references import (
     volume_secrets,
 )
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Event, Store
+from tapestry.apiserver.storage.store import Store, WatchEvent
 from tapestry.kube.objects import Object, name_of, value_at
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class NodeReferences:
     """An object that belongs to a node, and what the node may read because of it."""
 
     node: str
@@ -43,23 +43,23 @@ class Volume:
     secrets: frozenset[Reference]
 
 
-def pod_holder(pod: Object) -> Holder:
-    return Holder(value_at(pod, "spec", "nodeName", default=""), tuple(dict.fromkeys(pod_references(pod))))
+def pod_node_references(pod: Object) -> NodeReferences:
+    return NodeReferences(value_at(pod, "spec", "nodeName", default=""), tuple(dict.fromkeys(pod_references(pod))))
 
 
-def holder_by_name(resource: str) -> Callable[[Object], Holder]:
+def own_node_references(resource: str) -> Callable[[Object], NodeReferences]:
     """Of an object whose spec names the node that it belongs to."""
 
-    def holder(obj: Object) -> Holder:
-        return Holder(value_at(obj, "spec", "nodeName") or "", ((resource, "", name_of(obj)),))
+    def holder(obj: Object) -> NodeReferences:
+        return NodeReferences(value_at(obj, "spec", "nodeName") or "", ((resource, "", name_of(obj)),))
 
     return holder
 
 
-HOLDERS: Mapping[str, Callable[[Object], Holder]] = {
-    PODS: pod_holder,
-    ATTACHMENTS: holder_by_name(ATTACHMENTS),
-    RESOURCE_SLICES: holder_by_name(RESOURCE_SLICES),
+REFERENCE_READERS: Mapping[str, Callable[[Object], NodeReferences]] = {
+    PODS: pod_node_references,
+    ATTACHMENTS: own_node_references(ATTACHMENTS),
+    RESOURCE_SLICES: own_node_references(RESOURCE_SLICES),
 }
 
 
@@ -68,21 +68,21 @@ class NodeGraph:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._holders: dict[Key, Holder] = {}
+        self._node_references: dict[Key, NodeReferences] = {}
         self._volumes: dict[Key, Volume] = {}
-        self._held: dict[str, Counter[Reference]] = {}
+        self._readable_by_node: dict[str, Counter[Reference]] = {}
         """By node: what it may read, and how many of its objects refer to that."""
-        self._bound: dict[Reference, set[Key]] = {}
+        self._volumes_by_claim: dict[Reference, set[Key]] = {}
         """By claim: the PersistentVolumes for it."""
-        self._changed: dict[Key, None] = {}
-        for resource in (*HOLDERS, VOLUMES):
-            store.on_change(resource, self._note)
-            self._changed.update((version.key, None) for version in store.every(resource))
+        self._pending_keys: dict[Key, None] = {}
+        for resource in (*REFERENCE_READERS, VOLUMES):
+            store.on_change(resource, self._on_change)
+            self._pending_keys.update((version.key, None) for version in store.list_objects(resource))
 
     def reaches(self, node: str, reference: Reference) -> bool:
         """Whether a pod or volume of the node refers to that object."""
-        self._catch_up()
-        held = self._held.get(node)
+        self._apply_changes()
+        held = self._readable_by_node.get(node)
         if held is None:
             return False
         if reference in held:
@@ -95,48 +95,48 @@ class NodeGraph:
 
     def _volumes_of(self, held: Iterable[Reference]) -> Iterable[Volume]:
         claims = (each for each in held if each[0] == CLAIMS)
-        return (self._volumes[key] for claim in claims for key in self._bound.get(claim, ()))
+        return (self._volumes[key] for claim in claims for key in self._volumes_by_claim.get(claim, ()))
 
-    def _note(self, event: Event) -> None:
-        key = event.shown.key
-        if event.new is None and key not in self._holders and key not in self._volumes:
-            self._changed.pop(key, None)  # it came and went between two questions
+    def _on_change(self, event: WatchEvent) -> None:
+        key = event.object_version.key
+        if event.new is None and key not in self._node_references and key not in self._volumes:
+            self._pending_keys.pop(key, None)  # it came and went between two questions
         else:
-            self._changed[key] = None
+            self._pending_keys[key] = None
 
-    def _catch_up(self) -> None:
-        while self._changed:
-            key, _ = self._changed.popitem()
-            self._forget(key)
+    def _apply_changes(self) -> None:
+        while self._pending_keys:
+            key, _ = self._pending_keys.popitem()
+            self._unindex(key)
             version = self._store.get(*key)
             if version is not None:
-                self._read(key, msgspec.json.decode(version.raw))
+                self._index(key, msgspec.json.decode(version.raw))
 
-    def _read(self, key: Key, obj: Object) -> None:
+    def _index(self, key: Key, obj: Object) -> None:
         if key.resource == VOLUMES:
             claim = volume_claim(obj)
             if claim is not None:
                 volume = self._volumes[key] = Volume((CLAIMS, *claim), frozenset(volume_secrets(obj)))
-                self._bound.setdefault(volume.claim, set()).add(key)
+                self._volumes_by_claim.setdefault(volume.claim, set()).add(key)
             return
-        holder = HOLDERS[key.resource](obj)
+        holder = REFERENCE_READERS[key.resource](obj)
         if holder.node:
-            self._holders[key] = holder
-            self._held.setdefault(holder.node, Counter()).update(holder.references)
+            self._node_references[key] = holder
+            self._readable_by_node.setdefault(holder.node, Counter()).update(holder.references)
 
-    def _forget(self, key: Key) -> None:
+    def _unindex(self, key: Key) -> None:
         volume = self._volumes.pop(key, None)
         if volume is not None:
-            bound = self._bound[volume.claim]
+            bound = self._volumes_by_claim[volume.claim]
             bound.discard(key)
             if not bound:
-                del self._bound[volume.claim]
-        holder = self._holders.pop(key, None)
+                del self._volumes_by_claim[volume.claim]
+        holder = self._node_references.pop(key, None)
         if holder is not None:
-            held = self._held[holder.node]
+            held = self._readable_by_node[holder.node]
             for reference in holder.references:
                 held[reference] -= 1
                 if not held[reference]:
                     del held[reference]
             if not held:
-                del self._held[holder.node]
+                del self._readable_by_node[holder.node]

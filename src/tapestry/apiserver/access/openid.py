@@ -8,40 +8,40 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tapestry.apiserver import refusals
-from tapestry.apiserver.access.service_accounts import Accounts
+from tapestry.apiserver import api_errors
+from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.server import Answer, Page, answered
+from tapestry.apiserver.server import ApiResponse, PathHandler, json_response
 
-KEYS = "/openid/v1/jwks"
-CONFIGURATION = "/.well-known/openid-configuration"
+JWKS_PATH = "/openid/v1/jwks"
+CONFIGURATION_PATH = "/.well-known/openid-configuration"
 HEADERS = {"Cache-Control": "public, max-age=3600"}
 
 
 @dataclass(frozen=True)
-class OpenId:
-    accounts: Accounts
+class OpenIdHandlers:
+    account_tokens: ServiceAccountTokens
 
-    def pages(self) -> Mapping[str, Page]:
+    def path_handlers(self) -> Mapping[str, PathHandler]:
         return {".well-known": self.configuration, "openid": self.keys}
 
-    async def configuration(self, call: Call) -> Answer:
-        if call.path != CONFIGURATION:
-            raise refusals.no_such_path()
-        issuer = self.accounts.issuer
-        algorithms = sorted({key["alg"] for key in self.accounts.keys.jwks})
+    async def configuration(self, call: Call) -> ApiResponse:
+        if call.path != CONFIGURATION_PATH:
+            raise api_errors.path_not_found()
+        issuer = self.account_tokens.issuer
+        algorithms = sorted({key["alg"] for key in self.account_tokens.keys.jwks})
         found = {
             "issuer": issuer,
-            "jwks_uri": f"{issuer.rstrip('/')}{KEYS}",
+            "jwks_uri": f"{issuer.rstrip('/')}{JWKS_PATH}",
             "response_types_supported": ["id_token"],
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": algorithms,
         }
-        answer = answered(200, found)
-        return Answer(200, answer.body, answer.content_type, HEADERS)
+        answer = json_response(200, found)
+        return ApiResponse(200, answer.body, answer.content_type, HEADERS)
 
-    async def keys(self, call: Call) -> Answer:
-        if call.path != KEYS:
-            raise refusals.no_such_path()
-        body = msgspec.json.encode({"keys": self.accounts.keys.jwks})
-        return Answer(200, body, "application/jwk-set+json", HEADERS)
+    async def keys(self, call: Call) -> ApiResponse:
+        if call.path != JWKS_PATH:
+            raise api_errors.path_not_found()
+        body = msgspec.json.encode({"keys": self.account_tokens.keys.jwks})
+        return ApiResponse(200, body, "application/jwk-set+json", HEADERS)

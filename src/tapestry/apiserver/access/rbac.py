@@ -15,20 +15,20 @@ import msgspec
 from tapestry.apiserver.requests import User
 from tapestry.apiserver.server import Attributes
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Event, Store, Version
+from tapestry.apiserver.storage.store import ObjectVersion, Store, WatchEvent
 from tapestry.kube.budget import charge
 from tapestry.kube.objects import Object, name_of
 
 GROUP = "rbac.authorization.k8s.io"
-KINDS = ("clusterroles", "clusterrolebindings", "roles", "rolebindings")
-MASTERS = "system:masters"
-ACCOUNT = "system:serviceaccount:"
-LONG = 16
+RBAC_PLURALS = ("clusterroles", "clusterrolebindings", "roles", "rolebindings")
+MASTERS_GROUP = "system:masters"
+SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
+LONG_TUPLE_LENGTH = 16
 """Texts of a rule from which on one is looked up among them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PolicyRule:
     """One PolicyRule."""
 
     verbs: tuple[str, ...]
@@ -37,13 +37,13 @@ class Rule:
     names: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
 
-    def allows(self, asked: Attributes) -> bool:
-        if asked.verb not in self.verbs and "*" not in self.verbs:
+    def allows(self, attributes: Attributes) -> bool:
+        if attributes.verb not in self.verbs and "*" not in self.verbs:
             return False
-        target = asked.target
+        target = attributes.target
         if target is None:
-            return any(covers(path, asked.path) for path in self.paths)
-        resource = target.row.resource
+            return any(matches_path(path, attributes.path) for path in self.paths)
+        resource = target.info.resource
         if resource.group not in self.groups and "*" not in self.groups:
             return False
         if self.names and target.name not in self.names:
@@ -62,14 +62,14 @@ class Rule:
             "ResourceNames": self.names,
             "Verbs": self.verbs,
         }
-        return "{" + ", ".join(f"{name}:{quoted(values)}" for name, values in parts.items() if values) + "}"
+        return "{" + ", ".join(f"{name}:{quoted_list(values)}" for name, values in parts.items() if values) + "}"
 
 
-def quoted(values: Iterable[str]) -> str:
+def quoted_list(values: Iterable[str]) -> str:
     return "[" + " ".join(json.dumps(each, ensure_ascii=False) for each in values) + "]"
 
 
-def covers(pattern: str, path: str) -> bool:
+def matches_path(pattern: str, path: str) -> bool:
     return path.startswith(pattern[:-1]) if pattern.endswith("*") else pattern == path
 
 
@@ -83,22 +83,22 @@ class Grant:
     """Which binding of which role to whom it is, in words."""
 
 
-Whom = tuple[str, str, str]
+GrantKey = tuple[str, str, str]
 """The kind and the name of whom a grant is for, and the namespace where it holds, or nothing for everywhere."""
 
 
-class Roles:
+class RoleIndex:
     """Roles and who is bound to them.  A change costs what the changed object has, whatever else there is."""
 
     def __init__(self, store: Store) -> None:
-        self._rules: dict[tuple[str, str], tuple[Rule, ...]] = {}
-        self._grants: dict[Whom, dict[Key, Grant]] = {}
-        self._bound: dict[Key, list[Whom]] = {}
+        self._rules: dict[tuple[str, str], tuple[PolicyRule, ...]] = {}
+        self._grants: dict[GrantKey, dict[Key, Grant]] = {}
+        self._keys_by_binding: dict[Key, list[GrantKey]] = {}
         """Whom each binding is for."""
-        for kind in KINDS:
-            for version in store.every(f"{kind}.{GROUP}"):
-                self._put(version)
-            store.on_change(f"{kind}.{GROUP}", self._changed)
+        for kind in RBAC_PLURALS:
+            for version in store.list_objects(f"{kind}.{GROUP}"):
+                self._index(version)
+            store.on_change(f"{kind}.{GROUP}", self._on_change)
 
     def grants(self, user: User, namespace: str) -> Iterator[Grant]:
         """What a user is bound to that holds in a namespace."""
@@ -109,32 +109,32 @@ class Roles:
                 if found is not None:
                     yield from list(found.values())  # which a thread may ask for
 
-    def rules(self, namespace: str, name: str) -> tuple[Rule, ...] | None:
+    def rules(self, namespace: str, name: str) -> tuple[PolicyRule, ...] | None:
         """The rules of a Role, or of the ClusterRole where there is no namespace; None where there is no such role."""
         return self._rules.get((namespace, name))
 
-    def _changed(self, event: Event) -> None:
+    def _on_change(self, event: WatchEvent) -> None:
         if event.new is not None:
-            self._put(event.new)
+            self._index(event.new)
         elif event.old is not None:
-            self._remove(event.old.key)
+            self._unindex(event.old.key)
 
-    def _put(self, version: Version) -> None:
-        self._remove(version.key)
+    def _index(self, version: ObjectVersion) -> None:
+        self._unindex(version.key)
         obj: Object = msgspec.json.decode(version.raw)
         if is_binding(version.key):
-            bound = self._bound[version.key] = []
+            bound = self._keys_by_binding[version.key] = []
             for whom, grant in grants_of(obj):
                 self._grants.setdefault(whom, {}).setdefault(version.key, grant)
                 bound.append(whom)
         else:
             self._rules[version.key.namespace, version.key.name] = rules_of(obj)
 
-    def _remove(self, key: Key) -> None:
+    def _unindex(self, key: Key) -> None:
         if not is_binding(key):
             self._rules.pop((key.namespace, key.name), None)
             return
-        for whom in self._bound.pop(key, ()):
+        for whom in self._keys_by_binding.pop(key, ()):
             grants = self._grants.get(whom, {})
             grants.pop(key, None)
             if not grants:
@@ -145,7 +145,7 @@ def is_binding(key: Key) -> bool:
     return key.resource.partition(".")[0].endswith("bindings")
 
 
-def grants_of(binding: Object) -> Iterator[tuple[Whom, Grant]]:
+def grants_of(binding: Object) -> Iterator[tuple[GrantKey, Grant]]:
     """Whom a binding gives what."""
     namespace, reference = binding["metadata"].get("namespace", ""), binding["roleRef"]
     role = (namespace if reference["kind"] == "Role" else "", reference["name"])
@@ -155,7 +155,7 @@ def grants_of(binding: Object) -> Iterator[tuple[Whom, Grant]]:
         whom = (kind, name, namespace)
         if kind == "ServiceAccount":
             home = subject.get("namespace") or namespace
-            whom, name = ("User", f"{ACCOUNT}{home}:{name}", namespace), f"{name}/{home}"
+            whom, name = ("User", f"{SERVICE_ACCOUNT_PREFIX}{home}:{name}", namespace), f"{name}/{home}"
         yield whom, Grant(role, f'{head} of {reference["kind"]} "{reference["name"]}" to {kind} "{name}"')
 
 
@@ -173,59 +173,59 @@ class LongTuple(tuple[str, ...]):
         return value in self._members
 
 
-def texts(values: Sequence[str] | None) -> tuple[str, ...]:
-    return tuple(values or ()) if not values or len(values) < LONG else LongTuple(values)
+def string_tuple(values: Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(values or ()) if not values or len(values) < LONG_TUPLE_LENGTH else LongTuple(values)
 
 
-def rules_of(role: Object) -> tuple[Rule, ...]:
+def rules_of(role: Object) -> tuple[PolicyRule, ...]:
     return tuple(
-        Rule(
-            texts(rule.get("verbs")),
-            texts(rule.get("apiGroups")),
-            texts(rule.get("resources")),
-            texts(rule.get("resourceNames")),
-            texts(rule.get("nonResourceURLs")),
+        PolicyRule(
+            string_tuple(rule.get("verbs")),
+            string_tuple(rule.get("apiGroups")),
+            string_tuple(rule.get("resources")),
+            string_tuple(rule.get("resourceNames")),
+            string_tuple(rule.get("nonResourceURLs")),
         )
         for rule in role.get("rules") or ()
     )
 
 
-def nobody_is_a_node(_: Attributes) -> str | None:
+def no_node_authorizer(_: Attributes) -> str | None:
     return ""
 
 
 @dataclass(frozen=True)
-class Authorizer:
+class RbacAuthorizer:
     """Says who may do what."""
 
-    roles: Roles
-    node_objection: Callable[[Attributes], str | None] = nobody_is_a_node
+    roles: RoleIndex
+    node_denial_reason: Callable[[Attributes], str | None] = no_node_authorizer
     """None where the sender is a node and may do that as one; otherwise why not, or nothing."""
 
-    def __call__(self, asked: Attributes) -> bool:
-        return self.reason(asked) is not None
+    def __call__(self, attributes: Attributes) -> bool:
+        return self.allow_reason(attributes) is not None
 
-    def reason(self, asked: Attributes) -> str | None:
+    def allow_reason(self, attributes: Attributes) -> str | None:
         """Why somebody may do that, in Kubernetes' words, which are none for masters; None where they may not."""
-        if MASTERS in asked.user.groups or self.node_objection(asked) is None:
+        if MASTERS_GROUP in attributes.user.groups or self.node_denial_reason(attributes) is None:
             return ""
-        namespace = asked.target.namespace if asked.target is not None else ""
-        for grant in self.roles.grants(asked.user, namespace):
-            if any(rule.allows(asked) for rule in self.roles.rules(*grant.role) or ()):
+        namespace = attributes.target.namespace if attributes.target is not None else ""
+        for grant in self.roles.grants(attributes.user, namespace):
+            if any(rule.allows(attributes) for rule in self.roles.rules(*grant.role) or ()):
                 return f"RBAC: allowed by {grant.origin}"
         return None
 
-    def objection(self, asked: Attributes) -> str:
+    def denial_reason(self, attributes: Attributes) -> str:
         """Why somebody may not do that, as far as there is more to say than that no role allows it."""
-        return self.node_objection(asked) or ""
+        return self.node_denial_reason(attributes) or ""
 
-    def rules(self, user: User, namespace: str) -> Iterator[Rule]:
+    def rules(self, user: User, namespace: str) -> Iterator[PolicyRule]:
         """The rules that hold for a user in a namespace; those of the whole cluster among them."""
         for grant in self.roles.grants(user, namespace):
             yield from self.roles.rules(*grant.role) or ()
 
 
-class Box(NamedTuple):
+class RuleProduct(NamedTuple):
     """A rule as the product of four sets, or of two where it is about paths; nobody's name is empty."""
 
     verbs: Collection[str]
@@ -234,64 +234,70 @@ class Box(NamedTuple):
     names: Collection[str]
 
 
-def uncovered(wanted: Iterable[Rule], held: Iterable[Rule], most: int | None = None) -> list[Rule]:
+def uncovered_rules(
+    required: Iterable[PolicyRule], held: Iterable[PolicyRule], limit: int | None = None
+) -> list[PolicyRule]:
     """What `held` does not cover of `wanted`, in its smallest parts, of which there may be very many: the first `most`.
 
     Rules are compared as products of sets, not part by part, so that this takes what the rules have and not what their
     parts are.
     """
     mine = list(held)
-    parts = (part for rule in wanted for part in (*uncovered_resources(rule, mine, most), *uncovered_paths(rule, mine)))
-    return list(islice(parts, most))
+    parts = (
+        part for rule in required for part in (*uncovered_resources(rule, mine, limit), *uncovered_paths(rule, mine))
+    )
+    return list(islice(parts, limit))
 
 
-def uncovered_resources(rule: Rule, held: Sequence[Rule], most: int | None) -> list[Rule]:
-    whole = Box(*(dict.fromkeys(each) for each in (rule.verbs, rule.groups, rule.resources, rule.names or ("",))))
+def uncovered_resources(rule: PolicyRule, held: Sequence[PolicyRule], limit: int | None) -> list[PolicyRule]:
+    whole = RuleProduct(
+        *(dict.fromkeys(each) for each in (rule.verbs, rule.groups, rule.resources, rule.names or ("",)))
+    )
     rest = [whole] if all(whole) else []
     for own in held:
-        rest = [left for box in rest for left in without_rule(box, own)]
+        rest = [left for box in rest for left in subtract_rule(box, own)]
     cells = (each for box in rest for each in product(box.groups, box.resources, box.verbs, box.names))
     order = {(at, text): place for at, texts in enumerate(whole) for place, text in enumerate(texts)}
     found = sorted(
-        islice(cells, most),
+        islice(cells, limit),
         key=lambda each: (order[1, each[0]], order[2, each[1]], order[0, each[2]], order[3, each[3]]),
     )
-    return [Rule((verb,), (group,), (kind,), (name,) if name else ()) for group, kind, verb, name in found]
+    return [PolicyRule((verb,), (group,), (kind,), (name,) if name else ()) for group, kind, verb, name in found]
 
 
-def without_rule(box: Box, own: Rule) -> Iterator[Box]:
+def subtract_rule(remaining: RuleProduct, held: PolicyRule) -> Iterator[RuleProduct]:
     """What a rule does not cover of a box, as boxes that have nothing in common."""
-    charge(4 + sum(map(len, box)))
-    covered = Box(
-        box.verbs if "*" in own.verbs else [each for each in box.verbs if each in own.verbs],
-        box.groups if "*" in own.groups else [each for each in box.groups if each in own.groups],
-        [each for each in box.resources if is_covered(each, own)],
-        [each for each in box.names if each and each in own.names] if own.names else box.names,
+    charge(4 + sum(map(len, remaining)))
+    covered = RuleProduct(
+        remaining.verbs if "*" in held.verbs else [each for each in remaining.verbs if each in held.verbs],
+        remaining.groups if "*" in held.groups else [each for each in remaining.groups if each in held.groups],
+        [each for each in remaining.resources if is_resource_covered(each, held)],
+        [each for each in remaining.names if each and each in held.names] if held.names else remaining.names,
     )
     if not all(covered):
-        yield box
+        yield remaining
         return
     for at, had in enumerate(covered):
         known = set(had)
-        if left := [each for each in box[at] if each not in known]:
-            yield Box._make((*covered[:at], left, *box[at + 1 :]))
+        if left := [each for each in remaining[at] if each not in known]:
+            yield RuleProduct._make((*covered[:at], left, *remaining[at + 1 :]))
 
 
-def is_covered(resource: str, own: Rule) -> bool:
-    if resource in own.resources or "*" in own.resources:
+def is_resource_covered(resource: str, held: PolicyRule) -> bool:
+    if resource in held.resources or "*" in held.resources:
         return True
     _, slash, subresource = resource.partition("/")
-    return bool(slash) and f"*/{subresource}" in own.resources
+    return bool(slash) and f"*/{subresource}" in held.resources
 
 
-def uncovered_paths(rule: Rule, held: Sequence[Rule]) -> Iterator[Rule]:
+def uncovered_paths(rule: PolicyRule, held: Sequence[PolicyRule]) -> Iterator[PolicyRule]:
     for path in rule.paths:
         for verb in rule.verbs:
             charge(1 + len(held))
-            if not any((verb in own.verbs or "*" in own.verbs) and reaches(own, path) for own in held):
-                yield Rule((verb,), paths=(path,))
+            if not any((verb in own.verbs or "*" in own.verbs) and is_path_covered(own, path) for own in held):
+                yield PolicyRule((verb,), paths=(path,))
 
 
-def reaches(own: Rule, path: str) -> bool:
-    charge(len(own.paths))
-    return any(covers(each, path) for each in own.paths)
+def is_path_covered(held: PolicyRule, path: str) -> bool:
+    charge(len(held.paths))
+    return any(matches_path(each, path) for each in held.paths)

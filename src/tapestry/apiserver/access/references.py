@@ -5,7 +5,7 @@ All functions are pure.  A reference is the name of a resource (as in `Resource.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tapestry.kube.objects import NOTHING, Object, annotations_of, name_of, value_at
+from tapestry.kube.objects import EMPTY_MAPPING, Object, annotations_of, name_of, value_at
 
 Reference = tuple[str, str, str]
 Names = Iterator[tuple[str, str | None]]
@@ -15,12 +15,12 @@ PODS, NODES, SECRETS, CONFIG_MAPS = "pods", "nodes", "secrets", "configmaps"
 SERVICE_ACCOUNTS, CLAIMS, VOLUMES = "serviceaccounts", "persistentvolumeclaims", "persistentvolumes"
 ATTACHMENTS = "volumeattachments.storage.k8s.io"
 RESOURCE_CLAIMS, RESOURCE_SLICES = "resourceclaims.resource.k8s.io", "resourceslices.resource.k8s.io"
-MIRROR = "kubernetes.io/config.mirror"
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 WITH_SECRET_REFERENCE = ("cephfs", "cinder", "flexVolume", "rbd", "scaleIO", "iscsi", "storageos")
 """Volume sources with a field `secretRef`."""
-ON_NODES = ("nodePublishSecretRef", "nodeStageSecretRef", "nodeExpandSecretRef")
+NODE_CSI_SECRETS = ("nodePublishSecretRef", "nodeStageSecretRef", "nodeExpandSecretRef")
 """The Secrets of a CSI volume that kubelets need; its other ones are for controllers."""
 OWN_NAMESPACE_ONLY = ("cinder", "storageos")
 """Sources of PersistentVolumes whose `secretRef` never means the namespace of the claim."""
@@ -52,7 +52,7 @@ PROJECTED = {
 
 def is_mirror(pod: Object) -> bool:
     """Whether the pod shows a static pod of its node."""
-    return MIRROR in annotations_of(pod)
+    return MIRROR_ANNOTATION in annotations_of(pod)
 
 
 def pod_references(pod: Object) -> Iterator[Reference]:
@@ -73,17 +73,17 @@ def references_by_name(pod: Object, spec: Object) -> Names:
         yield SECRETS, secret.get("name")
     for field in CONTAINERS:
         for container in spec.get(field) or ():
-            yield from names_in_environment(container)
+            yield from environment_names(container)
     for volume in spec.get("volumes") or ():
         for source, value in volume.items():
-            if source in SOURCES:
-                yield from SOURCES[source](value)
+            if source in NAMED_SOURCES:
+                yield from NAMED_SOURCES[source](value)
         yield CLAIMS, claim_name(pod, volume)
     if spec.get("resourceClaims") or "extendedResourceClaimStatus" in (pod.get("status") or ()):
         yield from ((RESOURCE_CLAIMS, name) for name in resource_claim_names(pod))
 
 
-def names_in_environment(container: Object) -> Names:
+def environment_names(container: Object) -> Names:
     for source in container.get("envFrom") or ():
         yield SECRETS, value_at(source, "secretRef", "name")
         yield CONFIG_MAPS, value_at(source, "configMapRef", "name")
@@ -115,7 +115,7 @@ def projected_names(source: Object) -> Names:
         yield CONFIG_MAPS, value_at(each, "configMap", "name")
 
 
-SOURCES: Mapping[str, Callable[[Object], Names]] = {
+NAMED_SOURCES: Mapping[str, Callable[[Object], Names]] = {
     **dict.fromkeys(WITH_SECRET_REFERENCE, secret_reference),
     "azureFile": named_secret,
     "secret": named_secret,
@@ -126,7 +126,7 @@ SOURCES: Mapping[str, Callable[[Object], Names]] = {
 """The sources of volumes that name Secrets and ConfigMaps."""
 
 
-def projections(volume: Object) -> list[Object]:
+def projected_sources(volume: Object) -> list[Object]:
     return value_at(volume, "projected", "sources") or []
 
 
@@ -142,25 +142,25 @@ def resource_claim_names(pod: Object) -> Iterator[str | None]:
     """Named in the spec, or made from a template, as the status says."""
     made = {each.get("name"): each for each in value_at(pod, "status", "resourceClaimStatuses") or ()}
     for claim in value_at(pod, "spec", "resourceClaims") or ():
-        yield claim.get("resourceClaimName") or made.get(claim.get("name"), NOTHING).get("resourceClaimName")
+        yield claim.get("resourceClaimName") or made.get(claim.get("name"), EMPTY_MAPPING).get("resourceClaimName")
     yield value_at(pod, "status", "extendedResourceClaimStatus", "resourceClaimName")
 
 
-def api_objects(pod: Object) -> str:
+def referenced_api_objects(pod: Object) -> str:
     """Which objects of the API a pod refers to, in Kubernetes' words; empty where it refers to none."""
     spec = pod.get("spec") or {}
     named = {resource for resource, name in references_by_name(pod, spec) if name}
     named |= {RESOURCE_CLAIMS} if spec.get("resourceClaims") else set()
     direct = next((each for each in (SERVICE_ACCOUNTS, SECRETS, CONFIG_MAPS, RESOURCE_CLAIMS) if each in named), "")
     return direct.partition(".")[0] or next(
-        (why for volume in spec.get("volumes") or () if (why := objects_of_volume(volume))), ""
+        (why for volume in spec.get("volumes") or () if (why := volume_api_objects(volume))), ""
     )
 
 
-def objects_of_volume(volume: Object) -> str:
+def volume_api_objects(volume: Object) -> str:
     sources = [field for field, value in volume.items() if field != "name" and value is not None]
     if "projected" in sources:
-        kinds = [field for each in projections(volume) for field, value in each.items() if value is not None]
+        kinds = [field for each in projected_sources(volume) for field, value in each.items() if value is not None]
         return next((PROJECTED.get(kind, "unknown volumes") for kind in kinds if kind != "downwardAPI"), "")
     if not sources:
         return "unknown volumes"
@@ -175,16 +175,16 @@ def volume_claim(volume: Object) -> tuple[str, str] | None:
 
 def volume_secrets(volume: Object) -> Iterator[Reference]:
     """The Secrets that kubelets need to mount a PersistentVolume."""
-    spec = volume.get("spec") or NOTHING
+    spec = volume.get("spec") or EMPTY_MAPPING
     home = value_at(spec, "claimRef", "namespace", default="")
     if name := value_at(spec, "azureFile", "secretName"):
         yield SECRETS, value_at(spec, "azureFile", "secretNamespace") or home, name
     for source in WITH_SECRET_REFERENCE:
-        reference = value_at(spec, source, "secretRef") or NOTHING
+        reference = value_at(spec, source, "secretRef") or EMPTY_MAPPING
         namespace = reference.get("namespace") or ("" if source in OWN_NAMESPACE_ONLY else home)
         if reference.get("name") and namespace:
             yield SECRETS, namespace, reference["name"]
-    for field in ON_NODES:
-        reference = value_at(spec, "csi", field) or NOTHING
+    for field in NODE_CSI_SECRETS:
+        reference = value_at(spec, "csi", field) or EMPTY_MAPPING
         if reference.get("name") and reference.get("namespace"):
             yield SECRETS, reference["namespace"], reference["name"]

@@ -13,17 +13,19 @@ from collections.abc import Mapping
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from tapestry.kube.objects import NOTHING
+from tapestry.kube.objects import EMPTY_MAPPING
 
-TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+NAT64_NETWORK = ipaddress.ip_network("64:ff9b::/96")
 """NAT64: the last 32 bits are an IPv4 address."""
-METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16")))
+METADATA_ADDRESSES = frozenset(
+    map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16"))
+)
 """Where some providers keep them that are not link-local."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Unreachable(OSError):
+class AddressNotAllowed(OSError):
     """The address is not one that the server connects to."""
 
     def __init__(self, address: object) -> None:
@@ -37,20 +39,22 @@ def check_host(host: str) -> None:
     except ValueError:
         return
     if not is_allowed(address):
-        raise Unreachable(address)
+        raise AddressNotAllowed(address)
 
 
 def is_allowed(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
-        if inner is None and address in TRANSLATED:
+        if inner is None and address in NAT64_NETWORK:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_allowed(inner)
-    return not (address.is_link_local or address.is_multicast or address.is_unspecified or address in METADATA)
+    return not (
+        address.is_link_local or address.is_multicast or address.is_unspecified or address in METADATA_ADDRESSES
+    )
 
 
-class Checked(AbstractResolver):
+class CheckedResolver(AbstractResolver):
     """Another resolver, whose answers are checked."""
 
     def __init__(self, inner: AbstractResolver) -> None:
@@ -68,13 +72,13 @@ class Checked(AbstractResolver):
         await self._inner.close()
 
 
-def session(
+def checked_session(
     resolver: AbstractResolver | None = None,
-    headers: Mapping[str, str] = NOTHING,
+    headers: Mapping[str, str] = EMPTY_MAPPING,
     timeout: aiohttp.ClientTimeout = aiohttp.client.DEFAULT_TIMEOUT,
 ) -> aiohttp.ClientSession:
     """A session that keeps no cookies, decompresses nothing, and resolves names to addresses that are allowed."""
-    checked = Checked(resolver or aiohttp.ThreadedResolver())
+    checked = CheckedResolver(resolver or aiohttp.ThreadedResolver())
     connector = aiohttp.TCPConnector(limit=0, resolver=checked, use_dns_cache=resolver is None)
     return aiohttp.ClientSession(
         connector=connector,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tapestry.apiserver.requests import User
-from tapestry.apiserver.rows import Row, Rows
-from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
+from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object, labels_of
 from tapestry.kube.resources import NAMESPACES, Resource
 from tapestry.kube.selectors import LabelSelector, label_selector
@@ -21,7 +21,7 @@ Operation = Literal["CREATE", "UPDATE", "DELETE", "CONNECT"]
 OPERATIONS: Mapping[str, Operation] = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
 
 GROUP = "admissionregistration.k8s.io"
-EXEMPT = frozenset(
+EXEMPT_KINDS = frozenset(
     {
         *("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"),
         *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
@@ -30,13 +30,13 @@ EXEMPT = frozenset(
 )
 """Kinds that no rule is about: one that refused every write could not be taken back."""
 
-EVERYTHING = LabelSelector(())
+MATCH_ALL = LabelSelector(())
 NamespaceLabels = Callable[[str], Mapping[str, str]]
 """The labels of a namespace by its name; those of one that is not there are none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AdmissionAttributes:
     """A write, as rules see it."""
 
     operation: Operation
@@ -49,44 +49,44 @@ class Attempt:
     name: str
     """Empty where the server is still to choose it."""
     user: User
-    dry: bool
+    is_dry_run: bool
     new: Object | None
     old: Object | None
 
     @property
     def is_exempt(self) -> bool:
-        return self.resource.group == GROUP and self.resource.kind in EXEMPT
+        return self.resource.group == GROUP and self.resource.kind in EXEMPT_KINDS
 
 
-def attempt_of(request: Request, old: Object | None, new: Object | None) -> Attempt:
+def admission_attributes(request: WriteRequest, old: Object | None, new: Object | None) -> AdmissionAttributes:
     """What a request attempts; steps of the pipeline are told of it as (old, new)."""
     target = request.target
-    resource = target.row.resource
+    resource = target.info.resource
     found = new if new is not None else old or {}
     name = target.name or found.get("metadata", {}).get("name", "")
-    return Attempt(
+    return AdmissionAttributes(
         OPERATIONS[request.verb],
         resource,
         target.subresource,
-        kind_of(target.row, target.subresource),
+        subresource_kind(target.info, target.subresource),
         name if resource.name == NAMESPACES.name else target.namespace,
         name,
         request.user,
-        request.is_dry,
+        request.is_dry_run,
         new,
         old,
     )
 
 
-def kind_of(row: Row, subresource: str) -> Resource:
-    found = row.subresources.get(subresource)
+def subresource_kind(info: ResourceInfo, subresource: str) -> Resource:
+    found = info.subresources.get(subresource)
     if found is None:
-        return row.resource
-    return replace(row.resource, group=found.group, version=found.version, kind=found.kind)
+        return info.resource
+    return replace(info.resource, group=found.group, version=found.version, kind=found.kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RuleWithOperations:
     """One RuleWithOperations; `*` is anything, of resources `*` is without their subresources and `*/*` with them."""
 
     operations: frozenset[str]
@@ -97,31 +97,31 @@ class Rule:
     scope: str = "*"
     names: frozenset[str] = frozenset()
 
-    def matches(self, attempt: Attempt, resource: Resource) -> bool:
+    def matches(self, attributes: AdmissionAttributes, resource: Resource) -> bool:
         return (
-            covers(self.operations, attempt.operation)
-            and covers(self.groups, resource.group)
-            and covers(self.versions, resource.version)
+            has_or_wildcard(self.operations, attributes.operation)
+            and has_or_wildcard(self.groups, resource.group)
+            and has_or_wildcard(self.versions, resource.version)
             and any(
-                plural in ("*", resource.plural) and subresource in ("*", attempt.subresource)
+                plural in ("*", resource.plural) and subresource in ("*", attributes.subresource)
                 for plural, subresource in self.resources
             )
-            and (self.scope == "*" or self.scope == ("Namespaced" if is_within_namespace(attempt) else "Cluster"))
-            and (not self.names or attempt.name in self.names)
+            and (self.scope == "*" or self.scope == ("Namespaced" if is_within_namespace(attributes) else "Cluster"))
+            and (not self.names or attributes.name in self.names)
         )
 
 
-def covers(wanted: frozenset[str], found: str) -> bool:
-    return found in wanted or "*" in wanted
+def has_or_wildcard(allowed: frozenset[str], value: str) -> bool:
+    return value in allowed or "*" in allowed
 
 
-def is_within_namespace(attempt: Attempt) -> bool:
-    return bool(attempt.namespace) and attempt.resource.name != NAMESPACES.name
+def is_within_namespace(attributes: AdmissionAttributes) -> bool:
+    return bool(attributes.namespace) and attributes.resource.name != NAMESPACES.name
 
 
-def rule_of(spec: Object) -> Rule:
+def rule_with_operations(spec: Object) -> RuleWithOperations:
     split = [each.partition("/") for each in spec.get("resources") or ()]
-    return Rule(
+    return RuleWithOperations(
         frozenset(spec.get("operations") or ()),
         frozenset(spec.get("apiGroups") or ()),
         frozenset(spec.get("apiVersions") or ()),
@@ -131,79 +131,87 @@ def rule_of(spec: Object) -> Rule:
     )
 
 
-class Equivalents:
+class EquivalentResources:
     """Under which other groups and versions the objects of a resource are served."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, registry: ResourceRegistry) -> None:
+        self._rows = registry
         self._edition = -1
-        self._found: dict[str, list[Resource]] = {}
+        self._equivalents: dict[str, list[Resource]] = {}
 
-    def of(self, resource: Resource) -> Iterable[Resource]:
+    def equivalents_of(self, resource: Resource) -> Iterable[Resource]:
         """The others, and perhaps the resource itself among them."""
-        if self._edition != self._rows.edition:
-            self._found = {}
+        if self._edition != self._rows.generation:
+            self._equivalents = {}
             for row in self._rows:
-                self._found.setdefault(row.storage, []).append(row.resource)
-            self._edition = self._rows.edition
-        return self._found.get(resource.name, ())
+                self._equivalents.setdefault(row.storage, []).append(row.resource)
+            self._edition = self._rows.generation
+        return self._equivalents.get(resource.name, ())
 
 
 @dataclass(frozen=True, slots=True)
-class Criteria:
+class MatchCriteria:
     """Which attempts are meant: by rules, unless an exception holds, by the namespace's labels and the object's own."""
 
-    rules: tuple[Rule, ...] | None
+    rules: tuple[RuleWithOperations, ...] | None
     """None for any resource."""
-    exceptions: tuple[Rule, ...] = ()
-    namespaces: LabelSelector = EVERYTHING
-    objects: LabelSelector = EVERYTHING
-    by_equivalents: bool = True
+    exclude_rules: tuple[RuleWithOperations, ...] = ()
+    namespace_selector: LabelSelector = MATCH_ALL
+    object_selector: LabelSelector = MATCH_ALL
+    matches_equivalent: bool = True
 
-    def matches(self, attempt: Attempt, equivalents: Equivalents, labels: NamespaceLabels) -> Resource | None:
+    def matches(
+        self, attributes: AdmissionAttributes, equivalents: EquivalentResources, labels: NamespaceLabels
+    ) -> Resource | None:
         """What the criteria know the attempt's object as; None where it is not meant."""
-        found = attempt.resource if self.rules is None else self._known_as(self.rules, attempt, equivalents)
-        if found is None or not self._selects(attempt, labels):
+        found = (
+            attributes.resource if self.rules is None else self._matched_resource(self.rules, attributes, equivalents)
+        )
+        if found is None or not self._selects(attributes, labels):
             return None
-        return found if self._known_as(self.exceptions, attempt, equivalents) is None else None
+        return found if self._matched_resource(self.exclude_rules, attributes, equivalents) is None else None
 
-    def _known_as(self, rules: tuple[Rule, ...], attempt: Attempt, equivalents: Equivalents) -> Resource | None:
-        if any(rule.matches(attempt, attempt.resource) for rule in rules):
-            return attempt.resource
-        if self.by_equivalents and rules:
-            for other in equivalents.of(attempt.resource):
-                if any(rule.matches(attempt, other) for rule in rules):
+    def _matched_resource(
+        self, rules: tuple[RuleWithOperations, ...], attributes: AdmissionAttributes, equivalents: EquivalentResources
+    ) -> Resource | None:
+        if any(rule.matches(attributes, attributes.resource) for rule in rules):
+            return attributes.resource
+        if self.matches_equivalent and rules:
+            for other in equivalents.equivalents_of(attributes.resource):
+                if any(rule.matches(attributes, other) for rule in rules):
                     return other
         return None
 
-    def _selects(self, attempt: Attempt, labels: NamespaceLabels) -> bool:
-        if self.objects.requirements and not any(
-            obj is not None and self.objects.matches(labels_of(obj)) for obj in (attempt.new, attempt.old)
+    def _selects(self, attributes: AdmissionAttributes, labels: NamespaceLabels) -> bool:
+        if self.object_selector.requirements and not any(
+            obj is not None and self.object_selector.matches(labels_of(obj)) for obj in (attributes.new, attributes.old)
         ):
             return False
-        if not self.namespaces.requirements or not attempt.namespace:
+        if not self.namespace_selector.requirements or not attributes.namespace:
             return True
-        is_own = attempt.resource.name == NAMESPACES.name and not attempt.subresource and attempt.new is not None
-        own = labels_of(attempt.new) if is_own and attempt.new is not None else labels(attempt.namespace)
-        return self.namespaces.matches(own)
+        is_own = (
+            attributes.resource.name == NAMESPACES.name and not attributes.subresource and attributes.new is not None
+        )
+        own = labels_of(attributes.new) if is_own and attributes.new is not None else labels(attributes.namespace)
+        return self.namespace_selector.matches(own)
 
 
-def webhook_criteria(webhook: Object) -> Criteria:
+def webhook_criteria(webhook: Object) -> MatchCriteria:
     """Of one webhook of a configuration; raises SelectorError."""
-    return Criteria(
-        tuple(map(rule_of, webhook.get("rules") or ())),
-        namespaces=label_selector(webhook.get("namespaceSelector") or {}),
-        objects=label_selector(webhook.get("objectSelector") or {}),
-        by_equivalents=webhook.get("matchPolicy", "Equivalent") == "Equivalent",
+    return MatchCriteria(
+        tuple(map(rule_with_operations, webhook.get("rules") or ())),
+        namespace_selector=label_selector(webhook.get("namespaceSelector") or {}),
+        object_selector=label_selector(webhook.get("objectSelector") or {}),
+        matches_equivalent=webhook.get("matchPolicy", "Equivalent") == "Equivalent",
     )
 
 
-def policy_criteria(match: Object | None) -> Criteria:
+def policy_criteria(match: Object | None) -> MatchCriteria:
     """Of the `matchConstraints` of a policy or the `matchResources` of a binding; raises SelectorError."""
     match = match or {}
-    return Criteria(
-        tuple(map(rule_of, match["resourceRules"])) if match.get("resourceRules") else None,
-        tuple(map(rule_of, match.get("excludeResourceRules") or ())),
+    return MatchCriteria(
+        tuple(map(rule_with_operations, match["resourceRules"])) if match.get("resourceRules") else None,
+        tuple(map(rule_with_operations, match.get("excludeResourceRules") or ())),
         label_selector(match.get("namespaceSelector") or {}),
         label_selector(match.get("objectSelector") or {}),
         match.get("matchPolicy", "Equivalent") == "Equivalent",

@@ -11,34 +11,40 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import refusals
-from tapestry.apiserver.access.certificate_requests import common_name, parsed_request
-from tapestry.apiserver.access.nodes import CSI_NODES, LEASE_NAMESPACE, LEASES, PREFIX, node_of
+from tapestry.apiserver import api_errors
+from tapestry.apiserver.access.certificate_requests import common_name, parse_request
+from tapestry.apiserver.access.node_authorizer import (
+    CSI_NODES,
+    LEASE_NAMESPACE,
+    LEASES,
+    NODE_USER_PREFIX,
+    node_name_of_user,
+)
 from tapestry.apiserver.access.references import (
     CLAIMS,
-    MIRROR,
+    MIRROR_ANNOTATION,
     NODES,
     PODS,
     RESOURCE_SLICES,
     VOLUMES,
-    api_objects,
     claim_name,
     is_mirror,
-    projections,
+    projected_sources,
+    referenced_api_objects,
 )
-from tapestry.apiserver.access.reviews import unknown_row
-from tapestry.apiserver.admission.plain import refused
-from tapestry.apiserver.payloads import sent_in
+from tapestry.apiserver.access.reviews import unserved_resource_info
+from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.request_bodies import decoded_body
 from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import Answer, Attributes, Authorize, Handler
+from tapestry.apiserver.server import ApiResponse, Attributes, Authorize, ResourceHandler
 from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.subresources.parts import REQUESTS
-from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.subresources.partial_updates import SIGNING_REQUESTS
+from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.errors import Forbidden
 from tapestry.kube.objects import Object, labels_of, uid_of, value_at
 from tapestry.kube.resources import Resource
 
-RESTRICTED = (PODS, NODES, CLAIMS, LEASES, CSI_NODES, RESOURCE_SLICES, REQUESTS)
+RESTRICTED_RESOURCES = (PODS, NODES, CLAIMS, LEASES, CSI_NODES, RESOURCE_SLICES, SIGNING_REQUESTS)
 CSI_DRIVERS = "csidrivers.storage.k8s.io"
 RESTRICTION_NAMESPACE = "node-restriction.kubernetes.io"
 """Labels that nodes may never set on themselves."""
@@ -52,9 +58,9 @@ KUBELET_LABELS = frozenset(
 )
 KUBELET_NAMESPACES = ("kubelet.kubernetes.io", "node.kubernetes.io")
 KUBERNETES_NAMESPACES = ("kubernetes.io", "k8s.io")
-CLAIM_STATUS = ("capacity", "conditions", "allocatedResources", "allocatedResourceStatuses")
+CLAIM_STATUS_FIELDS = ("capacity", "conditions", "allocatedResources", "allocatedResourceStatuses")
 """What a node may change in the status of a claim."""
-MIGRATED = {
+MIGRATED_DRIVERS = {
     "awsElasticBlockStore": "ebs.csi.aws.com",
     "azureDisk": "disk.csi.azure.com",
     "azureFile": "file.csi.azure.com",
@@ -65,7 +71,7 @@ MIGRATED = {
 }
 """The CSI drivers that serve in-tree volumes."""
 NODE_SIGNERS = ("kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet")
-ONE_POD, ONE_NODE = Resource("", "v1", "Pod", "pod"), Resource("", "v1", "Node", "node")
+SINGULAR_POD, SINGULAR_NODE = Resource("", "v1", "Pod", "pod"), Resource("", "v1", "Node", "node")
 """As refusals of this plugin name them."""
 OPERATIONS = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
 
@@ -77,47 +83,47 @@ class NodeRestriction:
     store: Store
     authorize: Authorize
 
-    async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        node = node_of(request.user)
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+        node = node_name_of_user(request.user)
         if node is not None:
-            why = self.objection(node, request, old, new)
+            why = self.write_denial(node, request, old, new)
             if why:
-                raise refused(request, why)
+                raise admission_forbidden(request, why)
         return new if new is not None else old or {}
 
-    async def deletion(self, request: Request, old: Object | None, new: Object | None) -> Object:
+    async def check_deletion(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         """The same for deletions alone."""
         return await self(request, old, None) if new is None else new
 
-    def guarded(self, handler: Handler) -> Handler:
+    def restricted_handler(self, handler: ResourceHandler) -> ResourceHandler:
         """A handler of what is posted to a subresource, with the limits for nodes."""
 
-        async def guard(call: Call, target: Target) -> Answer:
-            node = node_of(call.user)
+        async def guard(call: Call, target: Target) -> ApiResponse:
+            node = node_name_of_user(call.user)
             if node is not None:
-                body = sent_in(call) or {}
-                if why := self.posted_objection(node, call, target, body):
-                    raise forbidden(target, why)
+                body = decoded_body(call) or {}
+                if why := self.subresource_denial(node, call, target, body):
+                    raise forbidden_target(target, why)
             return await handler(call, target)
 
         return guard
 
     # -- objects
 
-    def objection(self, node: str, request: Request, old: Object | None, new: Object | None) -> str:
+    def write_denial(self, node: str, request: WriteRequest, old: Object | None, new: Object | None) -> str:
         """Why the node may not write that; empty where it may."""
         if not node:
             return f'could not determine node from user "{request.user.name}"'
         name, operation = request.target.name or request.name, OPERATIONS[request.verb]
-        match request.target.row.storage:
+        match request.target.info.storage:
             case "pods":
-                return self.pod_objection(node, request, old, new)
+                return self.pod_denial(node, request, old, new)
             case "nodes":
-                return node_objection(node, name, old, new)
+                return node_denial(node, name, old, new)
             case "persistentvolumeclaims" if request.target.subresource != "status":
                 return "may only update PVC status"
             case "persistentvolumeclaims":
-                return claim_objection(node, old, new)
+                return claim_denial(node, old, new)
             case "leases.coordination.k8s.io" if request.target.namespace != LEASE_NAMESPACE:
                 return f'can only access leases in the "{LEASE_NAMESPACE}" system namespace'
             case "leases.coordination.k8s.io" if name != node:
@@ -128,14 +134,14 @@ class NodeRestriction:
                 if value_at(new if new is not None else old, "spec", "nodeName") != node:
                     return f"can only {request.verb} ResourceSlice with the same NodeName as the requesting node"
             case "certificatesigningrequests.certificates.k8s.io" if operation == "CREATE":
-                return certificate_objection(node, new or {})
+                return certificate_denial(node, new or {})
         return ""
 
-    def pod_objection(self, node: str, request: Request, old: Object | None, new: Object | None) -> str:
+    def pod_denial(self, node: str, request: WriteRequest, old: Object | None, new: Object | None) -> str:
         subresource, operation = request.target.subresource, OPERATIONS[request.verb]
         match subresource, operation:
             case "", "CREATE":
-                return self.mirror_objection(node, new or {})
+                return self.mirror_pod_denial(node, new or {})
             case "" | "eviction", "DELETE":
                 if value_at(old, "spec", "nodeName") != node:
                     return f'node "{node}" can only delete pods with spec.nodeName set to itself'
@@ -143,13 +149,13 @@ class NodeRestriction:
             case "", _:
                 return f'unexpected operation "{operation}", node "{node}" can only create and delete mirror pods'
             case "status", "UPDATE":
-                return pod_status_objection(node, old or {}, new or {})
+                return pod_status_denial(node, old or {}, new or {})
         return f"unexpected pod subresource \"{subresource}\", only 'status' and 'eviction' are allowed"
 
-    def mirror_objection(self, node: str, pod: Object) -> str:
+    def mirror_pod_denial(self, node: str, pod: Object) -> str:
         """A node creates mirror pods of its own, which give it access to nothing."""
         if not is_mirror(pod):
-            return f'pod does not have "{MIRROR}" annotation, node "{node}" can only create mirror pods'
+            return f'pod does not have "{MIRROR_ANNOTATION}" annotation, node "{node}" can only create mirror pods'
         if value_at(pod, "spec", "nodeName") != node:
             return f'node "{node}" can only create pods with spec.nodeName set to itself'
         owners = pod["metadata"].get("ownerReferences") or []
@@ -162,38 +168,38 @@ class NodeRestriction:
             return f'node "{node}" can only create pods with a controller owner reference set to itself'
         if owner.get("blockOwnerDeletion"):
             return f'node "{node}" must not set blockOwnerDeletion on an owner reference'
-        itself = self.found(NODES, "", node)
+        itself = self.stored_object(NODES, "", node)
         if itself is None:
-            raise refusals.not_found(ONE_NODE, node)
+            raise api_errors.not_found(SINGULAR_NODE, node)
         if owner.get("uid") != uid_of(itself):
             return f"node {node} UID mismatch: expected {owner.get('uid')} got {uid_of(itself)}"
-        if objects := api_objects(pod):
+        if objects := referenced_api_objects(pod):
             return f'node "{node}" can not create pods that reference {objects}'
         return ""
 
     # -- what is posted to subresources
 
-    def posted_objection(self, node: str, call: Call, target: Target, body: Object) -> str:
+    def subresource_denial(self, node: str, call: Call, target: Target, body: Object) -> str:
         if not node:
             return f'could not determine node from user "{call.user.name}"'
-        match target.row.storage, target.subresource:
+        match target.info.storage, target.subresource:
             case "pods", "eviction":
-                pod = self.pod(target.namespace, target.name)
+                pod = self.stored_pod(target.namespace, target.name)
                 if value_at(pod, "spec", "nodeName") != node:
                     return f"node {node} can only evict pods with spec.nodeName set to itself"
                 return ""
             case "serviceaccounts", "token":
-                return self.token_objection(node, call, target, body.get("spec") or {})
+                return self.token_denial(node, call, target, body.get("spec") or {})
         return ""  # what is bound or scaled is written as an object, and comes by as one
 
-    def token_objection(self, node: str, call: Call, target: Target, spec: Object) -> str:
+    def token_denial(self, node: str, call: Call, target: Target, spec: Object) -> str:
         """A token is for a pod of the node, and for an audience that the pod has a token for."""
         reference = spec.get("boundObjectRef") or {}
         if (reference.get("apiVersion"), reference.get("kind")) != ("v1", "Pod") or not reference.get("name"):
             return "node requested token not bound to a pod"
         if not reference.get("uid"):
             return "node requested token with a pod binding without a uid"
-        pod = self.pod(target.namespace, reference["name"])
+        pod = self.stored_pod(target.namespace, reference["name"])
         if reference["uid"] != uid_of(pod):
             return (
                 f"the UID in the bound object reference ({reference['uid']}) does not match the UID in record. "
@@ -210,7 +216,7 @@ class NodeRestriction:
         if missing:
             listed = ", ".join(dict.fromkeys(missing))
             return f'error validating audience "{audience}": {f"[{listed}]" if "," in listed else listed}'
-        about = Target(unknown_row("", audience), target.namespace, target.name)
+        about = Target(unserved_resource_info("", audience), target.namespace, target.name)
         if self.authorize(Attributes(call.user, "request-serviceaccounts-token-audience", about)):
             return ""
         who = f"{call.user.name} is not authorized to request tokens for this audience"
@@ -219,7 +225,9 @@ class NodeRestriction:
     def has_audience(self, pod: Object, audience: str, missing: list[str]) -> bool:
         """Whether a volume of the pod asks for tokens for the audience; adds what could not be found to `missing`."""
         for volume in value_at(pod, "spec", "volumes") or ():
-            tokens = (each["serviceAccountToken"] for each in projections(volume) if each.get("serviceAccountToken"))
+            tokens = (
+                each["serviceAccountToken"] for each in projected_sources(volume) if each.get("serviceAccountToken")
+            )
             if any(token.get("audience", "") == audience for token in tokens):
                 return True
             try:
@@ -235,39 +243,42 @@ class NodeRestriction:
         """The tokens that the CSI driver of a volume asks for.  Raises LookupError."""
         source = volume
         if claim := claim_name(pod, volume):
-            bound = self.known(CLAIMS, pod["metadata"]["namespace"], claim, "persistentvolumeclaim")
+            bound = self.required_object(CLAIMS, pod["metadata"]["namespace"], claim, "persistentvolumeclaim")
             name = value_at(bound, "spec", "volumeName", default="")
-            source = self.known(VOLUMES, "", name, "persistentvolume").get("spec") or {}
+            source = self.required_object(VOLUMES, "", name, "persistentvolume").get("spec") or {}
         named: str = value_at(source, "csi", "driver", default="")
-        driver = named or next((driver for field, driver in MIGRATED.items() if source.get(field)), "")
+        driver = named or next((driver for field, driver in MIGRATED_DRIVERS.items() if source.get(field)), "")
         if not driver:
             return []
-        return value_at(self.known(CSI_DRIVERS, "", driver, "csidriver.storage.k8s.io"), "spec", "tokenRequests") or []
+        return (
+            value_at(self.required_object(CSI_DRIVERS, "", driver, "csidriver.storage.k8s.io"), "spec", "tokenRequests")
+            or []
+        )
 
-    def known(self, resource: str, namespace: str, name: str, kind: str) -> Object:
-        found = self.found(resource, namespace, name)
+    def required_object(self, resource: str, namespace: str, name: str, kind: str) -> Object:
+        found = self.stored_object(resource, namespace, name)
         if found is None:
             raise LookupError(f'{kind} "{name}" not found')
         return found
 
-    def pod(self, namespace: str, name: str) -> Object:
-        pod = self.found(PODS, namespace, name)
+    def stored_pod(self, namespace: str, name: str) -> Object:
+        pod = self.stored_object(PODS, namespace, name)
         if pod is None:
-            raise refusals.not_found(ONE_POD, name)
+            raise api_errors.not_found(SINGULAR_POD, name)
         return pod
 
-    def found(self, resource: str, namespace: str, name: str) -> Object | None:
+    def stored_object(self, resource: str, namespace: str, name: str) -> Object | None:
         version = self.store.get(resource, namespace, name)
         return msgspec.json.decode(version.raw) if version is not None else None
 
 
-def forbidden(target: Target, why: str) -> Forbidden:
-    resource = target.row.resource
+def forbidden_target(target: Target, why: str) -> Forbidden:
+    resource = target.info.resource
     message = f'{resource.name} "{target.name}" is forbidden: {why}'
-    return Forbidden(403, "Forbidden", message, details=refusals.details(resource, target.name))
+    return Forbidden(403, "Forbidden", message, details=api_errors.status_details(resource, target.name))
 
 
-def node_objection(node: str, name: str, old: Object | None, new: Object | None) -> str:
+def node_denial(node: str, name: str, old: Object | None, new: Object | None) -> str:
     """A node may write its own Node, without what says which pods it gets."""
     if name != node:
         return f'node "{node}" is not allowed to modify node "{name}"'
@@ -297,18 +308,18 @@ def forbidden_labels(old: Mapping[str, str], new: Mapping[str, str]) -> list[str
 
 def is_kubelet_label(key: str) -> bool:
     namespace, slash, _ = key.partition("/")
-    if not slash or not is_below(namespace, KUBERNETES_NAMESPACES):
+    if not slash or not is_in_domains(namespace, KUBERNETES_NAMESPACES):
         return True
-    if is_below(namespace, (RESTRICTION_NAMESPACE,)):
+    if is_in_domains(namespace, (RESTRICTION_NAMESPACE,)):
         return False
-    return key in KUBELET_LABELS or is_below(namespace, KUBELET_NAMESPACES)
+    return key in KUBELET_LABELS or is_in_domains(namespace, KUBELET_NAMESPACES)
 
 
-def is_below(namespace: str, domains: tuple[str, ...]) -> bool:
+def is_in_domains(namespace: str, domains: tuple[str, ...]) -> bool:
     return any(namespace == domain or namespace.endswith(f".{domain}") for domain in domains)
 
 
-def pod_status_objection(node: str, old: Object, new: Object) -> str:
+def pod_status_denial(node: str, old: Object, new: Object) -> str:
     if value_at(old, "spec", "nodeName") != node:
         return f'node "{node}" can only update pod status for pods with spec.nodeName set to itself'
     if labels_of(old) != labels_of(new):
@@ -320,7 +331,7 @@ def pod_status_objection(node: str, old: Object, new: Object) -> str:
     return ""
 
 
-def claim_objection(node: str, old: Object | None, new: Object | None) -> str:
+def claim_denial(node: str, old: Object | None, new: Object | None) -> str:
     if old is None or new is None:
         return "may only update PVC status"
     if without_claim_status(old) != without_claim_status(new):
@@ -330,16 +341,20 @@ def claim_objection(node: str, old: Object | None, new: Object | None) -> str:
 
 def without_claim_status(claim: Object) -> dict[str, Any]:
     metadata = {key: each for key, each in claim["metadata"].items() if key not in ("resourceVersion", "managedFields")}
-    status = {key: each for key, each in (claim.get("status") or {}).items() if key not in CLAIM_STATUS}
+    status = {key: each for key, each in (claim.get("status") or {}).items() if key not in CLAIM_STATUS_FIELDS}
     return {**claim, "metadata": metadata, "status": status}
 
 
-def certificate_objection(node: str, request: Object) -> str:
+def certificate_denial(node: str, request: Object) -> str:
     spec = request.get("spec") or {}
     if spec.get("signerName") not in NODE_SIGNERS:
         return ""
     try:
-        parsed = parsed_request(spec.get("request", ""))
+        parsed = parse_request(spec.get("request", ""))
     except ValueError as error:
         return f"unable to parse csr: {error}"
-    return "" if common_name(parsed) == f"{PREFIX}{node}" else f"can only create a node CSR with CN={PREFIX}{node}"
+    return (
+        ""
+        if common_name(parsed) == f"{NODE_USER_PREFIX}{node}"
+        else f"can only create a node CSR with CN={NODE_USER_PREFIX}{node}"
+    )

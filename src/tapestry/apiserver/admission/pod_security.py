@@ -14,30 +14,30 @@ from itertools import groupby
 
 import msgspec
 
-from tapestry.apiserver import refusals
-from tapestry.apiserver.admission.plain import refused
+from tapestry.apiserver import api_errors
+from tapestry.apiserver.admission.core_plugins import admission_forbidden
 from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object, labels_of, name_of, value_at
-from tapestry.kube.pod_security import STANDARD, Violation, violations
-from tapestry.kube.pods import LISTS
+from tapestry.kube.pod_security import CHECKS_BY_LEVEL, Violation, violations
+from tapestry.kube.pods import CONTAINER_FIELDS
 
-PREFIX = "pod-security.kubernetes.io/"
+LABEL_PREFIX = "pod-security.kubernetes.io/"
 LEVELS = ("privileged", "baseline", "restricted")
-VERSION = re.compile(r"latest|v1\.(0|[1-9][0-9]*)")
-TEMPLATES: Mapping[str, tuple[str, ...]] = {
+VERSION_PATTERN = re.compile(r"latest|v1\.(0|[1-9][0-9]*)")
+TEMPLATE_PATHS: Mapping[str, tuple[str, ...]] = {
     "podtemplates": ("template",),
     "cronjobs.batch": ("spec", "jobTemplate", "spec", "template"),
     **dict.fromkeys(("replicationcontrollers", "replicasets.apps", "deployments.apps"), ("spec", "template")),
     **dict.fromkeys(("statefulsets.apps", "daemonsets.apps", "jobs.batch"), ("spec", "template")),
 }
 """Where kinds that make pods have what these look like."""
-MOST_PODS = 3000
+MAX_PODS_CHECKED = 3000
 """Pods that a namespace's new level is compared with, for a warning."""
 
 
 @dataclass(frozen=True)
-class Standard:
+class LevelVersion:
     """A level in a version; as a string, as messages name it."""
 
     level: str = "privileged"
@@ -48,37 +48,37 @@ class Standard:
 
 
 @dataclass(frozen=True)
-class Policy:
+class NamespaceLevels:
     """What a namespace asks of its pods."""
 
-    enforce: Standard = Standard()
-    warn: Standard = Standard()
+    enforce: LevelVersion = LevelVersion()
+    warn: LevelVersion = LevelVersion()
     faults: tuple[tuple[str, str, str], ...] = ()
     """Labels that mean nothing: their name, their value, and what it must be."""
 
 
-PRIVILEGED = Policy()
+UNRESTRICTED = NamespaceLevels()
 
 
-def policy_of(labels: Mapping[str, str]) -> Policy:
+def levels_from_labels(labels: Mapping[str, str]) -> NamespaceLevels:
     """What the labels say; a level to enforce that nobody knows is the strictest, another one is none."""
-    given = {key.removeprefix(PREFIX): value for key, value in labels.items() if key.startswith(PREFIX)}
+    given = {key.removeprefix(LABEL_PREFIX): value for key, value in labels.items() if key.startswith(LABEL_PREFIX)}
     if not given:
-        return PRIVILEGED
+        return UNRESTRICTED
     found, faults = {}, []
     for mode, otherwise in (("enforce", "restricted"), ("audit", "privileged"), ("warn", "privileged")):
         level, version = given.get(mode, "privileged"), given.get(f"{mode}-version", "latest")
         if level not in LEVELS:
-            faults.append((PREFIX + mode, level, f"must be one of {', '.join(LEVELS)}"))
+            faults.append((LABEL_PREFIX + mode, level, f"must be one of {', '.join(LEVELS)}"))
             level = otherwise
-        if VERSION.fullmatch(version) is None:
-            faults.append((f"{PREFIX}{mode}-version", version, 'must be "latest" or "v1.x"'))
+        if VERSION_PATTERN.fullmatch(version) is None:
+            faults.append((f"{LABEL_PREFIX}{mode}-version", version, 'must be "latest" or "v1.x"'))
             version = "latest"
-        found[mode] = Standard(level, version)
+        found[mode] = LevelVersion(level, version)
     enforce, warn = found["enforce"], found["warn"]
     if "warn" not in given and given.get("enforce") in LEVELS:
         warn = replace(enforce, version=warn.version if "warn-version" in given else enforce.version)
-    return Policy(enforce, warn, tuple(faults))
+    return NamespaceLevels(enforce, warn, tuple(faults))
 
 
 @dataclass(frozen=True)
@@ -87,98 +87,111 @@ class PodSecurity:
 
     store: Store
 
-    async def __call__(self, request: Request, old: Object | None, new: Object | None) -> Object:
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         if new is None:
             return old or {}
-        resource, subresource = request.target.row.storage, request.target.subresource
+        resource, subresource = request.target.info.storage, request.target.subresource
         if resource == "pods" and subresource in ("", "ephemeralcontainers", "resize"):
-            if old is None or images(old) != images(new):
-                self.check(request, new, self.policy(request))
-        elif resource in TEMPLATES and not subresource:
-            template = value_at(new, *TEMPLATES[resource])
+            if old is None or container_images(old) != container_images(new):
+                self.check(request, new, self.namespace_levels(request))
+        elif resource in TEMPLATE_PATHS and not subresource:
+            template = value_at(new, *TEMPLATE_PATHS[resource])
             if template:
-                self.warn(request, template, self.policy(request))
+                self.warn(request, template, self.namespace_levels(request))
         elif resource == "namespaces" and not subresource:
-            self.announce(request, old, new)
+            self.check_namespace(request, old, new)
         return new
 
-    def policy(self, request: Request) -> Policy:
+    def namespace_levels(self, request: WriteRequest) -> NamespaceLevels:
         namespace = self.store.get("namespaces", "", request.target.namespace)
-        return policy_of(namespace.labels) if namespace is not None else PRIVILEGED
+        return levels_from_labels(namespace.labels) if namespace is not None else UNRESTRICTED
 
-    def check(self, request: Request, pod: Object, policy: Policy) -> None:
-        if found := violations(pod, policy.enforce.level):
-            raise refused(request, f'violates PodSecurity "{policy.enforce}": {words(pod, found)}')
-        self.warn(request, pod, policy)
+    def check(self, request: WriteRequest, pod: Object, levels: NamespaceLevels) -> None:
+        if found := violations(pod, levels.enforce.level):
+            raise admission_forbidden(
+                request, f'violates PodSecurity "{levels.enforce}": {violations_text(pod, found)}'
+            )
+        self.warn(request, pod, levels)
 
-    def warn(self, request: Request, pod: Object, policy: Policy) -> None:
-        if found := violations(pod, policy.warn.level):
-            request.warnings.append(f'would violate PodSecurity "{policy.warn}": {words(pod, found)}')
+    def warn(self, request: WriteRequest, pod: Object, levels: NamespaceLevels) -> None:
+        if found := violations(pod, levels.warn.level):
+            request.warnings.append(f'would violate PodSecurity "{levels.warn}": {violations_text(pod, found)}')
 
-    def announce(self, request: Request, old: Object | None, new: Object) -> None:
+    def check_namespace(self, request: WriteRequest, old: Object | None, new: Object) -> None:
         """Refuse labels that mean nothing; warn of pods that are there and would not be let in any more."""
-        policy = policy_of(labels_of(new))
-        before = policy_of(labels_of(old)) if old is not None else PRIVILEGED
+        policy = levels_from_labels(labels_of(new))
+        before = levels_from_labels(labels_of(old)) if old is not None else UNRESTRICTED
         if policy.faults and policy.faults != before.faults:
             label, value, why = policy.faults[0]
             field = f"metadata.labels[{label}]"
-            raise refusals.invalid(request.target.row.resource, name_of(new), field, f'Invalid value: "{value}": {why}')
+            raise api_errors.invalid_field(
+                request.target.info.resource, name_of(new), field, f'Invalid value: "{value}": {why}'
+            )
         is_stricter = LEVELS.index(policy.enforce.level) > LEVELS.index(before.enforce.level)
         if old is not None and (is_stricter or policy.enforce.version != before.enforce.version):
-            request.warnings.extend(self.outcasts(name_of(new), policy.enforce))
+            request.warnings.extend(self.existing_pod_warnings(name_of(new), policy.enforce))
 
-    def outcasts(self, namespace: str, standard: Standard) -> Iterator[str]:
+    def existing_pod_warnings(self, namespace: str, level_version: LevelVersion) -> Iterator[str]:
         """What there is to say of the pods that are there, those of one kind together."""
         reasons: dict[str, list[str]] = {}
-        for version in self.store.every("pods", namespace)[:MOST_PODS]:
+        for version in self.store.list_objects("pods", namespace)[:MAX_PODS_CHECKED]:
             pod: Object = msgspec.json.decode(version.raw)
-            if found := violations(pod, standard.level):
-                reasons.setdefault(", ".join(reason for reason, _ in accounts(pod, found)), []).append(name_of(pod))
+            if found := violations(pod, level_version.level):
+                reasons.setdefault(", ".join(reason for reason, _ in reasons_and_details(pod, found)), []).append(
+                    name_of(pod)
+                )
         if reasons:
-            yield f'existing pods in namespace "{namespace}" violate the new PodSecurity enforce level "{standard}"'
-        yield from sorted(f"{pods[0]}{others(len(pods) - 1)}: {reason}" for reason, pods in reasons.items())
+            violated = f'the new PodSecurity enforce level "{level_version}"'
+            yield f'existing pods in namespace "{namespace}" violate {violated}'
+        yield from sorted(f"{pods[0]}{others_suffix(len(pods) - 1)}: {reason}" for reason, pods in reasons.items())
 
 
-def images(pod: Object) -> list[object]:
+def container_images(pod: Object) -> list[object]:
     """What of a pod can change that standards ask about: containers come, and their images."""
-    return [(each.get("name"), each.get("image")) for field in LISTS for each in pod["spec"].get(field) or ()]
+    return [
+        (each.get("name"), each.get("image")) for field in CONTAINER_FIELDS for each in pod["spec"].get(field) or ()
+    ]
 
 
-def others(count: int) -> str:
+def others_suffix(count: int) -> str:
     return "" if not count else " (and 1 other pod)" if count == 1 else f" (and {count} other pods)"
 
 
 # -- Kubernetes' words
 
 
-def words(pod: Object, found: Sequence[Violation]) -> str:
-    return ", ".join(f"{reason} ({detail})" if detail else reason for reason, detail in accounts(pod, found))
+def violations_text(pod: Object, pod_violations: Sequence[Violation]) -> str:
+    return ", ".join(
+        f"{reason} ({detail})" if detail else reason for reason, detail in reasons_and_details(pod, pod_violations)
+    )
 
 
-def accounts(pod: Object, found: Sequence[Violation]) -> Iterator[tuple[str, str]]:
+def reasons_and_details(pod: Object, pod_violations: Sequence[Violation]) -> Iterator[tuple[str, str]]:
     """A reason and its details for every check that failed, those of `baseline` first."""
-    for rule, those in groupby(sorted(found, key=lambda each: (each.rule not in BASELINE, each.rule)), rule_of):
-        reason, detail = WORDS.get(rule, (rule, lambda _: ""))
-        yield reason, detail(Findings(pod, list(those)))
+    for rule, those in groupby(
+        sorted(pod_violations, key=lambda each: (each.rule not in BASELINE_RULES, each.rule)), rule_name
+    ):
+        reason, detail = RULE_MESSAGES.get(rule, (rule, lambda _: ""))
+        yield reason, detail(RuleViolations(pod, list(those)))
 
 
-def rule_of(violation: Violation) -> str:
+def rule_name(violation: Violation) -> str:
     return violation.rule
 
 
 @dataclass(frozen=True)
-class Findings:
+class RuleViolations:
     """What one check has against a pod."""
 
     pod: Object
-    found: Sequence[Violation]
+    violations: Sequence[Violation]
 
-    def where(self, holds: Callable[[Violation], bool]) -> "Findings":
-        return Findings(self.pod, [each for each in self.found if holds(each)])
+    def where(self, holds: Callable[[Violation], bool]) -> "RuleViolations":
+        return RuleViolations(self.pod, [each for each in self.violations if holds(each)])
 
-    def named(self, *lists: str) -> list[str]:
+    def entry_names(self, *lists: str) -> list[str]:
         """The names of the entries of these lists that it is about."""
-        places = (PLACE.match(each.path) for each in self.found)
+        places = (ENTRY_PATH.match(each.path) for each in self.violations)
         entries = (
             self.pod["spec"][place[1]][int(place[2])] for place in places if place is not None and place[1] in lists
         )
@@ -186,110 +199,112 @@ class Findings:
 
     @property
     def containers(self) -> str:
-        return listed("container", self.named(*LISTS))
+        return counted_list("container", self.entry_names(*CONTAINER_FIELDS))
 
     @property
-    def setters(self) -> str:
+    def setting_subjects(self) -> str:
         """The pod, its containers: whoever says it."""
-        pod = ["pod"] if any(each.path.startswith("spec.securityContext") for each in self.found) else []
-        containers = [self.containers] if self.named(*LISTS) else []
-        notes = sum(1 for each in self.found if each.path.startswith("metadata."))
-        return " and ".join([*pod, *containers, *([plural("annotation", notes)] if notes else [])])
+        pod = ["pod"] if any(each.path.startswith("spec.securityContext") for each in self.violations) else []
+        containers = [self.containers] if self.entry_names(*CONTAINER_FIELDS) else []
+        notes = sum(1 for each in self.violations if each.path.startswith("metadata."))
+        return " and ".join([*pod, *containers, *([pluralized("annotation", notes)] if notes else [])])
 
     @property
     def values(self) -> list[str]:
-        return sorted({each.found for each in self.found})
+        return sorted({each.found for each in self.violations})
 
     @property
     def verb(self) -> str:
-        return "uses" if len(self.named(*LISTS, "volumes")) == 1 else "use"
+        return "uses" if len(self.entry_names(*CONTAINER_FIELDS, "volumes")) == 1 else "use"
 
 
-PLACE = re.compile(r"spec\.(\w+)\[(\d+)\]")
+ENTRY_PATH = re.compile(r"spec\.(\w+)\[(\d+)\]")
 
 
-def plural(word: str, count: int) -> str:
+def pluralized(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
 
 
-def quoted(values: Iterable[str]) -> str:
+def quoted_list(values: Iterable[str]) -> str:
     return ", ".join(f'"{each}"' for each in values)
 
 
-def listed(word: str, values: Sequence[str]) -> str:
-    return f"{plural(word, len(values))} {quoted(values)}"
+def counted_list(word: str, values: Sequence[str]) -> str:
+    return f"{pluralized(word, len(values))} {quoted_list(values)}"
 
 
-def field_of(violation: Violation) -> str:
+def last_field(violation: Violation) -> str:
     return violation.path.rpartition(".")[2]
 
 
-def of_capabilities(findings: Findings) -> str:
-    kept = findings.where(lambda each: field_of(each) == "drop")
-    gained = findings.where(lambda each: field_of(each) != "drop")
-    said = [f'{kept.containers} must set securityContext.capabilities.drop=["ALL"]'] if kept.found else []
-    return "; ".join(said + ([of_added_capabilities(gained)] if gained.found else []))
+def capabilities_detail(findings: RuleViolations) -> str:
+    kept = findings.where(lambda each: last_field(each) == "drop")
+    gained = findings.where(lambda each: last_field(each) != "drop")
+    said = [f'{kept.containers} must set securityContext.capabilities.drop=["ALL"]'] if kept.violations else []
+    return "; ".join(said + ([added_capabilities_detail(gained)] if gained.violations else []))
 
 
-def of_added_capabilities(findings: Findings) -> str:
-    return f"{findings.containers} must not include {quoted(findings.values)} in securityContext.capabilities.add"
+def added_capabilities_detail(findings: RuleViolations) -> str:
+    return f"{findings.containers} must not include {quoted_list(findings.values)} in securityContext.capabilities.add"
 
 
-def of_volumes(findings: Findings) -> str:
-    kinds = sorted({field_of(each) for each in findings.found})
-    return f"{listed('volume', findings.named('volumes'))} {findings.verb} {listed('restricted volume type', kinds)}"
+def volumes_detail(findings: RuleViolations) -> str:
+    kinds = sorted({last_field(each) for each in findings.violations})
+    volumes = counted_list("volume", findings.entry_names("volumes"))
+    return f"{volumes} {findings.verb} {counted_list('restricted volume type', kinds)}"
 
 
-def of_root(findings: Findings) -> str:
+def root_detail(findings: RuleViolations) -> str:
     explicit = findings.where(lambda each: each.found != "unset")
-    if explicit.found:
-        return f"{explicit.setters} must not set securityContext.runAsNonRoot=false"
+    if explicit.violations:
+        return f"{explicit.setting_subjects} must not set securityContext.runAsNonRoot=false"
     return f"pod or {findings.containers} must set securityContext.runAsNonRoot=true"
 
 
-def of_selinux(findings: Findings) -> str:
-    types = findings.where(lambda each: field_of(each) == "type").values
-    others = [field for field in ("user", "role") if any(field_of(each) == field for each in findings.found)]
-    said = [*([listed("type", types)] if types else []), *(f"{each} may not be set" for each in others)]
-    return f"{findings.setters} set forbidden securityContext.seLinuxOptions: {'; '.join(said)}"
+def selinux_detail(findings: RuleViolations) -> str:
+    types = findings.where(lambda each: last_field(each) == "type").values
+    others = [field for field in ("user", "role") if any(last_field(each) == field for each in findings.violations)]
+    said = [*([counted_list("type", types)] if types else []), *(f"{each} may not be set" for each in others)]
+    return f"{findings.setting_subjects} set forbidden securityContext.seLinuxOptions: {'; '.join(said)}"
 
 
-def of_seccomp(findings: Findings) -> str:
+def seccomp_detail(findings: RuleViolations) -> str:
     explicit = findings.where(lambda each: each.found != "unset")
-    if explicit.found:
-        return f"{explicit.setters} must not set securityContext.seccompProfile.type to {quoted(explicit.values)}"
+    if explicit.violations:
+        values = quoted_list(explicit.values)
+        return f"{explicit.setting_subjects} must not set securityContext.seccompProfile.type to {values}"
     wanted = 'must set securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"'
     return f"pod or {findings.containers} {wanted}"
 
 
-Detail = Callable[[Findings], str]
+Detail = Callable[[RuleViolations], str]
 
-BASELINE = frozenset(rule.name for rule in STANDARD["baseline"])
-WORDS: Mapping[str, tuple[str, Detail]] = {
+BASELINE_RULES = frozenset(rule.name for rule in CHECKS_BY_LEVEL["baseline"])
+RULE_MESSAGES: Mapping[str, tuple[str, Detail]] = {
     "allowPrivilegeEscalation": (
         "allowPrivilegeEscalation != false",
         lambda found: f"{found.containers} must set securityContext.allowPrivilegeEscalation=false",
     ),
     "appArmorProfile": (
         "forbidden AppArmor profile",
-        lambda found: f"{found.setters} must not set AppArmor profile type to {quoted(found.values)}",
+        lambda found: f"{found.setting_subjects} must not set AppArmor profile type to {quoted_list(found.values)}",
     ),
-    "capabilities_baseline": ("non-default capabilities", of_added_capabilities),
-    "capabilities_restricted": ("unrestricted capabilities", of_capabilities),
+    "capabilities_baseline": ("non-default capabilities", added_capabilities_detail),
+    "capabilities_restricted": ("unrestricted capabilities", capabilities_detail),
     "hostNamespaces": (
         "host namespaces",
-        lambda found: ", ".join(f"{field_of(each)}=true" for each in found.found),
+        lambda found: ", ".join(f"{last_field(each)}=true" for each in found.violations),
     ),
-    "hostPathVolumes": ("hostPath volumes", lambda found: listed("volume", found.named("volumes"))),
+    "hostPathVolumes": ("hostPath volumes", lambda found: counted_list("volume", found.entry_names("volumes"))),
     "hostPorts": (
         "hostPort",
         lambda found: (
-            f"{found.containers} {found.verb} {plural('hostPort', len(found.values))} {', '.join(found.values)}"
+            f"{found.containers} {found.verb} {pluralized('hostPort', len(found.values))} {', '.join(found.values)}"
         ),
     ),
     "hostProbesAndHostLifecycle": (
         "probe or lifecycle host",
-        lambda found: f"{found.containers} {found.verb} {listed('probe or lifecycle host', found.values)}",
+        lambda found: f"{found.containers} {found.verb} {counted_list('probe or lifecycle host', found.values)}",
     ),
     "privileged": (
         "privileged",
@@ -297,17 +312,17 @@ WORDS: Mapping[str, tuple[str, Detail]] = {
     ),
     "procMount": (
         "procMount",
-        lambda found: f"{found.containers} must not set securityContext.procMount to {quoted(found.values)}",
+        lambda found: f"{found.containers} must not set securityContext.procMount to {quoted_list(found.values)}",
     ),
-    "restrictedVolumes": ("restricted volume types", of_volumes),
-    "runAsNonRoot": ("runAsNonRoot != true", of_root),
-    "runAsUser": ("runAsUser=0", lambda found: f"{found.setters} must not set runAsUser=0"),
-    "seLinuxOptions": ("seLinuxOptions", of_selinux),
-    "seccompProfile_baseline": ("seccompProfile", of_seccomp),
-    "seccompProfile_restricted": ("seccompProfile", of_seccomp),
-    "sysctls": ("forbidden sysctls", lambda found: ", ".join(each.found for each in found.found)),
+    "restrictedVolumes": ("restricted volume types", volumes_detail),
+    "runAsNonRoot": ("runAsNonRoot != true", root_detail),
+    "runAsUser": ("runAsUser=0", lambda found: f"{found.setting_subjects} must not set runAsUser=0"),
+    "seLinuxOptions": ("seLinuxOptions", selinux_detail),
+    "seccompProfile_baseline": ("seccompProfile", seccomp_detail),
+    "seccompProfile_restricted": ("seccompProfile", seccomp_detail),
+    "sysctls": ("forbidden sysctls", lambda found: ", ".join(each.found for each in found.violations)),
     "windowsHostProcess": (
         "hostProcess",
-        lambda found: f"{found.setters} must not set securityContext.windowsOptions.hostProcess=true",
+        lambda found: f"{found.setting_subjects} must not set securityContext.windowsOptions.hostProcess=true",
     ),
 }

@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver.admission.callouts import CallError
-from tapestry.apiserver.admission.conditions import request_words
-from tapestry.apiserver.admission.matching import Attempt
-from tapestry.apiserver.verbs import Request
-from tapestry.kube.errors import BY_CODE, ApiError
+from tapestry.apiserver.admission.match_conditions import admission_request
+from tapestry.apiserver.admission.matching import AdmissionAttributes
+from tapestry.apiserver.admission.webhook_client import WebhookCallError
+from tapestry.apiserver.verbs import WriteRequest
+from tapestry.kube.errors import ERRORS_BY_CODE, ApiError
 from tapestry.kube.objects import Object
 from tapestry.kube.resources import Resource
 
 GROUP, KIND = "admission.k8s.io", "AdmissionReview"
-VERSIONS = ("v1", "v1beta1")
-OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
+REVIEW_VERSIONS = ("v1", "v1beta1")
+OPTIONS_KINDS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
 
 
 class ReviewError(ValueError):
@@ -24,7 +24,7 @@ class ReviewError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AdmissionResponse:
     """What a webhook says to a write."""
 
     allowed: bool
@@ -39,21 +39,23 @@ class Verdict:
 # -- the question
 
 
-def question(attempt: Attempt, known_as: Resource, version: str, uid: str, options: Object | None) -> Object:
+def admission_review(
+    attributes: AdmissionAttributes, matched_resource: Resource, version: str, uid: str, options: Object | None
+) -> Object:
     """The AdmissionReview about `attempt`, whose objects are those of `known_as` already."""
-    about = {"object": attempt.new, "oldObject": attempt.old, "options": options}
-    request = {"uid": uid, **request_words(attempt, known_as), **about}
+    about = {"object": attributes.new, "oldObject": attributes.old, "options": options}
+    request = {"uid": uid, **admission_request(attributes, matched_resource), **about}
     return {"kind": KIND, "apiVersion": f"{GROUP}/{version}", "request": request}
 
 
-def options_of(request: Request, attempt: Attempt) -> Object | None:
+def operation_options(request: WriteRequest, attributes: AdmissionAttributes) -> Object | None:
     """The options of a write; those of a patch are those of the update that it comes to."""
-    kind = OPTIONS.get(attempt.operation)
+    kind = OPTIONS_KINDS.get(attributes.operation)
     if kind is None:
         return None
     found: Object = {"kind": kind, "apiVersion": "meta.k8s.io/v1"}
-    if attempt.operation == "DELETE":
-        sent = request.sent if isinstance(request.sent, dict) else {}
+    if attributes.operation == "DELETE":
+        sent = request.decoded_body if isinstance(request.decoded_body, dict) else {}
         found |= {key: value for key, value in sent.items() if key not in found}
         if "propagationPolicy" in request.query:
             found["propagationPolicy"] = request.query["propagationPolicy"]
@@ -62,7 +64,7 @@ def options_of(request: Request, attempt: Attempt) -> Object | None:
     else:
         fields = ("fieldManager", "fieldValidation")
         found |= {name: request.query[name] for name in fields if request.query.get(name)}
-    return found | ({"dryRun": ["All"]} if attempt.dry else {})
+    return found | ({"dryRun": ["All"]} if attributes.is_dry_run else {})
 
 
 # -- the answer
@@ -84,22 +86,22 @@ class _Review(msgspec.Struct, rename="camel"):
     response: _Response | None = None
 
 
-REVIEW = msgspec.json.Decoder(_Review)
+REVIEW_DECODER = msgspec.json.Decoder(_Review)
 
 
-def verdict(raw: bytes, version: str, uid: str, *, mutating: bool) -> Verdict:
+def admission_response(raw: bytes, version: str, uid: str, *, mutating: bool) -> AdmissionResponse:
     """What `raw` says to the question `uid`.  Raises ReviewError, or CallError where it is not even JSON."""
     try:
-        review = REVIEW.decode(raw)
+        review = REVIEW_DECODER.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CallError(f"couldn't get version/kind; json parse error: {error}") from error
+        raise WebhookCallError(f"couldn't get version/kind; json parse error: {error}") from error
     response = review.response
     if response is None:
         raise ReviewError("webhook response was absent")
     is_loose = version == "v1beta1"  # of which neither the identity nor the type of a patch was ever checked
     if not is_loose:
-        check(review, response, uid, mutating=mutating)
-    return Verdict(
+        check_response(review, response, uid, mutating=mutating)
+    return AdmissionResponse(
         response.allowed,
         response.status or {},
         (response.patch or b"") if mutating else b"",
@@ -109,7 +111,7 @@ def verdict(raw: bytes, version: str, uid: str, *, mutating: bool) -> Verdict:
     )
 
 
-def check(review: _Review, response: _Response, uid: str, *, mutating: bool) -> None:
+def check_response(review: _Review, response: _Response, uid: str, *, mutating: bool) -> None:
     if response.uid != uid:
         raise ReviewError(f'expected response.uid="{uid}", got "{response.uid}"')
     if (review.api_version, review.kind) != (f"{GROUP}/v1", KIND):
@@ -128,11 +130,11 @@ def check(review: _Review, response: _Response, uid: str, *, mutating: bool) -> 
         raise ReviewError("validating webhook may not return response.patchType")
 
 
-def denial(name: str, result: Object) -> ApiError:
+def webhook_denied_error(name: str, result: Object) -> ApiError:
     """The error for a write that a webhook does not want."""
     code, reason, message = result.get("code"), result.get("reason") or "", result.get("message") or ""
     found = code if isinstance(code, int) and code >= 400 else 400
     why = f": {message or reason}" if message or reason else " without explanation"
     details = result.get("details")
-    kind = BY_CODE.get(found, ApiError)
+    kind = ERRORS_BY_CODE.get(found, ApiError)
     return kind(found, reason, f'admission webhook "{name}" denied the request{why}', details=details)

@@ -1,34 +1,34 @@
 """Pods, and templates of pods."""
 
-from tapestry.apiserver.defaults.filling import each, within
-from tapestry.apiserver.recurring import derived
+from tapestry.apiserver.defaults.field_updates import map_items, with_field
+from tapestry.apiserver.spec_cache import memoized_and_interned
 from tapestry.kube.objects import Object
 
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
-PROBE = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}
+PROBE_DEFAULTS = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}
 DEFAULT_MODE = 420
 TOKEN_SECONDS = 3600
 
 
-def pod(obj: Object) -> Object:
-    return within(obj, "spec", own_spec)
+def default_pod(obj: Object) -> Object:
+    return with_field(obj, "spec", default_pod_spec)
 
 
-@derived
-def own_spec(spec: Object) -> Object:
+@memoized_and_interned
+def default_pod_spec(spec: Object) -> Object:
     """Of a pod itself: a template leaves some of it to the pods that are made by it."""
-    found = {"enableServiceLinks": True, **pod_spec(spec)}
+    found = {"enableServiceLinks": True, **default_template_spec(spec)}
     for field in ("containers", "initContainers"):
-        found = within(found, field, each(lambda one: within(one, "resources", resources)))
+        found = with_field(found, field, map_items(lambda one: with_field(one, "resources", default_resources)))
     return found
 
 
-def template(obj: Object) -> Object:
-    return within(obj, "spec", pod_spec)
+def default_template(obj: Object) -> Object:
+    return with_field(obj, "spec", default_template_spec)
 
 
-@derived
-def pod_spec(spec: Object) -> Object:
+@memoized_and_interned
+def default_template_spec(spec: Object) -> Object:
     found = {
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": 30,
@@ -38,31 +38,31 @@ def pod_spec(spec: Object) -> Object:
         **spec,
     }
     for field in ("containers", "initContainers", "ephemeralContainers"):
-        found = within(found, field, each(container))
-    found = within(found, "volumes", each(volume))
+        found = with_field(found, field, map_items(default_container))
+    found = with_field(found, "volumes", map_items(default_volume))
     if found.get("hostNetwork"):
-        found = within(found, "containers", each(with_host_ports))
+        found = with_field(found, "containers", map_items(with_host_ports))
     if account := found.get("serviceAccountName") or found.get("serviceAccount"):
         found |= {"serviceAccountName": account, "serviceAccount": account}
     return found
 
 
-def container(obj: Object) -> Object:
+def default_container(obj: Object) -> Object:
     found = {
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "File",
-        "imagePullPolicy": "Always" if is_latest(obj.get("image", "")) else "IfNotPresent",
+        "imagePullPolicy": "Always" if has_latest_tag(obj.get("image", "")) else "IfNotPresent",
         "resources": {},
         **obj,
     }
-    found = within(found, "ports", each(lambda port: {"protocol": "TCP", **port}))
-    found = within(found, "env", each(variable))
+    found = with_field(found, "ports", map_items(lambda port: {"protocol": "TCP", **port}))
+    found = with_field(found, "env", map_items(default_env_var))
     for field in PROBES:
-        found = within(found, field, probe)
-    return within(found, "lifecycle", lifecycle)
+        found = with_field(found, field, default_probe)
+    return with_field(found, "lifecycle", default_lifecycle)
 
 
-def is_latest(image: str) -> bool:
+def has_latest_tag(image: str) -> bool:
     name, at, _ = image.partition("@")
     if at:
         return False
@@ -70,55 +70,57 @@ def is_latest(image: str) -> bool:
     return not colon or tag == "latest"
 
 
-def resources(obj: Object) -> Object:
+def default_resources(obj: Object) -> Object:
     limits = obj.get("limits")
     return {**obj, "requests": {**limits, **(obj.get("requests") or {})}} if limits else obj
 
 
-def variable(obj: Object) -> Object:
+def default_env_var(obj: Object) -> Object:
     source = obj.get("valueFrom") or {}
     if "fieldRef" not in source:
         return obj
     return {**obj, "valueFrom": {**source, "fieldRef": {"apiVersion": "v1", **source["fieldRef"]}}}
 
 
-def probe(obj: Object) -> Object:
-    return action({**PROBE, **obj})
+def default_probe(obj: Object) -> Object:
+    return default_action({**PROBE_DEFAULTS, **obj})
 
 
-def lifecycle(obj: Object) -> Object:
-    return {hook: action(value) if isinstance(value, dict) else value for hook, value in obj.items()}
+def default_lifecycle(obj: Object) -> Object:
+    return {hook: default_action(value) if isinstance(value, dict) else value for hook, value in obj.items()}
 
 
-def action(obj: Object) -> Object:
-    found = within(obj, "httpGet", lambda get: {"path": "/", "scheme": "HTTP", **get})
-    return within(found, "grpc", lambda call: {"service": "", **call})
+def default_action(obj: Object) -> Object:
+    found = with_field(obj, "httpGet", lambda get: {"path": "/", "scheme": "HTTP", **get})
+    return with_field(found, "grpc", lambda call: {"service": "", **call})
 
 
 def with_host_ports(obj: Object) -> Object:
-    return within(obj, "ports", each(lambda port: {"hostPort": port.get("containerPort"), **port}))
+    return with_field(obj, "ports", map_items(lambda port: {"hostPort": port.get("containerPort"), **port}))
 
 
-def volume(obj: Object) -> Object:
+def default_volume(obj: Object) -> Object:
     if len(obj) == 1:
         return {**obj, "emptyDir": {}}
     found = obj
     for field in ("configMap", "secret", "downwardAPI"):
-        found = within(found, field, lambda source: {"defaultMode": DEFAULT_MODE, **source})
-    found = within(found, "downwardAPI", downward)
-    found = within(
-        found, "projected", lambda source: within({"defaultMode": DEFAULT_MODE, **source}, "sources", each(projection))
+        found = with_field(found, field, lambda source: {"defaultMode": DEFAULT_MODE, **source})
+    found = with_field(found, "downwardAPI", default_downward_api)
+    found = with_field(
+        found,
+        "projected",
+        lambda source: with_field({"defaultMode": DEFAULT_MODE, **source}, "sources", map_items(default_projection)),
     )
-    return within(found, "hostPath", lambda source: {"type": "", **source})
+    return with_field(found, "hostPath", lambda source: {"type": "", **source})
 
 
-def projection(obj: Object) -> Object:
-    found = within(obj, "serviceAccountToken", lambda token: {"expirationSeconds": TOKEN_SECONDS, **token})
-    return within(found, "downwardAPI", downward)
+def default_projection(obj: Object) -> Object:
+    found = with_field(obj, "serviceAccountToken", lambda token: {"expirationSeconds": TOKEN_SECONDS, **token})
+    return with_field(found, "downwardAPI", default_downward_api)
 
 
-def downward(obj: Object) -> Object:
+def default_downward_api(obj: Object) -> Object:
     def file(found: Object) -> Object:
-        return within(found, "fieldRef", lambda field: {"apiVersion": "v1", **field})
+        return with_field(found, "fieldRef", lambda field: {"apiVersion": "v1", **field})
 
-    return within(obj, "items", each(file))
+    return with_field(obj, "items", map_items(file))

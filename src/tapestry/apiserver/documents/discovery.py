@@ -4,7 +4,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 
-from tapestry.apiserver.rows import Row, Rows
+from tapestry.apiserver.resource_registry import ResourceInfo, ResourceRegistry
 from tapestry.kube.objects import Object
 
 AGGREGATED = "APIGroupDiscoveryList"
@@ -20,24 +20,24 @@ def api_versions(server: str) -> Object:
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": [address]}
 
 
-def api_groups(rows: Rows) -> Object:
+def api_groups(registry: ResourceRegistry) -> Object:
     """What is under /apis."""
-    groups = [group_of(name, list(versions)) for name, versions in rows.groups().items() if name]
+    groups = [group_versions(name, list(versions)) for name, versions in registry.groups().items() if name]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
 def api_group(name: str, versions: Sequence[str]) -> Object:
     """What is under /apis/<group>."""
-    return {"kind": "APIGroup", "apiVersion": "v1", **group_of(name, versions)}
+    return {"kind": "APIGroup", "apiVersion": "v1", **group_versions(name, versions)}
 
 
-def group_of(name: str, versions: Sequence[str]) -> Object:
+def group_versions(name: str, versions: Sequence[str]) -> Object:
     """A group and its versions, the preferred one first."""
     listed = [{"groupVersion": group_version(name, each), "version": each} for each in versions]
     return {"name": name, "versions": listed, "preferredVersion": listed[0]}
 
 
-def api_resources(group: str, version: str, rows: Sequence[Row]) -> Object:
+def api_resources(group: str, version: str, rows: Sequence[ResourceInfo]) -> Object:
     """/api/v1, /apis/<group>/<version>"""
     listed = [each for row in rows for each in legacy_entries(row)]
     return {
@@ -48,23 +48,23 @@ def api_resources(group: str, version: str, rows: Sequence[Row]) -> Object:
     }
 
 
-def legacy_entries(row: Row) -> list[Object]:
-    resource = row.resource
+def legacy_entries(info: ResourceInfo) -> list[Object]:
+    resource = info.resource
     main: Object = {
         "name": resource.plural,
-        "singularName": row.singular,
+        "singularName": info.singular,
         "namespaced": resource.namespaced,
         "kind": resource.kind,
-        "verbs": list(row.verbs),
+        "verbs": list(info.verbs),
     }
-    if row.short_names:
-        main["shortNames"] = list(row.short_names)
-    if row.categories:
-        main["categories"] = list(row.categories)
-    if "list" in row.verbs:
-        main["storageVersionHash"] = storage_version_hash(row)
+    if info.short_names:
+        main["shortNames"] = list(info.short_names)
+    if info.categories:
+        main["categories"] = list(info.categories)
+    if "list" in info.verbs:
+        main["storageVersionHash"] = storage_version_hash(info)
     found = [main]
-    for sub in row.subresources.values():
+    for sub in info.subresources.values():
         entry: Object = {
             "name": f"{resource.plural}/{sub.name}",
             "singularName": "",
@@ -78,21 +78,21 @@ def legacy_entries(row: Row) -> list[Object]:
     return found
 
 
-def storage_version_hash(row: Row) -> str:
+def storage_version_hash(info: ResourceInfo) -> str:
     """Another one for another version in which objects are stored."""
-    group, _, version = f"/{row.stored_as or row.resource.api_version}".rpartition("/")
-    digest = sha256(f"{group.lstrip('/')}/{version}/{row.resource.kind}".encode()).digest()
+    group, _, version = f"/{info.storage_api_version or info.resource.api_version}".rpartition("/")
+    digest = sha256(f"{group.lstrip('/')}/{version}/{info.resource.kind}".encode()).digest()
     return b64encode(digest[:8]).decode()
 
 
-def aggregated(rows: Rows, *, legacy: bool) -> Object:
+def aggregated_discovery(registry: ResourceRegistry, *, legacy: bool) -> Object:
     """/api or /apis in one document, resources and all."""
-    groups = {name: versions for name, versions in rows.groups().items() if (name == "") is legacy}
+    groups = {name: versions for name, versions in registry.groups().items() if (name == "") is legacy}
     items = [aggregated_group(name, versions) for name, versions in groups.items()]
     return {"kind": AGGREGATED, "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
 
 
-def aggregated_group(name: str, versions: dict[str, list[Row]]) -> Object:
+def aggregated_group(name: str, versions: dict[str, list[ResourceInfo]]) -> Object:
     metadata: Object = {"creationTimestamp": None, **({"name": name} if name else {})}
     return {
         "metadata": metadata,
@@ -103,26 +103,26 @@ def aggregated_group(name: str, versions: dict[str, list[Row]]) -> Object:
     }
 
 
-def aggregated_entry(row: Row) -> Object:
-    resource = row.resource
+def aggregated_entry(info: ResourceInfo) -> Object:
+    resource = info.resource
     found: Object = {
         "resource": resource.plural,
         "responseKind": {"group": resource.group, "version": resource.version, "kind": resource.kind},
         "scope": "Namespaced" if resource.namespaced else "Cluster",
-        "singularResource": row.singular,
-        "verbs": list(row.verbs),
+        "singularResource": info.singular,
+        "verbs": list(info.verbs),
     }
-    if row.short_names:
-        found["shortNames"] = list(row.short_names)
-    if row.categories:
-        found["categories"] = list(row.categories)
-    if row.subresources:
+    if info.short_names:
+        found["shortNames"] = list(info.short_names)
+    if info.categories:
+        found["categories"] = list(info.categories)
+    if info.subresources:
         found["subresources"] = [
             {
                 "subresource": sub.name,
                 "responseKind": {"group": sub.group, "version": sub.version, "kind": sub.kind},
                 "verbs": list(sub.verbs),
             }
-            for sub in row.subresources.values()
+            for sub in info.subresources.values()
         ]
     return found

@@ -1,6 +1,6 @@
 """Who may do what and how much of it, in a table: roles, quotas, admission, priorities, certificates."""
 
-from tapestry.apiserver.printing.prints import (
+from tapestry.apiserver.printing.table_columns import (
     AGE,
     BOOLEAN,
     CREATED,
@@ -8,18 +8,18 @@ from tapestry.apiserver.printing.prints import (
     NAME,
     NONE,
     UNSET,
-    Columns,
-    Print,
-    count,
-    duration,
-    of,
-    path,
+    ColumnsByResource,
+    TableColumn,
+    computed_cell,
+    count_cell,
+    human_duration,
+    value_cell,
 )
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, value_at
 
 
-def quota_of(kind: str) -> Print:
+def quota_column(kind: str) -> TableColumn:
     """What is used of what: of limits, or of all the rest."""
 
     def show(obj: Object) -> str:
@@ -27,24 +27,24 @@ def quota_of(kind: str) -> Print:
         names = [each for each in sorted(hard) if each.startswith("limits.") is (kind == "Limit")]
         return ", ".join(f"{each}: {used.get(each, 0)}/{hard[each]}" for each in names)
 
-    return Print(kind, of(show))
+    return TableColumn(kind, computed_cell(show))
 
 
-def role(binding: Object) -> str:
+def role_reference(binding: Object) -> str:
     return f"{binding['roleRef']['kind']}/{binding['roleRef']['name']}"
 
 
-def subjects(kind: str) -> Print:
+def subjects_column(kind: str) -> TableColumn:
     """Those of a binding that are of a kind; an account is named with its namespace."""
 
     def show(obj: Object) -> str:
         those = [each for each in obj.get("subjects") or () if each.get("kind") == kind]
         return ", ".join("/".join(filter(None, (each.get("namespace"), each.get("name")))) for each in those)
 
-    return Print(f"{kind}s", of(show), priority=1)
+    return TableColumn(f"{kind}s", computed_cell(show), priority=1)
 
 
-def request_state(obj: Object) -> str:
+def signing_request_condition(obj: Object) -> str:
     """What became of a request for a certificate."""
     types = {each.get("type") for each in value_at(obj, "status", "conditions", default=[])}
     words = [next((each for each in ("Denied", "Approved") if each in types), "Pending")]
@@ -54,7 +54,7 @@ def request_state(obj: Object) -> str:
 
 def requested_duration(obj: Object) -> str:
     seconds = value_at(obj, "spec", "expirationSeconds")
-    return duration(seconds) if seconds is not None else NONE
+    return human_duration(seconds) if seconds is not None else NONE
 
 
 def parameter_kind(obj: Object) -> str:
@@ -62,14 +62,14 @@ def parameter_kind(obj: Object) -> str:
     return f"{found.get('apiVersion', '')}/{found.get('kind', '')}" if found is not None else UNSET
 
 
-def parameter(obj: Object) -> str:
+def parameter_reference(obj: Object) -> str:
     found = value_at(obj, "spec", "paramRef", default={})
     if found.get("name"):
         return f"{found.get('namespace') or '*'}/{found['name']}"
-    return go_selector(found["selector"]) if found.get("selector") is not None else UNSET
+    return go_selector_text(found["selector"]) if found.get("selector") is not None else UNSET
 
 
-def go_selector(spec: Object) -> str:
+def go_selector_text(spec: Object) -> str:
     """A selector as Go prints a value of its type, which is what Kubernetes shows here."""
     labels = "".join(f"{key}: {value}," for key, value in sorted((spec.get("matchLabels") or {}).items()))
     expressions = "".join(
@@ -81,66 +81,75 @@ def go_selector(spec: Object) -> str:
     return f"&LabelSelector{{MatchLabels:map[string]string{{{labels}}},MatchExpressions:{expressions},}}"
 
 
-def dangling(obj: Object) -> str:
-    found = find(value_at(obj, "status", "conditions"), "Dangling")
+def dangling_status(obj: Object) -> str:
+    found = find_condition(value_at(obj, "status", "conditions"), "Dangling")
     return str(found["status"]) if found is not None else "?"
 
 
-QUEUING = ("spec", "limited", "limitResponse", "queuing")
-WEBHOOKS = (NAME, Print("Webhooks", count("webhooks"), INTEGER), AGE)
-BINDING = (NAME, Print("Role", of(role)), AGE, subjects("User"), subjects("Group"), subjects("ServiceAccount"))
+QUEUING_PATH = ("spec", "limited", "limitResponse", "queuing")
+WEBHOOK_COLUMNS = (NAME, TableColumn("Webhooks", count_cell("webhooks"), INTEGER), AGE)
+BINDING_COLUMNS = (
+    NAME,
+    TableColumn("Role", computed_cell(role_reference)),
+    AGE,
+    subjects_column("User"),
+    subjects_column("Group"),
+    subjects_column("ServiceAccount"),
+)
 
-COLUMNS: Columns = {
+COLUMNS: ColumnsByResource = {
     "roles.rbac.authorization.k8s.io": (NAME, CREATED),
     "clusterroles.rbac.authorization.k8s.io": (NAME, CREATED),
-    "rolebindings.rbac.authorization.k8s.io": BINDING,
-    "clusterrolebindings.rbac.authorization.k8s.io": BINDING,
-    "resourcequotas": (NAME, quota_of("Request"), quota_of("Limit"), AGE),
+    "rolebindings.rbac.authorization.k8s.io": BINDING_COLUMNS,
+    "clusterrolebindings.rbac.authorization.k8s.io": BINDING_COLUMNS,
+    "resourcequotas": (NAME, quota_column("Request"), quota_column("Limit"), AGE),
     "limitranges": (NAME, CREATED),
     "certificatesigningrequests.certificates.k8s.io": (
         NAME,
         AGE,
-        Print("SignerName", path("spec", "signerName", default=NONE)),
-        Print("Requestor", path("spec", "username")),
-        Print("RequestedDuration", of(requested_duration)),
-        Print("Condition", of(request_state)),
+        TableColumn("SignerName", value_cell("spec", "signerName", default=NONE)),
+        TableColumn("Requestor", value_cell("spec", "username")),
+        TableColumn("RequestedDuration", computed_cell(requested_duration)),
+        TableColumn("Condition", computed_cell(signing_request_condition)),
     ),
-    "mutatingwebhookconfigurations.admissionregistration.k8s.io": WEBHOOKS,
-    "validatingwebhookconfigurations.admissionregistration.k8s.io": WEBHOOKS,
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": WEBHOOK_COLUMNS,
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": WEBHOOK_COLUMNS,
     "validatingadmissionpolicies.admissionregistration.k8s.io": (
         NAME,
-        Print("Validations", count("spec", "validations"), INTEGER),
-        Print("ParamKind", of(parameter_kind)),
+        TableColumn("Validations", count_cell("spec", "validations"), INTEGER),
+        TableColumn("ParamKind", computed_cell(parameter_kind)),
         AGE,
     ),
     "validatingadmissionpolicybindings.admissionregistration.k8s.io": (
         NAME,
-        Print("PolicyName", path("spec", "policyName")),
-        Print("ParamRef", of(parameter)),
+        TableColumn("PolicyName", value_cell("spec", "policyName")),
+        TableColumn("ParamRef", computed_cell(parameter_reference)),
         AGE,
     ),
     "priorityclasses.scheduling.k8s.io": (
         NAME,
-        Print("Value", path("value", default=0), INTEGER),
-        Print("Global-Default", path("globalDefault", default=False), BOOLEAN),
+        TableColumn("Value", value_cell("value", default=0), INTEGER),
+        TableColumn("Global-Default", value_cell("globalDefault", default=False), BOOLEAN),
         AGE,
-        Print("PreemptionPolicy", path("preemptionPolicy")),
+        TableColumn("PreemptionPolicy", value_cell("preemptionPolicy")),
     ),
     "flowschemas.flowcontrol.apiserver.k8s.io": (
         NAME,
-        Print("PriorityLevel", path("spec", "priorityLevelConfiguration", "name")),
-        Print("MatchingPrecedence", path("spec", "matchingPrecedence", default=0)),
-        Print("DistinguisherMethod", path("spec", "distinguisherMethod", "type", default=NONE)),
+        TableColumn("PriorityLevel", value_cell("spec", "priorityLevelConfiguration", "name")),
+        TableColumn("MatchingPrecedence", value_cell("spec", "matchingPrecedence", default=0)),
+        TableColumn("DistinguisherMethod", value_cell("spec", "distinguisherMethod", "type", default=NONE)),
         AGE,
-        Print("MissingPL", of(dangling)),
+        TableColumn("MissingPL", computed_cell(dangling_status)),
     ),
     "prioritylevelconfigurations.flowcontrol.apiserver.k8s.io": (
         NAME,
-        Print("Type", path("spec", "type")),
-        Print("NominalConcurrencyShares", path("spec", "limited", "nominalConcurrencyShares", default=NONE)),
-        Print("Queues", path(*QUEUING, "queues", default=NONE)),
-        Print("HandSize", path(*QUEUING, "handSize", default=NONE)),
-        Print("QueueLengthLimit", path(*QUEUING, "queueLengthLimit", default=NONE)),
+        TableColumn("Type", value_cell("spec", "type")),
+        TableColumn(
+            "NominalConcurrencyShares", value_cell("spec", "limited", "nominalConcurrencyShares", default=NONE)
+        ),
+        TableColumn("Queues", value_cell(*QUEUING_PATH, "queues", default=NONE)),
+        TableColumn("HandSize", value_cell(*QUEUING_PATH, "handSize", default=NONE)),
+        TableColumn("QueueLengthLimit", value_cell(*QUEUING_PATH, "queueLengthLimit", default=NONE)),
         AGE,
     ),
 }

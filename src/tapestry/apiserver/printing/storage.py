@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from tapestry.apiserver.printing.prints import (
+from tapestry.apiserver.printing.table_columns import (
     AGE,
     BOOLEAN,
     CREATED,
@@ -11,112 +11,127 @@ from tapestry.apiserver.printing.prints import (
     NAME,
     NONE,
     UNSET,
-    Columns,
-    Print,
-    count,
-    of,
-    path,
+    ColumnsByResource,
+    TableColumn,
+    computed_cell,
+    count_cell,
+    value_cell,
 )
 from tapestry.kube.objects import Object, annotations_of, name_of, value_at
 
-ACCESS = {"ReadWriteOnce": "RWO", "ReadOnlyMany": "ROX", "ReadWriteMany": "RWX", "ReadWriteOncePod": "RWOP"}
-OLD_CLASS = "volume.beta.kubernetes.io/storage-class"
-DEFAULTS = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
+ACCESS_MODE_ABBREVIATIONS = {
+    "ReadWriteOnce": "RWO",
+    "ReadOnlyMany": "ROX",
+    "ReadWriteMany": "RWX",
+    "ReadWriteOncePod": "RWOP",
+}
+BETA_STORAGE_CLASS_ANNOTATION = "volume.beta.kubernetes.io/storage-class"
+DEFAULT_CLASS_ANNOTATIONS = (
+    "storageclass.kubernetes.io/is-default-class",
+    "storageclass.beta.kubernetes.io/is-default-class",
+)
 
 
-def access_modes(obj: Object, field: str) -> str:
+def access_modes_text(obj: Object, field: str) -> str:
     modes = value_at(obj, field, "accessModes", default=[])
-    return ",".join(short for mode, short in ACCESS.items() if mode in modes)
+    return ",".join(short for mode, short in ACCESS_MODE_ABBREVIATIONS.items() if mode in modes)
 
 
-def phase(obj: Object) -> str:
+def volume_phase(obj: Object) -> str:
     if "deletionTimestamp" in obj["metadata"]:
         return "Terminating"
     return str(value_at(obj, "status", "phase", default=""))
 
 
-def storage_class(obj: Object) -> str:
-    return str(annotations_of(obj).get(OLD_CLASS, value_at(obj, "spec", "storageClassName", default="")))
+def storage_class_of(obj: Object) -> str:
+    return str(
+        annotations_of(obj).get(BETA_STORAGE_CLASS_ANNOTATION, value_at(obj, "spec", "storageClassName", default=""))
+    )
 
 
-def volume_claim(volume: Object) -> str:
+def volume_claim_key(volume: Object) -> str:
     about = value_at(volume, "spec", "claimRef")
     return f"{about.get('namespace', '')}/{about.get('name', '')}" if about else ""
 
 
-def if_bound(show: Callable[[Object], str]) -> Callable[[Object], str]:
+def only_if_bound(compute: Callable[[Object], str]) -> Callable[[Object], str]:
     """What is known of a claim once it has a volume."""
-    return lambda claim: show(claim) if value_at(claim, "spec", "volumeName") else ""
+    return lambda claim: compute(claim) if value_at(claim, "spec", "volumeName") else ""
 
 
-def class_name(obj: Object) -> str:
-    is_default = any(annotations_of(obj).get(each) == "true" for each in DEFAULTS)
+def storage_class_name(obj: Object) -> str:
+    is_default = any(annotations_of(obj).get(each) == "true" for each in DEFAULT_CLASS_ANNOTATIONS)
     return f"{name_of(obj)} (default)" if is_default else name_of(obj)
 
 
-def audiences(obj: Object) -> str:
+def token_audiences(obj: Object) -> str:
     requests = value_at(obj, "spec", "tokenRequests")
     return UNSET if requests is None else ",".join(each.get("audience", "") for each in requests)
 
 
-CLASS = Print("StorageClass", of(storage_class))
-ATTRIBUTES = Print("VolumeAttributesClass", path("spec", "volumeAttributesClassName", default=UNSET))
-MODE = Print("VolumeMode", path("spec", "volumeMode", default=UNSET), priority=1)
-SIZE = if_bound(lambda obj: str(value_at(obj, "status", "capacity", "storage", default="0")))
-ACCESS_OF_CLAIM = if_bound(lambda obj: access_modes(obj, "status"))
+STORAGE_CLASS_COLUMN = TableColumn("StorageClass", computed_cell(storage_class_of))
+ATTRIBUTES_CLASS_COLUMN = TableColumn(
+    "VolumeAttributesClass", value_cell("spec", "volumeAttributesClassName", default=UNSET)
+)
+VOLUME_MODE_COLUMN = TableColumn("VolumeMode", value_cell("spec", "volumeMode", default=UNSET), priority=1)
+claim_capacity = only_if_bound(lambda obj: str(value_at(obj, "status", "capacity", "storage", default="0")))
+claim_access_modes = only_if_bound(lambda obj: access_modes_text(obj, "status"))
 
-COLUMNS: Columns = {
+COLUMNS: ColumnsByResource = {
     "persistentvolumes": (
         NAME,
-        Print("Capacity", path("spec", "capacity", "storage", default="0")),
-        Print("Access Modes", of(lambda obj: access_modes(obj, "spec"))),
-        Print("Reclaim Policy", path("spec", "persistentVolumeReclaimPolicy")),
-        Print("Status", of(phase)),
-        Print("Claim", of(volume_claim)),
-        CLASS,
-        ATTRIBUTES,
-        Print("Reason", path("status", "reason")),
+        TableColumn("Capacity", value_cell("spec", "capacity", "storage", default="0")),
+        TableColumn("Access Modes", computed_cell(lambda obj: access_modes_text(obj, "spec"))),
+        TableColumn("Reclaim Policy", value_cell("spec", "persistentVolumeReclaimPolicy")),
+        TableColumn("Status", computed_cell(volume_phase)),
+        TableColumn("Claim", computed_cell(volume_claim_key)),
+        STORAGE_CLASS_COLUMN,
+        ATTRIBUTES_CLASS_COLUMN,
+        TableColumn("Reason", value_cell("status", "reason")),
         AGE,
-        MODE,
+        VOLUME_MODE_COLUMN,
     ),
     "persistentvolumeclaims": (
         NAME,
-        Print("Status", of(phase)),
-        Print("Volume", path("spec", "volumeName")),
-        Print("Capacity", of(SIZE)),
-        Print("Access Modes", of(ACCESS_OF_CLAIM)),
-        CLASS,
-        ATTRIBUTES,
+        TableColumn("Status", computed_cell(volume_phase)),
+        TableColumn("Volume", value_cell("spec", "volumeName")),
+        TableColumn("Capacity", computed_cell(claim_capacity)),
+        TableColumn("Access Modes", computed_cell(claim_access_modes)),
+        STORAGE_CLASS_COLUMN,
+        ATTRIBUTES_CLASS_COLUMN,
         AGE,
-        MODE,
+        VOLUME_MODE_COLUMN,
     ),
     "storageclasses.storage.k8s.io": (
-        replace(NAME, show=of(class_name)),
-        Print("Provisioner", path("provisioner")),
-        Print("ReclaimPolicy", path("reclaimPolicy", default="Delete")),
-        Print("VolumeBindingMode", path("volumeBindingMode", default="Immediate")),
-        Print("AllowVolumeExpansion", path("allowVolumeExpansion", default=False)),
+        replace(NAME, show=computed_cell(storage_class_name)),
+        TableColumn("Provisioner", value_cell("provisioner")),
+        TableColumn("ReclaimPolicy", value_cell("reclaimPolicy", default="Delete")),
+        TableColumn("VolumeBindingMode", value_cell("volumeBindingMode", default="Immediate")),
+        TableColumn("AllowVolumeExpansion", value_cell("allowVolumeExpansion", default=False)),
         AGE,
     ),
     "csidrivers.storage.k8s.io": (
         NAME,
-        Print("AttachRequired", path("spec", "attachRequired", default=True), BOOLEAN),
-        Print("PodInfoOnMount", path("spec", "podInfoOnMount", default=False), BOOLEAN),
-        Print("StorageCapacity", path("spec", "storageCapacity", default=False), BOOLEAN),
-        Print("TokenRequests", of(audiences)),
-        Print("RequiresRepublish", path("spec", "requiresRepublish", default=False), BOOLEAN),
-        Print("Modes", of(lambda obj: ",".join(value_at(obj, "spec", "volumeLifecycleModes", default=[])) or NONE)),
+        TableColumn("AttachRequired", value_cell("spec", "attachRequired", default=True), BOOLEAN),
+        TableColumn("PodInfoOnMount", value_cell("spec", "podInfoOnMount", default=False), BOOLEAN),
+        TableColumn("StorageCapacity", value_cell("spec", "storageCapacity", default=False), BOOLEAN),
+        TableColumn("TokenRequests", computed_cell(token_audiences)),
+        TableColumn("RequiresRepublish", value_cell("spec", "requiresRepublish", default=False), BOOLEAN),
+        TableColumn(
+            "Modes",
+            computed_cell(lambda obj: ",".join(value_at(obj, "spec", "volumeLifecycleModes", default=[])) or NONE),
+        ),
         AGE,
     ),
-    "csinodes.storage.k8s.io": (NAME, Print("Drivers", count("spec", "drivers"), INTEGER), AGE),
+    "csinodes.storage.k8s.io": (NAME, TableColumn("Drivers", count_cell("spec", "drivers"), INTEGER), AGE),
     "csistoragecapacities.storage.k8s.io": (NAME, CREATED),
     "volumeattachments.storage.k8s.io": (
         NAME,
-        Print("Attacher", path("spec", "attacher"), format="name"),
-        Print("PV", path("spec", "source", "persistentVolumeName")),
-        Print("Node", path("spec", "nodeName")),
-        Print("Attached", path("status", "attached", default=False), BOOLEAN),
+        TableColumn("Attacher", value_cell("spec", "attacher"), format="name"),
+        TableColumn("PV", value_cell("spec", "source", "persistentVolumeName")),
+        TableColumn("Node", value_cell("spec", "nodeName")),
+        TableColumn("Attached", value_cell("status", "attached", default=False), BOOLEAN),
         AGE,
     ),
-    "volumeattributesclasses.storage.k8s.io": (NAME, Print("DriverName", path("driverName")), AGE),
+    "volumeattributesclasses.storage.k8s.io": (NAME, TableColumn("DriverName", value_cell("driverName")), AGE),
 }

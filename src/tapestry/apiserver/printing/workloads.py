@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from tapestry.apiserver.printing.prints import (
+from tapestry.apiserver.printing.table_columns import (
     AGE,
     BOOLEAN,
     INTEGER,
@@ -11,35 +11,35 @@ from tapestry.apiserver.printing.prints import (
     NONE,
     UNKNOWN,
     UNSET,
-    Columns,
-    Print,
-    age,
-    containers,
-    count,
-    duration,
-    of,
-    pairs,
-    path,
-    selector,
+    ColumnsByResource,
+    TableColumn,
+    age_since,
+    computed_cell,
+    container_columns,
+    count_cell,
+    human_duration,
+    labels_text,
+    selector_text,
+    value_cell,
 )
-from tapestry.kube.conditions import is_true
+from tapestry.kube.conditions import is_condition_true
 from tapestry.kube.objects import Object, controller_of, name_of, value_at
 from tapestry.kube.times import parse_time
 
 
-def replicas(obj: Object) -> str:
+def ready_replicas(obj: Object) -> str:
     return f"{value_at(obj, 'status', 'readyReplicas', default=0)}/{value_at(obj, 'spec', 'replicas', default=0)}"
 
 
 def job_status(job: Object) -> str:
-    ended = next((type for type in JOB_ENDS if is_true(job, type)), "")
+    ended = next((type for type in JOB_TERMINAL_CONDITIONS if is_condition_true(job, type)), "")
     if ended or "deletionTimestamp" in job["metadata"]:
         return ended or "Terminating"
-    return next((type for type in JOB_STATES if is_true(job, type)), "Running")
+    return next((type for type in JOB_STATE_CONDITIONS if is_condition_true(job, type)), "Running")
 
 
-JOB_ENDS = ("Complete", "Failed")
-JOB_STATES = ("Suspended", "FailureTarget", "SuccessCriteriaMet")
+JOB_TERMINAL_CONDITIONS = ("Complete", "Failed")
+JOB_STATE_CONDITIONS = ("Suspended", "FailureTarget", "SuccessCriteriaMet")
 
 
 def job_completions(job: Object) -> str:
@@ -54,16 +54,16 @@ def job_duration(job: Object, now: datetime) -> str:
     start, end = value_at(job, "status", "startTime"), value_at(job, "status", "completionTime")
     if not start:
         return ""
-    return duration(((parse_time(end) if end else now) - parse_time(start)).total_seconds())
+    return human_duration(((parse_time(end) if end else now) - parse_time(start)).total_seconds())
 
 
-def suspended(job: Object) -> str:
+def suspend_text(job: Object) -> str:
     return str(value_at(job, "spec", "suspend", default=UNSET)).capitalize()
 
 
 def last_schedule(job: Object, now: datetime) -> str:
     moment = value_at(job, "status", "lastScheduleTime")
-    return age(moment, now) if moment else NONE
+    return age_since(moment, now) if moment else NONE
 
 
 def controller_name(obj: Object) -> str:
@@ -78,22 +78,22 @@ def controller_name(obj: Object) -> str:
 # -- autoscalers
 
 
-def targets(obj: Object) -> str:
+def metric_targets(obj: Object) -> str:
     """What an autoscaler has and wants of each of its metrics."""
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     if (wanted := spec.get("targetCPUUtilizationPercentage")) is not None:  # the form of its first version
-        return f"cpu: {percent(status.get('currentCPUUtilizationPercentage'), UNKNOWN)}/{wanted}%"
+        return f"cpu: {percent_text(status.get('currentCPUUtilizationPercentage'), UNKNOWN)}/{wanted}%"
     current: Sequence[Object] = status.get("currentMetrics") or []
     found = [
-        target(each, current[number] if number < len(current) else {})
+        metric_target(each, current[number] if number < len(current) else {})
         for number, each in enumerate(spec.get("metrics") or ())
     ]
     more = f" + {len(found) - 2} more..." if len(found) > 2 else ""
     return ", ".join(found[:2]) + more or NONE
 
 
-def target(metric: Object, current: Object) -> str:
-    field = METRICS.get(metric.get("type", ""))
+def metric_target(metric: Object, current: Object) -> str:
+    field = METRIC_FIELDS.get(metric.get("type", ""))
     if field is None:
         return "<unknown type>"
     about, now = metric.get(field) or {}, (current.get(field) or {}).get("current") or {}
@@ -103,12 +103,12 @@ def target(metric: Object, current: Object) -> str:
         tail = " (avg)" if field in ("object", "external") else ""
         return f"{head}{now.get('averageValue', UNKNOWN)}/{average}{tail}"
     if is_resource:
-        utilization = percent(now.get("averageUtilization"), UNKNOWN)
-        return f"{head}{utilization}/{percent(wanted.get('averageUtilization'), '<auto>')}"
+        utilization = percent_text(now.get("averageUtilization"), UNKNOWN)
+        return f"{head}{utilization}/{percent_text(wanted.get('averageUtilization'), '<auto>')}"
     return f"{now.get('value', UNKNOWN)}/{wanted.get('value', '<nil>')}"
 
 
-METRICS = {
+METRIC_FIELDS = {
     "Resource": "resource",
     "ContainerResource": "containerResource",
     "Pods": "pods",
@@ -117,105 +117,118 @@ METRICS = {
 }
 
 
-def percent(value: int | None, otherwise: str) -> str:
-    return otherwise if value is None else f"{value}%"
+def percent_text(value: int | None, default: str) -> str:
+    return default if value is None else f"{value}%"
 
 
-def reference(obj: Object) -> str:
+def scale_target(obj: Object) -> str:
     about = value_at(obj, "spec", "scaleTargetRef", default={})
     return f"{about.get('kind', '')}/{about.get('name', '')}"
 
 
-TEMPLATE = containers("spec", "template", "spec", "containers")
-SELECTOR = Print("Selector", of(lambda obj: selector(value_at(obj, "spec", "selector"))), priority=1)
-LABELS = Print("Selector", of(lambda obj: pairs(value_at(obj, "spec", "selector"))), priority=1)
-CRON_SELECTOR = of(lambda obj: selector(value_at(obj, "spec", "jobTemplate", "spec", "selector")))
-OF_REPLICAS = (
+CONTAINER_COLUMNS = container_columns("spec", "template", "spec", "containers")
+SELECTOR_COLUMN = TableColumn(
+    "Selector", computed_cell(lambda obj: selector_text(value_at(obj, "spec", "selector"))), priority=1
+)
+LABEL_SELECTOR_COLUMN = TableColumn(
+    "Selector", computed_cell(lambda obj: labels_text(value_at(obj, "spec", "selector"))), priority=1
+)
+cron_job_selector = computed_cell(lambda obj: selector_text(value_at(obj, "spec", "jobTemplate", "spec", "selector")))
+REPLICA_COLUMNS = (
     NAME,
-    Print("Desired", path("spec", "replicas", default=0), INTEGER),
-    Print("Current", path("status", "replicas", default=0), INTEGER),
-    Print("Ready", path("status", "readyReplicas", default=0), INTEGER),
+    TableColumn("Desired", value_cell("spec", "replicas", default=0), INTEGER),
+    TableColumn("Current", value_cell("status", "replicas", default=0), INTEGER),
+    TableColumn("Ready", value_cell("status", "readyReplicas", default=0), INTEGER),
     AGE,
-    *TEMPLATE,
+    *CONTAINER_COLUMNS,
 )
 
-SCALE = (
-    Print("Name", of(name_of)),
-    Print("Desired", path("spec", "replicas", default=0), INTEGER),
-    Print("Available", path("status", "replicas", default=0), INTEGER),
+SCALE_COLUMNS = (
+    TableColumn("Name", computed_cell(name_of)),
+    TableColumn("Desired", value_cell("spec", "replicas", default=0), INTEGER),
+    TableColumn("Available", value_cell("status", "replicas", default=0), INTEGER),
     AGE,
 )
 """Of the scale of any of them."""
-COLUMNS: Columns = {
+COLUMNS: ColumnsByResource = {
     "deployments.apps": (
         NAME,
-        Print("Ready", of(replicas)),
-        Print("Up-to-date", path("status", "updatedReplicas", default=0)),
-        Print("Available", path("status", "availableReplicas", default=0)),
+        TableColumn("Ready", computed_cell(ready_replicas)),
+        TableColumn("Up-to-date", value_cell("status", "updatedReplicas", default=0)),
+        TableColumn("Available", value_cell("status", "availableReplicas", default=0)),
         AGE,
-        *TEMPLATE,
-        SELECTOR,
+        *CONTAINER_COLUMNS,
+        SELECTOR_COLUMN,
     ),
-    "replicasets.apps": (*OF_REPLICAS, SELECTOR),
-    "replicationcontrollers": (*OF_REPLICAS, LABELS),
-    "statefulsets.apps": (NAME, Print("Ready", of(replicas)), AGE, *TEMPLATE),
+    "replicasets.apps": (*REPLICA_COLUMNS, SELECTOR_COLUMN),
+    "replicationcontrollers": (*REPLICA_COLUMNS, LABEL_SELECTOR_COLUMN),
+    "statefulsets.apps": (NAME, TableColumn("Ready", computed_cell(ready_replicas)), AGE, *CONTAINER_COLUMNS),
     "daemonsets.apps": (
         NAME,
-        Print("Desired", path("status", "desiredNumberScheduled", default=0), INTEGER),
-        Print("Current", path("status", "currentNumberScheduled", default=0), INTEGER),
-        Print("Ready", path("status", "numberReady", default=0), INTEGER),
-        Print("Up-to-date", path("status", "updatedNumberScheduled", default=0), INTEGER),
-        Print("Available", path("status", "numberAvailable", default=0), INTEGER),
-        Print("Node Selector", of(lambda obj: pairs(value_at(obj, "spec", "template", "spec", "nodeSelector")))),
+        TableColumn("Desired", value_cell("status", "desiredNumberScheduled", default=0), INTEGER),
+        TableColumn("Current", value_cell("status", "currentNumberScheduled", default=0), INTEGER),
+        TableColumn("Ready", value_cell("status", "numberReady", default=0), INTEGER),
+        TableColumn("Up-to-date", value_cell("status", "updatedNumberScheduled", default=0), INTEGER),
+        TableColumn("Available", value_cell("status", "numberAvailable", default=0), INTEGER),
+        TableColumn(
+            "Node Selector",
+            computed_cell(lambda obj: labels_text(value_at(obj, "spec", "template", "spec", "nodeSelector"))),
+        ),
         AGE,
-        *TEMPLATE,
-        SELECTOR,
+        *CONTAINER_COLUMNS,
+        SELECTOR_COLUMN,
     ),
     "jobs.batch": (
         NAME,
-        Print("Status", of(job_status)),
-        Print("Completions", of(job_completions)),
-        Print("Duration", job_duration),
+        TableColumn("Status", computed_cell(job_status)),
+        TableColumn("Completions", computed_cell(job_completions)),
+        TableColumn("Duration", job_duration),
         AGE,
-        *TEMPLATE,
-        SELECTOR,
+        *CONTAINER_COLUMNS,
+        SELECTOR_COLUMN,
     ),
     "cronjobs.batch": (
         NAME,
-        Print("Schedule", path("spec", "schedule")),
-        Print("Timezone", path("spec", "timeZone", default=NONE)),
-        Print("Suspend", of(suspended), BOOLEAN),
-        Print("Active", count("status", "active"), INTEGER),
-        Print("Last Schedule", last_schedule),
+        TableColumn("Schedule", value_cell("spec", "schedule")),
+        TableColumn("Timezone", value_cell("spec", "timeZone", default=NONE)),
+        TableColumn("Suspend", computed_cell(suspend_text), BOOLEAN),
+        TableColumn("Active", count_cell("status", "active"), INTEGER),
+        TableColumn("Last Schedule", last_schedule),
         AGE,
-        *containers("spec", "jobTemplate", "spec", "template", "spec", "containers"),
-        Print("Selector", CRON_SELECTOR, priority=1),
+        *container_columns("spec", "jobTemplate", "spec", "template", "spec", "containers"),
+        TableColumn("Selector", cron_job_selector, priority=1),
     ),
     "podtemplates": (
         NAME,
-        *containers("template", "spec", "containers", priority=0),
-        Print("Pod Labels", of(lambda obj: pairs(value_at(obj, "template", "metadata", "labels")))),
+        *container_columns("template", "spec", "containers", priority=0),
+        TableColumn(
+            "Pod Labels", computed_cell(lambda obj: labels_text(value_at(obj, "template", "metadata", "labels")))
+        ),
     ),
     "controllerrevisions.apps": (
         NAME,
-        Print("Controller", of(controller_name)),
-        Print("Revision", path("revision", default=0)),
+        TableColumn("Controller", computed_cell(controller_name)),
+        TableColumn("Revision", value_cell("revision", default=0)),
         AGE,
     ),
     "horizontalpodautoscalers.autoscaling": (
         NAME,
-        Print("Reference", of(reference)),
-        Print("Targets", of(targets)),
-        Print("MinPods", of(lambda obj: str(value_at(obj, "spec", "minReplicas", default=UNSET)))),
-        Print("MaxPods", path("spec", "maxReplicas", default=0)),
-        Print("Replicas", path("status", "currentReplicas", default=0)),
+        TableColumn("Reference", computed_cell(scale_target)),
+        TableColumn("Targets", computed_cell(metric_targets)),
+        TableColumn("MinPods", computed_cell(lambda obj: str(value_at(obj, "spec", "minReplicas", default=UNSET)))),
+        TableColumn("MaxPods", value_cell("spec", "maxReplicas", default=0)),
+        TableColumn("Replicas", value_cell("status", "currentReplicas", default=0)),
         AGE,
     ),
     "poddisruptionbudgets.policy": (
         NAME,
-        Print("Min Available", of(lambda obj: str(value_at(obj, "spec", "minAvailable", default="N/A")))),
-        Print("Max Unavailable", of(lambda obj: str(value_at(obj, "spec", "maxUnavailable", default="N/A")))),
-        Print("Allowed Disruptions", path("status", "disruptionsAllowed", default=0), INTEGER),
+        TableColumn(
+            "Min Available", computed_cell(lambda obj: str(value_at(obj, "spec", "minAvailable", default="N/A")))
+        ),
+        TableColumn(
+            "Max Unavailable", computed_cell(lambda obj: str(value_at(obj, "spec", "maxUnavailable", default="N/A")))
+        ),
+        TableColumn("Allowed Disruptions", value_cell("status", "disruptionsAllowed", default=0), INTEGER),
         AGE,
     ),
 }

@@ -13,32 +13,32 @@ class Deadlines:
     """Those of one event loop."""
 
     def __init__(self) -> None:
-        self.limits: set[Limit] = set()
+        self.active: set[Deadline] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.rings_at = inf
         """When the timer is set for."""
 
-    def within(self, seconds: float) -> "Limit":
+    def within(self, seconds: float) -> "Deadline":
         """A context that ends with a TimeoutError after so many seconds."""
-        return Limit(self, asyncio.get_running_loop().time() + seconds)
+        return Deadline(self, asyncio.get_running_loop().time() + seconds)
 
-    def mind(self, due: float) -> None:
+    def schedule(self, due: float) -> None:
         """Ring at that time at the latest."""
         if due < self.rings_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer, self.rings_at = asyncio.get_running_loop().call_at(due, self._ring), due
+            self._timer, self.rings_at = asyncio.get_running_loop().call_at(due, self._expire_due), due
 
-    def _ring(self) -> None:
+    def _expire_due(self) -> None:
         self._timer, self.rings_at = None, inf
         now = asyncio.get_running_loop().time()
-        for limit in [each for each in self.limits if each.due <= now]:
-            limit.end()
-        if self.limits:
-            self.mind(min(each.due for each in self.limits))
+        for limit in [each for each in self.active if each.due <= now]:
+            limit.expire()
+        if self.active:
+            self.schedule(min(each.due for each in self.active))
 
 
-class Limit:
+class Deadline:
     """What one task may take; entered once."""
 
     __slots__ = ("_deadlines", "_is_over", "_others", "_task", "due")
@@ -50,17 +50,17 @@ class Limit:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._others = task, task.cancelling()
-        self._deadlines.limits.add(self)
+        self._deadlines.active.add(self)
         if self.due < self._deadlines.rings_at:
-            self._deadlines.mind(self.due)
+            self._deadlines.schedule(self.due)
 
-    def end(self) -> None:
-        self._deadlines.limits.discard(self)
+    def expire(self) -> None:
+        self._deadlines.active.discard(self)
         self._is_over = True
         self._task.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if not self._is_over:
-            self._deadlines.limits.discard(self)
+            self._deadlines.active.discard(self)
         elif self._task.uncancel() <= self._others and kind is asyncio.CancelledError:  # nobody else wants it to end
             raise TimeoutError from error

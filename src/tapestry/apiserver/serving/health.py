@@ -14,21 +14,21 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from tapestry.apiserver import refusals
+from tapestry.apiserver import api_errors
 from tapestry.apiserver.requests import Call
-from tapestry.apiserver.rows import Row
-from tapestry.apiserver.server import Answer, Page
-from tapestry.apiserver.storage.log import Key, LogError
-from tapestry.apiserver.storage.store import Stale, Store
-from tapestry.apiserver.verbs import making
+from tapestry.apiserver.resource_registry import ResourceInfo
+from tapestry.apiserver.server import ApiResponse, PathHandler
+from tapestry.apiserver.storage.log import Key, StorageError
+from tapestry.apiserver.storage.store import Store, VersionConflict
+from tapestry.apiserver.verbs import encode_for_storage
 from tapestry.process.logs import logger
 
 log = logger(__name__)
 
-TEXT = "text/plain; charset=utf-8"
+TEXT_PLAIN = "text/plain; charset=utf-8"
 HEADERS = {"X-Content-Type-Options": "nosniff"}
 
-PATIENCE = 2.0
+STORAGE_CHECK_TIMEOUT = 2.0
 """Seconds that a trial may take."""
 
 Check = Callable[[], Awaitable[str | None]]
@@ -40,77 +40,79 @@ async def ping() -> None:
 
 
 @dataclass(frozen=True)
-class Durability:
+class StorageCheck:
     """A check: whether writes are kept.  Where the last one was not, it is tried out: there may be room again."""
 
     store: Store
-    namespaces: Row
+    namespace_info: ResourceInfo
 
     async def __call__(self) -> str | None:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(STORAGE_CHECK_TIMEOUT):
                 await self.store.wait_for_latest()
-                if self.store.failure:
-                    await self.write()
-        except (LogError, TimeoutError) as error:
+                if self.store.write_error:
+                    await self.probe_write()
+        except (StorageError, TimeoutError) as error:
             return str(error) or "the storage does not answer"
         return None
 
-    async def write(self) -> None:
+    async def probe_write(self) -> None:
         """Write what is there already."""
         head = self.store.head(*(key := Key("namespaces", "", "kube-system")))
         if head is not None:
             try:
-                await self.store.put(key, head, making(self.namespaces, msgspec.json.decode(head.raw)))
-            except Stale:
+                await self.store.put(key, head, encode_for_storage(self.namespace_info, msgspec.json.decode(head.raw)))
+            except VersionConflict:
                 return  # somebody else's write is on its way, and tells us as much
 
 
 @dataclass(frozen=True)
-class Health:
+class HealthHandlers:
     """The pages of health.  Checks are made in their order."""
 
     checks: Mapping[str, Check]
 
-    def pages(self) -> Mapping[str, Page]:
-        return {"healthz": self.answer, "livez": self.answer, "readyz": self.answer}
+    def path_handlers(self) -> Mapping[str, PathHandler]:
+        return {"healthz": self.handle, "livez": self.handle, "readyz": self.handle}
 
-    async def answer(self, call: Call) -> Answer:
+    async def handle(self, call: Call) -> ApiResponse:
         page, _, name = call.path.strip("/").partition("/")
         checks = self.checks
         if name and name not in checks:
-            raise refusals.no_such_path()
+            raise api_errors.path_not_found()
         if name:
-            wrong = await failed(page, {name: checks[name]})
-            return text(500, f"internal server error: {wrong[name]}\n") if wrong else text(200, "ok")
-        return await told(page, checks, excluded(call), is_verbose="verbose" in call.query)
+            wrong = await failed_checks(page, {name: checks[name]})
+            return text_response(500, f"internal server error: {wrong[name]}\n") if wrong else text_response(200, "ok")
+        return await health_response(page, checks, excluded_checks(call), is_verbose="verbose" in call.query)
 
 
-async def told(page: str, checks: Mapping[str, Check], left_out: Sequence[str], *, is_verbose: bool) -> Answer:
-    wrong = await failed(page, {name: check for name, check in checks.items() if name not in left_out})
+async def health_response(
+    page: str, checks: Mapping[str, Check], excluded_names: Sequence[str], *, is_verbose: bool
+) -> ApiResponse:
+    wrong = await failed_checks(page, {name: check for name, check in checks.items() if name not in excluded_names})
     lines = []
     for name in checks:
-        outcome = "excluded: ok" if name in left_out else "failed: reason withheld" if name in wrong else "ok"
+        outcome = "excluded: ok" if name in excluded_names else "failed: reason withheld" if name in wrong else "ok"
         lines.append(f"[{'-' if name in wrong else '+'}]{name} {outcome}\n")
-    if unknown := sorted({name for name in left_out if name not in checks}):
+    if unknown := sorted({name for name in excluded_names if name not in checks}):
         names = ", ".join(f'"{name}"' for name in unknown)
         lines.append(f"warn: some health checks cannot be excluded: no matches for {names}\n")
     if wrong:
-        return text(500, f"{''.join(lines)}{page} check failed\n")
-    return text(200, f"{''.join(lines)}{page} check passed\n" if is_verbose else "ok")
+        return text_response(500, f"{''.join(lines)}{page} check failed\n")
+    return text_response(200, f"{''.join(lines)}{page} check passed\n" if is_verbose else "ok")
 
 
-async def failed(page: str, checks: Mapping[str, Check]) -> dict[str, str]:
+async def failed_checks(page: str, checks: Mapping[str, Check]) -> dict[str, str]:
     found = {name: wrong for name, check in checks.items() if (wrong := await check()) is not None}
     if found:
         log.warning("unhealthy", page=page, checks=found)
     return found
 
 
-def excluded(call: Call) -> list[str]:
+def excluded_checks(call: Call) -> list[str]:
     """The checks to leave out; the parameter may come more than once."""
     return [value for name, value in parse_qsl(call.uri.partition("?")[2]) if name == "exclude"]
 
 
-def text(status: int, body: str) -> Answer:
-    return Answer(status, body.encode(), TEXT, HEADERS)
+def text_response(status: int, body: str) -> ApiResponse:
+    return ApiResponse(status, body.encode(), TEXT_PLAIN, HEADERS)

@@ -9,75 +9,86 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.server import Answer, Attributes
+from tapestry.apiserver.server import ApiResponse, Attributes
 from tapestry.apiserver.storage.store import Store
 from tapestry.process import metrics
 
-WHAT = ("verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component")
-SECONDS = (*(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60),)
-BYTES = tuple(10.0**power for power in range(3, 10))
+REQUEST_LABELS = ("verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component")
+DURATION_BUCKETS = (
+    *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60),
+)
+SIZE_BUCKETS = tuple(10.0**power for power in range(3, 10))
 COMPONENT = "apiserver"
 
-REQUESTS = Counter("apiserver_request_total", "Requests by what they were about and how they ended.", [*WHAT, "code"])
-DURATIONS = Histogram("apiserver_request_duration_seconds", "How long answers took.", WHAT, buckets=SECONDS)
-SIZES = Histogram("apiserver_response_sizes", "Bytes of answers to reads.", [WHAT[0], *WHAT[2:]], buckets=BYTES)
-WATCHES = Gauge("apiserver_longrunning_requests", "Watches under way.", [WHAT[0], *WHAT[2:]])
-TERMINATED = Counter(
+REQUESTS = Counter(
+    "apiserver_request_total", "Requests by what they were about and how they ended.", [*REQUEST_LABELS, "code"]
+)
+DURATIONS = Histogram(
+    "apiserver_request_duration_seconds", "How long answers took.", REQUEST_LABELS, buckets=DURATION_BUCKETS
+)
+SIZES = Histogram(
+    "apiserver_response_sizes",
+    "Bytes of answers to reads.",
+    [REQUEST_LABELS[0], *REQUEST_LABELS[2:]],
+    buckets=SIZE_BUCKETS,
+)
+WATCHES = Gauge("apiserver_longrunning_requests", "Watches under way.", [REQUEST_LABELS[0], *REQUEST_LABELS[2:]])
+REQUEST_TERMINATIONS = Counter(
     "apiserver_request_terminations_total",
     "Requests that were ended, or not begun, for the sake of all others.",
     ["verb", "code", "component"],
 )
-CLOSED = Counter(
+CONNECTIONS_REFUSED = Counter(
     "apiserver_connections_refused_total",
     "Connections closed or refused because there were too many: unauthenticated ones, of one user, in total.",
     ["reason"],
 )
-AUDITED = Counter("apiserver_audit_event_total", "Events that were written to the audit log.")
+AUDIT_EVENTS = Counter("apiserver_audit_event_total", "Events that were written to the audit log.")
 
 
-class Tally:
+class RequestMetrics:
     """The series of one kind of request; each comes with the first that belongs in it."""
 
-    def __init__(self, *what: str) -> None:
-        self._what = what
+    def __init__(self, *labels: str) -> None:
+        self._labels = labels
         self._codes: dict[int, Counter] = {}
 
-    def count(self, code: int, seconds: float) -> None:
+    def observe(self, code: int, seconds: float) -> None:
         if code not in self._codes:
-            self._codes[code] = REQUESTS.labels(*self._what, str(code))
+            self._codes[code] = REQUESTS.labels(*self._labels, str(code))
         self._codes[code].inc()
         self._seconds.observe(seconds)
 
     @cached_property
     def _seconds(self) -> Histogram:
-        return DURATIONS.labels(*self._what)
+        return DURATIONS.labels(*self._labels)
 
     @cached_property
     def sizes(self) -> Histogram:
-        return SIZES.labels(self._what[0], *self._what[2:])
+        return SIZES.labels(self._labels[0], *self._labels[2:])
 
     @cached_property
     def watches(self) -> Gauge:
-        return WATCHES.labels(self._what[0], *self._what[2:])
+        return WATCHES.labels(self._labels[0], *self._labels[2:])
 
 
-tally = lru_cache(maxsize=4096)(Tally)
+request_metrics = lru_cache(maxsize=4096)(RequestMetrics)
 
 
-def tally_of(call: Call, asked: Attributes) -> Tally:
+def metrics_for_call(call: Call, attributes: Attributes) -> RequestMetrics:
     dry = "All" if "dryRun" in call.query else ""
-    target = asked.target
+    target = attributes.target
     if target is None:
-        return tally(VERBS.get(asked.verb, "other"), dry, "", "", "", "", "", COMPONENT)
-    resource = target.row.resource
-    verb = VERBS.get(asked.verb, "other")
+        return request_metrics(METRIC_VERBS.get(attributes.verb, "other"), dry, "", "", "", "", "", COMPONENT)
+    resource = target.info.resource
+    verb = METRIC_VERBS.get(attributes.verb, "other")
     if verb == "PATCH" and call.headers.get("content-type", "").startswith("application/apply-patch"):
         verb = "APPLY"
-    place = (resource.group, resource.version, resource.plural, target.subresource, scope_of(asked.verb, target))
-    return tally(verb, dry, *place, COMPONENT)
+    place = (resource.group, resource.version, resource.plural, target.subresource, scope_of(attributes.verb, target))
+    return request_metrics(verb, dry, *place, COMPONENT)
 
 
-VERBS = {
+METRIC_VERBS = {
     **{verb: verb.upper() for verb in ("get", "list", "watch", "patch", "delete", "deletecollection", "post", "put")},
     "create": "POST",
     "update": "PUT",
@@ -92,11 +103,11 @@ def scope_of(verb: str, target: Target) -> str:
 
 
 @dataclass(frozen=True)
-class Holdings:
+class ServerCollector:
     """A collector: what is there at the moment when somebody asks."""
 
     store: Store
-    under_way: Callable[[], Mapping[str, int]]
+    inflight: Callable[[], Mapping[str, int]]
     """Requests that are being answered, by kind: `readOnly`, `mutating`."""
     connections: Callable[[], Mapping[str, int]]
     """Connections, by whether they are `authenticated`."""
@@ -109,7 +120,7 @@ class Holdings:
         requests = GaugeMetricFamily(
             "apiserver_current_inflight_requests", "Requests that are being answered.", labels=["request_kind"]
         )
-        for kind, number in self.under_way().items():
+        for kind, number in self.inflight().items():
             requests.add_metric([kind], number)
         yield requests
         connections = GaugeMetricFamily(
@@ -123,14 +134,14 @@ class Holdings:
 
 
 @dataclass(frozen=True)
-class MetricsPage:
+class MetricsHandler:
     """`/metrics`: what this process counts, and what this server holds."""
 
-    holdings: Holdings
+    collector: ServerCollector
 
-    async def __call__(self, _: Call) -> Answer:
+    async def __call__(self, _: Call) -> ApiResponse:
         own = CollectorRegistry()
-        own.register(self.holdings)
+        own.register(self.collector)
         ours, _kind = metrics.render(own)  # here and now: the store belongs to the loop
         body, content_type = await asyncio.to_thread(metrics.render)
-        return Answer(200, body + ours, content_type)
+        return ApiResponse(200, body + ours, content_type)

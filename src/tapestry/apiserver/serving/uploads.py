@@ -8,36 +8,36 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tapestry.apiserver import refusals
-from tapestry.apiserver.codec import LONGEST_BODY
-from tapestry.apiserver.serving.gate import Seat
-from tapestry.apiserver.serving.metrics import COMPONENT, TERMINATED
-from tapestry.apiserver.serving.wire import Exchange
+from tapestry.apiserver import api_errors
+from tapestry.apiserver.codec import MAX_BODY_BYTES
+from tapestry.apiserver.serving.http_connection import Exchange
+from tapestry.apiserver.serving.inflight_limiter import InflightSlot
+from tapestry.apiserver.serving.metrics import COMPONENT, REQUEST_TERMINATIONS
 from tapestry.kube.errors import TooManyRequests
 
-MOST_BYTES, MOST_PER_USER = 256 << 20, 48 << 20
-LONGEST_SECONDS = 60.0
+MAX_BYTES, MAX_BYTES_PER_USER = 256 << 20, 48 << 20
+MAX_UPLOAD_SECONDS = 60.0
 """That a body may take, however long its answer may."""
 
 
 @dataclass
-class Budget:
+class UploadBudget:
     """Bytes of bodies that are held: by all requests under way, and by those of each user."""
 
-    most: int = MOST_BYTES
-    per_user: int = MOST_PER_USER
+    max_bytes: int = MAX_BYTES
+    max_bytes_per_user: int = MAX_BYTES_PER_USER
     held: int = 0
     users: dict[str, int] = field(default_factory=dict)
 
-    def take(self, user: str, size: int) -> None:
+    def acquire(self, user: str, size: int) -> None:
         """Raises TooManyRequests where there is no room."""
         own = self.users.get(user, 0) + size
-        if own > self.per_user or self.held + size > self.most:
-            raise refusals.too_many_requests()
+        if own > self.max_bytes_per_user or self.held + size > self.max_bytes:
+            raise api_errors.too_many_requests()
         self.users[user] = own
         self.held += size
 
-    def give_back(self, user: str, size: int) -> None:
+    def release(self, user: str, size: int) -> None:
         self.held -= size
         left = self.users.get(user, 0) - size
         if left > 0:
@@ -51,41 +51,41 @@ class Upload:
     """A body that is still arriving."""
 
     exchange: Exchange
-    budget: Budget
+    budget: UploadBudget
     user: str
-    seconds: float
+    timeout: float
     """That it may take."""
-    enter: Callable[[], Seat]
+    acquire_slot: Callable[[], InflightSlot]
     """Takes a place in the gate, once it is complete."""
-    seat: Seat | None = None
+    slot: InflightSlot | None = None
     size: int = 0
 
     async def read(self) -> bytes:
         try:
             return await self._read()
         except TooManyRequests:
-            TERMINATED.labels(self.exchange.method, "429", COMPONENT).inc()
+            REQUEST_TERMINATIONS.labels(self.exchange.method, "429", COMPONENT).inc()
             raise
 
     async def _read(self) -> bytes:
-        if int(self.exchange.headers.get("content-length", 0)) > LONGEST_BODY:
-            raise refusals.too_large(LONGEST_BODY)
+        if int(self.exchange.headers.get("content-length", 0)) > MAX_BODY_BYTES:
+            raise api_errors.body_too_large(MAX_BODY_BYTES)
         pieces = []
         try:
-            async with asyncio.timeout(min(self.seconds, LONGEST_SECONDS)):
+            async with asyncio.timeout(min(self.timeout, MAX_UPLOAD_SECONDS)):
                 while piece := await self.exchange.read():
-                    if self.size + len(piece) > LONGEST_BODY:
-                        raise refusals.too_large(LONGEST_BODY)
-                    self.budget.take(self.user, len(piece))
+                    if self.size + len(piece) > MAX_BODY_BYTES:
+                        raise api_errors.body_too_large(MAX_BODY_BYTES)
+                    self.budget.acquire(self.user, len(piece))
                     self.size += len(piece)
                     pieces.append(piece)
         except TimeoutError:
-            raise refusals.out_of_time() from None
-        self.seat = self.enter()
+            raise api_errors.request_timed_out() from None
+        self.slot = self.acquire_slot()
         return b"".join(pieces)
 
-    def close(self, leave: Callable[[Seat], None]) -> None:
+    def close(self, release: Callable[[InflightSlot], None]) -> None:
         """Give back what it held: once, when its request is answered."""
-        self.budget.give_back(self.user, self.size)
-        if self.seat is not None:
-            leave(self.seat)
+        self.budget.release(self.user, self.size)
+        if self.slot is not None:
+            release(self.slot)

@@ -5,36 +5,36 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from tapestry.apiserver.config import ApiServerConfig
-from tapestry.apiserver.rows import built_in
-from tapestry.apiserver.storage.file import FileLog
-from tapestry.apiserver.storage.local import LocalStore
+from tapestry.apiserver.resource_registry import published_api
+from tapestry.apiserver.storage.local_store import LocalStore
 from tapestry.apiserver.storage.log import Log
-from tapestry.apiserver.storage.memory import MemoryLog
+from tapestry.apiserver.storage.memory_log import MemoryLog
+from tapestry.apiserver.storage.raw_objects import raw_labels
+from tapestry.apiserver.storage.sqlite_log import FileLog
 from tapestry.apiserver.storage.store import Store
-from tapestry.apiserver.storage.values import labels_in
 
 
-def opened_store(config: ApiServerConfig, folder: Path) -> AbstractAsyncContextManager[Store]:
+def open_store(config: ApiServerConfig, folder: Path) -> AbstractAsyncContextManager[Store]:
     """The store, filled; who has it runs it.  Raises LogError, ValueError and OSError."""
-    return shared(config) if config.backend == "etcd" else local(config, folder)
+    return open_shared_store(config) if config.backend == "etcd" else open_local_store(config, folder)
 
 
 @asynccontextmanager
-async def local(config: ApiServerConfig, folder: Path) -> AsyncIterator[Store]:
+async def open_local_store(config: ApiServerConfig, folder: Path) -> AsyncIterator[Store]:
     log: Log = FileLog(folder) if config.backend == "file" else MemoryLog()
     store = LocalStore(log)
     try:
-        store.load(labels_in)
+        store.load(raw_labels)
         yield store
     finally:
         store.close()
 
 
-def shared(config: ApiServerConfig) -> AbstractAsyncContextManager[Store]:
+def open_shared_store(config: ApiServerConfig) -> AbstractAsyncContextManager[Store]:
     try:
-        from tapestry.apiserver.storage.etcd.opening import opened  # noqa: PLC0415  gRPC is for those who have an etcd
+        from tapestry.apiserver.storage.etcd.factory import open_etcd_store  # noqa: PLC0415  gRPC is for those who have an etcd
     except ModuleNotFoundError as error:
         raise ValueError(
             f"backend etcd needs {error.name}; install it with: pip install 'kube-tapestry[etcd]'"
         ) from error
-    return opened(config.etcd, {row.storage for row in built_in().rows}, config.history_seconds)
+    return open_etcd_store(config.etcd, {row.storage for row in published_api().resources}, config.history_seconds)

@@ -20,15 +20,15 @@ class Entry(NamedTuple):
     raw: bytes | None
 
 
-class LogError(Exception):
+class StorageError(Exception):
     """The log could not take a write, or does not hold what was written.  It says where and what to do."""
 
 
-class Unreachable(LogError):
+class StorageUnavailable(StorageError):
     """Where objects are kept is not to be reached now.  Nothing was written."""
 
 
-class OutcomeUnknown(LogError):
+class OutcomeUnknown(StorageError):
     """A write was begun, and nobody can say whether it was made."""
 
 

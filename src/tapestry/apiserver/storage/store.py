@@ -24,15 +24,15 @@ import msgspec
 from tapestry.apiserver.storage.log import Key
 from tapestry.kube.objects import Object
 
-LONGEST_BACKLOG = 20_000
+MAX_WATCH_BACKLOG = 20_000
 """Events that a watcher may be behind before it is dropped."""
-MOST_EVENTS = 100_000
+MAX_EVENTS_PER_RESOURCE = 100_000
 """Events that are remembered of one resource, at most."""
-EVENTS, EVENT_SECONDS = "events", 3600.0
+EVENTS, EVENT_TTL_SECONDS = "events", 3600.0
 """The resource whose objects are not kept for ever, and how long after their last change they go."""
 
 
-class Stale(Exception):
+class VersionConflict(Exception):
     """The object is no longer what the writer took it for."""
 
 
@@ -44,7 +44,7 @@ class Compacted(Exception):
         self.oldest = oldest
 
 
-class Version(msgspec.Struct, frozen=True):
+class ObjectVersion(msgspec.Struct, frozen=True):
     """One version of an object: nobody changes it."""
 
     key: Key
@@ -52,22 +52,22 @@ class Version(msgspec.Struct, frozen=True):
     raw: bytes
     """The object in JSON, as it is served."""
     labels: Object
-    texts: dict[str, str] = msgspec.field(default_factory=dict)
+    field_values: dict[str, str] = msgspec.field(default_factory=dict)
     """Fields that somebody selected by, for the next one."""
 
 
-class Event(msgspec.Struct, eq=False):
+class WatchEvent(msgspec.Struct, eq=False):
     """One change: from `old` to `new`, either of which may be None.  `raw` is the object as the event shows it."""
 
     revision: int
-    old: Version | None
-    new: Version | None
+    old: ObjectVersion | None
+    new: ObjectVersion | None
     raw: bytes
-    lines: dict[str, bytes] = msgspec.field(default_factory=dict)
+    encodings: dict[str, bytes] = msgspec.field(default_factory=dict)
     """What was made of it for some watcher, for the next one."""
 
     @property
-    def shown(self) -> Version:
+    def object_version(self) -> ObjectVersion:
         version = self.new or self.old
         assert version is not None
         return version
@@ -78,7 +78,7 @@ class Subscription:
 
     __slots__ = ("_after", "_events", "_is_awake", "_waiter", "dropped", "name", "namespace")
 
-    def __init__(self, namespace: str, name: str, after: int, events: Sequence[Event]) -> None:
+    def __init__(self, namespace: str, name: str, after: int, events: Sequence[WatchEvent]) -> None:
         self.namespace, self.name = namespace, name
         self.dropped = False
         self._after = after
@@ -87,8 +87,8 @@ class Subscription:
         self._waiter: asyncio.Future[None] | None = None
         """While somebody waits in `take`."""
 
-    def push(self, event: Event) -> None:
-        if len(self._events) >= LONGEST_BACKLOG:
+    def push(self, event: WatchEvent) -> None:
+        if len(self._events) >= MAX_WATCH_BACKLOG:
             self.drop()
         elif not self.dropped and event.revision > self._after:  # another server may have told him of this one
             self._events.append(event)
@@ -100,7 +100,7 @@ class Subscription:
         self.wake()
 
     @property
-    def is_behind(self) -> bool:
+    def has_pending_events(self) -> bool:
         """Whether something has happened that was not taken yet."""
         return bool(self._events)
 
@@ -110,7 +110,7 @@ class Subscription:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self) -> list[Event]:
+    async def next_events(self) -> list[WatchEvent]:
         """What has happened since the last time; waits until something has.  One may wait at a time.
 
         Nothing, once the subscription is dropped, or where somebody called `wake`.
@@ -127,54 +127,54 @@ class Subscription:
 
 
 @dataclass(slots=True)
-class Shelf:
+class WatchCache:
     """The objects of one resource and their recent past."""
 
-    objects: dict[tuple[str, str], Version] = field(default_factory=dict)
+    objects: dict[tuple[str, str], ObjectVersion] = field(default_factory=dict)
     order: list[tuple[str, str]] | None = None
-    events: deque[Event] = field(default_factory=deque)
-    compacted: int = 0
+    events: deque[WatchEvent] = field(default_factory=deque)
+    compacted_revision: int = 0
     """The revision up to which events are forgotten."""
-    changed: int = 0
+    changed_revision: int = 0
     """The revision of the last change."""
     subscriptions: set[Subscription] = field(default_factory=set)
-    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+    listeners: list[Callable[[WatchEvent], None]] = field(default_factory=list)
 
     def sorted_keys(self) -> list[tuple[str, str]]:
         if self.order is None:
             self.order = sorted(self.objects)
         return self.order
 
-    def events_after(self, revision: int, namespace: str, name: str) -> list["Event"]:
+    def events_after(self, revision: int, namespace: str, name: str) -> list["WatchEvent"]:
         """Raises Compacted also where a watcher would be dropped at once, for there are too many."""
-        found: list[Event] = []
+        found: list[WatchEvent] = []
         for event in reversed(self.events):
             if event.revision <= revision:
                 break
-            if concerns(event, namespace, name):
-                if len(found) >= LONGEST_BACKLOG:
+            if event_matches(event, namespace, name):
+                if len(found) >= MAX_WATCH_BACKLOG:
                     raise Compacted(event.revision)
                 found.append(event)
         found.reverse()
         return found
 
-    def restock(self, objects: dict[tuple[str, str], Version], revision: int) -> None:
+    def replace(self, objects: dict[tuple[str, str], ObjectVersion], revision: int) -> None:
         """Have just these from now on.  How it came to that is not known, hence watchers are dropped."""
         before, self.objects = self.objects, objects
         self.order, self.events = None, deque()
-        self.compacted = self.changed = revision
+        self.compacted_revision = self.changed_revision = revision
         for subscription in self.subscriptions:
             subscription.drop()
         if self.listeners:
-            for event in differences(before, objects, revision):
+            for event in diff_events(before, objects, revision):
                 for listener in self.listeners:
                     listener(event)
 
 
-Make = Callable[[int], tuple[bytes, Object]]
+RevisionEncoder = Callable[[int], tuple[bytes, Object]]
 """The object in JSON with the revision in it, and its labels."""
 
-Claim = Callable[[], bool]
+Precondition = Callable[[], bool]
 """Whether an object may have what it takes of that of which there is one of each, by all that readers see."""
 
 
@@ -182,65 +182,65 @@ class Store(ABC):
     """Objects by resource, namespace and name.  `run` must be running for writes to be made and seen."""
 
     def __init__(self) -> None:
-        self._shelves: dict[str, Shelf] = {}
-        self._moved: asyncio.Future[None] | None = None
-        self._forgotten = 0
+        self._caches: dict[str, WatchCache] = {}
+        self._revision_advanced: asyncio.Future[None] | None = None
+        self._compacted_revision = 0
         self.revision = 0
         """The newest revision that readers see."""
-        self.failure = ""
+        self.write_error = ""
         """Why the last write could not be kept; empty if it was."""
 
     # -- reading
 
-    def get(self, resource: str, namespace: str, name: str) -> Version | None:
-        shelf = self._shelves.get(resource)
+    def get(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
+        shelf = self._caches.get(resource)
         return shelf.objects.get((namespace, name)) if shelf is not None else None
 
-    def every(self, resource: str, namespace: str = "") -> list[Version]:
+    def list_objects(self, resource: str, namespace: str = "") -> list[ObjectVersion]:
         """The objects of a namespace, or of all, by namespace and name."""
-        shelf = self._shelf(resource)
+        shelf = self._cache(resource)
         keys, objects = shelf.sorted_keys(), shelf.objects
         if namespace:
             keys = keys[bisect_right(keys, (namespace, "")) : bisect_right(keys, (namespace, "\uffff"))]
         return [objects[key] for key in keys]
 
-    def every_at(self, resource: str, namespace: str, revision: int) -> list[Version]:
+    def list_at_revision(self, resource: str, namespace: str, revision: int) -> list[ObjectVersion]:
         """The same as of an earlier revision.  Raises Compacted."""
-        shelf = self._shelf(resource)
-        if revision < shelf.compacted:
-            raise Compacted(shelf.compacted)
-        found: dict[tuple[str, str], Version] = dict(shelf.objects)
+        shelf = self._cache(resource)
+        if revision < shelf.compacted_revision:
+            raise Compacted(shelf.compacted_revision)
+        found: dict[tuple[str, str], ObjectVersion] = dict(shelf.objects)
         for event in reversed(shelf.events):
             if event.revision <= revision:
                 break
-            at = event.shown.key.namespace, event.shown.key.name
+            at = event.object_version.key.namespace, event.object_version.key.name
             if event.old is None:
                 found.pop(at, None)
             else:
                 found[at] = event.old
         return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
 
-    def changed_at(self, resource: str) -> int:
+    def changed_revision(self, resource: str) -> int:
         """The revision of the last change of any object of the resource."""
-        shelf = self._shelves.get(resource)
-        return shelf.changed if shelf is not None else 0
+        shelf = self._caches.get(resource)
+        return shelf.changed_revision if shelf is not None else 0
 
     def count(self, resource: str) -> int:
-        shelf = self._shelves.get(resource)
+        shelf = self._caches.get(resource)
         return len(shelf.objects) if shelf is not None else 0
 
     def resources(self) -> Iterator[str]:
-        return (name for name, shelf in self._shelves.items() if shelf.objects)
+        return (name for name, shelf in self._caches.items() if shelf.objects)
 
-    async def wait_for(self, revision: int, seconds: float) -> bool:
+    async def wait_for_revision(self, revision: int, seconds: float) -> bool:
         """Whether readers see the revision, now or within that time."""
         if self.revision >= revision:
             return True
         try:
             async with asyncio.timeout(seconds):
                 while self.revision < revision:
-                    self._moved = self._moved or asyncio.get_running_loop().create_future()
-                    await asyncio.shield(self._moved)
+                    self._revision_advanced = self._revision_advanced or asyncio.get_running_loop().create_future()
+                    await asyncio.shield(self._revision_advanced)
         except TimeoutError:
             return False
         return True
@@ -249,42 +249,48 @@ class Store(ABC):
 
     def watch(self, resource: str, namespace: str = "", name: str = "", *, after: int | None = None) -> Subscription:
         """Every change after a revision, or from now on.  Raises Compacted."""
-        shelf = self._shelf(resource)
-        missed: Sequence[Event] = ()
+        shelf = self._cache(resource)
+        missed: Sequence[WatchEvent] = ()
         if after is not None and after < self.revision:
-            if after < shelf.compacted:
-                raise Compacted(shelf.compacted)
+            if after < shelf.compacted_revision:
+                raise Compacted(shelf.compacted_revision)
             missed = shelf.events_after(after, namespace, name)
         subscription = Subscription(namespace, name, after or 0, missed)
         shelf.subscriptions.add(subscription)
         return subscription
 
-    def watchers(self, resource: str) -> int:
-        return len(self._shelf(resource).subscriptions)
+    def watcher_count(self, resource: str) -> int:
+        return len(self._cache(resource).subscriptions)
 
-    def on_change(self, resource: str, listener: Callable[[Event], None]) -> None:
+    def on_change(self, resource: str, listener: Callable[[WatchEvent], None]) -> None:
         """Call `listener` with every change as it becomes visible, before whoever made it is answered."""
-        self._shelf(resource).listeners.append(listener)
+        self._cache(resource).listeners.append(listener)
 
     def unwatch(self, resource: str, subscription: Subscription) -> None:
-        self._shelf(resource).subscriptions.discard(subscription)
+        self._cache(resource).subscriptions.discard(subscription)
 
-    def forget_events(self, before: int) -> None:
+    def compact_events(self, before: int) -> None:
         """Forget what happened up to a revision."""
-        self._forgotten = max(self._forgotten, before)
-        for shelf in self._shelves.values():
+        self._compacted_revision = max(self._compacted_revision, before)
+        for shelf in self._caches.values():
             while shelf.events and shelf.events[0].revision <= before:
-                shelf.compacted = shelf.events.popleft().revision
-            shelf.compacted = max(shelf.compacted, before)
+                shelf.compacted_revision = shelf.events.popleft().revision
+            shelf.compacted_revision = max(shelf.compacted_revision, before)
 
     # -- writing
 
     @abstractmethod
-    def head(self, resource: str, namespace: str, name: str) -> Version | None:
+    def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
         """The object as the next write finds it."""
 
     @abstractmethod
-    async def put(self, key: Key, expected: Version | None, make: Make, claim: Claim | None = None) -> Version:
+    async def put(
+        self,
+        key: Key,
+        expected: ObjectVersion | None,
+        encode: RevisionEncoder,
+        precondition: Precondition | None = None,
+    ) -> ObjectVersion:
         """Have the object as `make` makes it, in the place of `expected` and of nothing else.  Raises Stale.
 
         That is also raised where `claim` does not hold; nobody writes another object of the resource between its last
@@ -294,11 +300,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def delete(self, key: Key, expected: Version, make: Make) -> Version:
+    async def delete(self, key: Key, expected: ObjectVersion, encode: RevisionEncoder) -> ObjectVersion:
         """Have `expected` no more; `make` gives it a last time.  Raises Stale and LogError, as `put` does."""
 
     @abstractmethod
-    async def settled(self, key: Key) -> None:
+    async def wait_for_pending_write(self, key: Key) -> None:
         """Wait until what the next writer finds under `key` is durable."""
 
     @abstractmethod
@@ -311,21 +317,21 @@ class Store(ABC):
 
     # -- for those who write
 
-    def _fill(self, versions: Iterable[Version], revision: int) -> None:
+    def _replace_all(self, versions: Iterable[ObjectVersion], revision: int) -> None:
         """Have just these objects, as they are at a revision."""
-        found: dict[str, dict[tuple[str, str], Version]] = {}
+        found: dict[str, dict[tuple[str, str], ObjectVersion]] = {}
         for version in versions:
             resource, namespace, name = version.key
             found.setdefault(resource, {})[namespace, name] = version
-        self._forgotten = revision
-        for resource in {*self._shelves, *found}:
-            self._shelf(resource).restock(found.get(resource, {}), revision)
-        self._reach(revision)
+        self._compacted_revision = revision
+        for resource in {*self._caches, *found}:
+            self._cache(resource).replace(found.get(resource, {}), revision)
+        self._advance_revision(revision)
 
-    def _show(self, key: Key, event: Event) -> None:
+    def _apply_event(self, key: Key, event: WatchEvent) -> None:
         """Let readers and watchers see a change; `_reach` comes after all that happened at a revision."""
         resource, namespace, name = key
-        shelf, at = self._shelf(resource), (namespace, name)
+        shelf, at = self._cache(resource), (namespace, name)
         if event.new is None:
             del shelf.objects[at]
             shelf.order = None
@@ -333,50 +339,50 @@ class Store(ABC):
             if at not in shelf.objects:
                 shelf.order = None
             shelf.objects[at] = event.new
-        shelf.changed = event.revision
+        shelf.changed_revision = event.revision
         shelf.events.append(event)
-        if len(shelf.events) > MOST_EVENTS:
-            shelf.compacted = shelf.events.popleft().revision
+        if len(shelf.events) > MAX_EVENTS_PER_RESOURCE:
+            shelf.compacted_revision = shelf.events.popleft().revision
         for listener in shelf.listeners:
             listener(event)
         for subscription in shelf.subscriptions:
             if subscription.namespace in ("", namespace) and subscription.name in ("", name):
                 subscription.push(event)
 
-    def _reach(self, revision: int) -> None:
+    def _advance_revision(self, revision: int) -> None:
         """Readers see everything that happened up to a revision."""
         self.revision = revision
-        if self._moved is not None:
-            self._moved.set_result(None)
-            self._moved = None
+        if self._revision_advanced is not None:
+            self._revision_advanced.set_result(None)
+            self._revision_advanced = None
 
-    def _shelf(self, resource: str) -> Shelf:
-        shelf = self._shelves.get(resource)
+    def _cache(self, resource: str) -> WatchCache:
+        shelf = self._caches.get(resource)
         if shelf is None:
-            shelf = self._shelves[resource] = Shelf(compacted=self._forgotten)
+            shelf = self._caches[resource] = WatchCache(compacted_revision=self._compacted_revision)
         return shelf
 
 
-def differences(
-    before: Mapping[tuple[str, str], Version], after: Mapping[tuple[str, str], Version], revision: int
-) -> Iterator[Event]:
+def diff_events(
+    before: Mapping[tuple[str, str], ObjectVersion], after: Mapping[tuple[str, str], ObjectVersion], revision: int
+) -> Iterator[WatchEvent]:
     for at in before.keys() - after.keys():
-        yield Event(revision, before[at], None, before[at].raw)
+        yield WatchEvent(revision, before[at], None, before[at].raw)
     for at, new in after.items():
         old = before.get(at)
         if old is None or old.revision != new.revision:
-            yield Event(revision, old, new, new.raw)
+            yield WatchEvent(revision, old, new, new.raw)
 
 
-def concerns(event: Event, namespace: str, name: str) -> bool:
-    key = event.shown.key
+def event_matches(event: WatchEvent, namespace: str, name: str) -> bool:
+    key = event.object_version.key
     return (not namespace or key.namespace == namespace) and (not name or key.name == name)
 
 
-Change = Literal["ADDED", "MODIFIED", "DELETED"]
+EventType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 
-def change(event: Event, matches: Callable[[Version], bool]) -> Change | None:
+def event_type(event: WatchEvent, matches: Callable[[ObjectVersion], bool]) -> EventType | None:
     """What an event is to a watcher who sees only what matches; None is nothing."""
     before = event.old is not None and matches(event.old)
     after = event.new is not None and matches(event.new)

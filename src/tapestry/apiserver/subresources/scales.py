@@ -5,82 +5,92 @@ from typing import Any
 
 import msgspec
 
-from tapestry.apiserver import refusals, views
-from tapestry.apiserver.admission.matching import Attempt, kind_of
-from tapestry.apiserver.admission.webhooks import Webhooks
+from tapestry.apiserver import api_errors, views
+from tapestry.apiserver.admission.matching import AdmissionAttributes, subresource_kind
+from tapestry.apiserver.admission.webhooks import AdmissionWebhooks
 from tapestry.apiserver.codec import JSON, media_type
-from tapestry.apiserver.payloads import sent_in
+from tapestry.apiserver.request_bodies import decoded_body
 from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.rows import Row
-from tapestry.apiserver.server import Answer, answered, form_of, warned
-from tapestry.apiserver.verbs import JSON_PATCH, TRIES, Request, Verbs
+from tapestry.apiserver.resource_registry import ResourceInfo
+from tapestry.apiserver.server import ApiResponse, json_response, requested_form, response_with_warnings
+from tapestry.apiserver.verbs import JSON_PATCH, MAX_ATTEMPTS, Verbs, WriteRequest
 from tapestry.kube.errors import Conflict
 from tapestry.kube.objects import Object, value_at, with_value
-from tapestry.kube.patches import PatchError, json_patched, merged
+from tapestry.kube.patches import PatchError, apply_json_patch, apply_merge_patch
 from tapestry.kube.resources import Resource
 from tapestry.kube.selectors import label_selector
 
 SCALE = Resource("autoscaling", "v1", "Scale", "scales")
-METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-REPLICAS = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
+METADATA_FIELDS = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+BUILT_IN_PATHS = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
 """Where built-in workloads have them."""
 
 
 @dataclass(frozen=True)
-class Scales:
+class ScaleHandler:
     """Answers what is asked of a `scale`."""
 
     verbs: Verbs
-    webhooks: Webhooks
+    webhooks: AdmissionWebhooks
 
-    async def handle(self, call: Call, target: Target) -> Answer:
+    async def handle(self, call: Call, target: Target) -> ApiResponse:
         if call.method == "GET":
-            form, include = form_of(call)
-            return answered(200, views.scale(scale_of(target.row, await self.current(target)), form, include))
+            form, include = requested_form(call)
+            return json_response(
+                200, views.scale_view(scale_object(target.info, await self.current_object(target)), form, include)
+            )
         if call.method not in ("PUT", "PATCH"):
-            raise refusals.not_allowed()
+            raise api_errors.method_not_allowed()
         content_type = media_type(call.headers.get("content-type", "")) or JSON
-        sent = sent_in(call)
-        for _ in range(TRIES):
+        sent = decoded_body(call)
+        for _ in range(MAX_ATTEMPTS):
             agent = call.headers.get("user-agent", "")
-            request = Request("update", target, call.user, call.query, content_type, agent=agent, notes=call.notes)
+            request = WriteRequest(
+                "update",
+                target,
+                call.user,
+                call.query,
+                content_type,
+                user_agent=agent,
+                audit_annotations=call.audit_annotations,
+            )
             try:
-                return await self.scaled(request, sent, is_patch=call.method == "PATCH")
+                return await self.update_scale(request, sent, is_patch=call.method == "PATCH")
             except Conflict:
                 if value_at(sent if isinstance(sent, dict) else {}, "metadata", "resourceVersion"):
                     raise
-        raise refusals.conflict(target.row.resource, target.name, refusals.MODIFIED)
+        raise api_errors.conflict(target.info.resource, target.name, api_errors.OBJECT_MODIFIED)
 
-    async def current(self, target: Target) -> Object:
-        main = Target(target.row, target.namespace, target.name)
+    async def current_object(self, target: Target) -> Object:
+        main = Target(target.info, target.namespace, target.name)
         found: Object = msgspec.json.decode(await self.verbs.get(main, {}))
         return found
 
-    async def newest(self, target: Target) -> Object:
+    async def latest_object(self, target: Target) -> Object:
         """As it is to be changed: with writes that are under way, which nobody is shown yet."""
         head = self.verbs.store.head(*target.key)
         if head is None:
-            raise refusals.not_found(target.row.resource, target.name)
-        found: Object = msgspec.json.decode(await self.verbs.shown(target.row, head.raw))
+            raise api_errors.not_found(target.info.resource, target.name)
+        found: Object = msgspec.json.decode(await self.verbs.from_storage(target.info, head.raw))
         return found
 
-    async def scaled(self, request: Request, sent: Any, *, is_patch: bool) -> Answer:
+    async def update_scale(self, request: WriteRequest, sent: Any, *, is_patch: bool) -> ApiResponse:
         target = request.target
-        row, path = target.row, replicas_path(target.row)
-        current = await self.newest(target)
-        old = scale_of(row, current)
+        row, path = target.info, replicas_path(target.info)
+        current = await self.latest_object(target)
+        old = scale_object(row, current)
         before = old if value_at(current, *path) is not None else {**old, "spec": {}}
-        wanted = patched(before, sent, request.content_type) if is_patch else sent
-        check(wanted, row, target.name, is_patch=is_patch)
-        attempt = Attempt(
+        wanted = patched_scale(before, sent, request.content_type) if is_patch else sent
+        check_scale(wanted, row, target.name, is_patch=is_patch)
+        attempt = AdmissionAttributes(
             "UPDATE",
             row.resource,
             "scale",
-            kind_of(row, "scale"),
+            subresource_kind(row, "scale"),
             target.namespace,
             target.name,
             request.user,
-            request.is_dry,
+            request.is_dry_run,
             {**old, **wanted, "metadata": {**old["metadata"], **(wanted.get("metadata") or {})}},
             old,
         )
@@ -92,60 +102,60 @@ class Scales:
             return with_value(with_value(obj, ("metadata", "resourceVersion"), version), path, replicas)
 
         raw = await self.verbs.update(request, changed)
-        return warned(request, 200, msgspec.json.encode(scale_of(row, msgspec.json.decode(raw))))
+        return response_with_warnings(request, 200, msgspec.json.encode(scale_object(row, msgspec.json.decode(raw))))
 
 
-def patched(scale: Object, patch: Any, content_type: str) -> Any:
+def patched_scale(scale: Object, patch: Any, content_type: str) -> Any:
     try:
-        return json_patched(scale, patch) if content_type == JSON_PATCH else merged(scale, patch)
+        return apply_json_patch(scale, patch) if content_type == JSON_PATCH else apply_merge_patch(scale, patch)
     except PatchError as error:
-        raise refusals.rejected_patch(str(error)) from error
+        raise api_errors.invalid_patch(str(error)) from error
 
 
-def check(wanted: Any, row: Row, name: str, *, is_patch: bool) -> None:
+def check_scale(scale: Any, info: ResourceInfo, name: str, *, is_patch: bool) -> None:
     fields = ("metadata", "spec")
-    if not isinstance(wanted, dict) or not all(isinstance(wanted.get(each), dict | None) for each in fields):
-        raise refusals.bad_request("the body is not a Scale")
-    replicas = value_at(wanted, "spec", "replicas")
-    if replicas is None and is_patch and row.scale:
-        path = row.scale.get("specReplicasPath", "")
-        raise refusals.bad_request(f'the spec replicas field "{path}" cannot be empty')
+    if not isinstance(scale, dict) or not all(isinstance(scale.get(each), dict | None) for each in fields):
+        raise api_errors.bad_request("the body is not a Scale")
+    replicas = value_at(scale, "spec", "replicas")
+    if replicas is None and is_patch and info.scale:
+        path = info.scale.get("specReplicasPath", "")
+        raise api_errors.bad_request(f'the spec replicas field "{path}" cannot be empty')
     if not isinstance(replicas or 0, int) or isinstance(replicas, bool):
-        raise refusals.bad_request(f"Scale: spec.replicas: {msgspec.json.encode(replicas).decode()} is not a number")
+        raise api_errors.bad_request(f"Scale: spec.replicas: {msgspec.json.encode(replicas).decode()} is not a number")
     if (replicas or 0) < 0:
         why = f"Invalid value: {replicas}: must be greater than or equal to 0"
-        raise refusals.invalid(SCALE, name, "spec.replicas", why)
+        raise api_errors.invalid_field(SCALE, name, "spec.replicas", why)
 
 
-def scale_of(row: Row, obj: Object) -> Object:
-    metadata = {key: value for key, value in obj["metadata"].items() if key in METADATA}
-    status: Object = {"replicas": at(row, obj, "statusReplicasPath") or 0}
-    if selector := selector_of(row, obj):
+def scale_object(info: ResourceInfo, obj: Object) -> Object:
+    metadata = {key: value for key, value in obj["metadata"].items() if key in METADATA_FIELDS}
+    status: Object = {"replicas": scale_value(info, obj, "statusReplicasPath") or 0}
+    if selector := selector_text(info, obj):
         status["selector"] = selector
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": metadata,
-        "spec": {"replicas": at(row, obj, "specReplicasPath") or 0},
+        "spec": {"replicas": scale_value(info, obj, "specReplicasPath") or 0},
         "status": status,
     }
 
 
-def selector_of(row: Row, obj: Object) -> str:
-    if row.scale:
-        return str(at(row, obj, "labelSelectorPath") or "")
+def selector_text(info: ResourceInfo, obj: Object) -> str:
+    if info.scale:
+        return str(scale_value(info, obj, "labelSelectorPath") or "")
     selector = value_at(obj, "spec", "selector", default={})
-    return str(label_selector(selector if row.resource.group else {"matchLabels": selector}))
+    return str(label_selector(selector if info.resource.group else {"matchLabels": selector}))
 
 
-def at(row: Row, obj: Object, field: str) -> Any:
-    path = (row.scale or REPLICAS).get(field)
-    return value_at(obj, *steps(path)) if path else None
+def scale_value(info: ResourceInfo, obj: Object, field: str) -> Any:
+    path = (info.scale or BUILT_IN_PATHS).get(field)
+    return value_at(obj, *path_steps(path)) if path else None
 
 
-def replicas_path(row: Row) -> tuple[str, ...]:
-    return steps((row.scale or REPLICAS)["specReplicasPath"])
+def replicas_path(info: ResourceInfo) -> tuple[str, ...]:
+    return path_steps((info.scale or BUILT_IN_PATHS)["specReplicasPath"])
 
 
-def steps(path: str) -> tuple[str, ...]:
+def path_steps(path: str) -> tuple[str, ...]:
     return tuple(path.lstrip(".").split("."))

@@ -4,19 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tapestry.apiserver.access.certificate_requests import organizations, parsed_request
-from tapestry.apiserver.access.rbac import MASTERS
-from tapestry.apiserver.access.reviews import unknown_row, user_info
-from tapestry.apiserver.admission.plain import refused
+from tapestry.apiserver.access.certificate_requests import organizations, parse_request
+from tapestry.apiserver.access.rbac import MASTERS_GROUP
+from tapestry.apiserver.access.reviews import unserved_resource_info, user_info
+from tapestry.apiserver.admission.core_plugins import admission_forbidden
 from tapestry.apiserver.requests import Target, User
 from tapestry.apiserver.server import Attributes, Authorize
-from tapestry.apiserver.verbs import Request
+from tapestry.apiserver.verbs import WriteRequest
 from tapestry.kube.objects import Object, value_at, with_value
 from tapestry.kube.times import timestamp
 
 GROUP = "certificates.k8s.io"
 CLIENT_SIGNER = "kubernetes.io/kube-apiserver-client"
-IDENTITY = ("username", "uid", "groups", "extra")
+IDENTITY_FIELDS = ("username", "uid", "groups", "extra")
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class SigningRequests:
     authorize: Authorize
     now: Callable[[], datetime]
 
-    async def prepare(self, request: Request, old: Object | None, new: Object | None) -> Object:
+    async def prepare(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         if new is None:
             return old or {}
         if old is None:
-            spec = {key: value for key, value in (new.get("spec") or {}).items() if key not in IDENTITY}
+            spec = {key: value for key, value in (new.get("spec") or {}).items() if key not in IDENTITY_FIELDS}
             return {**new, "spec": {**spec, **user_info(request.user)}}
         if request.target.subresource and value_at(new, "status", "conditions"):
-            return with_value(new, ("status", "conditions"), self.stamped(old, new))
+            return with_value(new, ("status", "conditions"), self.stamped_conditions(old, new))
         return new
 
-    def stamped(self, old: Object, new: Object) -> list[Object]:
+    def stamped_conditions(self, old: Object, new: Object) -> list[Object]:
         """The conditions, with the times that their writer left out."""
         now = timestamp(self.now())
         before = {
@@ -54,7 +54,7 @@ class SigningRequests:
             for each in new["status"]["conditions"]
         ]
 
-    async def check(self, request: Request, old: Object | None, new: Object | None) -> Object:
+    async def check(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         if new is None:
             return old or {}
         if old is None:
@@ -63,18 +63,20 @@ class SigningRequests:
         subresource, signer = request.target.subresource, value_at(old, "spec", "signerName", default="")
         is_signed = subresource == "status" and (old.get("status") or {}) != (new.get("status") or {})
         verb = "approve" if subresource == "approval" else "sign" if is_signed else ""
-        if verb and not self.may(request.user, verb, signer):
-            raise refused(request, f'user not permitted to {verb} requests with signerName "{signer}"')
+        if verb and not self.is_permitted(request.user, verb, signer):
+            raise admission_forbidden(request, f'user not permitted to {verb} requests with signerName "{signer}"')
         return new
 
-    def check_subject(self, request: Request, new: Object) -> None:
+    def check_subject(self, request: WriteRequest, new: Object) -> None:
         """Nobody gets a certificate of the group that may do everything."""
         spec = new["spec"]
-        if spec.get("signerName") == CLIENT_SIGNER and MASTERS in organizations(parsed_request(spec["request"])):
-            raise refused(request, f"use of {CLIENT_SIGNER} signer with {MASTERS} group is not allowed")
+        if spec.get("signerName") == CLIENT_SIGNER and MASTERS_GROUP in organizations(parse_request(spec["request"])):
+            raise admission_forbidden(
+                request, f"use of {CLIENT_SIGNER} signer with {MASTERS_GROUP} group is not allowed"
+            )
 
-    def may(self, user: User, verb: str, signer: str) -> bool:
+    def is_permitted(self, user: User, verb: str, signer: str) -> bool:
         """A right for one signer, or for all of a domain."""
-        row = unknown_row(GROUP, "signers")
+        row = unserved_resource_info(GROUP, "signers")
         names = signer, f"{signer.partition('/')[0]}/*"
         return any(self.authorize(Attributes(user, verb, Target(row, "", name))) for name in names)

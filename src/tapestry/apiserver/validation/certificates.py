@@ -8,110 +8,118 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from tapestry.apiserver.access.certificate_requests import NO_REQUEST, parsed_request
-from tapestry.apiserver.customs.structural import Fault, repetitions
-from tapestry.apiserver.validation.faults import duplicate, forbidden, invalid, required, unsupported
+from tapestry.apiserver.access.certificate_requests import NOT_A_REQUEST, parse_request
+from tapestry.apiserver.customresources.structural_schema import Fault, duplicates
+from tapestry.apiserver.validation.faults import (
+    duplicate_value,
+    forbidden_field,
+    invalid_value,
+    required_value,
+    unsupported_value,
+)
 from tapestry.kube.objects import Object, value_at
 
-USAGES = (
+KEY_USAGES = (
     *("any", "cert sign", "client auth", "code signing", "content commitment", "crl sign", "data encipherment"),
     *("decipher only", "digital signature", "email protection", "encipher only", "ipsec end system", "ipsec tunnel"),
     *("ipsec user", "key agreement", "key encipherment", "microsoft sgc", "netscape sgc", "ocsp signing", "s/mime"),
     *("server auth", "signing", "timestamping"),
 )
-LEGACY = "kubernetes.io/legacy-unknown"
-SHORTEST = 600
-DECISIONS = ("Approved", "Denied")
-LASTING = (*DECISIONS, "Failed")
-CONDITIONS, CERTIFICATE = "status.conditions", "status.certificate"
+LEGACY_UNKNOWN_SIGNER = "kubernetes.io/legacy-unknown"
+MIN_EXPIRATION_SECONDS = 600
+DECISION_TYPES = ("Approved", "Denied")
+PERMANENT_CONDITIONS = (*DECISION_TYPES, "Failed")
+CONDITIONS_PATH, CERTIFICATE_PATH = "status.conditions", "status.certificate"
 
 
-def request(value: Any, _: str) -> Iterator[Fault]:
+def validate_signing_request(value: Any, _: str) -> Iterator[Fault]:
     """Faults of a new request."""
     spec = value.get("spec") or {}
-    if why := complaint(spec.get("request", "")):
-        yield invalid("spec.request", spec.get("request", ""), why)
+    if why := signing_request_error(spec.get("request", "")):
+        yield invalid_value("spec.request", spec.get("request", ""), why)
     usages = spec.get("usages") or []
     if not usages:
-        yield required("spec.usages")
+        yield required_value("spec.usages")
     for number, each in enumerate(usages):
-        if each not in USAGES:
-            yield unsupported(f"spec.usages[{number}]", each, USAGES)
-    for number, each in repetitions(usages):
-        yield duplicate(f"spec.usages[{number}]", each)
-    yield from signer(spec.get("signerName", ""), "spec.signerName")
+        if each not in KEY_USAGES:
+            yield unsupported_value(f"spec.usages[{number}]", each, KEY_USAGES)
+    for number, each in duplicates(usages):
+        yield duplicate_value(f"spec.usages[{number}]", each)
+    yield from validate_signer_name(spec.get("signerName", ""), "spec.signerName")
     seconds = spec.get("expirationSeconds")
-    if seconds is not None and seconds < SHORTEST:
+    if seconds is not None and seconds < MIN_EXPIRATION_SECONDS:
         why = "may not specify a duration less than 600 seconds (10 minutes)"
-        yield invalid("spec.expirationSeconds", seconds, why)
+        yield invalid_value("spec.expirationSeconds", seconds, why)
 
 
-def complaint(text: str) -> str:
+def signing_request_error(text: str) -> str:
     """What keeps a text from being a request that whoever has the key has signed."""
     try:
-        found = parsed_request(text)
+        found = parse_request(text)
         return "" if found.is_signature_valid else "x509: signature verification failed"
     except (ValueError, UnsupportedAlgorithm):
-        return NO_REQUEST
+        return NOT_A_REQUEST
 
 
-def signer(value: str, path: str) -> Iterator[Fault]:
+def validate_signer_name(value: str, path: str) -> Iterator[Fault]:
     if not value:
-        yield required(path)
-    elif value == LEGACY:
-        yield invalid(path, value, "the legacy signerName is not allowed via this API version")
+        yield required_value(path)
+    elif value == LEGACY_UNKNOWN_SIGNER:
+        yield invalid_value(path, value, "the legacy signerName is not allowed via this API version")
     elif value.count("/") != 1 or not all(value.split("/")):
-        yield invalid(path, value, "must be a fully qualified domain and path of the form 'example.com/signer-name'")
+        yield invalid_value(
+            path, value, "must be a fully qualified domain and path of the form 'example.com/signer-name'"
+        )
     elif "." not in value.partition("/")[0]:
-        yield invalid(path, value, "should be a domain with at least two segments separated by dots")
+        yield invalid_value(path, value, "should be a domain with at least two segments separated by dots")
 
 
-def approved(old: Object, new: Object) -> Iterator[Fault]:
+def validate_approval_update(old: Object, new: Object) -> Iterator[Fault]:
     """Faults of a decision."""
-    yield from conditions(new)
-    yield from kept(old, new, LASTING)
+    yield from validate_conditions(new)
+    yield from validate_conditions_not_removed(old, new, PERMANENT_CONDITIONS)
 
 
-def signed(old: Object, new: Object) -> Iterator[Fault]:
+def validate_signing_request_status(old: Object, new: Object) -> Iterator[Fault]:
     """Faults of a status, which decides nothing."""
-    yield from conditions(new)
-    yield from kept(old, new, LASTING)
-    for type in DECISIONS:
-        if len(of(new, type)) > len(of(old, type)):
-            yield forbidden(CONDITIONS, f'updates may not add a condition of type "{type}"')
+    yield from validate_conditions(new)
+    yield from validate_conditions_not_removed(old, new, PERMANENT_CONDITIONS)
+    for type in DECISION_TYPES:
+        if len(conditions_of_type(new, type)) > len(conditions_of_type(old, type)):
+            yield forbidden_field(CONDITIONS_PATH, f'updates may not add a condition of type "{type}"')
     before, after = (value_at(each, "status", "certificate", default="") for each in (old, new))
     if before and before != after:
-        yield forbidden(CERTIFICATE, "updates may not modify existing certificate content")
+        yield forbidden_field(CERTIFICATE_PATH, "updates may not modify existing certificate content")
     elif after and after != before:
         try:
             x509.load_pem_x509_certificates(base64.b64decode(after))
         except (ValueError, binascii.Error):
-            yield invalid(CERTIFICATE, "<certificate data>", "no PEM-encoded certificates found")
+            yield invalid_value(CERTIFICATE_PATH, "<certificate data>", "no PEM-encoded certificates found")
 
 
-def of(request: Object, type: str) -> list[Object]:
+def conditions_of_type(request: Object, type: str) -> list[Object]:
     return [each for each in value_at(request, "status", "conditions", default=[]) if each.get("type") == type]
 
 
-def kept(old: Object, new: Object, types: tuple[str, ...]) -> Iterator[Fault]:
+def validate_conditions_not_removed(old: Object, new: Object, types: tuple[str, ...]) -> Iterator[Fault]:
     for type in types:
-        if len(of(new, type)) < len(of(old, type)):
-            yield forbidden(CONDITIONS, f'updates may not remove a condition of type "{type}"')
+        if len(conditions_of_type(new, type)) < len(conditions_of_type(old, type)):
+            yield forbidden_field(CONDITIONS_PATH, f'updates may not remove a condition of type "{type}"')
 
 
-def conditions(request: Object) -> Iterator[Fault]:
+def validate_conditions(request: Object) -> Iterator[Fault]:
     seen: set[str] = set()
     for number, each in enumerate(value_at(request, "status", "conditions", default=[])):
-        at, type, status = f"{CONDITIONS}[{number}]", each.get("type", ""), each.get("status", "")
-        allowed = ("True",) if type in LASTING else ("False", "True", "Unknown")
+        at, type, status = f"{CONDITIONS_PATH}[{number}]", each.get("type", ""), each.get("status", "")
+        allowed = ("True",) if type in PERMANENT_CONDITIONS else ("False", "True", "Unknown")
         if not type:
-            yield required(f"{at}.type")
+            yield required_value(f"{at}.type")
         if not status:
-            yield required(f"{at}.status")
+            yield required_value(f"{at}.status")
         elif status not in allowed:
-            yield unsupported(f"{at}.status", status, allowed)
-        if type in DECISIONS and seen & (set(DECISIONS) - {type}):
-            yield invalid(CONDITIONS, type, "Approved and Denied conditions are mutually exclusive")
+            yield unsupported_value(f"{at}.status", status, allowed)
+        if type in DECISION_TYPES and seen & (set(DECISION_TYPES) - {type}):
+            yield invalid_value(CONDITIONS_PATH, type, "Approved and Denied conditions are mutually exclusive")
         if type in seen:
-            yield duplicate(f"{at}.type", type)
+            yield duplicate_value(f"{at}.type", type)
         seen.add(type)

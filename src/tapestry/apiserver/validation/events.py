@@ -2,77 +2,82 @@
 
 from collections.abc import Iterator
 
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customresources.structural_schema import Fault
 from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.faults import invalid, matching, required, unchanged
+from tapestry.apiserver.validation.faults import (
+    format_validator,
+    invalid_value,
+    required_value,
+    validate_immutable_field,
+)
 from tapestry.kube.objects import Object
 
-LIMITS = {"reportingInstance": 128, "action": 128, "reason": 128}
-MESSAGE_LIMIT = 1024
-OLD_FIELDS = {"firstTimestamp": "deprecatedFirstTimestamp", "lastTimestamp": "deprecatedLastTimestamp"}
-FIXED = ("reason", "type", "action", "related", "reportingController", "reportingInstance", "eventTime")
+MAX_FIELD_LENGTHS = {"reportingInstance": 128, "action": 128, "reason": 128}
+MAX_MESSAGE_LENGTH = 1024
+DEPRECATED_FIELDS = {"firstTimestamp": "deprecatedFirstTimestamp", "lastTimestamp": "deprecatedLastTimestamp"}
+IMMUTABLE_FIELDS = ("reason", "type", "action", "related", "reportingController", "reportingInstance", "eventTime")
 
 
-def is_new(obj: Object) -> bool:
+def is_events_v1(obj: Object) -> bool:
     """Whether an event is written as events.k8s.io has it, whose rules are stricter."""
     return bool(obj["apiVersion"] != "v1")
 
 
-def event(obj: Object, _: str = "") -> Iterator[Fault]:
-    yield from place(obj)
-    if is_new(obj):
-        yield from modern(obj)
+def validate_event(obj: Object, _: str = "") -> Iterator[Fault]:
+    yield from validate_event_common(obj)
+    if is_events_v1(obj):
+        yield from validate_events_v1(obj)
 
 
-def place(obj: Object) -> Iterator[Fault]:
+def validate_event_common(obj: Object) -> Iterator[Fault]:
     """What both forms have in common."""
     namespace = obj["metadata"].get("namespace", "")
     about = (obj.get("involvedObject") or obj.get("regarding") or {}).get("namespace", "")
     if not obj.get("eventTime"):
         if about != namespace and (about or namespace != "default"):
-            yield invalid("involvedObject.namespace", about, "does not match event.namespace")
+            yield invalid_value("involvedObject.namespace", about, "does not match event.namespace")
         return
     if not about and namespace not in ("default", "kube-system"):
-        yield invalid("involvedObject.namespace", about, "does not match event.namespace")
-    field = "reportingController" if is_new(obj) else "reportingComponent"
+        yield invalid_value("involvedObject.namespace", about, "does not match event.namespace")
+    field = "reportingController" if is_events_v1(obj) else "reportingComponent"
     if not obj.get(field):
-        yield required(field)
-    yield from matching(names.qualified)(obj.get(field, ""), field)
-    for name, limit in LIMITS.items():
+        yield required_value(field)
+    yield from format_validator(names.qualified_name_errors)(obj.get(field, ""), field)
+    for name, limit in MAX_FIELD_LENGTHS.items():
         if not obj.get(name):
-            yield required(name)
+            yield required_value(name)
         elif len(obj[name]) > limit:
-            yield invalid(name, "", f"can have at most {limit} characters")
-    if len(obj.get("message") or obj.get("note") or "") > MESSAGE_LIMIT:
-        yield invalid("message", "", f"can have at most {MESSAGE_LIMIT} characters")
+            yield invalid_value(name, "", f"can have at most {limit} characters")
+    if len(obj.get("message") or obj.get("note") or "") > MAX_MESSAGE_LENGTH:
+        yield invalid_value("message", "", f"can have at most {MAX_MESSAGE_LENGTH} characters")
 
 
-def modern(obj: Object) -> Iterator[Fault]:
-    yield from series(obj)
+def validate_events_v1(obj: Object) -> Iterator[Fault]:
+    yield from validate_series(obj)
     if not obj.get("eventTime"):
-        yield required("eventTime")
+        yield required_value("eventTime")
     if obj.get("type") not in ("Normal", "Warning"):
-        yield invalid("type", "", f"has invalid value: {obj.get('type', '')}")
-    for shown, field in {**OLD_FIELDS, "count": "deprecatedCount", "source": "deprecatedSource"}.items():
+        yield invalid_value("type", "", f"has invalid value: {obj.get('type', '')}")
+    for shown, field in {**DEPRECATED_FIELDS, "count": "deprecatedCount", "source": "deprecatedSource"}.items():
         if obj.get(field):
-            yield invalid(shown, "", "needs to be unset")
+            yield invalid_value(shown, "", "needs to be unset")
 
 
-def series(obj: Object) -> Iterator[Fault]:
+def validate_series(obj: Object) -> Iterator[Fault]:
     if (found := obj.get("series")) is not None:
         if found.get("count", 0) < 2:
-            yield invalid("series.count", "", "should be at least 2")
+            yield invalid_value("series.count", "", "should be at least 2")
         if not found.get("lastObservedTime"):
-            yield required("series.lastObservedTime")
+            yield required_value("series.lastObservedTime")
 
 
-def changed_event(old: Object, new: Object) -> Iterator[Fault]:
-    yield from place(new)
-    if not is_new(new):
+def validate_event_update(old: Object, new: Object) -> Iterator[Fault]:
+    yield from validate_event_common(new)
+    if not is_events_v1(new):
         return
     if old.get("series") != new.get("series"):
-        yield from series(new)
-    yield from unchanged(old.get("regarding"), new.get("regarding"), "involvedObject")
-    yield from unchanged(old.get("note"), new.get("note"), "message")
-    for field in FIXED:
-        yield from unchanged(old.get(field), new.get(field), field)
+        yield from validate_series(new)
+    yield from validate_immutable_field(old.get("regarding"), new.get("regarding"), "involvedObject")
+    yield from validate_immutable_field(old.get("note"), new.get("note"), "message")
+    for field in IMMUTABLE_FIELDS:
+        yield from validate_immutable_field(old.get(field), new.get(field), field)

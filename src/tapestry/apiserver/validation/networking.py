@@ -3,273 +3,320 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customresources.structural_schema import Fault
 from tapestry.apiserver.validation import names
-from tapestry.apiserver.validation.containers import port_number
+from tapestry.apiserver.validation.containers import validate_port_number
 from tapestry.apiserver.validation.faults import (
-    IMMUTABLE,
-    every,
-    forbidden,
-    invalid,
-    matching,
-    needs,
+    IMMUTABLE_MESSAGE,
+    forbidden_field,
+    format_validator,
+    invalid_value,
+    item_validator,
     one_of,
-    required,
-    struct,
+    required_fields,
+    required_value,
+    struct_validator,
     too_long,
-    unchanged,
+    validate_immutable_field,
 )
-from tapestry.apiserver.validation.metadata import label_selector
-from tapestry.apiserver.validation.services import INGRESS
+from tapestry.apiserver.validation.metadata import validate_label_selector
+from tapestry.apiserver.validation.services import validate_load_balancer_ingress
 from tapestry.kube.objects import Object, value_at
 
 PATH_TYPES = ("Exact", "ImplementationSpecific", "Prefix")
-CLASS_ANNOTATION = "kubernetes.io/ingress.class"
-CONTROLLER_LIMIT = 250
-BAD_SEQUENCES, BAD_ENDS = ("//", "/./", "/../", "%2f", "%2F"), ("/..", "/.")
+INGRESS_CLASS_ANNOTATION = "kubernetes.io/ingress.class"
+MAX_CONTROLLER_LENGTH = 250
+FORBIDDEN_PATH_SEQUENCES, FORBIDDEN_PATH_SUFFIXES = ("//", "/./", "/../", "%2f", "%2F"), ("/..", "/.")
 
-is_subdomain = matching(names.subdomain)
-segment = matching(names.path_segment)
+validate_dns_subdomain = format_validator(names.dns_subdomain_errors)
+validate_path_segment = format_validator(names.path_segment_errors)
 
 
 # -- ingresses
 
 
-def host(value: Any, path: str) -> Iterator[Fault]:
-    yield from matching(names.wildcard_subdomain if "*" in value else names.subdomain)(value, path)
+def validate_host(value: Any, path: str) -> Iterator[Fault]:
+    yield from format_validator(names.wildcard_subdomain_errors if "*" in value else names.dns_subdomain_errors)(
+        value, path
+    )
 
 
-def rule_host(value: Any, path: str) -> Iterator[Fault]:
-    if not names.ip(value):
-        yield invalid(path, value, "must be a DNS name, not an IP address")
-    yield from host(value, path)
+def validate_rule_host(value: Any, path: str) -> Iterator[Fault]:
+    if not names.ip_errors(value):
+        yield invalid_value(path, value, "must be a DNS name, not an IP address")
+    yield from validate_host(value, path)
 
 
-reference = struct(("apiGroup", is_subdomain), needs("kind"), ("kind", segment), needs("name"), ("name", segment))
+validate_typed_reference = struct_validator(
+    ("apiGroup", validate_dns_subdomain),
+    required_fields("kind"),
+    ("kind", validate_path_segment),
+    required_fields("name"),
+    ("name", validate_path_segment),
+)
 
 
-def backend(value: Any, path: str) -> Iterator[Fault]:
+def validate_ingress_backend(value: Any, path: str) -> Iterator[Fault]:
     resource, service = value.get("resource"), value.get("service")
     if resource is not None and service is not None:
-        yield invalid(path, "", "cannot set both resource and service backends")
+        yield invalid_value(path, "", "cannot set both resource and service backends")
     elif resource is not None:
-        yield from reference(resource, f"{path}.resource")
+        yield from validate_typed_reference(resource, f"{path}.resource")
     elif service is not None:
-        yield from service_backend(service, path)
+        yield from validate_service_backend(service, path)
     else:
-        yield invalid(path, "", "resource or service backend is required")
+        yield invalid_value(path, "", "resource or service backend is required")
 
 
-def service_backend(service: Object, path: str) -> Iterator[Fault]:
+def validate_service_backend(service: Object, path: str) -> Iterator[Fault]:
     if name := service.get("name"):
-        yield from matching(names.label_1035)(name, f"{path}.service.name")
+        yield from format_validator(names.dns_1035_label_errors)(name, f"{path}.service.name")
     else:
-        yield required(f"{path}.service.name")
+        yield required_value(f"{path}.service.name")
     port = service.get("port") or {}
     if port.get("name") and port.get("number"):
-        yield invalid(path, "", "cannot set both port name & port number")
+        yield invalid_value(path, "", "cannot set both port name & port number")
     elif port.get("name"):
-        yield from matching(names.port_name)(port["name"], f"{path}.service.port.name")
+        yield from format_validator(names.port_name_errors)(port["name"], f"{path}.service.port.name")
     elif port.get("number"):
-        yield from port_number(port["number"], f"{path}.service.port.number")
+        yield from validate_port_number(port["number"], f"{path}.service.port.number")
     else:
-        yield required(path, "port name or number is required")
+        yield required_value(path, "port name or number is required")
 
 
-def http_path(value: Any, path: str) -> Iterator[Fault]:
+def validate_http_path(value: Any, path: str) -> Iterator[Fault]:
     kind, text = value.get("pathType"), value.get("path", "")
     if kind is None:
-        yield required(f"{path}.pathType", "pathType must be specified")
+        yield required_value(f"{path}.pathType", "pathType must be specified")
         return
     yield from one_of(*PATH_TYPES)(kind, f"{path}.pathType")
     if kind in ("Exact", "Prefix"):
         if not text.startswith("/"):
-            yield invalid(f"{path}.path", text, "must be an absolute path")
+            yield invalid_value(f"{path}.path", text, "must be an absolute path")
         yield from (
-            invalid(f"{path}.path", text, f"must not contain '{each}'") for each in BAD_SEQUENCES if each in text
+            invalid_value(f"{path}.path", text, f"must not contain '{each}'")
+            for each in FORBIDDEN_PATH_SEQUENCES
+            if each in text
         )
         yield from (
-            invalid(f"{path}.path", text, f"cannot end with '{each}'") for each in BAD_ENDS if text.endswith(each)
+            invalid_value(f"{path}.path", text, f"cannot end with '{each}'")
+            for each in FORBIDDEN_PATH_SUFFIXES
+            if text.endswith(each)
         )
     elif kind == "ImplementationSpecific" and text and not text.startswith("/"):
-        yield invalid(f"{path}.path", text, "must be an absolute path")
-    yield from backend(value.get("backend") or {}, f"{path}.backend")
+        yield invalid_value(f"{path}.path", text, "must be an absolute path")
+    yield from validate_ingress_backend(value.get("backend") or {}, f"{path}.backend")
 
 
-def no_rules(spec: Any, path: str) -> Iterator[Fault]:
+def validate_rules_or_default_backend(spec: Any, path: str) -> Iterator[Fault]:
     if not spec.get("rules") and spec.get("defaultBackend") is None:
-        yield invalid(path, spec.get("rules"), "either `defaultBackend` or `rules` must be specified")
+        yield invalid_value(path, spec.get("rules"), "either `defaultBackend` or `rules` must be specified")
 
 
-ingress_spec = struct(
-    ("", no_rules),
-    ("defaultBackend", backend),
-    ("rules", every(struct(("host", rule_host), ("http", struct(needs("paths"), ("paths", every(http_path))))))),
-    ("tls", every(struct(("hosts", every(host)), ("secretName", is_subdomain)))),
-    ("ingressClassName", is_subdomain),
+validate_ingress_spec = struct_validator(
+    ("", validate_rules_or_default_backend),
+    ("defaultBackend", validate_ingress_backend),
+    (
+        "rules",
+        item_validator(
+            struct_validator(
+                ("host", validate_rule_host),
+                ("http", struct_validator(required_fields("paths"), ("paths", item_validator(validate_http_path)))),
+            )
+        ),
+    ),
+    (
+        "tls",
+        item_validator(
+            struct_validator(("hosts", item_validator(validate_host)), ("secretName", validate_dns_subdomain))
+        ),
+    ),
+    ("ingressClassName", validate_dns_subdomain),
 )
 
 
-def ingress(obj: Object, _: str = "") -> Iterator[Fault]:
-    yield from ingress_spec(obj.get("spec") or {}, "spec")
-    annotation = (obj["metadata"].get("annotations") or {}).get(CLASS_ANNOTATION)
+def validate_ingress(obj: Object, _: str = "") -> Iterator[Fault]:
+    yield from validate_ingress_spec(obj.get("spec") or {}, "spec")
+    annotation = (obj["metadata"].get("annotations") or {}).get(INGRESS_CLASS_ANNOTATION)
     if annotation is not None and value_at(obj, "spec", "ingressClassName") not in (None, annotation):
         why = "must match `ingressClassName` when both are specified"
-        yield invalid(f"annotations.{CLASS_ANNOTATION}", annotation, why)
+        yield invalid_value(f"annotations.{INGRESS_CLASS_ANNOTATION}", annotation, why)
 
 
-def changed_ingress_status(_: Object, new: Object) -> Iterator[Fault]:
+def validate_ingress_status_update(_: Object, new: Object) -> Iterator[Fault]:
     found = value_at(new, "status", "loadBalancer", "ingress", default=())
-    return every(INGRESS)(found, "status.loadBalancer.ingress")
+    return item_validator(validate_load_balancer_ingress)(found, "status.loadBalancer.ingress")
 
 
-def controller(spec: Any, path: str) -> Iterator[Fault]:
+def validate_ingress_controller(spec: Any, path: str) -> Iterator[Fault]:
     value, at = spec.get("controller", ""), f"{path}.controller"
-    if len(value) > CONTROLLER_LIMIT:
-        yield too_long(at, CONTROLLER_LIMIT)
+    if len(value) > MAX_CONTROLLER_LENGTH:
+        yield too_long(at, MAX_CONTROLLER_LENGTH)
     domain, slash, rest = value.partition("/")
     if not value:
-        yield required(at)
+        yield required_value(at)
     elif not (domain and slash and rest):
-        yield invalid(at, value, 'must be a domain-prefixed path (such as "acme.io/foo")')
+        yield invalid_value(at, value, 'must be a domain-prefixed path (such as "acme.io/foo")')
     else:
-        yield from (invalid(at, domain, why) for why in names.subdomain(domain))
+        yield from (invalid_value(at, domain, why) for why in names.dns_subdomain_errors(domain))
 
 
-def parameters(value: Any, path: str) -> Iterator[Fault]:
-    yield from reference(value, path)
+def validate_ingress_class_parameters(value: Any, path: str) -> Iterator[Fault]:
+    yield from validate_typed_reference(value, path)
     scope, namespace = value.get("scope"), value.get("namespace")
     if scope is None:
-        yield required(f"{path}.scope")
+        yield required_value(f"{path}.scope")
         return
     yield from one_of("Cluster", "Namespace")(scope, f"{path}.scope")
     if scope == "Namespace":
         if namespace is None:
-            yield required(f"{path}.namespace", "`parameters.scope` is set to 'Namespace'")
+            yield required_value(f"{path}.namespace", "`parameters.scope` is set to 'Namespace'")
         else:
-            yield from matching(names.label)(namespace, f"{path}.namespace")
+            yield from format_validator(names.dns_label_errors)(namespace, f"{path}.namespace")
     elif scope == "Cluster" and namespace is not None:
-        yield forbidden(f"{path}.namespace", "`parameters.scope` is set to 'Cluster'")
+        yield forbidden_field(f"{path}.namespace", "`parameters.scope` is set to 'Cluster'")
 
 
-ingress_class = struct(("", controller), ("parameters", parameters))
+validate_ingress_class_spec = struct_validator(
+    ("", validate_ingress_controller), ("parameters", validate_ingress_class_parameters)
+)
 
 
-def changed_ingress_class(old: Object, new: Object) -> Iterator[Fault]:
+def validate_ingress_class_update(old: Object, new: Object) -> Iterator[Fault]:
     before, after = old.get("spec") or {}, new.get("spec") or {}
-    yield from unchanged(before.get("controller"), after.get("controller"), "spec.controller")
-    yield from ingress_class(after, "spec")
+    yield from validate_immutable_field(before.get("controller"), after.get("controller"), "spec.controller")
+    yield from validate_ingress_class_spec(after, "spec")
 
 
 # -- network policies
 
 
-def policy_port(value: Any, path: str) -> Iterator[Fault]:
-    yield from struct(("protocol", one_of("TCP", "UDP", "SCTP")))(value, path)
+def validate_network_policy_port(value: Any, path: str) -> Iterator[Fault]:
+    yield from struct_validator(("protocol", one_of("TCP", "UDP", "SCTP")))(value, path)
     port, end = value.get("port"), value.get("endPort")
     if isinstance(port, int):
-        yield from port_number(port, f"{path}.port")
+        yield from validate_port_number(port, f"{path}.port")
         if end is not None:
             if end < port:
-                yield invalid(f"{path}.endPort", port, "must be greater than or equal to `port`")
-            yield from port_number(end, f"{path}.endPort")
+                yield invalid_value(f"{path}.endPort", port, "must be greater than or equal to `port`")
+            yield from validate_port_number(end, f"{path}.endPort")
         return
     if end is not None:
         why = "non-numeric" if port is not None else "not specified"
-        yield invalid(f"{path}.endPort", end, f"may not be specified when `port` is {why}")
+        yield invalid_value(f"{path}.endPort", end, f"may not be specified when `port` is {why}")
     if port is not None:
-        yield from matching(names.port_name)(port, f"{path}.port")
+        yield from format_validator(names.port_name_errors)(port, f"{path}.port")
 
 
-def block(value: Any, path: str) -> Iterator[Fault]:
+def validate_ip_block(value: Any, path: str) -> Iterator[Fault]:
     if not value.get("cidr"):
-        yield required(f"{path}.cidr")
+        yield required_value(f"{path}.cidr")
         return
-    yield from matching(names.cidr)(value["cidr"], f"{path}.cidr")
-    if (whole := names.network(value["cidr"])) is None:
+    yield from format_validator(names.cidr_errors)(value["cidr"], f"{path}.cidr")
+    if (whole := names.parsed_cidr(value["cidr"])) is None:
         return
     for number, each in enumerate(value.get("except") or ()):
         at = f"{path}.except[{number}]"
-        yield from matching(names.cidr)(each, at)
-        part = names.network(each)
+        yield from format_validator(names.cidr_errors)(each, at)
+        part = names.parsed_cidr(each)
         if part is not None and (
             part.version != whole.version or part.network_address not in whole or part.prefixlen <= whole.prefixlen
         ):
-            yield invalid(at, each, "must be a strict subset of `cidr`")
+            yield invalid_value(at, each, "must be a strict subset of `cidr`")
 
 
-def peer(value: Any, path: str) -> Iterator[Fault]:
+def validate_network_policy_peer(value: Any, path: str) -> Iterator[Fault]:
     found = [field for field in ("podSelector", "namespaceSelector", "ipBlock") if value.get(field) is not None]
     for field in found:
-        yield from (block if field == "ipBlock" else label_selector)(value[field], f"{path}.{field}")
+        yield from (validate_ip_block if field == "ipBlock" else validate_label_selector)(
+            value[field], f"{path}.{field}"
+        )
     if not found:
-        yield required(path, "must specify a peer")
+        yield required_value(path, "must specify a peer")
     elif len(found) > 1 and "ipBlock" in found:
-        yield forbidden(path, "may not specify both ipBlock and another peer")
+        yield forbidden_field(path, "may not specify both ipBlock and another peer")
 
 
-def policy_types(value: Any, path: str) -> Iterator[Fault]:
+def validate_policy_types(value: Any, path: str) -> Iterator[Fault]:
     if len(value) > 2:
-        yield invalid(path, value, "may not specify more than two policyTypes")
+        yield invalid_value(path, value, "may not specify more than two policyTypes")
     else:
-        yield from every(one_of("Ingress", "Egress"))(value, path)
+        yield from item_validator(one_of("Ingress", "Egress"))(value, path)
 
 
-network_policy = struct(
-    ("podSelector", label_selector),
-    ("ingress", every(struct(("ports", every(policy_port)), ("from", every(peer))))),
-    ("egress", every(struct(("ports", every(policy_port)), ("to", every(peer))))),
-    ("policyTypes", policy_types),
+validate_network_policy_spec = struct_validator(
+    ("podSelector", validate_label_selector),
+    (
+        "ingress",
+        item_validator(
+            struct_validator(
+                ("ports", item_validator(validate_network_policy_port)),
+                ("from", item_validator(validate_network_policy_peer)),
+            )
+        ),
+    ),
+    (
+        "egress",
+        item_validator(
+            struct_validator(
+                ("ports", item_validator(validate_network_policy_port)),
+                ("to", item_validator(validate_network_policy_peer)),
+            )
+        ),
+    ),
+    ("policyTypes", validate_policy_types),
 )
 
 
 # -- addresses of services
 
 
-parent = struct(
-    ("group", is_subdomain),
-    needs("resource"),
-    ("resource", segment),
-    needs("name"),
-    ("name", segment),
-    ("namespace", segment),
+validate_parent_reference = struct_validator(
+    ("group", validate_dns_subdomain),
+    required_fields("resource"),
+    ("resource", validate_path_segment),
+    required_fields("name"),
+    ("name", validate_path_segment),
+    ("namespace", validate_path_segment),
 )
 
 
-def parent_of(spec: Any, path: str) -> Iterator[Fault]:
+def validate_parent_reference_present(spec: Any, path: str) -> Iterator[Fault]:
     if spec.get("parentRef") is None:
-        yield required(f"{path}.parentRef")
+        yield required_value(f"{path}.parentRef")
     else:
-        yield from parent(spec["parentRef"], f"{path}.parentRef")
+        yield from validate_parent_reference(spec["parentRef"], f"{path}.parentRef")
 
 
-ip_address = struct(("", parent_of))
+validate_ip_address_spec = struct_validator(("", validate_parent_reference_present))
 
 
-def changed_ip_address(old: Object, new: Object) -> Iterator[Fault]:
-    return unchanged(value_at(old, "spec", "parentRef"), value_at(new, "spec", "parentRef"), "spec.parentRef")
+def validate_ip_address_update(old: Object, new: Object) -> Iterator[Fault]:
+    return validate_immutable_field(
+        value_at(old, "spec", "parentRef"), value_at(new, "spec", "parentRef"), "spec.parentRef"
+    )
 
 
-def service_cidr(spec: Any, path: str) -> Iterator[Fault]:
+def validate_service_cidr_spec(spec: Any, path: str) -> Iterator[Fault]:
     found, at = spec.get("cidrs") or [], f"{path}.cidrs"
     if not found:
-        yield required(at, "at least one CIDR required")
+        yield required_value(at, "at least one CIDR required")
     elif len(found) > 2:
-        yield invalid(at, {"CIDRs": found}, "may only hold up to 2 values")
+        yield invalid_value(at, {"CIDRs": found}, "may only hold up to 2 values")
     else:
-        yield from every(matching(names.canonical_cidr))(found, at)
+        yield from item_validator(format_validator(names.canonical_cidr_errors))(found, at)
         if len(found) == 2 and (":" in found[0]) == (":" in found[1]):
             why = "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64"
-            yield invalid(at, found, why)
+            yield invalid_value(at, found, why)
 
 
-def changed_service_cidr(old: Object, new: Object) -> Iterator[Fault]:
+def validate_service_cidr_update(old: Object, new: Object) -> Iterator[Fault]:
     before, after = (value_at(each, "spec", "cidrs", default=[]) for each in (old, new))
     if len(after) not in (len(before), 2) or (len(before) == 2 and len(after) != 2):
-        yield invalid("spec.cidrs", after, IMMUTABLE)
+        yield invalid_value("spec.cidrs", after, IMMUTABLE_MESSAGE)
         return
     for number, (then, now) in enumerate(zip(before, after, strict=False)):
         if then != now:
-            yield invalid(f"spec.cidrs[{number}]", now, IMMUTABLE)
+            yield invalid_value(f"spec.cidrs[{number}]", now, IMMUTABLE_MESSAGE)
     if len(after) > len(before):
-        yield from service_cidr(new["spec"], "spec")
+        yield from validate_service_cidr_spec(new["spec"], "spec")

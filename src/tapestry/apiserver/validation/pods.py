@@ -4,99 +4,106 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tapestry.apiserver.customs.structural import Fault
-from tapestry.apiserver.recurring import remembered
-from tapestry.apiserver.validation import containers, names, security
-from tapestry.apiserver.validation.differences import difference
+from tapestry.apiserver.customresources.structural_schema import Fault
+from tapestry.apiserver.spec_cache import memoized
+from tapestry.apiserver.validation import containers, names, security_context
+from tapestry.apiserver.validation.diff import json_diff
 from tapestry.apiserver.validation.faults import (
     between,
-    every,
-    forbidden,
-    invalid,
-    matching,
-    nonnegative,
+    forbidden_field,
+    format_validator,
+    invalid_value,
+    item_validator,
     one_of,
-    required,
-    struct,
+    required_value,
+    struct_validator,
+    validate_nonnegative,
 )
-from tapestry.apiserver.validation.metadata import annotations, labels
-from tapestry.apiserver.validation.resources import amounts, container_resource
-from tapestry.apiserver.validation.scheduling import affinity, spread, tolerations
-from tapestry.apiserver.validation.volumes import volumes
-from tapestry.kube.objects import Object, without
+from tapestry.apiserver.validation.metadata import validate_annotations, validate_labels
+from tapestry.apiserver.validation.resources import validate_container_resource_name, validate_resource_list
+from tapestry.apiserver.validation.scheduling import (
+    validate_affinity,
+    validate_tolerations,
+    validate_topology_spread_constraints,
+)
+from tapestry.apiserver.validation.volumes import validate_volumes
+from tapestry.kube.objects import Object, without_field
 
-MIRROR = "kubernetes.io/config.mirror"
-MAY_CHANGE = (
+MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
+MUTABLE_FIELDS_MESSAGE = (
     "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,"
     "`spec.tolerations` (only additions to existing tolerations),"
     "`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
 )
-NAMESERVERS, SEARCHES, SEARCH_CHARACTERS = 3, 32, 2048
+MAX_NAMESERVERS, MAX_SEARCH_PATHS, MAX_SEARCH_LIST_LENGTH = 3, 32, 2048
 
-is_label, is_subdomain = matching(names.label), matching(names.subdomain)
+validate_dns_label, validate_dns_subdomain = (
+    format_validator(names.dns_label_errors),
+    format_validator(names.dns_subdomain_errors),
+)
 
 
-def pod(obj: Object, _: str = "") -> Iterator[Fault]:
+def validate_pod(obj: Object, _: str = "") -> Iterator[Fault]:
     """Faults of a pod that is made."""
     spec: Object = obj.get("spec") or {}
-    yield from itself(obj, spec)
+    yield from validate_pod_always(obj, spec)
     if spec.get("ephemeralContainers"):
-        yield forbidden("spec.ephemeralContainers", "cannot be set on create")
+        yield forbidden_field("spec.ephemeralContainers", "cannot be set on create")
     if spec.get("nodeName") and spec.get("schedulingGates"):
-        yield forbidden("spec.nodeName", "cannot be set until all schedulingGates have been cleared")
+        yield forbidden_field("spec.nodeName", "cannot be set until all schedulingGates have been cleared")
 
 
-def itself(obj: Object, spec: Object) -> Iterator[Fault]:
+def validate_pod_always(obj: Object, spec: Object) -> Iterator[Fault]:
     """What holds for a pod at any time."""
     if found := obj["metadata"].get("annotations"):
-        yield from pod_annotations(found, spec, "metadata.annotations")
-    yield from own_spec(spec)
+        yield from validate_pod_annotations(found, spec, "metadata.annotations")
+    yield from pod_spec_errors(spec)
 
 
-@remembered
-def own_spec(spec: Object) -> Sequence[Fault]:
+@memoized
+def pod_spec_errors(spec: Object) -> Sequence[Fault]:
     """Faults of a pod's own spec."""
-    found = [*pod_spec(spec, "spec", is_pod=True)]
+    found = [*validate_pod_spec(spec, "spec", is_pod=True)]
     if not spec.get("serviceAccountName"):
-        found += nobodys_tokens(spec)
+        found += validate_no_token_projections(spec)
     for field in ("containers", "initContainers"):
         for number, each in enumerate(spec.get(field) or ()):
             image = each.get("image", "")
             if image != image.strip():
                 at = f"spec.{field}[{number}].image"
-                found.append(invalid(at, image, "must not have leading or trailing whitespace"))
+                found.append(invalid_value(at, image, "must not have leading or trailing whitespace"))
     return found
 
 
-def nobodys_tokens(spec: Object) -> Iterator[Fault]:
+def validate_no_token_projections(spec: Object) -> Iterator[Fault]:
     """Of a pod without an account, which can have no token of one."""
     for number, volume in enumerate(spec.get("volumes") or ()):
         for index, source in enumerate((volume.get("projected") or {}).get("sources") or ()):
             if source.get("serviceAccountToken") is not None:
                 at = f"spec.volumes[{number}].projected.sources[{index}].serviceAccountToken"
-                yield forbidden(at, "must not be specified when serviceAccountName is not set")
+                yield forbidden_field(at, "must not be specified when serviceAccountName is not set")
 
 
-def template(value: Any, path: str) -> Iterator[Fault]:
+def validate_pod_template(value: Any, path: str) -> Iterator[Fault]:
     """Faults of a template for pods."""
     metadata, spec = value.get("metadata") or {}, value.get("spec") or {}
     if metadata.get("labels"):
-        yield from labels(metadata["labels"], f"{path}.labels")
+        yield from validate_labels(metadata["labels"], f"{path}.labels")
     if metadata.get("annotations"):
-        yield from annotations(metadata["annotations"], f"{path}.annotations")
-        yield from pod_annotations(metadata["annotations"], spec, f"{path}.annotations")
-    yield from pod_spec(spec, f"{path}.spec")
+        yield from validate_annotations(metadata["annotations"], f"{path}.annotations")
+        yield from validate_pod_annotations(metadata["annotations"], spec, f"{path}.annotations")
+    yield from validate_pod_spec(spec, f"{path}.spec")
     if spec.get("ephemeralContainers"):
-        yield forbidden(f"{path}.spec.ephemeralContainers", "ephemeral containers not allowed in pod template")
+        yield forbidden_field(f"{path}.spec.ephemeralContainers", "ephemeral containers not allowed in pod template")
 
 
-def pod_annotations(value: Any, spec: Object, path: str) -> Iterator[Fault]:
-    if MIRROR in value and not spec.get("nodeName"):
+def validate_pod_annotations(value: Any, spec: Object, path: str) -> Iterator[Fault]:
+    if MIRROR_POD_ANNOTATION in value and not spec.get("nodeName"):
         why = "must set spec.nodeName if mirror pod annotation is set"
-        yield invalid(f"{path}[{MIRROR}]", value[MIRROR], why)
+        yield invalid_value(f"{path}[{MIRROR_POD_ANNOTATION}]", value[MIRROR_POD_ANNOTATION], why)
     cost = value.get("controller.kubernetes.io/pod-deletion-cost")
     if cost is not None and not is_int32(cost):
-        yield invalid(f"{path}[controller.kubernetes.io/pod-deletion-cost]", cost, "must be a 32bit integer")
+        yield invalid_value(f"{path}[controller.kubernetes.io/pod-deletion-cost]", cost, "must be a 32bit integer")
 
 
 INTEGER = re.compile("0|-?[1-9][0-9]{0,9}")
@@ -109,26 +116,28 @@ def is_int32(text: str) -> bool:
 # -- the spec
 
 
-def pod_spec(spec: Object, path: str, *, is_pod: bool = False) -> Iterator[Fault]:
-    found = list(volumes(spec["volumes"], f"{path}.volumes")) if spec.get("volumes") else []
+def validate_pod_spec(spec: Object, path: str, *, is_pod: bool = False) -> Iterator[Fault]:
+    found = list(validate_volumes(spec["volumes"], f"{path}.volumes")) if spec.get("volumes") else []
     yield from found
-    around = containers.Surroundings(
-        spec, usable(spec, found), {each.get("name") for each in spec.get("resourceClaims") or ()}
+    around = containers.PodReferences(
+        spec, mountable_volumes(spec, found), {each.get("name") for each in spec.get("resourceClaims") or ()}
     )
-    yield from containers.regular(spec.get("containers") or [], f"{path}.containers", around)
+    yield from containers.validate_containers(spec.get("containers") or [], f"{path}.containers", around)
     if spec.get("initContainers"):
-        yield from containers.initial(spec["initContainers"], f"{path}.initContainers", around)
+        yield from containers.validate_init_containers(spec["initContainers"], f"{path}.initContainers", around)
     if spec.get("ephemeralContainers"):
-        yield from containers.ephemeral(spec["ephemeralContainers"], f"{path}.ephemeralContainers", around)
+        yield from containers.validate_ephemeral_containers(
+            spec["ephemeralContainers"], f"{path}.ephemeralContainers", around
+        )
     if spec.get("hostNetwork"):
-        yield from ports_of_host(spec, f"{path}.containers", is_pod=is_pod)
-    yield from POLICIES(spec, path)
-    yield from security.of_pod(spec, f"{path}.securityContext")
-    yield from PLACEMENT(spec, path)
-    yield from REST(spec, path)
+        yield from validate_host_network_ports(spec, f"{path}.containers", is_pod=is_pod)
+    yield from validate_pod_policies(spec, path)
+    yield from security_context.validate_pod_security_context(spec, f"{path}.securityContext")
+    yield from validate_pod_placement(spec, path)
+    yield from validate_remaining_fields(spec, path)
 
 
-def usable(spec: Object, faults: list[Fault]) -> dict[str, Object]:
+def mountable_volumes(spec: Object, faults: list[Fault]) -> dict[str, Object]:
     """The volumes that can be mounted, those without a fault, by their names."""
     bad = {fault.path.partition("volumes[")[2].partition("]")[0] for fault in faults}
     return {
@@ -136,55 +145,59 @@ def usable(spec: Object, faults: list[Fault]) -> dict[str, Object]:
     }
 
 
-def ports_of_host(spec: Object, path: str, *, is_pod: bool) -> Iterator[Fault]:
+def validate_host_network_ports(spec: Object, path: str, *, is_pod: bool) -> Iterator[Fault]:
     for number, container in enumerate(spec.get("containers") or ()):
         for index, each in enumerate(container.get("ports") or ()):
             host = each.get("hostPort", 0)
             if (is_pod or host) and host != each.get("containerPort", 0):
                 at = f"{path}[{number}].ports[{index}].hostPort"
-                yield invalid(at, host, "must match `containerPort` when `hostNetwork` is true")
+                yield invalid_value(at, host, "must match `containerPort` when `hostNetwork` is true")
 
 
-def shared_processes(value: Any, path: str) -> Iterator[Fault]:
+def validate_process_namespace(value: Any, path: str) -> Iterator[Fault]:
     if value.get("hostPID") and value.get("shareProcessNamespace"):
         why = "ShareProcessNamespace and HostPID cannot both be enabled"
-        yield invalid(f"{path}.securityContext.shareProcessNamespace", True, why)
+        yield invalid_value(f"{path}.securityContext.shareProcessNamespace", True, why)
 
 
-def dns(value: Any, path: str) -> Iterator[Fault]:
+def validate_dns(value: Any, path: str) -> Iterator[Fault]:
     config, at = value.get("dnsConfig"), f"{path}.dnsConfig"
     if value.get("dnsPolicy") == "None":
         if config is None:
-            yield required(at, "must provide `dnsConfig` when `dnsPolicy` is None")
+            yield required_value(at, "must provide `dnsConfig` when `dnsPolicy` is None")
             return
         if not config.get("nameservers"):
             why = "must provide at least one DNS nameserver when `dnsPolicy` is None"
-            yield required(f"{at}.nameservers", why)
+            yield required_value(f"{at}.nameservers", why)
             return
     if config:
-        yield from dns_config(config, at)
+        yield from validate_dns_config(config, at)
 
 
-def dns_config(value: Object, path: str) -> Iterator[Fault]:
+def validate_dns_config(value: Object, path: str) -> Iterator[Fault]:
     servers, searches = value.get("nameservers") or [], value.get("searches") or []
-    if len(servers) > NAMESERVERS:
-        yield invalid(f"{path}.nameservers", servers, f"must not have more than {NAMESERVERS} nameservers")
-    yield from every(matching(names.ip))(servers, f"{path}.nameservers")
-    if len(searches) > SEARCHES:
-        yield invalid(f"{path}.searches", searches, f"must not have more than {SEARCHES} search paths")
-    if len(" ".join(searches)) > SEARCH_CHARACTERS:
-        why = f"must not have more than {SEARCH_CHARACTERS} characters (including spaces) in the search list"
-        yield invalid(f"{path}.searches", searches, why)
+    if len(servers) > MAX_NAMESERVERS:
+        yield invalid_value(f"{path}.nameservers", servers, f"must not have more than {MAX_NAMESERVERS} nameservers")
+    yield from item_validator(format_validator(names.ip_errors))(servers, f"{path}.nameservers")
+    if len(searches) > MAX_SEARCH_PATHS:
+        yield invalid_value(f"{path}.searches", searches, f"must not have more than {MAX_SEARCH_PATHS} search paths")
+    if len(" ".join(searches)) > MAX_SEARCH_LIST_LENGTH:
+        why = f"must not have more than {MAX_SEARCH_LIST_LENGTH} characters (including spaces) in the search list"
+        yield invalid_value(f"{path}.searches", searches, why)
     for number, each in enumerate(searches):
         if each != ".":
-            yield from matching(names.underscored_subdomain)(each.removesuffix("."), f"{path}.searches[{number}]")
+            yield from format_validator(names.underscored_subdomain_errors)(
+                each.removesuffix("."), f"{path}.searches[{number}]"
+            )
     for number, each in enumerate(value.get("options") or ()):
         if not each.get("name"):
-            yield required(f"{path}.options[{number}]", "must not be empty")
+            yield required_value(f"{path}.options[{number}]", "must not be empty")
 
 
-def gates(value: Any, path: str) -> Iterator[Fault]:
-    yield from every(lambda each, at: matching(names.qualified)(each.get("name", ""), at))(value, path)
+def validate_scheduling_gates(value: Any, path: str) -> Iterator[Fault]:
+    yield from item_validator(lambda each, at: format_validator(names.qualified_name_errors)(each.get("name", ""), at))(
+        value, path
+    )
     seen = set()
     for number, each in enumerate(value):
         if each.get("name") in seen:
@@ -192,35 +205,45 @@ def gates(value: Any, path: str) -> Iterator[Fault]:
         seen.add(each.get("name"))
 
 
-def overhead(value: Any, path: str) -> Iterator[Fault]:
-    return amounts(value, f"{path}.limits", container_resource)
+def validate_overhead(value: Any, path: str) -> Iterator[Fault]:
+    return validate_resource_list(value, f"{path}.limits", validate_container_resource_name)
 
 
-POLICIES = struct(
+validate_pod_policies = struct_validator(
     ("restartPolicy", one_of("Always", "OnFailure", "Never")),
     ("dnsPolicy", one_of("ClusterFirstWithHostNet", "ClusterFirst", "Default", "None")),
-    ("nodeSelector", labels),
+    ("nodeSelector", validate_labels),
 )
-PLACEMENT = struct(
-    ("", shared_processes),
-    ("affinity", affinity),
-    ("", dns),
-    ("readinessGates", every(struct(("conditionType", matching(names.qualified))))),
-    ("schedulingGates", gates),
-    ("topologySpreadConstraints", spread),
+validate_pod_placement = struct_validator(
+    ("", validate_process_namespace),
+    ("affinity", validate_affinity),
+    ("", validate_dns),
+    (
+        "readinessGates",
+        item_validator(struct_validator(("conditionType", format_validator(names.qualified_name_errors)))),
+    ),
+    ("schedulingGates", validate_scheduling_gates),
+    ("topologySpreadConstraints", validate_topology_spread_constraints),
 )
-REST = struct(
-    ("serviceAccountName", is_subdomain),
-    ("nodeName", is_subdomain),
+validate_remaining_fields = struct_validator(
+    ("serviceAccountName", validate_dns_subdomain),
+    ("nodeName", validate_dns_subdomain),
     ("activeDeadlineSeconds", between(1, 2**31 - 1)),
-    ("hostname", is_label),
-    ("subdomain", is_label),
-    ("tolerations", tolerations),
-    ("hostAliases", every(struct(("ip", matching(names.ip)), ("hostnames", every(is_subdomain))))),
-    ("priorityClassName", is_subdomain),
-    ("runtimeClassName", is_subdomain),
+    ("hostname", validate_dns_label),
+    ("subdomain", validate_dns_label),
+    ("tolerations", validate_tolerations),
+    (
+        "hostAliases",
+        item_validator(
+            struct_validator(
+                ("ip", format_validator(names.ip_errors)), ("hostnames", item_validator(validate_dns_subdomain))
+            )
+        ),
+    ),
+    ("priorityClassName", validate_dns_subdomain),
+    ("runtimeClassName", validate_dns_subdomain),
     ("preemptionPolicy", one_of("PreemptLowerPriority", "Never")),
-    ("overhead", overhead),
+    ("overhead", validate_overhead),
     ("os", lambda value, at: one_of("linux", "windows")(value.get("name", ""), at)),
 )
 
@@ -228,24 +251,26 @@ REST = struct(
 # -- changes
 
 
-def changed_pod(old: Object, new: Object) -> Iterator[Fault]:
+def validate_pod_update(old: Object, new: Object) -> Iterator[Fault]:
     """Faults of a pod that was changed: little of its spec may be."""
     before, after = old.get("spec") or {}, new.get("spec") or {}
-    yield from itself(new, after)
-    yield from mirror_stays(old["metadata"], new["metadata"])
+    yield from validate_pod_always(new, after)
+    yield from validate_mirror_annotation(old["metadata"], new["metadata"])
     if before == after:
         return
     for field in ("containers", "initContainers"):
         if len(before.get(field) or ()) != len(after.get(field) or ()):
-            yield forbidden(f"spec.{field}", "pod updates may not add or remove containers")
+            yield forbidden_field(f"spec.{field}", "pod updates may not add or remove containers")
             return
-    deadline = list(deadlines(before.get("activeDeadlineSeconds"), after.get("activeDeadlineSeconds")))
+    deadline = list(
+        validate_active_deadline_update(before.get("activeDeadlineSeconds"), after.get("activeDeadlineSeconds"))
+    )
     yield from deadline
     if deadline and after.get("activeDeadlineSeconds") is not None:
         return
-    yield from more_tolerations(before.get("tolerations") or [], after.get("tolerations") or [])
-    yield from fewer_gates(before.get("schedulingGates") or [], after.get("schedulingGates") or [])
-    changed = {**after, **{field: before.get(field) for field in FREE}}
+    yield from validate_tolerations_update(before.get("tolerations") or [], after.get("tolerations") or [])
+    yield from validate_scheduling_gates_update(before.get("schedulingGates") or [], after.get("schedulingGates") or [])
+    changed = {**after, **{field: before.get(field) for field in MUTABLE_FIELDS}}
     for field in ("containers", "initContainers"):
         if after.get(field):
             changed[field] = [
@@ -255,60 +280,62 @@ def changed_pod(old: Object, new: Object) -> Iterator[Fault]:
         changed["terminationGracePeriodSeconds"] = before["terminationGracePeriodSeconds"]
     if before.get("schedulingGates"):
         changed |= {"nodeSelector": before.get("nodeSelector"), "affinity": before.get("affinity")}
-    if tidied(changed) != tidied(before):
-        why = f"pod updates may not change fields other than {MAY_CHANGE}"
-        yield forbidden("spec", f"{why}\n{difference(before, tidied(changed))}")
+    if without_nulls(changed) != without_nulls(before):
+        why = f"pod updates may not change fields other than {MUTABLE_FIELDS_MESSAGE}"
+        yield forbidden_field("spec", f"{why}\n{json_diff(before, without_nulls(changed))}")
 
 
-FREE = ("activeDeadlineSeconds", "tolerations", "schedulingGates")
+MUTABLE_FIELDS = ("activeDeadlineSeconds", "tolerations", "schedulingGates")
 
 
-def tidied(spec: Object) -> Object:
+def without_nulls(spec: Object) -> Object:
     return {key: value for key, value in spec.items() if value is not None}
 
 
-def mirror_stays(old: Object, new: Object) -> Iterator[Fault]:
-    then, now = ((each.get("annotations") or {}).get(MIRROR) for each in (old, new))
+def validate_mirror_annotation(old: Object, new: Object) -> Iterator[Fault]:
+    then, now = ((each.get("annotations") or {}).get(MIRROR_POD_ANNOTATION) for each in (old, new))
     if then != now:
         doing = "add" if then is None else "remove or update"
-        yield forbidden(f"metadata.annotations[{MIRROR}]", f"may not {doing} mirror pod annotation")
+        yield forbidden_field(
+            f"metadata.annotations[{MIRROR_POD_ANNOTATION}]", f"may not {doing} mirror pod annotation"
+        )
 
 
-def deadlines(old: int | None, new: int | None) -> Iterator[Fault]:
+def validate_active_deadline_update(old: int | None, new: int | None) -> Iterator[Fault]:
     at = "spec.activeDeadlineSeconds"
     if new is not None and old is not None and old < new:
-        yield invalid(at, new, "must be less than or equal to previous value")
+        yield invalid_value(at, new, "must be less than or equal to previous value")
     elif new is None and old is not None:
-        yield invalid(at, None, "must not update from a positive integer to nil value")
+        yield invalid_value(at, None, "must not update from a positive integer to nil value")
 
 
-def more_tolerations(old: list[Object], new: list[Object]) -> Iterator[Fault]:
-    kept = [without(each, "tolerationSeconds") for each in new]
-    if any(without(each, "tolerationSeconds") not in kept for each in old):
+def validate_tolerations_update(old: list[Object], new: list[Object]) -> Iterator[Fault]:
+    kept = [without_field(each, "tolerationSeconds") for each in new]
+    if any(without_field(each, "tolerationSeconds") not in kept for each in old):
         why = "existing toleration can not be modified except its tolerationSeconds"
-        yield forbidden("spec.tolerations", why)
+        yield forbidden_field("spec.tolerations", why)
 
 
-def fewer_gates(old: list[Object], new: list[Object]) -> Iterator[Fault]:
+def validate_scheduling_gates_update(old: list[Object], new: list[Object]) -> Iterator[Fault]:
     had = {each.get("name") for each in old}
     for number, each in enumerate(new):
         if each.get("name") not in had:
             why = f"only deletion is allowed, but found new scheduling gate '{each.get('name')}'"
-            yield forbidden(f"spec.schedulingGates[{number}].name", why)
+            yield forbidden_field(f"spec.schedulingGates[{number}].name", why)
 
 
-def changed_ephemerals(old: Object, new: Object) -> Iterator[Fault]:
+def validate_ephemeral_containers_update(old: Object, new: Object) -> Iterator[Fault]:
     """Faults of a write to the ephemeral containers of a pod: they only get more."""
     at = "spec.ephemeralContainers"
-    yield from itself(new, new["spec"])
+    yield from validate_pod_always(new, new["spec"])
     now = {each.get("name"): each for each in new["spec"].get("ephemeralContainers") or ()}
     for each in old["spec"].get("ephemeralContainers") or ():
         name = each.get("name")
         if name not in now:
-            yield forbidden(at, f'existing ephemeral containers "{name}" may not be removed\n')
+            yield forbidden_field(at, f'existing ephemeral containers "{name}" may not be removed\n')
         elif now[name] != each:
-            why = f'existing ephemeral containers "{name}" may not be changed\n{difference(each, now[name])}'
-            yield forbidden(at, why)
+            why = f'existing ephemeral containers "{name}" may not be changed\n{json_diff(each, now[name])}'
+            yield forbidden_field(at, why)
 
 
 # -- status
@@ -316,14 +343,16 @@ def changed_ephemerals(old: Object, new: Object) -> Iterator[Fault]:
 SYSTEM_CONDITIONS = ("PodScheduled", "Ready", "Initialized")
 
 
-def changed_status(old: Object, new: Object) -> Iterator[Fault]:
+def validate_pod_status_update(old: Object, new: Object) -> Iterator[Fault]:
     before, after = old.get("status") or {}, new.get("status") or {}
     for number, each in enumerate(after.get("conditions") or ()):
         if each.get("type") not in SYSTEM_CONDITIONS:
-            yield from matching(names.qualified)(each.get("type", ""), f"status.conditions[{number}].Type")
+            yield from format_validator(names.qualified_name_errors)(
+                each.get("type", ""), f"status.conditions[{number}].Type"
+            )
     nominated = after.get("nominatedNodeName")
     if nominated and nominated != before.get("nominatedNodeName"):
-        yield from is_subdomain(nominated, "status.nominatedNodeName")
-    yield from struct(("observedGeneration", nonnegative))(after, "status")
+        yield from validate_dns_subdomain(nominated, "status.nominatedNodeName")
+    yield from struct_validator(("observedGeneration", validate_nonnegative))(after, "status")
     if before.get("qosClass") and after.get("qosClass") != before["qosClass"]:
-        yield invalid("status.qosClass", after.get("qosClass", ""), "field is immutable")
+        yield invalid_value("status.qosClass", after.get("qosClass", ""), "field is immutable")

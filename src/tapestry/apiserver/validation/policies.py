@@ -3,98 +3,103 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tapestry.apiserver.customs.structural import Fault, repetitions
+from tapestry.apiserver.customresources.structural_schema import Fault, duplicates
 from tapestry.apiserver.validation import names
 from tapestry.apiserver.validation.faults import (
-    IMMUTABLE,
+    IMMUTABLE_MESSAGE,
     at_least,
-    duplicate,
-    every,
-    forbidden,
-    invalid,
-    matching,
-    needs,
-    nonnegative,
+    duplicate_value,
+    forbidden_field,
+    format_validator,
+    invalid_value,
+    item_validator,
     one_of,
-    required,
-    struct,
-    unchanged,
-    unsupported,
+    required_fields,
+    required_value,
+    struct_validator,
+    unsupported_value,
+    validate_immutable_field,
+    validate_nonnegative,
 )
-from tapestry.apiserver.validation.metadata import STANDARD_FINALIZERS, UNQUALIFIED, label_selector, labels
+from tapestry.apiserver.validation.metadata import (
+    STANDARD_FINALIZERS,
+    UNQUALIFIED_FINALIZER_MESSAGE,
+    validate_label_selector,
+    validate_labels,
+)
 from tapestry.apiserver.validation.resources import (
-    QUOTAS,
-    amount,
-    amounts,
-    container_resource,
-    may_be_overcommitted,
-    resource_name,
+    QUOTA_RESOURCES,
+    is_overcommit_allowed,
+    validate_container_resource_name,
+    validate_resource_list,
+    validate_resource_name,
+    validate_resource_quantity,
 )
-from tapestry.apiserver.validation.scheduling import taints, tolerations
-from tapestry.apiserver.validation.workloads import at_most_all, int_or_percent
+from tapestry.apiserver.validation.scheduling import validate_taints, validate_tolerations
+from tapestry.apiserver.validation.workloads import validate_at_most_100_percent, validate_int_or_percent
 from tapestry.kube.objects import Object, is_deleting, value_at
-from tapestry.kube.quantity import ONE, parse
+from tapestry.kube.quantity import ONE, parse_quantity
 
-HIGHEST_PRIORITY = 1_000_000_000
+MAX_USER_PRIORITY = 1_000_000_000
 SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 
-segment = matching(names.path_segment)
+validate_path_segment = format_validator(names.path_segment_errors)
 
 
 # -- namespaces and nodes
 
 
-def namespace_finalizers(value: Any, path: str) -> Iterator[Fault]:
+def validate_namespace_finalizers(value: Any, path: str) -> Iterator[Fault]:
     for each in value:
-        yield from matching(names.qualified)(each, path)
+        yield from format_validator(names.qualified_name_errors)(each, path)
         if "/" not in each and each not in STANDARD_FINALIZERS:
-            yield invalid(path, each, UNQUALIFIED)
+            yield invalid_value(path, each, UNQUALIFIED_FINALIZER_MESSAGE)
 
 
-def changed_phase(_: Object, new: Object) -> Iterator[Fault]:
+def validate_namespace_status_update(_: Object, new: Object) -> Iterator[Fault]:
     """Faults of a namespace's status."""
     phase, wanted = value_at(new, "status", "phase", default=""), "Terminating" if is_deleting(new) else "Active"
     if phase != wanted:
         word = "not empty" if is_deleting(new) else "empty"
-        yield invalid("status.Phase", phase, f"may only be '{wanted}' if `deletionTimestamp` is {word}")
+        yield invalid_value("status.Phase", phase, f"may only be '{wanted}' if `deletionTimestamp` is {word}")
 
 
-def node(obj: Object, _: str = "") -> Iterator[Fault]:
+def validate_node(obj: Object, _: str = "") -> Iterator[Fault]:
     spec = obj.get("spec") or {}
     if spec.get("taints"):
-        yield from taints(spec["taints"], "metadata.taints")
-    yield from node_resources(obj)
-    yield from every(matching(names.cidr))(spec.get("podCIDRs") or (), "spec.podCIDRs")
+        yield from validate_taints(spec["taints"], "metadata.taints")
+    yield from validate_node_resources(obj)
+    yield from item_validator(format_validator(names.cidr_errors))(spec.get("podCIDRs") or (), "spec.podCIDRs")
 
 
-def node_resources(obj: Object) -> Iterator[Fault]:
+def validate_node_resources(obj: Object) -> Iterator[Fault]:
     for field in ("capacity", "allocatable"):
         for name, text in value_at(obj, "status", field, default={}).items():
-            yield from amount(name, text, f"status.{field}.{name}")
+            yield from validate_resource_quantity(name, text, f"status.{field}.{name}")
 
 
-def changed_node(old: Object, new: Object) -> Iterator[Fault]:
+def validate_node_update(old: Object, new: Object) -> Iterator[Fault]:
     before, after = old.get("spec") or {}, new.get("spec") or {}
-    yield from node_resources(new)
-    for number, each in repetitions(value_at(new, "status", "addresses", default=[])):
-        yield duplicate(f"status.addresses[{number}]", each)
+    yield from validate_node_resources(new)
+    for number, each in duplicates(value_at(new, "status", "addresses", default=[])):
+        yield duplicate_value(f"status.addresses[{number}]", each)
     if before.get("podCIDRs") and before["podCIDRs"] != after.get("podCIDRs"):
-        yield forbidden("spec.podCIDRs", 'node updates may not change podCIDR except from "" to valid')
+        yield forbidden_field("spec.podCIDRs", 'node updates may not change podCIDR except from "" to valid')
     if before.get("providerID") and before["providerID"] != after.get("providerID"):
-        yield forbidden("spec.providerID", 'node updates may not change providerID except from "" to valid')
+        yield forbidden_field("spec.providerID", 'node updates may not change providerID except from "" to valid')
     if after.get("taints"):
-        yield from taints(after["taints"], "metadata.taints")
+        yield from validate_taints(after["taints"], "metadata.taints")
 
 
 # -- quotas
 
 POD_SCOPES = ("Terminating", "NotTerminating", "NotBestEffort", "PriorityClass", "CrossNamespacePodAffinity")
-SCOPES = (*POD_SCOPES, "BestEffort", "VolumeAttributesClass")
+QUOTA_SCOPES = (*POD_SCOPES, "BestEffort", "VolumeAttributesClass")
 POD_RESOURCES = frozenset({"pods", "cpu", "memory", "limits.cpu", "limits.memory", "requests.cpu", "requests.memory"})
-CONFLICTS = ({"BestEffort", "NotBestEffort"}, {"Terminating", "NotTerminating"})
+CONFLICTING_SCOPES = ({"BestEffort", "NotBestEffort"}, {"Terminating", "NotTerminating"})
 
 
-def is_counted_in(scope: str, resource: str) -> bool:
+def is_resource_in_scope(scope: str, resource: str) -> bool:
     if scope in POD_SCOPES:
         return resource in POD_RESOURCES
     if scope == "VolumeAttributesClass":
@@ -102,85 +107,87 @@ def is_counted_in(scope: str, resource: str) -> bool:
     return scope != "BestEffort" or resource == "pods"
 
 
-def scopes(spec: Any, path: str) -> Iterator[Fault]:
+def validate_quota_scopes(spec: Any, path: str) -> Iterator[Fault]:
     found, hard = spec.get("scopes") or [], sorted(spec.get("hard") or ())
     at = f"{path}.scopes"
     for each in found:
-        if each not in SCOPES:
-            yield invalid(at, found, "unsupported scope")
+        if each not in QUOTA_SCOPES:
+            yield invalid_value(at, found, "unsupported scope")
         for name in hard:
-            if name in QUOTAS and not is_counted_in(each, name):
-                yield invalid(at, found, "unsupported scope applied to resource")
-    for pair in CONFLICTS:
+            if name in QUOTA_RESOURCES and not is_resource_in_scope(each, name):
+                yield invalid_value(at, found, "unsupported scope applied to resource")
+    for pair in CONFLICTING_SCOPES:
         if pair <= set(found):
-            yield invalid(at, found, "conflicting scopes")
+            yield invalid_value(at, found, "conflicting scopes")
 
 
-def scope_selector(value: Any, path: str) -> Iterator[Fault]:
+def validate_scope_selector(value: Any, path: str) -> Iterator[Fault]:
     at = f"{path}.matchExpressions"
     for each in value.get("matchExpressions") or ():
         scope, operator, values = each.get("scopeName", ""), each.get("operator", ""), each.get("values") or []
-        if scope not in SCOPES:
-            yield invalid(f"{at}.scopeName", scope, "unsupported scope")
+        if scope not in QUOTA_SCOPES:
+            yield invalid_value(f"{at}.scopeName", scope, "unsupported scope")
         if operator in ("In", "NotIn"):
             if not values:
                 why = "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"
-                yield required(f"{at}.values", why)
+                yield required_value(f"{at}.values", why)
         elif operator not in ("Exists", "DoesNotExist"):
-            yield invalid(f"{at}.operator", operator, "not a valid selector operator")
+            yield invalid_value(f"{at}.operator", operator, "not a valid selector operator")
         elif values:
             why = "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector"
-            yield invalid(f"{at}.values", values, why)
+            yield invalid_value(f"{at}.values", values, why)
 
 
-quota = struct(("hard", amounts), ("", scopes), ("scopeSelector", scope_selector))
-quota_status = struct(("hard", amounts), ("used", amounts))
+validate_quota_spec = struct_validator(
+    ("hard", validate_resource_list), ("", validate_quota_scopes), ("scopeSelector", validate_scope_selector)
+)
+validate_quota_status = struct_validator(("hard", validate_resource_list), ("used", validate_resource_list))
 
 
-def changed_quota(old: Object, new: Object) -> Iterator[Fault]:
+def validate_quota_update(old: Object, new: Object) -> Iterator[Fault]:
     before, after = old.get("spec") or {}, new.get("spec") or {}
-    yield from quota(after, "spec")
+    yield from validate_quota_spec(after, "spec")
     if set(before.get("scopes") or ()) != set(after.get("scopes") or ()):
-        yield invalid("spec.scopes", after.get("scopes"), IMMUTABLE)
+        yield invalid_value("spec.scopes", after.get("scopes"), IMMUTABLE_MESSAGE)
 
 
 # -- limit ranges
 
-LIMITS = ("max", "min", "default", "defaultRequest", "maxLimitRequestRatio")
+LIMIT_FIELDS = ("max", "min", "default", "defaultRequest", "maxLimitRequestRatio")
 
 
-def limits(value: Any, path: str) -> Iterator[Fault]:
+def validate_limit_range_items(value: Any, path: str) -> Iterator[Fault]:
     seen: set[str] = set()
     for number, each in enumerate(value):
         at, kind = f"{path}[{number}]", each.get("type", "")
-        if complaints := names.qualified(kind):
-            yield from (invalid(f"{at}.type", kind, why) for why in complaints)
+        if complaints := names.qualified_name_errors(kind):
+            yield from (invalid_value(f"{at}.type", kind, why) for why in complaints)
         elif "/" not in kind and kind not in ("Pod", "Container", "PersistentVolumeClaim"):
-            yield invalid(f"{at}.type", kind, "must be a standard limit type or fully qualified")
+            yield invalid_value(f"{at}.type", kind, "must be a standard limit type or fully qualified")
         if kind in seen:
-            yield duplicate(f"{at}.type", kind)
+            yield duplicate_value(f"{at}.type", kind)
         seen.add(kind)
-        yield from limit(each, at, kind)
+        yield from validate_limit_range_item(each, at, kind)
 
 
-def limit(value: Object, path: str, kind: str) -> Iterator[Fault]:
-    name_rule = container_resource if kind in ("Pod", "Container") else resource_name
-    for field in LIMITS:
+def validate_limit_range_item(value: Object, path: str, kind: str) -> Iterator[Fault]:
+    name_rule = validate_container_resource_name if kind in ("Pod", "Container") else validate_resource_name
+    for field in LIMIT_FIELDS:
         found = value.get(field) or {}
         if kind == "Pod" and field.startswith("default") and found:
-            yield forbidden(f"{path}.{field}", "may not be specified when `type` is 'Pod'")
+            yield forbidden_field(f"{path}.{field}", "may not be specified when `type` is 'Pod'")
             continue
         for name in found:
             yield from name_rule(name, f"{path}.{field}[{name}]")
     if kind == "PersistentVolumeClaim" and not any("storage" in (value.get(field) or {}) for field in ("min", "max")):
         why = "either minimum or maximum storage value is required, but neither was provided"
-        yield required(f"{path}.limits", why)
-    names_here = dict.fromkeys(name for field in LIMITS for name in value.get(field) or ())
+        yield required_value(f"{path}.limits", why)
+    names_here = dict.fromkeys(name for field in LIMIT_FIELDS for name in value.get(field) or ())
     for name in names_here:
-        yield from ordered(value, path, name)
+        yield from validate_limit_order(value, path, name)
 
 
-ORDERS = (
+LIMIT_ORDER_RULES = (
     ("min", "max", "min", "min value {} is greater than max value {}"),
     ("min", "defaultRequest", "defaultRequest", "min value {} is greater than default request value {}"),
     ("defaultRequest", "max", "defaultRequest", "default request value {} is greater than max value {}"),
@@ -189,36 +196,36 @@ ORDERS = (
     ("default", "max", "default", "default value {} is greater than max value {}"),
 )
 """What may not be greater than what, where that is said, and in which words."""
-QUOTED = {"default": {"min": "min", "default": "max"}}
+REPORTED_LIMIT_FIELDS = {"default": {"min": "min", "default": "max"}}
 
 
-def ordered(value: Object, path: str, name: str) -> Iterator[Fault]:
-    found = {field: parse(value[field][name]) for field in LIMITS if name in (value.get(field) or {})}
-    for small, large, field, words in ORDERS:
+def validate_limit_order(value: Object, path: str, name: str) -> Iterator[Fault]:
+    found = {field: parse_quantity(value[field][name]) for field in LIMIT_FIELDS if name in (value.get(field) or {})}
+    for small, large, field, words in LIMIT_ORDER_RULES:
         if small in found and large in found and found[small] > found[large]:
-            quoted = found[QUOTED.get(field, {}).get(small, field)]
-            yield invalid(f"{path}.{field}[{name}]", str(quoted), words.format(found[small], found[large]))
+            quoted = found[REPORTED_LIMIT_FIELDS.get(field, {}).get(small, field)]
+            yield invalid_value(f"{path}.{field}[{name}]", str(quoted), words.format(found[small], found[large]))
     ratio = found.get("maxLimitRequestRatio")
     if ratio is not None and ratio < ONE:
-        yield invalid(f"{path}.maxLimitRequestRatio[{name}]", str(ratio), f"ratio {ratio} is less than 1")
+        yield invalid_value(f"{path}.maxLimitRequestRatio[{name}]", str(ratio), f"ratio {ratio} is less than 1")
     usual, request = found.get("default"), found.get("defaultRequest")
-    if not may_be_overcommitted(name) and usual is not None and request is not None and usual != request:
+    if not is_overcommit_allowed(name) and usual is not None and request is not None and usual != request:
         why = f"default value {usual} must equal to defaultRequest value {request} in {name}"
-        yield invalid(f"{path}.defaultRequest[{name}]", str(request), why)
+        yield invalid_value(f"{path}.defaultRequest[{name}]", str(request), why)
 
 
-limit_range = struct(("limits", limits))
+validate_limit_range_spec = struct_validator(("limits", validate_limit_range_items))
 
 
 # -- disruption budgets
 
 
-def share(value: Any, path: str) -> Iterator[Fault]:
-    yield from int_or_percent(value, path)
-    yield from at_most_all(value, path)
+def validate_int_or_share(value: Any, path: str) -> Iterator[Fault]:
+    yield from validate_int_or_percent(value, path)
+    yield from validate_at_most_100_percent(value, path)
 
 
-def either(spec: Any, path: str) -> Iterator[Fault]:
+def validate_single_budget_field(spec: Any, path: str) -> Iterator[Fault]:
     if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
         shown = {
             "MinAvailable": spec["minAvailable"],
@@ -226,14 +233,14 @@ def either(spec: Any, path: str) -> Iterator[Fault]:
             "MaxUnavailable": spec["maxUnavailable"],
             "UnhealthyPodEvictionPolicy": spec.get("unhealthyPodEvictionPolicy"),
         }
-        yield invalid(path, shown, "minAvailable and maxUnavailable cannot be both set")
+        yield invalid_value(path, shown, "minAvailable and maxUnavailable cannot be both set")
 
 
-disruption_budget = struct(
-    ("", either),
-    ("minAvailable", share),
-    ("maxUnavailable", share),
-    ("selector", label_selector),
+validate_disruption_budget_spec = struct_validator(
+    ("", validate_single_budget_field),
+    ("minAvailable", validate_int_or_share),
+    ("maxUnavailable", validate_int_or_share),
+    ("selector", validate_label_selector),
     ("unhealthyPodEvictionPolicy", one_of("AlwaysAllow", "IfHealthyBudget")),
 )
 
@@ -241,18 +248,18 @@ disruption_budget = struct(
 # -- priorities
 
 
-def priority_class(obj: Object, _: str = "") -> Iterator[Fault]:
+def validate_priority_class(obj: Object, _: str = "") -> Iterator[Fault]:
     name, value = obj["metadata"]["name"], obj.get("value", 0)
     if name.startswith("system-"):
-        if why := system_complaint(name, value, obj.get("globalDefault", False)):
+        if why := system_priority_error(name, value, obj.get("globalDefault", False)):
             reserved = "priority class names with 'system-' prefix are reserved for system use only. error: "
-            yield forbidden("metadata.name", reserved + why)
-    elif value > HIGHEST_PRIORITY:
-        yield forbidden("value", f"maximum allowed value of a user defined priority is {HIGHEST_PRIORITY}")
-    yield from struct(("preemptionPolicy", one_of("PreemptLowerPriority", "Never")))(obj, "")
+            yield forbidden_field("metadata.name", reserved + why)
+    elif value > MAX_USER_PRIORITY:
+        yield forbidden_field("value", f"maximum allowed value of a user defined priority is {MAX_USER_PRIORITY}")
+    yield from struct_validator(("preemptionPolicy", one_of("PreemptLowerPriority", "Never")))(obj, "")
 
 
-def system_complaint(name: str, value: int, is_default: bool) -> str:
+def system_priority_error(name: str, value: int, is_default: bool) -> str:
     if name not in SYSTEM_PRIORITIES:
         return f"{name} is not a known system priority class"
     if value != SYSTEM_PRIORITIES[name]:
@@ -260,88 +267,107 @@ def system_complaint(name: str, value: int, is_default: bool) -> str:
     return f"globalDefault of {name} PriorityClass must be false" if is_default else ""
 
 
-def changed_priority_class(old: Object, new: Object) -> Iterator[Fault]:
+def validate_priority_class_update(old: Object, new: Object) -> Iterator[Fault]:
     if old.get("value", 0) != new.get("value", 0):
-        yield forbidden("value", "may not be changed in an update.")
-    yield from unchanged(old.get("preemptionPolicy"), new.get("preemptionPolicy"), "preemptionPolicy")
+        yield forbidden_field("value", "may not be changed in an update.")
+    yield from validate_immutable_field(old.get("preemptionPolicy"), new.get("preemptionPolicy"), "preemptionPolicy")
 
 
 # -- leases
 
 
-lease = struct(
+validate_lease_spec = struct_validator(
     ("leaseDurationSeconds", at_least(1, "must be greater than 0")),
-    ("leaseTransitions", nonnegative),
+    ("leaseTransitions", validate_nonnegative),
 )
 
 
 # -- runtime classes
 
 
-def handler(obj: Any, _: str) -> Iterator[Fault]:
-    return matching(names.label)(obj.get("handler", ""), "handler")
+def validate_runtime_handler(obj: Any, _: str) -> Iterator[Fault]:
+    return format_validator(names.dns_label_errors)(obj.get("handler", ""), "handler")
 
 
-runtime_class = struct(
-    ("", handler),
-    ("overhead", struct(("podFixed", lambda value, _: amounts(value, "overhead.limits", container_resource)))),
+validate_runtime_class = struct_validator(
+    ("", validate_runtime_handler),
+    (
+        "overhead",
+        struct_validator(
+            (
+                "podFixed",
+                lambda value, _: validate_resource_list(value, "overhead.limits", validate_container_resource_name),
+            )
+        ),
+    ),
     (
         "scheduling",
-        struct(("nodeSelector", labels), ("tolerations", lambda v, at: tolerations(v, f"{at}.tolerations"))),
+        struct_validator(
+            ("nodeSelector", validate_labels),
+            ("tolerations", lambda v, at: validate_tolerations(v, f"{at}.tolerations")),
+        ),
     ),
 )
 
 
-def changed_runtime_class(old: Object, new: Object) -> Iterator[Fault]:
-    return unchanged(old.get("handler"), new.get("handler"), "handler")
+def validate_runtime_class_update(old: Object, new: Object) -> Iterator[Fault]:
+    return validate_immutable_field(old.get("handler"), new.get("handler"), "handler")
 
 
 # -- autoscalers
 
-METRICS = ("ContainerResource", "External", "Object", "Pods", "Resource")
+METRIC_TYPES = ("ContainerResource", "External", "Object", "Pods", "Resource")
 
 
-def replicas(spec: Any, path: str) -> Iterator[Fault]:
+def validate_replica_bounds(spec: Any, path: str) -> Iterator[Fault]:
     least, most = spec.get("minReplicas"), spec.get("maxReplicas", 0)
     if least is not None and least < 1:
-        yield invalid(f"{path}.minReplicas", least, "must be greater than or equal to 1")
+        yield invalid_value(f"{path}.minReplicas", least, "must be greater than or equal to 1")
     if most < 1:
-        yield invalid(f"{path}.maxReplicas", most, "must be greater than 0")
+        yield invalid_value(f"{path}.maxReplicas", most, "must be greater than 0")
     if least is not None and most < least:
-        yield invalid(f"{path}.maxReplicas", most, "must be greater than or equal to `minReplicas`")
+        yield invalid_value(f"{path}.maxReplicas", most, "must be greater than or equal to `minReplicas`")
 
 
-def metric(value: Any, path: str) -> Iterator[Fault]:
+def validate_metric(value: Any, path: str) -> Iterator[Fault]:
     kind = value.get("type", "")
     if not kind:
-        yield required(f"{path}.type", "must specify a metric source type")
-    if kind not in METRICS:
-        yield unsupported(f"{path}.type", kind, METRICS)
+        yield required_value(f"{path}.type", "must specify a metric source type")
+    if kind not in METRIC_TYPES:
+        yield unsupported_value(f"{path}.type", kind, METRIC_TYPES)
         return
     field = f"{kind[0].lower()}{kind[1:]}"
     if value.get(field) is None:
-        yield required(f"{path}.{field}", "must populate information for the given metric source")
-    for other in METRICS:
+        yield required_value(f"{path}.{field}", "must populate information for the given metric source")
+    for other in METRIC_TYPES:
         name = f"{other[0].lower()}{other[1:]}"
         if name != field and value.get(name) is not None:
-            yield forbidden(f"{path}.{name}", "must populate the given metric source only")
+            yield forbidden_field(f"{path}.{name}", "must populate the given metric source only")
 
 
-def group_of_target(value: Any, path: str) -> Iterator[Fault]:
+def validate_scale_target_group(value: Any, path: str) -> Iterator[Fault]:
     version = value.get("apiVersion", "")
     if version.count("/") > 1:
-        yield invalid(f"{path}.apiVersion", version, f"unexpected GroupVersion string: {version}")
+        yield invalid_value(f"{path}.apiVersion", version, f"unexpected GroupVersion string: {version}")
     elif "/" not in version and value.get("kind") != "ReplicationController":  # nothing else without a group scales
-        yield invalid(f"{path}.apiVersion", version, "apiVersion must specify API group")
+        yield invalid_value(f"{path}.apiVersion", version, "apiVersion must specify API group")
 
 
-def metrics(spec: Any, path: str) -> Iterator[Fault]:
+def validate_metrics(spec: Any, path: str) -> Iterator[Fault]:
     found = spec.get("metrics") or ()
-    yield from every(metric)(found, f"{path}.metrics")
+    yield from item_validator(validate_metric)(found, f"{path}.metrics")
     if spec.get("minReplicas") == 0 and not any(each.get("type") in ("Object", "External") for each in found):
         why = "must specify at least one Object or External metric to support scaling to zero replicas"
-        yield forbidden(f"{path}.metrics", why)
+        yield forbidden_field(f"{path}.metrics", why)
 
 
-target = struct(needs("kind"), ("kind", segment), needs("name"), ("name", segment), ("", group_of_target))
-autoscaler = struct(("", replicas), ("scaleTargetRef", target), ("", metrics))
+validate_scale_target = struct_validator(
+    required_fields("kind"),
+    ("kind", validate_path_segment),
+    required_fields("name"),
+    ("name", validate_path_segment),
+    ("", validate_scale_target_group),
+)
+validate_autoscaler_spec = struct_validator(
+    ("", validate_replica_bounds), ("scaleTargetRef", validate_scale_target), ("", validate_metrics)
+)

@@ -3,31 +3,31 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tapestry.apiserver.customs.structural import Fault
+from tapestry.apiserver.customresources.structural_schema import Fault
 from tapestry.apiserver.validation import names, pods
 from tapestry.apiserver.validation.faults import (
-    Rule,
-    forbidden,
-    invalid,
-    matching,
-    nonnegative,
-    required,
-    struct,
-    unchanged,
-    unsupported,
+    Validator,
+    forbidden_field,
+    format_validator,
+    invalid_value,
+    required_value,
+    struct_validator,
+    unsupported_value,
+    validate_immutable_field,
+    validate_nonnegative,
 )
-from tapestry.apiserver.validation.metadata import label_selector
-from tapestry.apiserver.validation.storage import claim_spec
+from tapestry.apiserver.validation.metadata import validate_label_selector
+from tapestry.apiserver.validation.storage import validate_claim_spec
 from tapestry.kube.objects import Object, value_at
 from tapestry.kube.selectors import SelectorError
 from tapestry.kube.selectors import label_selector as selector_of
 
-MISMATCH = "`selector` does not match template `labels`"
-STATEFUL_FIELDS = (
+SELECTOR_MISMATCH_MESSAGE = "`selector` does not match template `labels`"
+STATEFUL_SET_MUTABLE_FIELDS = (
     *("replicas", "template", "updateStrategy", "minReadySeconds", "ordinals", "revisionHistoryLimit"),
     "persistentVolumeClaimRetentionPolicy",
 )
-STATEFUL_FIXED = (
+STATEFUL_SET_UPDATE_MESSAGE = (
     "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', "
     "'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden"
 )
@@ -35,180 +35,184 @@ STATEFUL_FIXED = (
 # -- numbers that may be shares
 
 
-def int_or_percent(value: Any, path: str) -> Iterator[Fault]:
+def validate_int_or_percent(value: Any, path: str) -> Iterator[Fault]:
     if isinstance(value, str):
-        yield from matching(names.percent)(value, path)
+        yield from format_validator(names.percent_errors)(value, path)
     else:
-        yield from nonnegative(value, path)
+        yield from validate_nonnegative(value, path)
 
 
-def at_most_all(value: Any, path: str) -> Iterator[Fault]:
-    if isinstance(value, str) and not names.percent(value) and float(value[:-1]) > 100:
-        yield invalid(path, value, "must not be greater than 100%")
+def validate_at_most_100_percent(value: Any, path: str) -> Iterator[Fault]:
+    if isinstance(value, str) and not names.percent_errors(value) and float(value[:-1]) > 100:
+        yield invalid_value(path, value, "must not be greater than 100%")
 
 
-def amount(value: Any) -> int:
+def int_or_percent_value(value: Any) -> int:
     if isinstance(value, str):
-        return int(min(float(value[:-1]), 2**31)) if not names.percent(value) else 0
+        return int(min(float(value[:-1]), 2**31)) if not names.percent_errors(value) else 0
     return value or 0
 
 
 # -- selectors and templates
 
 
-def selection(noun: str) -> Rule:
+def selector_validator(noun: str) -> Validator:
     """A rule for a spec: its selector is there, chooses something, and chooses the pods of its template."""
 
     def faults(spec: Any, path: str) -> Iterator[Fault]:
         selector = spec.get("selector")
         if selector is None:
-            yield required(f"{path}.selector")
+            yield required_value(f"{path}.selector")
             return
-        yield from label_selector(selector, f"{path}.selector")
+        yield from validate_label_selector(selector, f"{path}.selector")
         if not selector.get("matchLabels") and not selector.get("matchExpressions"):
-            yield invalid(f"{path}.selector", selector, f"empty selector is invalid for {noun}")
+            yield invalid_value(f"{path}.selector", selector, f"empty selector is invalid for {noun}")
 
     return faults
 
 
-def mismatched(spec: Any, path: str) -> Iterator[Fault]:
+def validate_selector_matches_template(spec: Any, path: str) -> Iterator[Fault]:
     """A fault where the selector does not choose the template."""
     labels = value_at(spec, "template", "metadata", "labels", default={})
     try:
         chooses = spec.get("selector") is not None and selector_of(spec["selector"]).matches(labels)
     except SelectorError:
-        yield invalid(f"{path}.selector", spec["selector"], "invalid label selector")
+        yield invalid_value(f"{path}.selector", spec["selector"], "invalid label selector")
         return
     if not chooses:
-        yield invalid(f"{path}.template.metadata.labels", labels or None, MISMATCH)
+        yield invalid_value(f"{path}.template.metadata.labels", labels or None, SELECTOR_MISMATCH_MESSAGE)
 
 
-def forever(noun: str) -> Rule:
+def restart_always_validator(noun: str) -> Validator:
     """A rule for a spec: its pods never end."""
 
     def faults(spec: Any, path: str) -> Iterator[Fault]:
         found = value_at(spec, "template", "spec", default={})
         policy = found.get("restartPolicy", "")
         if policy != "Always":
-            yield unsupported(f"{path}.template.spec.restartPolicy", policy, ("Always",))
+            yield unsupported_value(f"{path}.template.spec.restartPolicy", policy, ("Always",))
         if found.get("activeDeadlineSeconds") is not None:
             why = f"activeDeadlineSeconds in {noun} is not Supported"
-            yield forbidden(f"{path}.template.spec.activeDeadlineSeconds", why)
+            yield forbidden_field(f"{path}.template.spec.activeDeadlineSeconds", why)
 
     return faults
 
 
-def pod_template(spec: Any, path: str) -> Iterator[Fault]:
-    return pods.template(spec.get("template") or {}, f"{path}.template")
+def validate_template_field(spec: Any, path: str) -> Iterator[Fault]:
+    return pods.validate_pod_template(spec.get("template") or {}, f"{path}.template")
 
 
 # -- deployments and replica sets
 
 
-def rolling(value: Any, path: str) -> Iterator[Fault]:
+def validate_deployment_rolling_update(value: Any, path: str) -> Iterator[Fault]:
     unavailable, surge = value.get("maxUnavailable", 0), value.get("maxSurge", 0)
-    yield from int_or_percent(unavailable, f"{path}.maxUnavailable")
-    yield from int_or_percent(surge, f"{path}.maxSurge")
-    if not amount(unavailable) and not amount(surge):
-        yield invalid(f"{path}.maxUnavailable", unavailable, "may not be 0 when `maxSurge` is 0")
-    yield from at_most_all(unavailable, f"{path}.maxUnavailable")
+    yield from validate_int_or_percent(unavailable, f"{path}.maxUnavailable")
+    yield from validate_int_or_percent(surge, f"{path}.maxSurge")
+    if not int_or_percent_value(unavailable) and not int_or_percent_value(surge):
+        yield invalid_value(f"{path}.maxUnavailable", unavailable, "may not be 0 when `maxSurge` is 0")
+    yield from validate_at_most_100_percent(unavailable, f"{path}.maxUnavailable")
 
 
-def strategy(value: Any, path: str) -> Iterator[Fault]:
+def validate_deployment_strategy(value: Any, path: str) -> Iterator[Fault]:
     match value.get("type"):
         case "Recreate":
             if value.get("rollingUpdate") is not None:
-                yield forbidden(f"{path}.rollingUpdate", "may not be specified when strategy `type` is 'Recreate'")
+                yield forbidden_field(
+                    f"{path}.rollingUpdate", "may not be specified when strategy `type` is 'Recreate'"
+                )
         case "RollingUpdate":
-            yield from rolling(value.get("rollingUpdate") or {}, f"{path}.rollingUpdate")
+            yield from validate_deployment_rolling_update(value.get("rollingUpdate") or {}, f"{path}.rollingUpdate")
         case other:
             found = {"Type": other or "", "RollingUpdate": value.get("rollingUpdate")}
-            yield unsupported(path, found, ("Recreate", "RollingUpdate"))
+            yield unsupported_value(path, found, ("Recreate", "RollingUpdate"))
 
 
-def patience(spec: Any, path: str) -> Iterator[Fault]:
+def validate_progress_deadline(spec: Any, path: str) -> Iterator[Fault]:
     seconds = spec.get("progressDeadlineSeconds")
     if seconds is not None:
-        yield from nonnegative(seconds, f"{path}.progressDeadlineSeconds")
+        yield from validate_nonnegative(seconds, f"{path}.progressDeadlineSeconds")
         if seconds <= spec.get("minReadySeconds", 0):
-            yield invalid(f"{path}.progressDeadlineSeconds", seconds, "must be greater than minReadySeconds")
+            yield invalid_value(f"{path}.progressDeadlineSeconds", seconds, "must be greater than minReadySeconds")
 
 
-deployment = struct(
-    ("replicas", nonnegative),
-    ("", selection("deployment")),
-    ("", mismatched),
-    ("", pod_template),
-    ("", forever("ReplicaSet")),
-    ("strategy", strategy),
-    ("minReadySeconds", nonnegative),
-    ("revisionHistoryLimit", nonnegative),
-    ("", patience),
+validate_deployment_spec = struct_validator(
+    ("replicas", validate_nonnegative),
+    ("", selector_validator("deployment")),
+    ("", validate_selector_matches_template),
+    ("", validate_template_field),
+    ("", restart_always_validator("ReplicaSet")),
+    ("strategy", validate_deployment_strategy),
+    ("minReadySeconds", validate_nonnegative),
+    ("revisionHistoryLimit", validate_nonnegative),
+    ("", validate_progress_deadline),
 )
-replica_set = struct(
-    ("replicas", nonnegative),
-    ("minReadySeconds", nonnegative),
-    ("", selection("deployment")),
-    ("", mismatched),
-    ("", pod_template),
-    ("", forever("ReplicaSet")),
+validate_replica_set_spec = struct_validator(
+    ("replicas", validate_nonnegative),
+    ("minReadySeconds", validate_nonnegative),
+    ("", selector_validator("deployment")),
+    ("", validate_selector_matches_template),
+    ("", validate_template_field),
+    ("", restart_always_validator("ReplicaSet")),
 )
 
 
-def plain_selection(spec: Any, path: str) -> Iterator[Fault]:
+def validate_replication_controller_template(spec: Any, path: str) -> Iterator[Fault]:
     """Of a replication controller, whose selector is nothing but labels."""
     selector, labels = spec.get("selector") or {}, value_at(spec, "template", "metadata", "labels", default={})
     if not selector:
-        yield required(f"{path}.selector")
+        yield required_value(f"{path}.selector")
     if spec.get("replicas") is not None:
-        yield from nonnegative(spec["replicas"], f"{path}.replicas")
+        yield from validate_nonnegative(spec["replicas"], f"{path}.replicas")
     if not spec.get("template"):
-        yield required(f"{path}.template")
+        yield required_value(f"{path}.template")
         return
     if any(labels.get(key) != value for key, value in selector.items()):
-        yield invalid(f"{path}.template.metadata.labels", labels or None, MISMATCH)
-    yield from pod_template(spec, path)
-    yield from forever("ReplicationController")(spec, path)
+        yield invalid_value(f"{path}.template.metadata.labels", labels or None, SELECTOR_MISMATCH_MESSAGE)
+    yield from validate_template_field(spec, path)
+    yield from restart_always_validator("ReplicationController")(spec, path)
 
 
-replication_controller = struct(("minReadySeconds", nonnegative), ("", plain_selection))
+validate_replication_controller_spec = struct_validator(
+    ("minReadySeconds", validate_nonnegative), ("", validate_replication_controller_template)
+)
 
 
 # -- stateful sets
 
 
-def management(spec: Any, path: str) -> Iterator[Fault]:
+def validate_pod_management_policy(spec: Any, path: str) -> Iterator[Fault]:
     policy = spec.get("podManagementPolicy", "")
     if policy not in ("OrderedReady", "Parallel"):
-        yield invalid(f"{path}.podManagementPolicy", policy, "must be 'OrderedReady' or 'Parallel'")
+        yield invalid_value(f"{path}.podManagementPolicy", policy, "must be 'OrderedReady' or 'Parallel'")
 
 
-def stateful_strategy(value: Any, path: str) -> Iterator[Fault]:
+def validate_stateful_set_strategy(value: Any, path: str) -> Iterator[Fault]:
     update = value.get("rollingUpdate")
     match value.get("type"):
         case "OnDelete":
             if update is not None:
                 shown = {"Partition": update.get("partition", 0), "MaxUnavailable": update.get("maxUnavailable")}
-                yield invalid(f"{path}.rollingUpdate", shown, "only allowed for updateStrategy 'RollingUpdate'")
+                yield invalid_value(f"{path}.rollingUpdate", shown, "only allowed for updateStrategy 'RollingUpdate'")
         case "RollingUpdate":
-            yield from struct(("partition", nonnegative))(update or {}, f"{path}.rollingUpdate")
+            yield from struct_validator(("partition", validate_nonnegative))(update or {}, f"{path}.rollingUpdate")
         case other:
             found = {"Type": other or "", "RollingUpdate": update}
-            yield invalid(path, found, "must be 'RollingUpdate' or 'OnDelete'")
+            yield invalid_value(path, found, "must be 'RollingUpdate' or 'OnDelete'")
 
 
-def retention(value: Any, path: str) -> Iterator[Fault]:
+def validate_claim_retention_policy(value: Any, path: str) -> Iterator[Fault]:
     for field in ("whenDeleted", "whenScaled"):
         if value.get(field) not in ("Retain", "Delete"):
-            yield unsupported(f"{path}.{field}", value.get(field, ""), ("Retain", "Delete"))
+            yield unsupported_value(f"{path}.{field}", value.get(field, ""), ("Retain", "Delete"))
 
 
-def claims(value: Any, path: str) -> Iterator[Fault]:
+def validate_volume_claim_templates(value: Any, path: str) -> Iterator[Fault]:
     for number, each in enumerate(value):
-        yield from claim_spec(each.get("spec") or {}, f"{path}[{number}].spec")
+        yield from validate_claim_spec(each.get("spec") or {}, f"{path}[{number}].spec")
 
 
-def stateful_template(spec: Any, path: str) -> Iterator[Fault]:
+def validate_stateful_set_template(spec: Any, path: str) -> Iterator[Fault]:
     """Of a stateful set, whose pods have the claims as volumes, too."""
     template = spec.get("template") or {}
     names_of_claims = [
@@ -219,89 +223,92 @@ def stateful_template(spec: Any, path: str) -> Iterator[Fault]:
         own = value_at(template, "spec", "volumes", default=[])
         both = [*made, *(each for each in own if each.get("name") not in names_of_claims)]
         template = {**template, "spec": {**(template.get("spec") or {}), "volumes": both}}
-    return pods.template(template, f"{path}.template")
+    return pods.validate_pod_template(template, f"{path}.template")
 
 
-STATEFUL = (
-    ("persistentVolumeClaimRetentionPolicy", retention),
-    ("replicas", nonnegative),
-    ("minReadySeconds", nonnegative),
-    ("ordinals", struct(("start", nonnegative))),
-    ("", selection("statefulset")),
-    ("", mismatched),
-    ("", stateful_template),
-    ("", forever("StatefulSet")),
+STATEFUL_SET_VALIDATORS = (
+    ("persistentVolumeClaimRetentionPolicy", validate_claim_retention_policy),
+    ("replicas", validate_nonnegative),
+    ("minReadySeconds", validate_nonnegative),
+    ("ordinals", struct_validator(("start", validate_nonnegative))),
+    ("", selector_validator("statefulset")),
+    ("", validate_selector_matches_template),
+    ("", validate_stateful_set_template),
+    ("", restart_always_validator("StatefulSet")),
 )
-stateful_set = struct(
-    ("", management),
-    ("updateStrategy", stateful_strategy),
-    STATEFUL[0],
-    ("volumeClaimTemplates", claims),
-    *STATEFUL[1:4],
-    ("serviceName", matching(names.label)),
-    *STATEFUL[4:],
+validate_stateful_set_spec = struct_validator(
+    ("", validate_pod_management_policy),
+    ("updateStrategy", validate_stateful_set_strategy),
+    STATEFUL_SET_VALIDATORS[0],
+    ("volumeClaimTemplates", validate_volume_claim_templates),
+    *STATEFUL_SET_VALIDATORS[1:4],
+    ("serviceName", format_validator(names.dns_label_errors)),
+    *STATEFUL_SET_VALIDATORS[4:],
 )
-later_stateful_set = struct(("", management), ("updateStrategy", stateful_strategy), *STATEFUL)
+validate_updated_stateful_set_spec = struct_validator(
+    ("", validate_pod_management_policy), ("updateStrategy", validate_stateful_set_strategy), *STATEFUL_SET_VALIDATORS
+)
 
 
-def changed_stateful_set(old: Object, new: Object) -> Iterator[Fault]:
-    yield from later_stateful_set(new["spec"], "spec")
+def validate_stateful_set_update(old: Object, new: Object) -> Iterator[Fault]:
+    yield from validate_updated_stateful_set_spec(new["spec"], "spec")
     before, after = (
-        {key: value for key, value in each["spec"].items() if key not in STATEFUL_FIELDS} for each in (old, new)
+        {key: value for key, value in each["spec"].items() if key not in STATEFUL_SET_MUTABLE_FIELDS}
+        for each in (old, new)
     )
     if before != after:
-        yield forbidden("spec", STATEFUL_FIXED)
+        yield forbidden_field("spec", STATEFUL_SET_UPDATE_MESSAGE)
 
 
 # -- daemon sets
 
 
-def daemon_rolling(value: Any, path: str) -> Iterator[Fault]:
+def validate_daemon_set_rolling_update(value: Any, path: str) -> Iterator[Fault]:
     unavailable, surge = value.get("maxUnavailable", 0), value.get("maxSurge", 0)
-    for rule in (int_or_percent, at_most_all):
+    for rule in (validate_int_or_percent, validate_at_most_100_percent):
         yield from rule(unavailable, f"{path}.maxUnavailable")
         yield from rule(surge, f"{path}.maxSurge")
-    if amount(unavailable) and amount(surge):
-        yield invalid(f"{path}.maxSurge", surge, "may not be set when maxUnavailable is non-zero")
-    elif not amount(unavailable) and not amount(surge):
-        yield required(f"{path}.maxUnavailable", "cannot be 0 when maxSurge is 0")
+    if int_or_percent_value(unavailable) and int_or_percent_value(surge):
+        yield invalid_value(f"{path}.maxSurge", surge, "may not be set when maxUnavailable is non-zero")
+    elif not int_or_percent_value(unavailable) and not int_or_percent_value(surge):
+        yield required_value(f"{path}.maxUnavailable", "cannot be 0 when maxSurge is 0")
 
 
-def daemon_strategy(value: Any, path: str) -> Iterator[Fault]:
+def validate_daemon_set_strategy(value: Any, path: str) -> Iterator[Fault]:
     match value.get("type"):
         case "OnDelete":
             return
         case "RollingUpdate":
-            yield from daemon_rolling(value.get("rollingUpdate") or {}, f"{path}.rollingUpdate")
+            yield from validate_daemon_set_rolling_update(value.get("rollingUpdate") or {}, f"{path}.rollingUpdate")
         case other:
             found = {"Type": other or "", "RollingUpdate": value.get("rollingUpdate")}
-            yield unsupported(path, found, ("RollingUpdate", "OnDelete"))
+            yield unsupported_value(path, found, ("RollingUpdate", "OnDelete"))
 
 
-def daemon_selection(spec: Any, path: str) -> Iterator[Fault]:
-    yield from label_selector(spec.get("selector") or {}, f"{path}.selector")
-    yield from mismatched(spec, path)
+def validate_daemon_set_selector(spec: Any, path: str) -> Iterator[Fault]:
+    yield from validate_label_selector(spec.get("selector") or {}, f"{path}.selector")
+    yield from validate_selector_matches_template(spec, path)
     selector = spec.get("selector")
     if selector is not None and not selector.get("matchLabels") and not selector.get("matchExpressions"):
-        yield invalid(f"{path}.selector", selector, "empty selector is invalid for daemonset")
+        yield invalid_value(f"{path}.selector", selector, "empty selector is invalid for daemonset")
 
 
-daemon_set = struct(
-    ("", daemon_selection),
-    ("", pod_template),
-    ("", forever("DaemonSet")),
-    ("minReadySeconds", nonnegative),
-    ("updateStrategy", daemon_strategy),
-    ("revisionHistoryLimit", nonnegative),
+validate_daemon_set_spec = struct_validator(
+    ("", validate_daemon_set_selector),
+    ("", validate_template_field),
+    ("", restart_always_validator("DaemonSet")),
+    ("minReadySeconds", validate_nonnegative),
+    ("updateStrategy", validate_daemon_set_strategy),
+    ("revisionHistoryLimit", validate_nonnegative),
 )
 
 
-def with_fixed_selector(rule: Rule) -> Callable[[Object, Object], Iterator[Fault]]:
+def immutable_selector_validator(validator: Validator) -> Callable[[Object, Object], Iterator[Fault]]:
     """What holds for a changed workload: what holds for a new one, and its selector stays."""
 
     def faults(old: Object, new: Object) -> Iterator[Fault]:
-        yield from rule(new["spec"], "spec")
-        yield from unchanged(old["spec"].get("selector"), new["spec"].get("selector"), "spec.selector")
+        yield from validator(new["spec"], "spec")
+        yield from validate_immutable_field(old["spec"].get("selector"), new["spec"].get("selector"), "spec.selector")
 
     return faults
 
@@ -309,15 +316,15 @@ def with_fixed_selector(rule: Rule) -> Callable[[Object, Object], Iterator[Fault
 # -- status
 
 
-def counted(*counters: str, below: tuple[tuple[str, str], ...] = ()) -> Rule:
+def counter_validator(*counters: str, upper_bounds: tuple[tuple[str, str], ...] = ()) -> Validator:
     """A rule for a status: numbers of pods, some of which cannot be greater than others."""
 
     def faults(status: Any, path: str) -> Iterator[Fault]:
         for each in counters:
-            yield from nonnegative(status.get(each, 0), f"{path}.{each}")
-        for small, large in below:
+            yield from validate_nonnegative(status.get(each, 0), f"{path}.{each}")
+        for small, large in upper_bounds:
             if status.get(small, 0) > status.get(large, 0):
                 word = f"status.{large}" if large == "replicas" else large
-                yield invalid(f"{path}.{small}", status[small], f"cannot be greater than {word}")
+                yield invalid_value(f"{path}.{small}", status[small], f"cannot be greater than {word}")
 
     return faults

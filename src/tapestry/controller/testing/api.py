@@ -19,10 +19,10 @@ import msgspec
 from tapestry.apiserver import writes
 from tapestry.apiserver.requests import Target
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.verbs import making
+from tapestry.apiserver.verbs import encode_for_storage
 from tapestry.client.transport import Request, Response, Stream
-from tapestry.controller.testing.assembly import assembled
-from tapestry.controller.testing.connection import Connection, Watch
+from tapestry.controller.testing.assembly import new_server
+from tapestry.controller.testing.connection import Connection, WatchStream
 from tapestry.controller.testing.storage import InstantStore
 from tapestry.kube.objects import Object, name_of, namespace_of
 from tapestry.kube.resources import TOKEN_REVIEWS, Resource
@@ -55,8 +55,8 @@ class InProcessApi:
         self._store = InstantStore()
         self.review = review
         """A test may change it."""
-        self._server = assembled(resources, self._store, now, lambda asked: self.review(asked), Random(seed))
-        self._watches: set[Watch] = set()
+        self._server = new_server(resources, self._store, now, lambda asked: self.review(asked), Random(seed))
+        self._watches: set[WatchStream] = set()
         self._own = self.connect()
 
     # -- a transport
@@ -79,12 +79,14 @@ class InProcessApi:
 
     # -- what a test may do to a server
 
-    async def plant(self, resource: Resource, obj: Object) -> None:
+    async def insert_unvalidated(self, resource: Resource, obj: Object) -> None:
         """Have an object that the server would refuse, as if it were from the time of other rules."""
-        row = self._server.rows.of(resource)
+        row = self._server.registry.info_for(resource)
         target = Target(row, namespace_of(obj) or "")
-        made = writes.created(row, writes.placed(target, obj), uid=self._server.verbs.uid(), now=self._now())
-        await self._store.put(Key(row.storage, target.namespace, name_of(obj)), None, making(row, made))
+        made = writes.created_object(
+            row, writes.object_from_body(target, obj), uid=self._server.verbs.new_uid(), now=self._now()
+        )
+        await self._store.put(Key(row.storage, target.namespace, name_of(obj)), None, encode_for_storage(row, made))
 
     def stale(self, revisions: int | None) -> None:
         """Let get, list and watch lag that many revisions behind the writes from now on; None lets them catch up."""
@@ -109,5 +111,5 @@ class InProcessApi:
 
     def dump(self) -> list[Object]:
         """Every object as it truly is, by resource, namespace and name."""
-        truth = self._store.truth
+        truth = self._store.latest
         return [msgspec.json.decode(truth[key].raw) for key in sorted(truth)]

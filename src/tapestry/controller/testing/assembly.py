@@ -14,62 +14,64 @@ from functools import cache
 from random import Random
 from zlib import crc32
 
-from tapestry.apiserver.access.reviews import created, posted
-from tapestry.apiserver.access.service_accounts import Accounts
-from tapestry.apiserver.access.signing import Keys
-from tapestry.apiserver.admission import plain as admission
-from tapestry.apiserver.customs.definitions import DefinitionRules, Definitions
+from tapestry.apiserver.access.reviews import created_response, review_body
+from tapestry.apiserver.access.service_account_tokens import ServiceAccountTokens
+from tapestry.apiserver.access.token_keys import TokenKeys
+from tapestry.apiserver.admission import core_plugins as admission
+from tapestry.apiserver.customresources.definitions import Definitions, DefinitionStrategy
 from tapestry.apiserver.defaults import kinds as defaults
-from tapestry.apiserver.documents.documents import Documents
-from tapestry.apiserver.ownership.apply import Ownership
-from tapestry.apiserver.ownership.shapes import Shapes
-from tapestry.apiserver.pipeline import Only, Pipeline, TypedReading, is_built_in, is_custom, stored
+from tapestry.apiserver.documents.document_cache import DocumentCache
+from tapestry.apiserver.fieldmanager.apply import FieldManager
+from tapestry.apiserver.fieldmanager.merge_schemas import MergeSchemas
+from tapestry.apiserver.pipeline import BuiltInDecoder, Pipeline, ResourceStep, is_built_in, is_custom, is_one_of
 from tapestry.apiserver.requests import Call, Target
-from tapestry.apiserver.rows import Rows, Table, built_in
-from tapestry.apiserver.server import Answer, Handler, Server
-from tapestry.apiserver.service_addresses import Addresses
+from tapestry.apiserver.resource_registry import PublishedApi, ResourceRegistry, published_api
+from tapestry.apiserver.server import ApiResponse, ResourceHandler, Server
+from tapestry.apiserver.service_allocator import ServiceAllocator
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.subresources.evictions import Evictions
-from tapestry.apiserver.subresources.plain import Subresources
-from tapestry.apiserver.types import Types
-from tapestry.apiserver.validation import kinds as validation
-from tapestry.apiserver.verbs import Request, Verbs
+from tapestry.apiserver.subresources.evictions import EvictionHandler
+from tapestry.apiserver.subresources.tokens_and_bindings import TokensAndBindings
+from tapestry.apiserver.type_decoders import TypeDecoders
+from tapestry.apiserver.validation import strategies as validation
+from tapestry.apiserver.verbs import Verbs, WriteRequest
 from tapestry.controller.testing.storage import InstantStore
-from tapestry.kube.objects import Object, uid_from, with_value
+from tapestry.kube.objects import Object, uid_from_bits, with_value
 from tapestry.kube.resources import (
-    ACCESS_REVIEWS,
     CRDS,
     DISRUPTION_BUDGETS,
     SECRETS,
-    SELF_ACCESS_REVIEWS,
+    SELF_SUBJECT_ACCESS_REVIEWS,
     SERVICES,
+    SUBJECT_ACCESS_REVIEWS,
     TOKEN_REVIEWS,
     Resource,
 )
 
-REVIEWS = (TOKEN_REVIEWS, ACCESS_REVIEWS, SELF_ACCESS_REVIEWS)
+REVIEWS = (TOKEN_REVIEWS, SUBJECT_ACCESS_REVIEWS, SELF_SUBJECT_ACCESS_REVIEWS)
 SERVICE_RANGE = ipaddress.ip_network("10.0.0.0/8")
 ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 @dataclass(frozen=True)
-class Parts:
+class SharedParts:
     """What is made once in a process: it takes longer than most tests."""
 
-    table: Table
-    rows: Rows
+    table: PublishedApi
+    registry: ResourceRegistry
     """All of them, whatever a server of a test has."""
-    types: Types
-    shapes: Shapes
+    types: TypeDecoders
+    shapes: MergeSchemas
 
 
 @cache
-def parts() -> Parts:
-    table = built_in()
-    return Parts(table, Rows(table.rows), Types(table.types), Shapes(table.types))
+def shared_parts() -> SharedParts:
+    table = published_api()
+    return SharedParts(
+        table, ResourceRegistry(table.resources), TypeDecoders(table.schemas), MergeSchemas(table.schemas)
+    )
 
 
-def assembled(
+def new_server(
     resources: Iterable[Resource],
     store: InstantStore,
     now: Callable[[], datetime],
@@ -77,40 +79,48 @@ def assembled(
     random: Random,
 ) -> Server:
     """A server of these resources, those that Kubernetes does not have being custom ones."""
-    shared, served = parts(), {*resources, *REVIEWS}
-    types, rows = shared.types, Rows(row for row in shared.table.rows if row.resource in served)
-    definitions, rules = Definitions(store, rows, types), DefinitionRules(rows, now)
+    shared, served = shared_parts(), {*resources, *REVIEWS}
+    types, rows = shared.types, ResourceRegistry(row for row in shared.table.resources if row.resource in served)
+    definitions, rules = Definitions(store, rows, types), DefinitionStrategy(rows, now)
     for resource in sorted(served - {row.resource for row in rows}, key=lambda each: each.name):
         definitions.serve(definition_of(resource))
     definitions.load()
-    addresses = Addresses(store, SERVICE_RANGE, random)
+    addresses = ServiceAllocator(store, SERVICE_RANGE, random)
     addresses.load()
-    ownership = Ownership(shared.shapes, now, from_the_start=False)
-    crds, given = stored(CRDS.name), Given(store, random.getrandbits(64))
+    ownership = FieldManager(shared.shapes, now, tracks_from_creation=False)
+    crds, given = is_one_of(CRDS.name), DeterministicValues(store, random.getrandbits(64))
     prepare = Pipeline(
         [
-            *(Only(is_built_in, TypedReading(types)), Only(is_custom, definitions.read)),
-            *(Only(stored(SECRETS.name), admission.plain_secrets), defaults.step),
-            *(Only(crds, rules.default), ownership.track),
+            *(ResourceStep(is_built_in, BuiltInDecoder(types)), ResourceStep(is_custom, definitions.prune_and_default)),
+            *(ResourceStep(is_one_of(SECRETS.name), admission.merge_string_data), defaults.apply_defaults),
+            *(ResourceStep(crds, rules.default), ownership.track_update),
         ]
     )
     settle = Pipeline(
         [
-            *(given.uid, Only(stored(SERVICES.name), given.address), admission.kinds),
-            *(Only(stored(SERVICES.name), addresses), validation.step),
-            *(Only(is_custom, definitions.check), Only(crds, rules.settle), ownership.steady),
+            *(given.uid, ResourceStep(is_one_of(SERVICES.name), given.address), admission.prepare_for_write),
+            *(ResourceStep(is_one_of(SERVICES.name), addresses), validation.validation_step),
+            *(
+                ResourceStep(is_custom, definitions.validate),
+                ResourceStep(crds, rules.validate),
+                ownership.ignore_timestamp_changes,
+            ),
         ]
     )
     verbs = Verbs(store, now, prepare, settle, ownership.apply, random)
-    special: dict[tuple[str, str], Handler] = {
-        **{(each.name, ""): reviewed(review) for each in REVIEWS},
-        **Subresources(verbs, shared.rows, Accounts(store, Unsigned(random), "", now)).handlers(),
-        ("pods", "eviction"): Evictions(verbs, shared.rows.of(DISRUPTION_BUDGETS)).evict,
+    special: dict[tuple[str, str], ResourceHandler] = {
+        **{(each.name, ""): review_handler(review) for each in REVIEWS},
+        **TokensAndBindings(
+            verbs, shared.registry, ServiceAccountTokens(store, UnsignedKeys(random), "", now)
+        ).handlers(),
+        ("pods", "eviction"): EvictionHandler(verbs, shared.registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    return Server(rows, verbs, Documents(rows, shared.table.types), version_of(shared.table), special=special)
+    return Server(
+        rows, verbs, DocumentCache(rows, shared.table.schemas), server_version(shared.table), special_handlers=special
+    )
 
 
-def version_of(table: Table) -> Object:
+def server_version(table: PublishedApi) -> Object:
     major, minor, _ = table.version.removeprefix("v").split(".", 2)
     return {"major": major, "minor": minor, "gitVersion": f"{table.version}+tapestry"}
 
@@ -130,16 +140,16 @@ def definition_of(resource: Resource) -> Object:
     return {"metadata": {"name": resource.name}, "spec": spec}
 
 
-def reviewed(review: Callable[[Object], Object]) -> Handler:
-    async def answer(call: Call, target: Target) -> Answer:
-        body = posted(call, target)
-        return created({**body, "status": review(body)})
+def review_handler(review: Callable[[Object], Object]) -> ResourceHandler:
+    async def answer(call: Call, target: Target) -> ApiResponse:
+        body = review_body(call, target)
+        return created_response({**body, "status": review(body)})
 
     return answer
 
 
 @dataclass(frozen=True)
-class Given:
+class DeterministicValues:
     """Steps: what a server chooses at random for an object follows from its name, not from what was made before.
 
     Names of ours are made of UIDs, and a replay that makes one thing more must come to the same ones.
@@ -149,15 +159,17 @@ class Given:
     salt: int
     """Makes this server's UIDs unlike those of others."""
 
-    async def uid(self, request: Request, old: Object | None, new: Object | None) -> Object:
+    async def uid(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         if new is None or old is not None:
             return new or old or {}
-        key = key_of(request)
-        return with_value(new, ("metadata", "uid"), uid(Random(f"{self.salt}/{key}/{self.store.births[key]}")))
+        key = request_key(request)
+        return with_value(
+            new, ("metadata", "uid"), random_uid(Random(f"{self.salt}/{key}/{self.store.create_counts[key]}"))
+        )
 
-    async def address(self, request: Request, old: Object | None, new: Object | None) -> Object:
-        key = key_of(request)
-        if new is None or old is not None or key in self.store.truth:  # the last is going to be refused
+    async def address(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+        key = request_key(request)
+        if new is None or old is not None or key in self.store.latest:  # the last is going to be refused
             return new or old or {}
         spec = new.get("spec") or {}
         if spec.get("clusterIP") or spec.get("type") == "ExternalName":
@@ -166,20 +178,20 @@ class Given:
         return with_value(new, ("spec", "clusterIP"), str(SERVICE_RANGE[1 + chosen]))
 
 
-def key_of(request: Request) -> Key:
+def request_key(request: WriteRequest) -> Key:
     """Which object is made."""
-    return Key(request.target.row.storage, request.target.namespace, request.name)
+    return Key(request.target.info.storage, request.target.namespace, request.name)
 
 
-class Unsigned(Keys):
+class UnsignedKeys(TokenKeys):
     """Tokens that nothing accepts, and that are the same on every run."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
 
-    def signed(self, claims: Object) -> str:
-        return f"{claims['kubernetes.io']['serviceaccount']['uid']}.{uid(self._random)}"
+    def sign(self, claims: Object) -> str:
+        return f"{claims['kubernetes.io']['serviceaccount']['uid']}.{random_uid(self._random)}"
 
 
-def uid(random: Random) -> str:
-    return uid_from(random.getrandbits(128))
+def random_uid(random: Random) -> str:
+    return uid_from_bits(random.getrandbits(128))

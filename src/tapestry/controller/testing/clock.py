@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 START = datetime(2024, 1, 1, tzinfo=UTC)  # a Monday, at midnight
-TURNS = 1_000_000  # of the loop; some ten seconds of real time
+MAX_TURNS = 1_000_000  # of the loop; some ten seconds of real time
 
 
 class Spinning(AssertionError):
@@ -50,7 +50,7 @@ class VirtualClock:
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop on virtual time.  After `turns` turns it raises Spinning out of `run_until_complete`."""
 
-    def __init__(self, start: datetime = START, *, turns: int = TURNS) -> None:
+    def __init__(self, start: datetime = START, *, turns: int = MAX_TURNS) -> None:
         self.clock = VirtualClock(start)
         super().__init__(_JumpingSelector(self.clock, turns))
         # A timer is due within this many seconds of its time.  The usual nanosecond is lost in a float after a few
@@ -94,7 +94,7 @@ class _JumpingSelector(selectors.DefaultSelector):
             )
 
 
-def run(main: Coroutine[Any, Any, T], *, start: datetime = START, turns: int = TURNS) -> T:
+def run(main: Coroutine[Any, Any, T], *, start: datetime = START, turns: int = MAX_TURNS) -> T:
     """The result of `main`, run on a VirtualLoop of its own.
 
     Tasks that `main` leaves behind are cancelled and awaited, and the loop is closed, as `asyncio.run` does.
@@ -103,12 +103,12 @@ def run(main: Coroutine[Any, Any, T], *, start: datetime = START, turns: int = T
         return runner.run(main)
 
 
-def in_virtual_time(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def in_virtual_time(test_coroutine: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """A test that is a coroutine, as a plain one that runs it on a VirtualLoop of its own."""
 
-    @wraps(story)
+    @wraps(test_coroutine)
     def test(*args: Any, **kwargs: Any) -> None:
-        run(story(*args, **kwargs))
+        run(test_coroutine(*args, **kwargs))
 
     return test
 

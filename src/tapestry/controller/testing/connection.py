@@ -6,8 +6,8 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from tapestry.apiserver.requests import Call, User
-from tapestry.apiserver.server import Answer, Server
-from tapestry.apiserver.watches import Watching
+from tapestry.apiserver.server import ApiResponse, Server
+from tapestry.apiserver.watches import WatchResponse
 from tapestry.client.transport import Request, Response
 from tapestry.kube.errors import TransportError
 
@@ -21,41 +21,41 @@ class Connection:
     they do around a real one.  Its timeout never passes.
     """
 
-    def __init__(self, server: Server, watches: set["Watch"]) -> None:
+    def __init__(self, server: Server, watches: set["WatchStream"]) -> None:
         self._server = server
         self._watches = watches
         """Of all connections."""
-        self._own: set[Watch] = set()
+        self._own: set[WatchStream] = set()
         self._cuts = 0
 
     async def send(self, request: Request) -> Response:
-        answer = await self._asked(request)
-        if isinstance(answer, Answer):
+        answer = await self._call(request)
+        if isinstance(answer, ApiResponse):
             headers = {name.lower(): value for name, value in answer.headers.items()}
             return Response(answer.status, {"content-type": answer.content_type, **headers}, answer.body)
         with self._watch(answer) as watch:
             return Response(watch.status, {}, b"".join([chunk async for chunk in watch.chunks()]))
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator["Watch | Whole"]:
-        answer = await self._asked(request)
-        if isinstance(answer, Answer):
-            yield Whole(answer)
+    async def stream(self, request: Request) -> AsyncIterator["WatchStream | BufferedStream"]:
+        answer = await self._call(request)
+        if isinstance(answer, ApiResponse):
+            yield BufferedStream(answer)
             return
         with self._watch(answer) as watch:
             yield watch
 
-    async def _asked(self, request: Request) -> Answer | Watching:
+    async def _call(self, request: Request) -> ApiResponse | WatchResponse:
         cuts = self._cuts
         await self._turn(request, cuts, maybe_sent=False)
-        answer = await self._server.answer(call_of(request))
-        if isinstance(answer, Answer):
+        answer = await self._server.handle(call_of(request))
+        if isinstance(answer, ApiResponse):
             await self._turn(request, cuts, maybe_sent=True)
         return answer
 
     @contextmanager
-    def _watch(self, watching: Watching) -> Iterator["Watch"]:
-        watch = Watch(watching)
+    def _watch(self, watching: WatchResponse) -> Iterator["WatchStream"]:
+        watch = WatchStream(watching)
         self._own.add(watch)
         self._watches.add(watch)
         try:
@@ -85,30 +85,30 @@ def call_of(request: Request) -> Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class BufferedStream:
     """An answer that is all there, as a stream."""
 
-    answer: Answer
+    response: ApiResponse
 
     @property
     def status(self) -> int:
-        return self.answer.status
+        return self.response.status
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        yield self.answer.body
+        yield self.response.body
 
 
 @dataclass(eq=False, slots=True)
-class Watch:
+class WatchStream:
     """A watch, for as long as neither side ends it."""
 
-    watching: Watching
+    watch: WatchResponse
     status: int = 200
     is_cut: bool = False
 
     def end(self) -> None:
         """End it, as a server does."""
-        self.watching.subscription.drop()
+        self.watch.subscription.drop()
 
     def cut(self) -> None:
         """Break it off, as a lost connection does."""
@@ -116,11 +116,11 @@ class Watch:
         self.end()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        async with aclosing(self.watching.chunks()) as chunks:
+        async with aclosing(self.watch.chunks()) as chunks:
             async for chunk in chunks:
                 if self.is_cut:
                     break
                 yield chunk
         if self.is_cut:
-            what = self.watching.row.resource.name
+            what = self.watch.info.resource.name
             raise TransportError(f"watch of {what}: the connection was cut", maybe_sent=True)

@@ -22,8 +22,8 @@ from typing import Any
 
 from msgspec import structs
 
-from tapestry.client.answers import ENCODER
 from tapestry.client.client import Client
+from tapestry.client.responses import ENCODER
 from tapestry.client.transport import Request, Response, Stream, Transport
 from tapestry.controller.config import ManagerConfig, Metrics, Probes
 from tapestry.controller.controller import Controller, Reconcile, Result
@@ -44,7 +44,7 @@ UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
-Refusal = Callable[[int, Request], ApiError | None]
+Rejection = Callable[[int, Request], ApiError | None]
 
 
 class Disturbance(StrEnum):
@@ -79,7 +79,7 @@ class Scenario:
     """What further clusters serve."""
     counts: Callable[[str], bool] = lambda _: True
     """Which calls are disturbed, by method and path: heartbeats are all alike, and many."""
-    refusal: Refusal = lambda _cluster, _request: None
+    rejection: Rejection = lambda _cluster, _request: None
     """What the process under test is refused, by the number of the cluster."""
 
 
@@ -116,11 +116,11 @@ class Endless(AssertionError):
     """A run that came to no end; the message names the controller and key that were reconciled most."""
 
 
-class Died(BaseException):
+class ProcessDied(BaseException):
     """The process under test is no more; nothing of it may catch this."""
 
 
-class Fate:
+class FaultInjector:
     """What befalls the process under test: it counts the calls to all its clusters and disturbs one of them."""
 
     def __init__(
@@ -128,11 +128,11 @@ class Fate:
     ) -> None:
         self.calls: list[str] = []
         self._counts = counts
-        self.behind = asyncio.Event()
-        self.current = [asyncio.Event() for _ in range(clusters)]
+        self.caches_behind = asyncio.Event()
+        self.caches_current = [asyncio.Event() for _ in range(clusters)]
         """Of each cluster, set while its caches may see what happens."""
         self.catch_up()
-        self.over = False
+        self.is_over = False
         self.passes: Counter[tuple[str, str]] = Counter()
         """Passes by controller and key."""
         self.endless = asyncio.Event()
@@ -140,10 +140,10 @@ class Fate:
         self._at = at
         self._dead = False
 
-    def next(self, call: str) -> Disturbance | None:
+    def disturbance_for(self, call: str) -> Disturbance | None:
         """What is to happen to this call."""
         if self._dead:
-            raise Died
+            raise ProcessDied
         if not self._counts(call):
             return None
         self.calls.append(call)
@@ -164,61 +164,61 @@ class Fate:
 
     def die(self) -> None:
         self._dead = True
-        raise Died
+        raise ProcessDied
 
     def revive(self) -> None:
         self._dead = False
 
     def fall_behind(self, disturbance: Disturbance, called: int) -> None:
         """Have the caches of some clusters fall behind, now that the one with the number `called` was."""
-        for number, current in enumerate(self.current):
+        for number, current in enumerate(self.caches_current):
             there = number == called
             if disturbance is Disturbance.FALLS_BEHIND or there == (disturbance is Disturbance.FALLS_BEHIND_THERE):
                 current.clear()
-        self.behind.set()
+        self.caches_behind.set()
 
     def catch_up(self) -> None:
-        for current in self.current:
+        for current in self.caches_current:
             current.set()
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbed:
+class FaultyTransport:
     """A transport of the process under test, to the cluster of that number."""
 
     api: Transport
-    fate: Fate
+    faults: FaultInjector
     number: int = 0
 
     async def send(self, request: Request) -> Response:
-        disturbance = self.fate.next(str(request))
+        disturbance = self.faults.disturbance_for(str(request))
         match disturbance:
             case Disturbance.DIES_BEFORE:
-                self.fate.die()
+                self.faults.die()
             case Disturbance.LOSES_REQUEST:
                 raise TransportError(f"{request}: lost on purpose", maybe_sent=True)
             case Disturbance.CONFLICTS if request.method != "GET":
                 error = Conflict(409, "Conflict", "made on purpose")
                 return Response(409, {}, ENCODER.encode(error.status()))
             case Disturbance.FALLS_BEHIND | Disturbance.FALLS_BEHIND_THERE | Disturbance.FALLS_BEHIND_ELSEWHERE:
-                self.fate.fall_behind(disturbance, self.number)
+                self.faults.fall_behind(disturbance, self.number)
         answer = await self.api.send(request)
         match disturbance:
             case Disturbance.DIES_AFTER:
-                self.fate.die()
+                self.faults.die()
             case Disturbance.LOSES_ANSWER:
                 raise TransportError(f"{request}: its answer was lost on purpose", maybe_sent=True)
         return answer
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[Stream]:
-        match self.fate.next(f"watch {request.path}"):
+        match self.faults.disturbance_for(f"watch {request.path}"):
             case Disturbance.DIES_BEFORE | Disturbance.DIES_AFTER:
-                self.fate.die()
+                self.faults.die()
             case Disturbance.LOSES_REQUEST | Disturbance.LOSES_ANSWER:
                 raise TransportError(f"watch {request.path}: lost on purpose", maybe_sent=True)
         async with self.api.stream(request) as stream:
-            yield HeldBack(stream, self.fate.current[self.number])
+            yield DelayedStream(stream, self.faults.caches_current[self.number])
 
     def abort(self) -> None:
         self.api.abort()
@@ -228,15 +228,15 @@ class Disturbed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusing:
+class RejectingTransport:
     """A transport to a cluster, the one of that number, that refuses some of what it is asked for."""
 
     api: Transport
-    refusal: Refusal
+    rejection: Rejection
     number: int
 
     async def send(self, request: Request) -> Response:
-        error = self.refusal(self.number, request)
+        error = self.rejection(self.number, request)
         return (
             await self.api.send(request) if error is None else Response(error.code, {}, ENCODER.encode(error.status()))
         )
@@ -252,7 +252,7 @@ class Refusing:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBack:
+class DelayedStream:
     """A stream whose chunks wait until the caches may see them."""
 
     stream: Stream
@@ -274,9 +274,9 @@ def perturb(scenario: Scenario) -> Report:
     Raises Endless if it comes to no end by itself.
     """
     try:
-        expected, calls = run(_end_of(scenario, None, 0))
+        expected, calls = run(_final_state(scenario, None, 0))
     except BaseExceptionGroup as group:
-        if isinstance(error := leaf_of(group), Endless):
+        if isinstance(error := first_error(group), Endless):
             raise error from None
         raise
     failures, cases = [], 0
@@ -284,116 +284,121 @@ def perturb(scenario: Scenario) -> Report:
         for at in range(1, len(calls) + 1):
             cases += 1
             try:
-                found, _ = run(_end_of(scenario, disturbance, at))
+                found, _ = run(_final_state(scenario, disturbance, at))
             except Exception as error:  # noqa: BLE001  whatever ends a replay early is what we are looking for
-                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {leaf_of(error)!r}"))
+                failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {first_error(error)!r}"))
                 continue
             if found != expected:
                 failures.append(Failure(disturbance, at, f"{calls[at - 1]}: {difference(expected, found)}"))
     return Report(scenario.name, len(calls), cases, failures)
 
 
-async def _end_of(scenario: Scenario, disturbance: Disturbance | None, at: int) -> tuple[dict[str, Any], list[str]]:
+async def _final_state(
+    scenario: Scenario, disturbance: Disturbance | None, at: int
+) -> tuple[dict[str, Any], list[str]]:
     """The final state of one run, and the calls it took."""
     served = [[*resources, EVENTS, LEASES] for resources in (scenario.resources, *scenario.others)]
     # Names of ours are made of UIDs: each replay has to come to the same ones.
     apis = [InProcessApi(resources, now=running_clock().now, seed=number) for number, resources in enumerate(served)]
-    fate = Fate(disturbance, at, scenario.counts, len(apis))
+    fate = FaultInjector(disturbance, at, scenario.counts, len(apis))
     transports = [
-        Disturbed(Refusing(api.connect(), scenario.refusal, number), fate, number) for number, api in enumerate(apis)
+        FaultyTransport(RejectingTransport(api.connect(), scenario.rejection, number), fate, number)
+        for number, api in enumerate(apis)
     ]
     try:
         async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
             process = group.create_task(_process(scenario, transports, fate))
             limit = group.create_task(_stop_endless(scenario, fate))
             await scenario.world(*(Client(api.connect()) for api in apis))
-            fate.over = True
+            fate.is_over = True
             process.cancel()
             limit.cancel()
     except TimeoutError:
         limit_hours = f"{LIMIT_SECONDS / 3600:g} hours of virtual time"
         message = f"{scenario.name}: the world did not see its end within {limit_hours}: {fate.explanation()}"
         raise Endless(message) from None
-    return state_of([api.dump() for api in apis]), fate.calls
+    return comparable_state([api.dump() for api in apis]), fate.calls
 
 
-async def _stop_endless(scenario: Scenario, fate: Fate) -> None:
+async def _stop_endless(scenario: Scenario, faults: FaultInjector) -> None:
     """End a run in which a key is reconciled without end: it would take minutes to come to the time limit."""
-    await fate.endless.wait()
+    await faults.endless.wait()
     advice = "let it wait for a change instead of polling, or for longer"
-    raise Endless(f"{scenario.name}: at {running_clock().now().isoformat()} {fate.explanation()}; {advice}")
+    raise Endless(f"{scenario.name}: at {running_clock().now().isoformat()} {faults.explanation()}; {advice}")
 
 
 class PassCounter(Manager):
     """A manager that counts the passes of its controllers."""
 
-    fate: Fate
+    faults: FaultInjector
 
     def controller(self, name: str, reconcile: Reconcile, **options: Any) -> Controller:
         async def counted(key: str) -> Result | None:
-            self.fate.count_pass(name, key)
+            self.faults.count_pass(name, key)
             return await reconcile(key)
 
         return super().controller(name, counted, **options)
 
 
-async def _process(scenario: Scenario, transports: list[Disturbed], fate: Fate) -> None:
+async def _process(scenario: Scenario, transports: list[FaultyTransport], faults: FaultInjector) -> None:
     """The process under test, started again each time it dies."""
-    config = quiet(scenario.config)
-    while not fate.over:  # a death at the very end can swallow the cancellation
-        fate.revive()
+    config = without_listeners(scenario.config)
+    while not faults.is_over:  # a death at the very end can swallow the cancellation
+        faults.revive()
         clock = running_clock()
         manager = PassCounter(
             config, lambda: transports[0], identity="perturbed", now=clock.now, monotonic=clock.monotonic
         )
-        manager.fate = fate
+        manager.faults = faults
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_mislead(manager, fate))
+                group.create_task(_resync_stale_caches(manager, faults))
                 if scenario.others:
                     await scenario.setup(manager, *transports[1:])
                 else:
-                    manager.with_(scenario.name, scenario.setup)
+                    manager.register(scenario.name, scenario.setup)
                 await manager.run()
-        except* Died:
-            fate.catch_up()
+        except* ProcessDied:
+            faults.catch_up()
         except* TransportError:
-            fate.catch_up()  # what a process cannot start without was lost: it is started again
+            faults.catch_up()  # what a process cannot start without was lost: it is started again
 
 
-async def _mislead(manager: Manager, fate: Fate) -> None:
+async def _resync_stale_caches(manager: Manager, faults: FaultInjector) -> None:
     """Once the caches have fallen behind, have everything looked at again and again, then let them catch up."""
-    await fate.behind.wait()
+    await faults.caches_behind.wait()
     for _ in range(STALE_SECONDS):
         for controller in manager.controllers:
             controller.resync()
         await asyncio.sleep(1)
-    fate.catch_up()
+    faults.catch_up()
 
 
-def quiet(config: ManagerConfig) -> ManagerConfig:
+def without_listeners(config: ManagerConfig) -> ManagerConfig:
     """`config` without listeners: replays share one machine."""
     return structs.replace(config, metrics=Metrics(address=""), probes=Probes(address=""))
 
 
-def state_of(clusters: Sequence[Sequence[Object]]) -> dict[str, Any]:
+def comparable_state(clusters: Sequence[Sequence[Object]]) -> dict[str, Any]:
     """What counts of a final state, by object; UIDs are named after their owners, times and versions do not count."""
     objects = [(f"{number}: {obj['kind']} {key_of(obj)}", obj) for number, each in enumerate(clusters) for obj in each]
     names = {obj["metadata"]["uid"]: f"uid of {name}" for name, obj in objects}
-    return {name: stable(obj, names) for name, obj in objects if obj["kind"] not in (EVENTS.kind, LEASES.kind)}
+    return {
+        name: without_volatile(obj, names) for name, obj in objects if obj["kind"] not in (EVENTS.kind, LEASES.kind)
+    }
 
 
-def stable(value: Any, names: dict[str, str]) -> Any:
+def without_volatile(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: stable(child, names) for key, child in value.items() if key not in VOLATILE}
+        return {key: without_volatile(child, names) for key, child in value.items() if key not in VOLATILE}
     if isinstance(value, list):
-        return [stable(child, names) for child in value]
+        return [without_volatile(child, names) for child in value]
     if isinstance(value, str):
         return TIME.sub("some time", UID.sub(lambda found: names.get(found[0], "some uid"), value))
     return value
 
 
-def leaf_of(error: BaseException) -> BaseException:
+def first_error(error: BaseException) -> BaseException:
     """The first error in a group of groups: the others came of it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

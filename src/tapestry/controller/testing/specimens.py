@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tapestry.kube.objects import Object, named
+from tapestry.kube.objects import Object, object_named
 from tapestry.kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
@@ -15,22 +15,22 @@ from tapestry.kube.resources import (
     Resource,
 )
 
-SOMETHING: Object = {"containers": [{"name": "main", "image": "busybox:1"}]}
+POD_SPEC: Object = {"containers": [{"name": "main", "image": "busybox:1"}]}
 LABELS = {"app": "something"}
-SEVERAL: Object = {
+WORKLOAD_SPEC: Object = {
     "selector": {"matchLabels": LABELS},
-    "template": {"metadata": {"labels": LABELS}, "spec": SOMETHING},
+    "template": {"metadata": {"labels": LABELS}, "spec": POD_SPEC},
 }
-SPACE: Object = {"storage": "1Gi"}
-NEEDED: Mapping[Resource, Object] = {
-    PODS: {"spec": SOMETHING},
-    DEPLOYMENTS: {"spec": SEVERAL},
-    STATEFUL_SETS: {"spec": SEVERAL},
+STORAGE: Object = {"storage": "1Gi"}
+MINIMAL_CONTENT: Mapping[Resource, Object] = {
+    PODS: {"spec": POD_SPEC},
+    DEPLOYMENTS: {"spec": WORKLOAD_SPEC},
+    STATEFUL_SETS: {"spec": WORKLOAD_SPEC},
     SERVICES: {"spec": {"ports": [{"port": 80}]}},
     ENDPOINT_SLICES: {"addressType": "IPv4", "endpoints": []},
-    PERSISTENT_VOLUME_CLAIMS: {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": SPACE}}},
+    PERSISTENT_VOLUME_CLAIMS: {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": STORAGE}}},
     PERSISTENT_VOLUMES: {
-        "spec": {"accessModes": ["ReadWriteOnce"], "capacity": SPACE, "hostPath": {"path": "/somewhere"}}
+        "spec": {"accessModes": ["ReadWriteOnce"], "capacity": STORAGE, "hostPath": {"path": "/somewhere"}}
     },
 }
 """What objects of a kind must have; those of others need nothing but a name."""
@@ -38,4 +38,4 @@ NEEDED: Mapping[Resource, Object] = {
 
 def specimen(resource: Resource, name: str, namespace: str | None = None, **metadata: Any) -> Object:
     """An object of a kind, with `metadata` such as labels."""
-    return {"metadata": {**named(name, namespace)["metadata"], **metadata}, **NEEDED.get(resource, {})}
+    return {"metadata": {**object_named(name, namespace)["metadata"], **metadata}, **MINIMAL_CONTENT.get(resource, {})}

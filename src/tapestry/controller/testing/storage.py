@@ -6,7 +6,15 @@ Readers can be held back behind the writers, as by a slow cache of a real server
 from collections import Counter, deque
 
 from tapestry.apiserver.storage.log import Key
-from tapestry.apiserver.storage.store import Claim, Event, Make, Stale, Store, Subscription, Version
+from tapestry.apiserver.storage.store import (
+    ObjectVersion,
+    Precondition,
+    RevisionEncoder,
+    Store,
+    Subscription,
+    VersionConflict,
+    WatchEvent,
+)
 
 
 class InstantStore(Store):
@@ -14,48 +22,54 @@ class InstantStore(Store):
 
     def __init__(self) -> None:
         super().__init__()
-        self.revision = self._given = 1  # a list at revision 0 would be one of any moment
-        self.truth: dict[Key, Version] = {}
+        self.revision = self._last_revision = 1  # a list at revision 0 would be one of any moment
+        self.latest: dict[Key, ObjectVersion] = {}
         """Every object as the next writer finds it."""
-        self.births: Counter[Key] = Counter()
+        self.create_counts: Counter[Key] = Counter()
         """How often a name was given."""
         self.frozen = False
         self._lag = 0
-        self._unseen: deque[tuple[Key, Event]] = deque()
-        self._watchers: set[Held] = set()
+        self._unseen: deque[tuple[Key, WatchEvent]] = deque()
+        self._watchers: set[FreezableSubscription] = set()
 
     # -- writing
 
-    def head(self, resource: str, namespace: str, name: str) -> Version | None:
-        return self.truth.get(Key(resource, namespace, name))
+    def head(self, resource: str, namespace: str, name: str) -> ObjectVersion | None:
+        return self.latest.get(Key(resource, namespace, name))
 
-    async def put(self, key: Key, expected: Version | None, make: Make, claim: Claim | None = None) -> Version:
-        if claim is not None and not claim():
-            raise Stale
-        version = self._made(key, expected, make)
+    async def put(
+        self,
+        key: Key,
+        expected: ObjectVersion | None,
+        encode: RevisionEncoder,
+        precondition: Precondition | None = None,
+    ) -> ObjectVersion:
+        if precondition is not None and not precondition():
+            raise VersionConflict
+        version = self._new_version(key, expected, encode)
         if expected is None:
-            self.births[key] += 1
-        self.truth[key] = version
-        self._happened(key, Event(version.revision, expected, version, version.raw))
+            self.create_counts[key] += 1
+        self.latest[key] = version
+        self._publish(key, WatchEvent(version.revision, expected, version, version.raw))
         return version
 
-    async def delete(self, key: Key, expected: Version, make: Make) -> Version:
-        version = self._made(key, expected, make)
-        del self.truth[key]
-        self._happened(key, Event(version.revision, expected, None, version.raw))
+    async def delete(self, key: Key, expected: ObjectVersion, encode: RevisionEncoder) -> ObjectVersion:
+        version = self._new_version(key, expected, encode)
+        del self.latest[key]
+        self._publish(key, WatchEvent(version.revision, expected, None, version.raw))
         return version
 
-    def _made(self, key: Key, expected: Version | None, make: Make) -> Version:
-        if self.truth.get(key) is not expected:
-            raise Stale
-        self._given += 1
-        return Version(key, self._given, *make(self._given))
+    def _new_version(self, key: Key, expected: ObjectVersion | None, encode: RevisionEncoder) -> ObjectVersion:
+        if self.latest.get(key) is not expected:
+            raise VersionConflict
+        self._last_revision += 1
+        return ObjectVersion(key, self._last_revision, *encode(self._last_revision))
 
-    def _happened(self, key: Key, event: Event) -> None:
+    def _publish(self, key: Key, event: WatchEvent) -> None:
         self._unseen.append((key, event))
         self.lag(self._lag)
 
-    async def settled(self, key: Key) -> None:
+    async def wait_for_pending_write(self, key: Key) -> None:
         """Everything is."""
 
     async def wait_for_latest(self) -> None:
@@ -69,10 +83,10 @@ class InstantStore(Store):
     def lag(self, revisions: int) -> None:
         """Let readers and watchers see all but the last so many revisions; what they have seen they do not forget."""
         self._lag = revisions
-        while self._unseen and self._unseen[0][1].revision <= self._given - revisions:
+        while self._unseen and self._unseen[0][1].revision <= self._last_revision - revisions:
             key, event = self._unseen.popleft()
-            self._show(key, event)
-            self._reach(event.revision)
+            self._apply_event(key, event)
+            self._advance_revision(event.revision)
 
     def freeze(self) -> None:
         self.frozen = True
@@ -84,16 +98,16 @@ class InstantStore(Store):
 
     def compact(self) -> None:
         """Forget what happened so far; watchers that were not told of it yet are dropped."""
-        self.forget_events(self.revision)
+        self.compact_events(self.revision)
         for watcher in self._watchers:
-            if watcher.is_behind:
+            if watcher.has_pending_events:
                 watcher.drop()
 
     def watch(self, resource: str, namespace: str = "", name: str = "", *, after: int | None = None) -> Subscription:
         plain = super().watch(resource, namespace, name, after=after)
         self.unwatch(resource, plain)
-        watcher = Held(self, plain, after or 0)
-        self._shelf(resource).subscriptions.add(watcher)
+        watcher = FreezableSubscription(self, plain, after or 0)
+        self._cache(resource).subscriptions.add(watcher)
         self._watchers.add(watcher)
         return watcher
 
@@ -102,17 +116,17 @@ class InstantStore(Store):
         self._watchers.discard(subscription)
 
 
-class Held(Subscription):
+class FreezableSubscription(Subscription):
     """A watcher that takes nothing while its store is frozen."""
 
     __slots__ = ("_store",)
 
-    def __init__(self, store: InstantStore, plain: Subscription, after: int) -> None:
-        super().__init__(plain.namespace, plain.name, after, plain._events)
+    def __init__(self, store: InstantStore, subscription: Subscription, after: int) -> None:
+        super().__init__(subscription.namespace, subscription.name, after, subscription._events)
         self._store = store
 
-    async def take(self) -> list[Event]:
-        taken = await super().take()
+    async def next_events(self) -> list[WatchEvent]:
+        taken = await super().next_events()
         if not self._store.frozen:
             return taken
         self._events[:0] = taken

@@ -8,40 +8,45 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tapestry.controlplane.scheduler.asked import Asked
-from tapestry.controlplane.scheduler.placing import Choice, Wishes, told, why_not
-from tapestry.controlplane.scheduler.rooms import Room, Rooms
-from tapestry.kube.conditions import find
+from tapestry.controlplane.scheduler.cache import NodeInfo, SchedulerCache
+from tapestry.controlplane.scheduler.placement import (
+    ScheduleResult,
+    SchedulingContext,
+    fit_error_message,
+    rejection_with_nominated,
+)
+from tapestry.controlplane.scheduler.pod_info import PodInfo
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import is_deleting, name_of, value_at
 from tapestry.kube.selectors import LabelSelector
 
-FEWEST = 100
+MIN_CANDIDATE_NODES = 100
 """Nodes of which all are looked at, however large the cluster."""
-LOWEST = 2**31
-REASON = "PreemptionByScheduler"
+PRIORITY_OFFSET = 2**31
+PREEMPTION_REASON = "PreemptionByScheduler"
 
-NEVER = "not eligible due to preemptionPolicy=Never."
-ONGOING = "not eligible due to a terminating pod on the nominated node."
-NOBODY = "No preemption victims found for incoming pod"
-USELESS = "Preemption is not helpful for scheduling"
+POLICY_NEVER = "not eligible due to preemptionPolicy=Never."
+VICTIMS_TERMINATING = "not eligible due to a terminating pod on the nominated node."
+NO_VICTIMS = "No preemption victims found for incoming pod"
+NOT_HELPFUL = "Preemption is not helpful for scheduling"
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class DisruptionBudget:
     """How many more pods of a kind may go."""
 
     namespace: str
     selector: LabelSelector
-    allowed: int
-    taken: frozenset[str] = frozenset()
+    disruptions_allowed: int
+    disrupted_pods: frozenset[str] = frozenset()
     """Names of pods that are counted as gone already."""
 
-    def covers(self, pod: Asked) -> bool:
-        kind = pod.kind
+    def covers(self, pod_info: PodInfo) -> bool:
+        kind = pod_info.group
         return (
             self.namespace == kind.namespace
             and bool(self.selector.requirements)
-            and name_of(pod.pod) not in self.taken
+            and name_of(pod_info.pod) not in self.disrupted_pods
             and self.selector.matches(kind.labels)
         )
 
@@ -51,23 +56,23 @@ class Victims:
     """Who would have to leave a node, the most important first."""
 
     node: str
-    pods: tuple[Asked, ...]
-    broken: int
+    pods: tuple[PodInfo, ...]
+    pdb_violations: int
     """How many of them a budget would keep."""
 
     @property
     def cost(self) -> tuple[int, int, int, int]:
         """The least is best; of equals, the one whose pods came last."""
         priorities = [pod.priority for pod in self.pods]
-        return self.broken, priorities[0], sum(each + LOWEST for each in priorities), len(priorities)
+        return self.pdb_violations, priorities[0], sum(each + PRIORITY_OFFSET for each in priorities), len(priorities)
 
     @property
-    def since(self) -> str:
+    def earliest_start(self) -> str:
         """When the first of its most important pods came."""
-        return min(age(pod) for pod in self.pods if pod.priority == self.pods[0].priority)
+        return min(start_time_of(pod) for pod in self.pods if pod.priority == self.pods[0].priority)
 
 
-class Useless(Exception):
+class PreemptionFailed(Exception):
     """Nobody's leaving would help; the message says why."""
 
     def __str__(self) -> str:
@@ -75,29 +80,31 @@ class Useless(Exception):
         return f"no new claims to deallocate, preemption: {super().__str__()}"
 
 
-def victims(wishes: Wishes, choice: Choice, rooms: Rooms, budgets: Sequence[Budget]) -> Victims:
+def victims(
+    context: SchedulingContext, result: ScheduleResult, cache: SchedulerCache, budgets: Sequence[DisruptionBudget]
+) -> Victims:
     """Who leaves for the pod; raises Useless."""
-    if wishes.asked.pod["spec"].get("preemptionPolicy") == "Never":
-        raise Useless(NEVER)
+    if context.pod_info.pod["spec"].get("preemptionPolicy") == "Never":
+        raise PreemptionFailed(POLICY_NEVER)
     reasons: Counter[str] = Counter()
     found: list[Victims] = []
-    hopeful = [name for name, refusal in choice.refusals.items() if not refusal.is_final]
-    wanted = max(FEWEST, len(hopeful) // 10)
+    hopeful = [name for name, refusal in result.rejections.items() if not refusal.is_unresolvable]
+    wanted = max(MIN_CANDIDATE_NODES, len(hopeful) // 10)
     for name in hopeful:
         try:
-            found.append(in_room(wishes, rooms.rooms[name], rooms, budgets))
-        except Unhelpful as error:
+            found.append(victims_on_node(context, cache.nodes[name], cache, budgets))
+        except NoVictimsFound as error:
             reasons.update(error.reasons)
-        if len(found) >= wanted and any(not each.broken for each in found):
+        if len(found) >= wanted and any(not each.pdb_violations for each in found):
             break
     if not found:
-        reasons[USELESS] += len(rooms) - len(hopeful)
-        raise Useless(told(len(rooms), reasons))
+        reasons[NOT_HELPFUL] += len(cache) - len(hopeful)
+        raise PreemptionFailed(fit_error_message(len(cache), reasons))
     least = min(each.cost for each in found)
-    return max((each for each in found if each.cost == least), key=lambda each: each.since)
+    return max((each for each in found if each.cost == least), key=lambda each: each.earliest_start)
 
 
-class Unhelpful(Exception):
+class NoVictimsFound(Exception):
     """What keeps the pod from a node even if all go that may."""
 
     def __init__(self, reasons: Iterable[str]) -> None:
@@ -105,32 +112,34 @@ class Unhelpful(Exception):
         super().__init__(*self.reasons)
 
 
-def in_room(wishes: Wishes, room: Room, rooms: Rooms, budgets: Sequence[Budget]) -> Victims:
+def victims_on_node(
+    context: SchedulingContext, node_info: NodeInfo, cache: SchedulerCache, budgets: Sequence[DisruptionBudget]
+) -> Victims:
     """Who would have to leave that node; raises Unhelpful."""
-    lower = [each for each in room.pods.values() if each.priority < wishes.asked.priority]
+    lower = [each for each in node_info.pods.values() if each.priority < context.pod_info.priority]
     if not lower:
-        raise Unhelpful([NOBODY])
-    lower.sort(key=lambda each: (-each.priority, age(each)))
-    protected = exhausted(lower, budgets)
-    with rooms.restored(lower, room.name):
+        raise NoVictimsFound([NO_VICTIMS])
+    lower.sort(key=lambda each: (-each.priority, start_time_of(each)))
+    protected = pdb_violating_pods(lower, budgets)
+    with cache.restoring_pods(lower, node_info.name):
         for each in lower:
-            rooms.remove(each.key)
-        if (refusal := why_not(wishes, room, rooms)) is not None:
-            raise Unhelpful(refusal.reasons)
+            cache.remove_pod(each.key)
+        if (refusal := rejection_with_nominated(context, node_info, cache)) is not None:
+            raise NoVictimsFound(refusal.reasons)
         # Those that are hardest to spare come back first, as long as there is room.
         gone = []
         for each in sorted(lower, key=lambda each: each.key not in protected):
-            rooms.add(each, room.name)
-            if why_not(wishes, room, rooms) is not None:
-                rooms.remove(each.key)
+            cache.add_pod(each, node_info.name)
+            if rejection_with_nominated(context, node_info, cache) is not None:
+                cache.remove_pod(each.key)
                 gone.append(each)
-    gone.sort(key=lambda each: (-each.priority, age(each)))
-    return Victims(room.name, tuple(gone), sum(each.key in protected for each in gone))
+    gone.sort(key=lambda each: (-each.priority, start_time_of(each)))
+    return Victims(node_info.name, tuple(gone), sum(each.key in protected for each in gone))
 
 
-def exhausted(pods: Iterable[Asked], budgets: Sequence[Budget]) -> frozenset[str]:
+def pdb_violating_pods(pods: Iterable[PodInfo], budgets: Sequence[DisruptionBudget]) -> frozenset[str]:
     """Those of the pods whose going a budget does not allow, when they go in this order."""
-    left = [each.allowed for each in budgets]
+    left = [each.disruptions_allowed for each in budgets]
     found = set()
     for pod in pods:
         for number, budget in enumerate(budgets):
@@ -141,13 +150,15 @@ def exhausted(pods: Iterable[Asked], budgets: Sequence[Budget]) -> frozenset[str
     return frozenset(found)
 
 
-def age(pod: Asked) -> str:
+def start_time_of(pod_info: PodInfo) -> str:
     """When it came: the older is spared before the younger."""
-    metadata: Mapping[str, str] = pod.pod["metadata"]
-    return value_at(pod.pod, "status", "startTime") or metadata.get("creationTimestamp", "")
+    metadata: Mapping[str, str] = pod_info.pod["metadata"]
+    return value_at(pod_info.pod, "status", "startTime") or metadata.get("creationTimestamp", "")
 
 
-def is_pushed_aside(pod: Asked) -> bool:
+def is_preempted(pod_info: PodInfo) -> bool:
     """Whether it is going to make room for another."""
-    condition = find(value_at(pod.pod, "status", "conditions"), "DisruptionTarget") or {}
-    return is_deleting(pod.pod) and condition.get("status") == "True" and condition.get("reason") == REASON
+    condition = find_condition(value_at(pod_info.pod, "status", "conditions"), "DisruptionTarget") or {}
+    return (
+        is_deleting(pod_info.pod) and condition.get("status") == "True" and condition.get("reason") == PREEMPTION_REASON
+    )

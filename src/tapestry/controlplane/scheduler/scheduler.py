@@ -15,29 +15,36 @@ from tapestry.client.options import PatchType
 from tapestry.controller import Informer, Manager
 from tapestry.controller.events import Recorder
 from tapestry.controlplane.scheduler import volumes
-from tapestry.controlplane.scheduler.asked import (
+from tapestry.controlplane.scheduler.cache import SchedulerCache
+from tapestry.controlplane.scheduler.node_fit import NodeFitCache
+from tapestry.controlplane.scheduler.placement import ScheduleResult, SchedulingContext, select_node
+from tapestry.controlplane.scheduler.pod_info import (
     DEFAULT_SCHEDULER,
-    Asked,
-    Unreadable,
-    asked_by,
-    is_for_us,
-    shows_resources,
+    InvalidPod,
+    PodInfo,
+    awaits_scheduling,
+    pod_info_of,
+    reported_resources,
 )
-from tapestry.controlplane.scheduler.line import Line
-from tapestry.controlplane.scheduler.placing import Choice, Wishes, choose
 from tapestry.controlplane.scheduler.preemption import (
-    ONGOING,
-    REASON,
-    Budget,
-    Useless,
+    PREEMPTION_REASON,
+    VICTIMS_TERMINATING,
+    DisruptionBudget,
+    PreemptionFailed,
     Victims,
-    is_pushed_aside,
+    is_preempted,
     victims,
 )
-from tapestry.controlplane.scheduler.rooms import Rooms
-from tapestry.controlplane.scheduler.verdicts import Verdicts
-from tapestry.controlplane.scheduler.volumes import Storage, Stowage, Unready, claim_names, class_of, stowage_of
-from tapestry.kube.conditions import find
+from tapestry.controlplane.scheduler.scheduling_queue import SchedulingQueue
+from tapestry.controlplane.scheduler.volumes import (
+    StorageLister,
+    UnresolvableClaim,
+    VolumePlan,
+    claim_names,
+    storage_class_of,
+    volume_plan_of,
+)
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Conflict, NotFound
 from tapestry.kube.objects import (
     Object,
@@ -50,7 +57,7 @@ from tapestry.kube.objects import (
     uid_of,
     value_at,
 )
-from tapestry.kube.pods import is_over
+from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.quantity import QuantityError
 from tapestry.kube.resources import (
     DISRUPTION_BUDGETS,
@@ -68,15 +75,15 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 WORKERS = 16
-PAUSE, LONGEST_PAUSE = 1.0, 10.0
+RETRY_INTERVAL, MAX_RETRY_INTERVAL = 1.0, 10.0
 """Seconds between a change that might help and another look at the pods that wait: more where there are many."""
-AT_ONCE = 200
+RETRIES_PER_SECOND = 200
 """Pods that wait of which all can be looked at once a second."""
-PATIENCE = 300.0
+UNSCHEDULABLE_TIMEOUT = 300.0
 """Seconds after which they are looked at even if nothing seems to have changed."""
-UNSCHEDULABLE, FAULTY, GATED = "Unschedulable", "SchedulerError", "SchedulingGated"
-CLOSED = "Scheduling is blocked due to non-empty scheduling gates"
-CLASS, CLAIM = "class", "claim"
+UNSCHEDULABLE, SCHEDULER_ERROR, SCHEDULING_GATED = "Unschedulable", "SchedulerError", "SchedulingGated"
+GATED_MESSAGE = "Scheduling is blocked due to non-empty scheduling gates"
+CLASS_INDEX, CLAIM_INDEX = "class", "claim"
 
 
 @dataclass
@@ -88,214 +95,220 @@ class Scheduler:
     now: Callable[[], datetime]
     pods: Informer
     budgets: Informer
-    storage: Storage
-    call: Callable[[str], None] = lambda _: None
+    storage: StorageLister
+    enqueue_key: Callable[[str], None] = lambda _: None
     """Has `reconcile` called."""
-    rooms: Rooms = field(default_factory=Rooms)
-    verdicts: Verdicts = field(default_factory=Verdicts)
-    line: Line = field(default_factory=Line)
-    waiting: set[str] = field(default_factory=set)
+    cache: SchedulerCache = field(default_factory=SchedulerCache)
+    node_fits: NodeFitCache = field(default_factory=NodeFitCache)
+    queue: SchedulingQueue = field(default_factory=SchedulingQueue)
+    unschedulable: set[str] = field(default_factory=set)
     """Pods that there was no room for."""
     assumed: dict[str, str] = field(default_factory=dict)
     """Pods whose binding is on its way, and where to: they count as being there."""
-    nominated: dict[str, tuple[Asked, str]] = field(default_factory=dict)
+    nominated: dict[str, tuple[PodInfo, str]] = field(default_factory=dict)
     """Pods for whom others were pushed aside, and where."""
-    start: int = 0
-    woken: asyncio.TimerHandle | None = None
+    next_start_index: int = 0
+    retry_timer: asyncio.TimerHandle | None = None
 
     # -- what happens
 
     def pod_changed(self, old: Object | None, new: Object | None) -> None:
-        if new is None or is_over(new):
+        if new is None or is_pod_terminal(new):
             pod = new or old
             assert pod is not None
             self.forget(key_of(pod))
         elif node := new["spec"].get("nodeName"):
-            if old is None or is_other_pod(old, new):
-                self.settle(new, node)
+            if old is None or has_scheduling_change(old, new):
+                self.add_bound_pod(new, node)
         elif new["spec"].get("schedulerName", DEFAULT_SCHEDULER) != DEFAULT_SCHEDULER:
             return
         elif is_deleting(new):
             self.forget(key_of(new))
-        elif old is None or is_other_pod(old, new):
-            self.nominate(new)
-            self.add(new)
+        elif old is None or has_scheduling_change(old, new):
+            self.restore_nomination(new)
+            self.enqueue_pod(new)
 
     def forget(self, key: str) -> None:
         """The pod is over: there is room for others."""
-        self.waiting.discard(key)
+        self.unschedulable.discard(key)
         self.assumed.pop(key, None)
         was_nominated = self.nominated.pop(key, None) is not None
-        if self.rooms.remove(key) or was_nominated:
-            self.soon()
+        if self.cache.remove_pod(key) or was_nominated:
+            self.retry_soon()
 
-    def settle(self, pod: Object, node: str) -> None:
+    def add_bound_pod(self, pod: Object, node: str) -> None:
         """The pod is on that node."""
         key = key_of(pod)
-        self.waiting.discard(key)
+        self.unschedulable.discard(key)
         self.assumed.pop(key, None)
         self.nominated.pop(key, None)
         try:
-            self.rooms.add(asked_by(pod), node)
-        except Unreadable as error:
+            self.cache.add_pod(pod_info_of(pod), node)
+        except InvalidPod as error:
             log.warning("pod is not counted", pod=key, node=node, error=str(error))
-        self.soon()
+        self.retry_soon()
 
-    def nominate(self, pod: Object) -> None:
+    def restore_nomination(self, pod: Object) -> None:
         """Whoever pushed others aside before this process began still has a right to the room."""
         node = value_at(pod, "status", "nominatedNodeName")
         if node and key_of(pod) not in self.nominated:
             try:
-                self.nominated[key_of(pod)] = asked_by(pod), node
-            except Unreadable:
+                self.nominated[key_of(pod)] = pod_info_of(pod), node
+            except InvalidPod:
                 return  # it is told when its turn comes
 
     def node_changed(self, old: Object | None, new: Object | None) -> None:
         if new is None:
             assert old is not None
-            self.rooms.remove_node(name_of(old))
-        elif old is None or is_other_room(old, new):
+            self.cache.remove_node(name_of(old))
+        elif old is None or has_node_change(old, new):
             try:
-                self.rooms.set_node(new)
+                self.cache.set_node(new)
             except QuantityError as error:
                 log.warning("node is not used", node=name_of(new), error=str(error))
-                self.rooms.remove_node(name_of(new))
+                self.cache.remove_node(name_of(new))
         else:
             return
-        self.soon()
+        self.retry_soon()
 
     def namespace_changed(self, old: Object | None, new: Object | None) -> None:
         if new is not None:
-            self.rooms.spaces[name_of(new)] = labels_of(new)
+            self.cache.namespace_labels[name_of(new)] = labels_of(new)
         elif old is not None:
-            self.rooms.spaces.pop(name_of(old), None)
-        self.soon()
+            self.cache.namespace_labels.pop(name_of(old), None)
+        self.retry_soon()
 
     def storage_changed(self, _old: Object | None, _new: Object | None) -> None:
         for key in self.assumed:  # it may have waited for its volumes
             if (pod := self.pods.store.get(key)) is not None:
-                self.add(pod)
-        self.soon()
+                self.enqueue_pod(pod)
+        self.retry_soon()
 
-    def soon(self) -> None:
+    def retry_soon(self) -> None:
         """Something may help pods that wait."""
-        self.look_again(min(LONGEST_PAUSE, max(PAUSE, len(self.waiting) / AT_ONCE)))
+        self.schedule_retry(min(MAX_RETRY_INTERVAL, max(RETRY_INTERVAL, len(self.unschedulable) / RETRIES_PER_SECOND)))
 
-    def look_again(self, seconds: float) -> None:
+    def schedule_retry(self, seconds: float) -> None:
         """Look at pods that wait in so many seconds, or sooner if that was asked for."""
-        if not self.waiting:
+        if not self.unschedulable:
             return
         loop = asyncio.get_running_loop()
-        if self.woken is not None:
-            if self.woken.when() <= loop.time() + seconds:
+        if self.retry_timer is not None:
+            if self.retry_timer.when() <= loop.time() + seconds:
                 return
-            self.woken.cancel()
-        self.woken = loop.call_later(seconds, self.wake)
+            self.retry_timer.cancel()
+        self.retry_timer = loop.call_later(seconds, self.retry_unschedulable)
 
-    def wake(self) -> None:
-        self.woken = None
-        waiting, self.waiting = self.waiting, set()
+    def retry_unschedulable(self) -> None:
+        self.retry_timer = None
+        waiting, self.unschedulable = self.unschedulable, set()
         for key in waiting:
             if (pod := self.pods.store.get(key)) is not None:
-                self.add(pod)
+                self.enqueue_pod(pod)
 
-    def add(self, pod: Object) -> None:
-        self.line.add(pod)
-        self.call(key_of(pod))
+    def enqueue_pod(self, pod: Object) -> None:
+        self.queue.add(pod)
+        self.enqueue_key(key_of(pod))
 
     # -- one pod after the other
 
     async def reconcile(self, _key: str) -> None:
         """Places all that is ready: what one call finds, another need not."""
-        while (key := self.line.take()) is not None:
-            pod = self.unplaced(key)
+        while (key := self.queue.pop()) is not None:
+            pod = self.pending_pod(key)
             try:
                 if pod is not None:
-                    await self.place(pod)
+                    await self.schedule_pod(pod)
             except NotFound:
                 self.forget(key)
             except BaseException:
                 if pod is not None:
-                    self.line.add(pod)  # and whoever calls next tries again
+                    self.queue.add(pod)  # and whoever calls next tries again
                 raise
             finally:
-                self.line.done(key)
+                self.queue.done(key)
 
-    def unplaced(self, key: str) -> Object | None:
+    def pending_pod(self, key: str) -> Object | None:
         pod = self.pods.store.get(key)
         if pod is None or pod["spec"].get("nodeName") or is_deleting(pod):
             return None
-        return pod if key in self.assumed or self.rooms.place_of(key) is None else None
+        return pod if key in self.assumed or self.cache.node_name_of(key) is None else None
 
-    async def place(self, pod: Object) -> None:
+    async def schedule_pod(self, pod: Object) -> None:
         key = key_of(pod)
-        self.waiting.discard(key)
-        if not is_for_us(pod):
-            await self.tell(pod, CLOSED, reason=GATED)
+        self.unschedulable.discard(key)
+        if not awaits_scheduling(pod):
+            await self.update_scheduled_condition(pod, GATED_MESSAGE, reason=SCHEDULING_GATED)
             return
         try:
-            asked = asked_by(pod)
-        except Unreadable as error:
-            await self.tell(pod, str(error), reason=FAULTY)
+            asked = pod_info_of(pod)
+        except InvalidPod as error:
+            await self.update_scheduled_condition(pod, str(error), reason=SCHEDULER_ERROR)
             return
         node = self.assumed.get(key)
         try:
-            wishes = Wishes(asked, stowage_of(pod, self.storage), self.kept_from(asked))
-            choice = Choice(node) if node is not None else self.choose(wishes)
-        except Unready as error:
-            if node is not None and await self.place_of(pod) is None:
-                self.release(pod)
+            wishes = SchedulingContext(asked, volume_plan_of(pod, self.storage), self.nominated_pods_for(asked))
+            choice = ScheduleResult(node) if node is not None else self.select_node(wishes)
+        except UnresolvableClaim as error:
+            if node is not None and await self.bound_node(pod) is None:
+                self.unassume_pod(pod)
             if node is not None:
                 return
-            wishes, choice = Wishes(asked), Choice(barred=str(error))
+            wishes, choice = SchedulingContext(asked), ScheduleResult(blocked_reason=str(error))
         if choice.node is None:
-            await self.push_aside(wishes, choice)
+            await self.preempt(wishes, choice)
             return
         self.assumed[key] = choice.node
-        self.rooms.add(asked, choice.node)
-        if await self.stow(pod, wishes.stowage, choice.node):
+        self.cache.add_pod(asked, choice.node)
+        if await self.bind_volumes(pod, wishes.volume_plan, choice.node):
             await self.bind(pod, choice.node)
 
-    def kept_from(self, asked: Asked) -> dict[str, list[Asked]]:
+    def nominated_pods_for(self, pod_info: PodInfo) -> dict[str, list[PodInfo]]:
         """Those at least as important who have a right to a room, by node."""
-        found: dict[str, list[Asked]] = {}
+        found: dict[str, list[PodInfo]] = {}
         for each, node in self.nominated.values():
-            if each.priority >= asked.priority and each.key != asked.key and each.key not in self.rooms.places:
+            if (
+                each.priority >= pod_info.priority
+                and each.key != pod_info.key
+                and each.key not in self.cache.assignments
+            ):
                 found.setdefault(node, []).append(each)
         return found
 
-    def choose(self, wishes: Wishes) -> Choice:
-        kept = self.nominated.get(wishes.asked.key)
-        choice = choose(wishes, self.rooms, self.verdicts, self.start, kept[1] if kept is not None else None)
-        self.start = (self.start + choice.asked) % max(len(self.rooms), 1)
+    def select_node(self, context: SchedulingContext) -> ScheduleResult:
+        kept = self.nominated.get(context.pod_info.key)
+        choice = select_node(
+            context, self.cache, self.node_fits, self.next_start_index, kept[1] if kept is not None else None
+        )
+        self.next_start_index = (self.next_start_index + choice.evaluated_nodes) % max(len(self.cache), 1)
         return choice
 
-    async def stow(self, pod: Object, stowage: Stowage, node: str) -> bool:
+    async def bind_volumes(self, pod: Object, volume_plan: VolumePlan, node: str) -> bool:
         """Have the pod's claims bound for the node; whether they are.  Their change brings us back."""
-        if not stowage.waiting:
+        if not volume_plan.unbound_claims:
             return True
-        room = self.rooms.rooms.get(node)
-        plan = stowage.plan(room) if room is not None else None
+        room = self.cache.nodes.get(node)
+        plan = volume_plan.pod_volumes(room) if room is not None else None
         if plan is None:  # somebody else has taken what was there
-            self.release(pod)
+            self.unassume_pod(pod)
             return False
         try:
-            for volume, claim in plan.bound:
+            for volume, claim in plan.static_bindings:
                 if not value_at(volume, "spec", "claimRef", "uid"):
-                    await self.client.patch(PERSISTENT_VOLUMES, volume, volumes.given_to(claim))
-            for claim in plan.made:
+                    await self.client.patch(PERSISTENT_VOLUMES, volume, volumes.claim_ref_patch(claim))
+            for claim in plan.dynamic_provisions:
                 if volumes.SELECTED_NODE not in annotations_of(claim):
-                    await self.client.patch(PERSISTENT_VOLUME_CLAIMS, claim, volumes.made_for(node))
+                    await self.client.patch(PERSISTENT_VOLUME_CLAIMS, claim, volumes.selected_node_patch(node))
         except NotFound:
-            self.release(pod)
+            self.unassume_pod(pod)
         return False
 
-    def release(self, pod: Object) -> None:
+    def unassume_pod(self, pod: Object) -> None:
         """The pod is not going where it was to go: it needs another place, and others may have this one."""
         self.assumed.pop(key_of(pod), None)
-        self.rooms.remove(key_of(pod))
-        self.soon()
-        self.add(pod)
+        self.cache.remove_pod(key_of(pod))
+        self.retry_soon()
+        self.enqueue_pod(pod)
 
     async def bind(self, pod: Object, node: str) -> None:
         metadata = {"name": name_of(pod), "namespace": namespace_of(pod), "uid": uid_of(pod)}
@@ -308,7 +321,7 @@ class Scheduler:
         try:
             await self.client.create(PODS, binding, subresource="binding")
         except Conflict:
-            found = await self.place_of(pod)
+            found = await self.bound_node(pod)
             if found is None:
                 raise
             node = found
@@ -316,65 +329,65 @@ class Scheduler:
         self.nominated.pop(key_of(pod), None)
         self.events.normal(pod, "Scheduled", f"Successfully assigned {key_of(pod)} to {node}")
 
-    async def place_of(self, pod: Object) -> str | None:
+    async def bound_node(self, pod: Object) -> str | None:
         """The node that the pod went to after all, as an answer that was lost would have said."""
         live = await self.client.get(PODS, name_of(pod), namespace_of(pod))
         if uid_of(live) != uid_of(pod) or is_deleting(live):
             raise NotFound(404, "NotFound", f"pod {key_of(pod)} is gone")
         node: str | None = value_at(live, "spec", "nodeName")
         if node:
-            self.settle(live, node)
+            self.add_bound_pod(live, node)
         return node
 
     # -- no room
 
-    async def push_aside(self, wishes: Wishes, choice: Choice) -> None:
+    async def preempt(self, context: SchedulingContext, result: ScheduleResult) -> None:
         """Make room where others are less important; say why the pod waits."""
-        asked = wishes.asked
-        message = choice.message(len(self.rooms))
+        asked = context.pod_info
+        message = result.message(len(self.cache))
         kept = self.nominated.get(asked.key)
         node = kept[1] if kept is not None else None
-        if not self.rooms or choice.barred:
-            await self.wait(asked.pod, message, node)
+        if not self.cache or result.blocked_reason:
+            await self.mark_unschedulable(asked.pod, message, node)
             return
         try:
-            if node is not None and self.is_being_cleared(asked, node, choice):
-                raise Useless(ONGOING)
-            found = victims(wishes, choice, self.rooms, self.budgets_now())
-        except Useless as error:
-            if error.args[0] != ONGOING and self.nominated.pop(asked.key, None) is not None:
+            if node is not None and self.has_terminating_victims(asked, node, result):
+                raise PreemptionFailed(VICTIMS_TERMINATING)
+            found = victims(context, result, self.cache, self.disruption_budgets())
+        except PreemptionFailed as error:
+            if error.args[0] != VICTIMS_TERMINATING and self.nominated.pop(asked.key, None) is not None:
                 node = None
-                self.soon()
-            await self.wait(asked.pod, f"{message} {error}", node)
+                self.retry_soon()
+            await self.mark_unschedulable(asked.pod, f"{message} {error}", node)
             return
         self.nominated[asked.key] = asked, found.node
-        await self.wait(asked.pod, message, found.node)
-        self.denominate(asked, found.node)
-        await self.remove(asked, found)
+        await self.mark_unschedulable(asked.pod, message, found.node)
+        self.clear_lower_nominations(asked, found.node)
+        await self.delete_victims(asked, found)
 
-    def is_being_cleared(self, asked: Asked, node: str, choice: Choice) -> bool:
+    def has_terminating_victims(self, pod_info: PodInfo, node: str, result: ScheduleResult) -> bool:
         """Whether pods are on their way out for this one."""
-        room, refusal = self.rooms.rooms.get(node), choice.refusals.get(node)
-        if room is None or (refusal is not None and refusal.is_final):
+        room, refusal = self.cache.nodes.get(node), result.rejections.get(node)
+        if room is None or (refusal is not None and refusal.is_unresolvable):
             return False
-        return any(each.priority < asked.priority and is_pushed_aside(each) for each in room.pods.values())
+        return any(each.priority < pod_info.priority and is_preempted(each) for each in room.pods.values())
 
-    def denominate(self, asked: Asked, node: str) -> None:
+    def clear_lower_nominations(self, pod_info: PodInfo, node: str) -> None:
         """Those who are less important lose the right to a room there, and look elsewhere."""
         for each, where in list(self.nominated.values()):
-            if where == node and each.priority < asked.priority:
+            if where == node and each.priority < pod_info.priority:
                 del self.nominated[each.key]
                 if (pod := self.pods.store.get(each.key)) is not None:
-                    self.add(pod)
+                    self.enqueue_pod(pod)
 
-    def budgets_now(self) -> Sequence[Budget]:
-        return [budget_of(each) for each in self.budgets.store.list()]
+    def disruption_budgets(self) -> Sequence[DisruptionBudget]:
+        return [disruption_budget_of(each) for each in self.budgets.store.list()]
 
-    async def remove(self, asked: Asked, found: Victims) -> None:
+    async def delete_victims(self, pod_info: PodInfo, found: Victims) -> None:
         condition = {
             "type": "DisruptionTarget",
             "status": "True",
-            "reason": REASON,
+            "reason": PREEMPTION_REASON,
             "message": f"{DEFAULT_SCHEDULER}: preempting to accommodate a higher priority pod",
             "lastTransitionTime": timestamp(self.now()),
         }
@@ -388,16 +401,18 @@ class Scheduler:
                 await self.client.delete(PODS, marked)
             except NotFound:
                 continue
-            self.events.normal(pod, "Preempted", f"Preempted by pod {uid_of(asked.pod)} on node {found.node}")
+            self.events.normal(pod, "Preempted", f"Preempted by pod {uid_of(pod_info.pod)} on node {found.node}")
 
-    async def wait(self, pod: Object, message: str, nominated: str | None = None) -> None:
+    async def mark_unschedulable(self, pod: Object, message: str, nominated: str | None = None) -> None:
         """Say why the pod waits, once, and look again when something changes."""
-        self.waiting.add(key_of(pod))
-        self.look_again(PATIENCE)
-        await self.tell(pod, message, nominated)
+        self.unschedulable.add(key_of(pod))
+        self.schedule_retry(UNSCHEDULABLE_TIMEOUT)
+        await self.update_scheduled_condition(pod, message, nominated)
 
-    async def tell(self, pod: Object, message: str, nominated: str | None = None, reason: str = UNSCHEDULABLE) -> None:
-        told = find(value_at(pod, "status", "conditions"), "PodScheduled") or {}
+    async def update_scheduled_condition(
+        self, pod: Object, message: str, nominated: str | None = None, reason: str = UNSCHEDULABLE
+    ) -> None:
+        told = find_condition(value_at(pod, "status", "conditions"), "PodScheduled") or {}
         is_told = told.get("message") == message and told.get("reason") == reason
         if is_told and value_at(pod, "status", "nominatedNodeName") == nominated:
             return
@@ -408,21 +423,21 @@ class Scheduler:
             condition["lastTransitionTime"] = timestamp(self.now())
         status: Object = {"conditions": [condition], "nominatedNodeName": nominated}
         await self.client.patch(PODS, pod, {"status": status}, type=PatchType.STRATEGIC, subresource="status")
-        if reason != GATED and not is_told:
+        if reason != SCHEDULING_GATED and not is_told:
             self.events.warning(pod, "FailedScheduling", message)
 
 
-def is_other_pod(old: Object, new: Object) -> bool:
+def has_scheduling_change(old: Object, new: Object) -> bool:
     """Whether a pod changed in a way that matters to its place, or to others'."""
     return bool(
         old["spec"] != new["spec"]
         or labels_of(old) != labels_of(new)
         or is_deleting(old) != is_deleting(new)
-        or shows_resources(old) != shows_resources(new)
+        or reported_resources(old) != reported_resources(new)
     )
 
 
-def is_other_room(old: Object, new: Object) -> bool:
+def has_node_change(old: Object, new: Object) -> bool:
     """Whether a node changed in a way that matters to pods that wait."""
     return bool(
         old.get("spec") != new.get("spec")
@@ -431,41 +446,41 @@ def is_other_room(old: Object, new: Object) -> bool:
     )
 
 
-def budget_of(budget: Object) -> Budget:
+def disruption_budget_of(budget: Object) -> DisruptionBudget:
     status = budget.get("status") or {}
     selector = label_selector(value_at(budget, "spec", "selector"))
     taken = frozenset(status.get("disruptedPods") or ())
-    return Budget(namespace_of(budget) or "", selector, status.get("disruptionsAllowed") or 0, taken)
+    return DisruptionBudget(namespace_of(budget) or "", selector, status.get("disruptionsAllowed") or 0, taken)
 
 
-def classes(volume: Object) -> Iterable[str]:
-    return (class_of(volume),)
+def storage_class_index(volume: Object) -> Iterable[str]:
+    return (storage_class_of(volume),)
 
 
-def claims_on_nodes(pod: Object) -> Iterable[str]:
+def claims_in_use(pod: Object) -> Iterable[str]:
     """The claims that a pod uses, once it is on a node and until it is over."""
-    if not value_at(pod, "spec", "nodeName") or is_over(pod):
+    if not value_at(pod, "spec", "nodeName") or is_pod_terminal(pod):
         return ()
     return [f"{namespace_of(pod)}/{name}" for name, _ in claim_names(pod)]
 
 
 def install(manager: Manager) -> None:
     """Have pods scheduled by this manager."""
-    pods, nodes = manager.informer(PODS, indexers={CLAIM: claims_on_nodes}), manager.informer(NODES)
+    pods, nodes = manager.informer(PODS, indexers={CLAIM_INDEX: claims_in_use}), manager.informer(NODES)
     claims, storage_classes = manager.informer(PERSISTENT_VOLUME_CLAIMS), manager.informer(STORAGE_CLASSES)
-    persistent = manager.informer(PERSISTENT_VOLUMES, indexers={CLASS: classes})
-    storage = Storage(
+    persistent = manager.informer(PERSISTENT_VOLUMES, indexers={CLASS_INDEX: storage_class_index})
+    storage = StorageLister(
         claims.store.get,
         persistent.store.get,
-        lambda name: persistent.store.by(CLASS, name),
+        lambda name: persistent.store.by(CLASS_INDEX, name),
         storage_classes.store.get,
-        lambda key: [key_of(each) for each in pods.store.by(CLAIM, key)],
+        lambda key: [key_of(each) for each in pods.store.by(CLAIM_INDEX, key)],
     )
     events = Recorder(manager.client, DEFAULT_SCHEDULER, manager.identity, manager.now)
-    manager.while_working("scheduler events", events.run)
+    manager.run_while_leading("scheduler events", events.run)
     scheduler = Scheduler(manager.client, events, manager.now, pods, manager.informer(DISRUPTION_BUDGETS), storage)
     controller = manager.controller("scheduler", scheduler.reconcile, workers=WORKERS)
-    scheduler.call = controller.queue.add
+    scheduler.enqueue_key = controller.queue.add
     pods.on_change(scheduler.pod_changed)
     nodes.on_change(scheduler.node_changed)
     manager.informer(NAMESPACES).on_change(scheduler.namespace_changed)

@@ -7,7 +7,7 @@ bound for the node that is chosen: to a volume that is there for it, or to one t
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tapestry.controlplane.scheduler.rooms import Room
+from tapestry.controlplane.scheduler.cache import NodeInfo
 from tapestry.kube.objects import (
     Object,
     annotations_of,
@@ -20,14 +20,14 @@ from tapestry.kube.objects import (
     uid_of,
     value_at,
 )
-from tapestry.kube.quantity import parse
+from tapestry.kube.quantity import parse_quantity
 from tapestry.kube.selectors import EVERY_NODE, NodeSelector, label_selector, node_selector
 
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
 BIND_COMPLETED = "pv.kubernetes.io/bind-completed"
 BOUND_BY_CONTROLLER = "pv.kubernetes.io/bound-by-controller"
 NO_PROVISIONER = "kubernetes.io/no-provisioner"
-ZONES = {
+ZONE_LABELS = {
     "topology.kubernetes.io/zone": "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region": "topology.kubernetes.io/region",
     "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
@@ -35,131 +35,133 @@ ZONES = {
 }
 """Labels that tie a volume to a part of the world, and how nodes call them now."""
 
-UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
-NO_VOLUME = "node(s) didn't find available persistent volumes to bind"
-ELSEWHERE = "node(s) didn't match PersistentVolume's node affinity"
-LOST = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"
-OTHER_ZONE = "node(s) had no available volume zone"
-TAKEN = (
+UNBOUND_IMMEDIATE_CLAIMS = "pod has unbound immediate PersistentVolumeClaims"
+NO_AVAILABLE_VOLUME = "node(s) didn't find available persistent volumes to bind"
+VOLUME_NODE_CONFLICT = "node(s) didn't match PersistentVolume's node affinity"
+MISSING_VOLUME = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"
+VOLUME_ZONE_CONFLICT = "node(s) had no available volume zone"
+EXCLUSIVE_CLAIM_IN_USE = (
     "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
 )
 
 Get = Callable[[str], Object | None]
 
 
-class Unready(Exception):
+class UnresolvableClaim(Exception):
     """No node will do, for what the message says."""
 
 
 @dataclass(frozen=True)
-class Storage:
+class StorageLister:
     """What there is, by name."""
 
     claim: Get
     volume: Get
-    of_class: Callable[[str], Sequence[Object]]
+    volumes_of_class: Callable[[str], Sequence[Object]]
     """The volumes of a class."""
     storage_class: Get
-    users: Callable[[str], Sequence[str]]
+    claim_users: Callable[[str], Sequence[str]]
     """The keys of pods on nodes that use a claim."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PodVolumes:
     """What has to be done with a pod's claims before it can be bound to a node."""
 
-    bound: tuple[tuple[Object, Object], ...] = ()
+    static_bindings: tuple[tuple[Object, Object], ...] = ()
     """A volume for a claim."""
-    made: tuple[Object, ...] = ()
+    dynamic_provisions: tuple[Object, ...] = ()
     """Claims for which a volume is to be made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class VolumeTopology:
     """From where a volume can be used."""
 
-    nodes: NodeSelector
+    node_affinity: NodeSelector
     zones: tuple[tuple[str, frozenset[str]], ...]
 
-    def is_near(self, room: Room) -> bool:
-        if not any(label in room.labels for label in ZONES):
+    def is_in_zone(self, node_info: NodeInfo) -> bool:
+        if not any(label in node_info.labels for label in ZONE_LABELS):
             return True
         return all(
-            room.labels.get(label, room.labels.get(ZONES[label])) in values  #
+            node_info.labels.get(label, node_info.labels.get(ZONE_LABELS[label])) in values  #
             for label, values in self.zones
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Stowage:
+class VolumePlan:
     """What a pod's claims mean for its place."""
 
-    bound: tuple[Reach, ...] = ()
-    has_lost: bool = False
-    waiting: tuple[tuple[Object, Object, tuple[Object, ...]], ...] = ()
+    bound_volumes: tuple[VolumeTopology, ...] = ()
+    has_missing_volume: bool = False
+    unbound_claims: tuple[tuple[Object, Object, tuple[Object, ...]], ...] = ()
     """Claims to be bound, the least first, with their class and the volumes that might do."""
-    is_taken: bool = False
+    is_claim_in_use: bool = False
     """Another pod has a claim that only one may have."""
 
-    def why_not(self, room: Room) -> tuple[str, ...]:
+    def rejection_reasons(self, node_info: NodeInfo) -> tuple[str, ...]:
         """What keeps the pod from the node."""
-        if self.is_taken:
-            return (TAKEN,)
+        if self.is_claim_in_use:
+            return (EXCLUSIVE_CLAIM_IN_USE,)
         found = []
-        if not all(each.nodes.matches(room.node) for each in self.bound):
-            found.append(ELSEWHERE)
-        if self.waiting and self.plan(room) is None:
-            found.append(NO_VOLUME)
-        if self.has_lost and not found:
-            found.append(LOST)
-        if not found and not all(each.is_near(room) for each in self.bound):
-            found.append(OTHER_ZONE)
+        if not all(each.node_affinity.matches(node_info.node) for each in self.bound_volumes):
+            found.append(VOLUME_NODE_CONFLICT)
+        if self.unbound_claims and self.pod_volumes(node_info) is None:
+            found.append(NO_AVAILABLE_VOLUME)
+        if self.has_missing_volume and not found:
+            found.append(MISSING_VOLUME)
+        if not found and not all(each.is_in_zone(node_info) for each in self.bound_volumes):
+            found.append(VOLUME_ZONE_CONFLICT)
         return tuple(found)
 
-    def plan(self, room: Room) -> Plan | None:
+    def pod_volumes(self, node_info: NodeInfo) -> PodVolumes | None:
         """What to do for that node; None where it cannot be done."""
         bound: list[tuple[Object, Object]] = []
         made = []
-        for claim, storage_class, volumes in self.waiting:
+        for claim, storage_class, volumes in self.unbound_claims:
             selected = annotations_of(claim).get(SELECTED_NODE)
-            if selected is not None and selected != room.name:
+            if selected is not None and selected != node_info.name:
                 return None
             taken = {name_of(volume) for volume, _ in bound}
             volume = (
-                None if selected else fitting(claim, (each for each in volumes if name_of(each) not in taken), room)
+                None
+                if selected
+                else best_volume(claim, (each for each in volumes if name_of(each) not in taken), node_info)
             )
             if volume is not None:
                 bound.append((volume, claim))
-            elif is_makeable(storage_class, room):
+            elif can_provision(storage_class, node_info):
                 made.append(claim)
             else:
                 return None
-        return Plan(tuple(bound), tuple(made))
+        return PodVolumes(tuple(bound), tuple(made))
 
 
-NOTHING = Stowage()
+NO_VOLUMES = VolumePlan()
 
 
-def stowage_of(pod: Object, storage: Storage) -> Stowage:
+def volume_plan_of(pod: Object, storage: StorageLister) -> VolumePlan:
     """What a pod's claims mean for its place; raises Unready where there is none whatever the node."""
     claims = list(claims_of(pod, storage))
     if not claims:
-        return NOTHING
+        return NO_VOLUMES
     reaches, waiting, has_lost = [], [], False
     for claim in claims:
         if is_bound(claim):
             volume = storage.volume(claim["spec"]["volumeName"])
             has_lost = has_lost or volume is None
             if volume is not None:
-                reaches.append(reach_of(volume))
+                reaches.append(volume_topology(volume))
             continue
-        storage_class = storage.storage_class(class_of(claim)) if class_of(claim) else None
+        storage_class = storage.storage_class(storage_class_of(claim)) if storage_class_of(claim) else None
         is_delayed = value_at(storage_class, "volumeBindingMode") == "WaitForFirstConsumer"
         if storage_class is None or not is_delayed or value_at(claim, "spec", "volumeName"):
-            raise Unready(UNBOUND)
-        waiting.append((claim, storage_class, tuple(storage.of_class(class_of(claim)))))
-    waiting.sort(key=lambda each: size_of(each[0]))
-    return Stowage(tuple(reaches), has_lost, tuple(waiting), is_in_use(pod, claims, storage))
+            raise UnresolvableClaim(UNBOUND_IMMEDIATE_CLAIMS)
+        waiting.append((claim, storage_class, tuple(storage.volumes_of_class(storage_class_of(claim)))))
+    waiting.sort(key=lambda each: requested_storage(each[0]))
+    return VolumePlan(tuple(reaches), has_lost, tuple(waiting), is_in_use(pod, claims, storage))
 
 
 def claim_names(pod: Object) -> Iterable[tuple[str, bool]]:
@@ -171,20 +173,22 @@ def claim_names(pod: Object) -> Iterable[tuple[str, bool]]:
             yield f"{name_of(pod)}-{volume['name']}", True
 
 
-def claims_of(pod: Object, storage: Storage) -> Iterable[Object]:
+def claims_of(pod: Object, storage: StorageLister) -> Iterable[Object]:
     for name, is_own in claim_names(pod):
         claim = storage.claim(f"{namespace_of(pod)}/{name}")
         if claim is None and is_own:
-            raise Unready(f'waiting for ephemeral volume controller to create the persistentvolumeclaim "{name}"')
+            raise UnresolvableClaim(
+                f'waiting for ephemeral volume controller to create the persistentvolumeclaim "{name}"'
+            )
         if claim is None:
-            raise Unready(f'persistentvolumeclaim "{name}" not found')
+            raise UnresolvableClaim(f'persistentvolumeclaim "{name}" not found')
         if value_at(claim, "status", "phase") == "Lost":
             gone = value_at(claim, "spec", "volumeName", default="")
-            raise Unready(f'persistentvolumeclaim "{name}" bound to non-existent persistentvolume "{gone}"')
+            raise UnresolvableClaim(f'persistentvolumeclaim "{name}" bound to non-existent persistentvolume "{gone}"')
         if is_deleting(claim):
-            raise Unready(f'persistentvolumeclaim "{name}" is being deleted')
+            raise UnresolvableClaim(f'persistentvolumeclaim "{name}" is being deleted')
         if is_own and not is_owned_by(claim, pod):
-            raise Unready(
+            raise UnresolvableClaim(
                 f"PVC {key_of(claim)} was not created for pod {key_of(pod)} (pod is not owner)",
             )
         yield claim
@@ -195,57 +199,57 @@ def is_bound(claim: Object) -> bool:
     return bool(value_at(claim, "spec", "volumeName")) and is_complete
 
 
-def is_in_use(pod: Object, claims: Iterable[Object], storage: Storage) -> bool:
+def is_in_use(pod: Object, claims: Iterable[Object], storage: StorageLister) -> bool:
     """Whether another pod has a claim that only one may have."""
     return any(
         "ReadWriteOncePod" in (value_at(each, "spec", "accessModes") or ())
-        and any(user != key_of(pod) for user in storage.users(key_of(each)))
+        and any(user != key_of(pod) for user in storage.claim_users(key_of(each)))
         for each in claims
     )
 
 
-def class_of(obj: Object) -> str:
+def storage_class_of(obj: Object) -> str:
     """The class of a claim or a volume."""
     old: str | None = annotations_of(obj).get("volume.beta.kubernetes.io/storage-class")
     return old if old is not None else str(value_at(obj, "spec", "storageClassName", default=""))
 
 
-def size_of(claim: Object) -> int:
-    return parse(value_at(claim, "spec", "resources", "requests", "storage", default="0")).nano
+def requested_storage(claim: Object) -> int:
+    return parse_quantity(value_at(claim, "spec", "resources", "requests", "storage", default="0")).nano
 
 
-def reach_of(volume: Object) -> Reach:
+def volume_topology(volume: Object) -> VolumeTopology:
     required = value_at(volume, "spec", "nodeAffinity", "required")
     zones = tuple(
         (label, frozenset(value.split("__")))
         for label, value in labels_of(volume).items()
-        if label in ZONES  #
+        if label in ZONE_LABELS  #
     )
-    return Reach(node_selector(required) if required is not None else EVERY_NODE, zones)
+    return VolumeTopology(node_selector(required) if required is not None else EVERY_NODE, zones)
 
 
-def is_makeable(storage_class: Object, room: Room) -> bool:
+def can_provision(storage_class: Object, node_info: NodeInfo) -> bool:
     """Whether a volume of the class can be made for the node."""
     if storage_class.get("provisioner") in (None, "", NO_PROVISIONER):
         return False
     allowed = storage_class.get("allowedTopologies") or ()
     return not allowed or any(
-        all(room.labels.get(each["key"]) in each["values"] for each in term.get("matchLabelExpressions") or ())
+        all(node_info.labels.get(each["key"]) in each["values"] for each in term.get("matchLabelExpressions") or ())
         for term in allowed
     )
 
 
-def fitting(claim: Object, volumes: Iterable[Object], room: Room) -> Object | None:
+def best_volume(claim: Object, volumes: Iterable[Object], node_info: NodeInfo) -> Object | None:
     """The volume that is meant for the claim, or else the smallest that does."""
-    able = [each for each in volumes if reach_of(each).nodes.matches(room.node)]
+    able = [each for each in volumes if volume_topology(each).node_affinity.matches(node_info.node)]
     for each in able:
-        if is_meant_for(each, claim):
+        if is_prebound_to(each, claim):
             return each
-    free = [each for each in able if is_free(each) and suits(each, claim)]
+    free = [each for each in able if is_volume_free(each) and satisfies_claim(each, claim)]
     return min(free, key=lambda each: (capacity_of(each), name_of(each)), default=None)
 
 
-def is_meant_for(volume: Object, claim: Object) -> bool:
+def is_prebound_to(volume: Object, claim: Object) -> bool:
     wanted = value_at(volume, "spec", "claimRef", default={})
     return (
         wanted.get("name") == name_of(claim)
@@ -254,7 +258,7 @@ def is_meant_for(volume: Object, claim: Object) -> bool:
     )
 
 
-def is_free(volume: Object) -> bool:
+def is_volume_free(volume: Object) -> bool:
     return (
         value_at(volume, "spec", "claimRef") is None
         and not is_deleting(volume)
@@ -263,14 +267,14 @@ def is_free(volume: Object) -> bool:
 
 
 def capacity_of(volume: Object) -> int:
-    return parse(value_at(volume, "spec", "capacity", "storage", default="0")).nano
+    return parse_quantity(value_at(volume, "spec", "capacity", "storage", default="0")).nano
 
 
-def suits(volume: Object, claim: Object) -> bool:
+def satisfies_claim(volume: Object, claim: Object) -> bool:
     offered, wanted = volume["spec"], claim["spec"]
     selector = wanted.get("selector")
     return (
-        capacity_of(volume) >= size_of(claim)
+        capacity_of(volume) >= requested_storage(claim)
         and set(wanted.get("accessModes") or ()) <= set(offered.get("accessModes") or ())
         and wanted.get("volumeMode", "Filesystem") == offered.get("volumeMode", "Filesystem")
         and (selector is None or label_selector(selector).matches(labels_of(volume)))
@@ -280,7 +284,7 @@ def suits(volume: Object, claim: Object) -> bool:
 # -- what is written
 
 
-def given_to(claim: Object) -> Object:
+def claim_ref_patch(claim: Object) -> Object:
     """The patch that gives a volume to a claim."""
     reference: Mapping[str, str | None] = {
         "apiVersion": "v1",
@@ -292,6 +296,6 @@ def given_to(claim: Object) -> Object:
     return {"metadata": {"annotations": {BOUND_BY_CONTROLLER: "yes"}}, "spec": {"claimRef": reference}}
 
 
-def made_for(node: str) -> Object:
+def selected_node_patch(node: str) -> Object:
     """The patch that has a volume made for a node."""
     return {"metadata": {"annotations": {SELECTED_NODE: node}}}

@@ -11,10 +11,16 @@ from tapestry.client.client import Client
 from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.controller import controller_key, own_namespace
 from tapestry.controller.events import Recorder
-from tapestry.controlplane.workloads import members, rollouts
-from tapestry.controlplane.workloads.members import owner_uid
-from tapestry.controlplane.workloads.rollouts import DESIRED, HASH, LIMIT, PAST, REVISION
-from tapestry.kube.conditions import condition, find, with_condition
+from tapestry.controlplane.workloads import owned_pods, rollouts
+from tapestry.controlplane.workloads.owned_pods import owner_uid
+from tapestry.controlplane.workloads.rollouts import (
+    DESIRED_REPLICAS,
+    MAX_REPLICAS,
+    POD_TEMPLATE_HASH,
+    REVISION,
+    REVISION_HISTORY,
+)
+from tapestry.kube.conditions import find_condition, new_condition, with_condition
 from tapestry.kube.errors import AlreadyExists
 from tapestry.kube.objects import (
     Object,
@@ -27,27 +33,31 @@ from tapestry.kube.objects import (
     value_at,
 )
 from tapestry.kube.patches import merge_patch
-from tapestry.kube.pods import is_over
+from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import DEPLOYMENTS, PODS, REPLICA_SETS
 from tapestry.kube.selectors import label_selector
 from tapestry.kube.times import parse_time, timestamp
 
-UPDATED, AVAILABLE, PAUSED = "ReplicaSetUpdated", "NewReplicaSetAvailable", "DeploymentPaused"
+REPLICA_SET_UPDATED, NEW_REPLICA_SET_AVAILABLE, DEPLOYMENT_PAUSED = (
+    "ReplicaSetUpdated",
+    "NewReplicaSetAvailable",
+    "DeploymentPaused",
+)
 """Reasons of the condition that says how a rollout comes along."""
-DEADLINE = 600
-UNLIMITED = 2**31 - 1
+DEFAULT_PROGRESS_DEADLINE = 600
+NO_PROGRESS_DEADLINE = 2**31 - 1
 """A deadline for progress that stands for none."""
 
 
 @dataclass(frozen=True)
-class Deployments:
+class DeploymentReconciler:
     """Keeps the ReplicaSets of each Deployment."""
 
     client: Client
     events: Recorder
     now: Callable[[], datetime]
     deployments: Informer
-    sets: Informer
+    replica_sets: Informer
     pods: Informer
 
     async def reconcile(self, key: str) -> Result | None:
@@ -55,58 +65,60 @@ class Deployments:
         if deployment is None:
             return None
         selector = label_selector(value_at(deployment, "spec", "selector"))
-        candidates = members.candidates(self.sets, deployment)
-        sets = await members.claimed(self.client, DEPLOYMENTS, deployment, selector, candidates, REPLICA_SETS)
+        candidates = owned_pods.candidates(self.replica_sets, deployment)
+        sets = await owned_pods.claim_objects(self.client, DEPLOYMENTS, deployment, selector, candidates, REPLICA_SETS)
         sets = [each for each in sets if not is_deleting(each)]
-        new, old = rollouts.split(deployment, sets)
+        new, old = rollouts.split_replica_sets(deployment, sets)
         if is_deleting(deployment):
-            return await self.tell(deployment, new, old)
+            return await self.update_status(deployment, new, old)
         if new is None and not deployment["spec"].get("paused"):
-            made = await self.make(deployment, old)
+            made = await self.create_replica_set(deployment, old)
             return None if made else Result(requeue_after=1)  # it comes by the watch
         if new is not None:
-            new = await self.number(deployment, new, old)
-        step = rollouts.next_step(deployment, new, old, sum(map(self.running_pods, old)))
+            new = await self.update_revision(deployment, new, old)
+        step = rollouts.next_rollout_step(deployment, new, old, sum(map(self.running_pods, old)))
         for each in [*([new] if new is not None else []), *old]:
             if uid_of(each) in step.sizes:
                 await self.scale(deployment, each, step.sizes[uid_of(each)])
-        for each in step.obsolete:
-            await self.client.remove(REPLICA_SETS, each)
-        return await self.tell(deployment, new, old)
+        for each in step.to_delete:
+            await self.client.delete_if_exists(REPLICA_SETS, each)
+        return await self.update_status(deployment, new, old)
 
     def running_pods(self, replica_set: Object) -> int:
         pods = self.pods.store.by("owner", uid_of(replica_set))
-        return sum(not is_over(pod) for pod in pods)
+        return sum(not is_pod_terminal(pod) for pod in pods)
 
     # -- ReplicaSets
 
-    async def make(self, deployment: Object, old: Sequence[Object]) -> bool:
+    async def create_replica_set(self, deployment: Object, old: Sequence[Object]) -> bool:
         """A ReplicaSet for the present template; whether nobody else has its name."""
         collisions = value_at(deployment, "status", "collisionCount", default=0)
-        content = rollouts.new_set(deployment, collisions)
+        content = rollouts.new_replica_set(deployment, collisions)
         revision = str(max(map(rollouts.revision_of, old), default=0) + 1)
         bounds = rollouts.bounds_of(deployment)
-        said = {REVISION: revision, DESIRED: str(bounds.replicas), LIMIT: str(bounds.most)}
-        made = owned_object(deployment, REPLICA_SETS, {"spec": content["spec"]}, name=set_name(deployment, content))
+        said = {REVISION: revision, DESIRED_REPLICAS: str(bounds.replicas), MAX_REPLICAS: str(bounds.max_replicas)}
+        made = owned_object(
+            deployment, REPLICA_SETS, {"spec": content["spec"]}, name=replica_set_name(deployment, content)
+        )
         metadata = {**content["metadata"], **made["metadata"]}
         metadata["annotations"] = {**content["metadata"]["annotations"], **said}
         try:
             await self.client.create(REPLICA_SETS, {**made, "metadata": metadata})
         except AlreadyExists:
             held = await self.client.get(REPLICA_SETS, name_of(made), namespace_of(made))
-            if not members.is_of(held, deployment) or not rollouts.is_for(held, deployment):
+            if not owned_pods.is_controlled_by(held, deployment) or not rollouts.has_template_of(held, deployment):
                 patch = {"status": {"collisionCount": collisions + 1}}
                 await self.client.patch(DEPLOYMENTS, deployment, patch, subresource="status")
                 return False
         return True
 
-    async def number(self, deployment: Object, new: Object, old: Sequence[Object]) -> Object:
+    async def update_revision(self, deployment: Object, new: Object, old: Sequence[Object]) -> Object:
         """See that the new ReplicaSet has the highest number, and the Deployment says which."""
         highest = max(map(rollouts.revision_of, old), default=0)
         revision = max(rollouts.revision_of(new), highest + 1)
-        wanted = {**rollouts.travelling(annotations_of(deployment)), REVISION: str(revision)}
+        wanted = {**rollouts.propagated_annotations(annotations_of(deployment)), REVISION: str(revision)}
         if before := rollouts.revision_of(new) if rollouts.revision_of(new) != revision else 0:
-            wanted[PAST] = ",".join(filter(None, (annotations_of(new).get(PAST), str(before))))
+            wanted[REVISION_HISTORY] = ",".join(filter(None, (annotations_of(new).get(REVISION_HISTORY), str(before))))
         patience = deployment["spec"].get("minReadySeconds", 0)
         patch: Object = {}
         if missing := {key: value for key, value in wanted.items() if annotations_of(new).get(key) != value}:
@@ -120,8 +132,8 @@ class Deployments:
         return new
 
     async def scale(self, deployment: Object, replica_set: Object, size: int) -> None:
-        bounds, before = rollouts.bounds_of(deployment), rollouts.size_of(replica_set)
-        said = {DESIRED: str(bounds.replicas), LIMIT: str(bounds.most)}
+        bounds, before = rollouts.bounds_of(deployment), rollouts.spec_replicas(replica_set)
+        said = {DESIRED_REPLICAS: str(bounds.replicas), MAX_REPLICAS: str(bounds.max_replicas)}
         if size == before and all(annotations_of(replica_set).get(key) == value for key, value in said.items()):
             return
         patch = {"metadata": {"annotations": said}, "spec": {"replicas": size}}
@@ -133,22 +145,22 @@ class Deployments:
 
     # -- telling
 
-    async def tell(self, deployment: Object, new: Object | None, old: Sequence[Object]) -> Result | None:
-        status = status_of(deployment, new, old, self.now())
+    async def update_status(self, deployment: Object, new: Object | None, old: Sequence[Object]) -> Result | None:
+        status = deployment_status(deployment, new, old, self.now())
         before = deployment.get("status") or {}
         if patch := merge_patch(
             before, {**({"collisionCount": before["collisionCount"]} if "collisionCount" in before else {}), **status}
         ):
             await self.client.patch(DEPLOYMENTS, deployment, {"status": patch}, subresource="status")
-        due = deadline_of(deployment, status)
+        due = progress_deadline(deployment, status)
         return Result(requeue_at=due) if due is not None else None
 
 
-def set_name(deployment: Object, content: Object) -> str:
-    return f"{name_of(deployment)}-{content['metadata']['labels'][HASH]}"
+def replica_set_name(deployment: Object, content: Object) -> str:
+    return f"{name_of(deployment)}-{content['metadata']['labels'][POD_TEMPLATE_HASH]}"
 
 
-def status_of(deployment: Object, new: Object | None, old: Sequence[Object], now: datetime) -> Object:
+def deployment_status(deployment: Object, new: Object | None, old: Sequence[Object], now: datetime) -> Object:
     every = [*([new] if new is not None else []), *old]
 
     def counted(field: str, sets: Iterable[Object] = every) -> int:
@@ -160,52 +172,58 @@ def status_of(deployment: Object, new: Object | None, old: Sequence[Object], now
         "updatedReplicas": counted("replicas", [new] if new is not None else []),
         "readyReplicas": counted("readyReplicas"),
         "availableReplicas": counted("availableReplicas"),
-        "unavailableReplicas": max(max(rollouts.total(every), replicas) - counted("availableReplicas"), 0),
+        "unavailableReplicas": max(max(rollouts.total_replicas(every), replicas) - counted("availableReplicas"), 0),
     }
     found: Object = {key: count for key, count in counts.items() if count}
     found["observedGeneration"] = deployment["metadata"].get("generation", 0)
     conditions = value_at(deployment, "status", "conditions", default=[])
-    conditions = with_condition(conditions, availability(deployment, counts["availableReplicas"]), now)
-    conditions = progressed(deployment, new, counts, conditions, now)
-    found["conditions"] = with_failure(conditions, every, now)
+    conditions = with_condition(conditions, available_condition(deployment, counts["availableReplicas"]), now)
+    conditions = progress_conditions(deployment, new, counts, conditions, now)
+    found["conditions"] = with_replica_failure(conditions, every, now)
     return found
 
 
-def availability(deployment: Object, available: int) -> Object:
-    if available >= rollouts.bounds_of(deployment).least:
+def available_condition(deployment: Object, available: int) -> Object:
+    if available >= rollouts.bounds_of(deployment).min_available:
         message = "Deployment has minimum availability."
-        return condition("Available", True, "MinimumReplicasAvailable", message)
-    return condition("Available", False, "MinimumReplicasUnavailable", "Deployment does not have minimum availability.")
+        return new_condition("Available", True, "MinimumReplicasAvailable", message)
+    return new_condition(
+        "Available", False, "MinimumReplicasUnavailable", "Deployment does not have minimum availability."
+    )
 
 
-def progressed(
+def progress_conditions(
     deployment: Object, new: Object | None, counts: Object, conditions: list[Object], now: datetime
 ) -> list[Object]:
     """The condition that says whether the rollout comes along, and since when it last did."""
-    if deployment["spec"].get("progressDeadlineSeconds", DEADLINE) == UNLIMITED:
+    if deployment["spec"].get("progressDeadlineSeconds", DEFAULT_PROGRESS_DEADLINE) == NO_PROGRESS_DEADLINE:
         return [each for each in conditions if each["type"] != "Progressing"]
-    before = find(conditions, "Progressing") or {}
+    before = find_condition(conditions, "Progressing") or {}
     if deployment["spec"].get("paused"):
-        paused = condition("Progressing", None, PAUSED, "Deployment is paused")
-        return with_update(conditions, paused, now) if before.get("reason") != PAUSED else conditions
+        paused = new_condition("Progressing", None, DEPLOYMENT_PAUSED, "Deployment is paused")
+        return with_update(conditions, paused, now) if before.get("reason") != DEPLOYMENT_PAUSED else conditions
     name = name_of(new) if new is not None else ""
-    done = condition("Progressing", True, AVAILABLE, f'ReplicaSet "{name}" has successfully progressed.')
+    done = new_condition(
+        "Progressing", True, NEW_REPLICA_SET_AVAILABLE, f'ReplicaSet "{name}" has successfully progressed.'
+    )
     if before.get("message") == done["message"] and counts["updatedReplicas"] == counts["replicas"]:
         return conditions  # it was done, and what becomes of its pods later is no part of it
     replicas = deployment["spec"].get("replicas", 1)
     if counts["updatedReplicas"] == counts["replicas"] == counts["availableReplicas"] == replicas:
         return with_update(conditions, done, now)
-    if before.get("reason") in (None, PAUSED, AVAILABLE) or moves(deployment, counts):
-        moving = condition("Progressing", True, UPDATED, f'ReplicaSet "{name}" is progressing.')
+    if before.get("reason") in (None, DEPLOYMENT_PAUSED, NEW_REPLICA_SET_AVAILABLE) or has_progressed(
+        deployment, counts
+    ):
+        moving = new_condition("Progressing", True, REPLICA_SET_UPDATED, f'ReplicaSet "{name}" is progressing.')
         return with_update(conditions, moving, now)
-    due = deadline_of(deployment, {"conditions": conditions})
+    due = progress_deadline(deployment, {"conditions": conditions})
     if due is not None and due <= now:
         message = f'ReplicaSet "{name}" has timed out progressing.'
-        return with_update(conditions, condition("Progressing", False, "ProgressDeadlineExceeded", message), now)
+        return with_update(conditions, new_condition("Progressing", False, "ProgressDeadlineExceeded", message), now)
     return conditions
 
 
-def moves(deployment: Object, counts: Object) -> bool:
+def has_progressed(deployment: Object, counts: Object) -> bool:
     """Whether more of the new is there, or less of the old, or more works, than last time."""
     before = deployment.get("status") or {}
 
@@ -225,30 +243,30 @@ def with_update(conditions: list[Object], new: Object, now: datetime) -> list[Ob
     return with_condition(conditions, {**new, "lastUpdateTime": timestamp(now)}, now)
 
 
-def with_failure(conditions: list[Object], sets: Iterable[Object], now: datetime) -> list[Object]:
+def with_replica_failure(conditions: list[Object], sets: Iterable[Object], now: datetime) -> list[Object]:
     """What keeps a ReplicaSet from making pods, as the Deployment's own condition."""
-    failures = (find(value_at(each, "status", "conditions"), "ReplicaFailure") for each in sets)
+    failures = (find_condition(value_at(each, "status", "conditions"), "ReplicaFailure") for each in sets)
     failure = next(filter(None, failures), None)
     if failure is None:
         return [each for each in conditions if each["type"] != "ReplicaFailure"]
-    said = condition("ReplicaFailure", True, failure["reason"], failure["message"])
+    said = new_condition("ReplicaFailure", True, failure["reason"], failure["message"])
     return with_condition(conditions, said, now)
 
 
-def deadline_of(deployment: Object, status: Object) -> datetime | None:
+def progress_deadline(deployment: Object, status: Object) -> datetime | None:
     """When a rollout that does not come along has failed."""
-    found = find(status.get("conditions"), "Progressing")
-    seconds = deployment["spec"].get("progressDeadlineSeconds", DEADLINE)
-    if found is None or found["reason"] != UPDATED or seconds == UNLIMITED:
+    found = find_condition(status.get("conditions"), "Progressing")
+    seconds = deployment["spec"].get("progressDeadlineSeconds", DEFAULT_PROGRESS_DEADLINE)
+    if found is None or found["reason"] != REPLICA_SET_UPDATED or seconds == NO_PROGRESS_DEADLINE:
         return None
     return parse_time(found.get("lastUpdateTime") or found["lastTransitionTime"]) + timedelta(seconds=seconds)
 
 
 def install(manager: Manager) -> None:
     deployments = manager.informer(DEPLOYMENTS, indexers={"namespace": own_namespace})
-    sets = manager.informer(REPLICA_SETS, indexers={**members.BY_OWNER, "uid": lambda each: [uid_of(each)]})
-    pods = manager.informer(PODS, indexers=members.BY_OWNER)
-    reconciler = Deployments(manager.client, manager.events, manager.now, deployments, sets, pods)
+    sets = manager.informer(REPLICA_SETS, indexers={**owned_pods.OWNER_INDEXERS, "uid": lambda each: [uid_of(each)]})
+    pods = manager.informer(PODS, indexers=owned_pods.OWNER_INDEXERS)
+    reconciler = DeploymentReconciler(manager.client, manager.events, manager.now, deployments, sets, pods)
     controller = manager.controller("deployments", reconciler.reconcile)
 
     def waits_for_pods(pod: Object) -> Iterable[str]:
@@ -258,5 +276,5 @@ def install(manager: Manager) -> None:
                 yield from controller_key(DEPLOYMENTS)(replica_set)
 
     controller.watch(deployments)
-    controller.watch(sets, members.keepers_among(deployments, DEPLOYMENTS))
+    controller.watch(sets, owned_pods.matching_owner_keys(deployments, DEPLOYMENTS))
     controller.watch(pods, waits_for_pods, when=lambda _, new: new is None)

@@ -10,20 +10,20 @@ from tapestry.controller import Informer, Manager, Result
 from tapestry.controller.controller import own_namespace
 from tapestry.controller.events import Recorder
 from tapestry.controller.store import Indexer
-from tapestry.controlplane.workloads import members
-from tapestry.kube.conditions import condition, with_condition
+from tapestry.controlplane.workloads import owned_pods
+from tapestry.kube.conditions import new_condition, with_condition
 from tapestry.kube.errors import ApiError, Conflict, NotFound
 from tapestry.kube.objects import Object, controller_of, is_deleting, labels_of, name_of, value_at
 from tapestry.kube.patches import merge_patch
 from tapestry.kube.resources import PODS, REPLICA_SETS, Resource
 
 WORKERS = 8
-FIRST_BATCH, LARGEST_BATCH = 1, 64
+INITIAL_BATCH_SIZE, MAX_BATCH_SIZE = 1, 64
 """Pods that are made at a time: few while nobody knows whether they can be."""
 
 
 @dataclass(frozen=True)
-class ReplicaSets:
+class ReplicaSetReconciler:
     """Keeps the pods of each ReplicaSet."""
 
     client: Client
@@ -31,60 +31,62 @@ class ReplicaSets:
     now: Callable[[], datetime]
     sets: Informer
     pods: Informer
-    gone: members.Gone
+    deleted_pods: owned_pods.DeletedPods
     resource: Resource = REPLICA_SETS
 
     async def reconcile(self, key: str) -> Result | None:
         replica_set = self.sets.store.get(key)
         if replica_set is None:
             return None
-        selector = members.selector_of(replica_set)
-        candidates = members.candidates(self.pods, replica_set)
-        pods = await members.claimed(self.client, self.resource, replica_set, selector, candidates, PODS)
-        active = [pod for pod in pods if members.is_active(pod)]
+        selector = owned_pods.selector_of(replica_set)
+        candidates = owned_pods.candidates(self.pods, replica_set)
+        pods = await owned_pods.claim_objects(self.client, self.resource, replica_set, selector, candidates, PODS)
+        active = [pod for pod in pods if owned_pods.is_active(pod)]
         failure: ApiError | None = None
         if not is_deleting(replica_set):
             try:
-                active = await self.scale(replica_set, active, self.gone.leaves(replica_set, pods))
+                active = await self.scale(replica_set, active, self.deleted_pods.name_check(replica_set, pods))
             except Conflict:
                 raise
             except ApiError as error:
                 failure = error
         now = self.now()  # once: what becomes available between two looks at the clock would be told by neither
-        await self.tell(replica_set, active, failure, now)
+        await self.update_status(replica_set, active, failure, now)
         if failure is not None:
             raise failure
-        return members.when_available(active, patience_of(replica_set), now)
+        return owned_pods.requeue_when_available(active, replica_set_min_ready(replica_set), now)
 
-    async def scale(self, replica_set: Object, active: list[Object], is_free: members.IsFree) -> list[Object]:
+    async def scale(self, replica_set: Object, active: list[Object], is_free: owned_pods.IsFree) -> list[Object]:
         """Make or let go what is missing or too many; those that are known to stay."""
         missing = value_at(replica_set, "spec", "replicas", default=1) - len(active)
         if missing > 0:
-            await self.add(replica_set, min(missing, members.AT_ONCE), is_free)  # which bring us back
+            await self.create_pods(replica_set, min(missing, owned_pods.BURST_REPLICAS), is_free)  # which bring us back
         if missing >= 0:
             return active
-        by_worth = members.first_to_go(active, self.relatives(replica_set))
+        by_worth = owned_pods.deletion_order(active, self.sibling_pods(replica_set))
         for pod in by_worth[:-missing]:
-            await self.client.remove(PODS, pod)
+            await self.client.delete_if_exists(PODS, pod)
             self.events.normal(replica_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}")
         return by_worth[-missing:]
 
-    async def add(self, replica_set: Object, missing: int, is_free: members.IsFree) -> None:
-        names, size = members.names_for(replica_set, is_free), FIRST_BATCH
+    async def create_pods(self, replica_set: Object, missing: int, is_free: owned_pods.IsFree) -> None:
+        names, size = owned_pods.pod_names(replica_set, is_free), INITIAL_BATCH_SIZE
         while missing > 0:
             async with asyncio.TaskGroup() as group:
-                batch = [group.create_task(self.make(replica_set, next(names))) for _ in range(min(size, missing))]
+                batch = [
+                    group.create_task(self.create_pod(replica_set, next(names))) for _ in range(min(size, missing))
+                ]
             results = [each.result() for each in batch]
             if failures := [each for each in results if isinstance(each, ApiError)]:
                 raise failures[0]
             missing -= results.count(True)
-            size = min(2 * size, LARGEST_BATCH)
+            size = min(2 * size, MAX_BATCH_SIZE)
 
-    async def make(self, replica_set: Object, name: str) -> bool | ApiError:
+    async def create_pod(self, replica_set: Object, name: str) -> bool | ApiError:
         """Whether there is a pod of ours under the name now, or why there can be none."""
-        pod = members.pod_from(value_at(replica_set, "spec", "template"), replica_set, name)
+        pod = owned_pods.pod_from_template(value_at(replica_set, "spec", "template"), replica_set, name)
         try:
-            made = await members.create(self.client, pod, replica_set)
+            made = await owned_pods.create_pod(self.client, pod, replica_set)
         except ApiError as error:
             self.events.warning(replica_set, "FailedCreate", f"Error creating: {error.message}")
             return error
@@ -92,7 +94,7 @@ class ReplicaSets:
             self.events.normal(replica_set, "SuccessfulCreate", f"Created pod: {name}")
         return made is not None
 
-    def relatives(self, replica_set: Object) -> Iterable[Object]:
+    def sibling_pods(self, replica_set: Object) -> Iterable[Object]:
         """Pods of other ReplicaSets of the same owner."""
         owner = controller_of(replica_set)
         if owner is None:
@@ -100,10 +102,10 @@ class ReplicaSets:
         sets = [each for each in self.sets.store.by("owner", owner["uid"]) if name_of(each) != name_of(replica_set)]
         return [pod for each in sets for pod in self.pods.store.by("owner", each["metadata"]["uid"])]
 
-    async def tell(
+    async def update_status(
         self, replica_set: Object, active: Sequence[Object], failure: ApiError | None, now: datetime
     ) -> None:
-        status = status_of(replica_set, active, failure, now)
+        status = replica_set_status(replica_set, active, failure, now)
         patch = merge_patch(replica_set.get("status") or {}, status)
         if patch:
             try:
@@ -112,24 +114,26 @@ class ReplicaSets:
                 return
 
 
-def patience_of(replica_set: Object) -> timedelta:
+def replica_set_min_ready(replica_set: Object) -> timedelta:
     return timedelta(seconds=value_at(replica_set, "spec", "minReadySeconds", default=0))
 
 
-def status_of(replica_set: Object, active: Sequence[Object], failure: ApiError | None, now: datetime) -> Object:
+def replica_set_status(
+    replica_set: Object, active: Sequence[Object], failure: ApiError | None, now: datetime
+) -> Object:
     template = labels_of(value_at(replica_set, "spec", "template"))
-    patience = patience_of(replica_set)
+    patience = replica_set_min_ready(replica_set)
     counts = {
         "replicas": len(active),
         "fullyLabeledReplicas": sum(template.items() <= labels_of(pod).items() for pod in active),
-        "readyReplicas": sum(map(members.is_ready, active)),
-        "availableReplicas": sum(members.is_available(pod, patience, now) for pod in active),
+        "readyReplicas": sum(map(owned_pods.is_ready, active)),
+        "availableReplicas": sum(owned_pods.is_available(pod, patience, now) for pod in active),
     }
     conditions = [
         each for each in value_at(replica_set, "status", "conditions", default=()) if each["type"] != "ReplicaFailure"
     ]
     if failure is not None:
-        said = condition("ReplicaFailure", True, "FailedCreate", failure.message)
+        said = new_condition("ReplicaFailure", True, "FailedCreate", failure.message)
         conditions = with_condition(value_at(replica_set, "status", "conditions", default=[]), said, now)
     return {
         **{key: count for key, count in counts.items() if count or key == "replicas"},
@@ -138,18 +142,23 @@ def status_of(replica_set: Object, active: Sequence[Object], failure: ApiError |
     }
 
 
-def keeping(resource: Resource, name: str) -> Callable[[Manager], None]:
+def installer(resource: Resource, name: str) -> Callable[[Manager], None]:
     """Sets of one kind or the other: what holds for ReplicaSets holds for ReplicationControllers."""
 
     def install(manager: Manager) -> None:
-        indexers: dict[str, Indexer] = {"owner": members.owner_uid, "namespace": own_namespace}
-        sets, pods = manager.informer(resource, indexers=indexers), manager.informer(PODS, indexers=members.BY_OWNER)
-        reconciler = ReplicaSets(manager.client, manager.events, manager.now, sets, pods, members.Gone(pods), resource)
+        indexers: dict[str, Indexer] = {"owner": owned_pods.owner_uid, "namespace": own_namespace}
+        sets, pods = (
+            manager.informer(resource, indexers=indexers),
+            manager.informer(PODS, indexers=owned_pods.OWNER_INDEXERS),
+        )
+        reconciler = ReplicaSetReconciler(
+            manager.client, manager.events, manager.now, sets, pods, owned_pods.DeletedPods(pods), resource
+        )
         controller = manager.controller(name, reconciler.reconcile, workers=WORKERS)
         controller.watch(sets)
-        controller.watch(pods, members.keepers_among(sets, resource), after=members.PAUSE)
+        controller.watch(pods, owned_pods.matching_owner_keys(sets, resource), after=owned_pods.BATCH_INTERVAL)
 
     return install
 
 
-install = keeping(REPLICA_SETS, "replicasets")
+install = installer(REPLICA_SETS, "replicasets")

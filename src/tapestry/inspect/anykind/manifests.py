@@ -6,25 +6,25 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from tapestry.kube.objects import NOTHING, Object
-from tapestry.kube.quantity import parse
+from tapestry.kube.objects import EMPTY_MAPPING, Object
+from tapestry.kube.quantity import parse_quantity
 
-ENDINGS = (".yaml", ".yml", ".json")
+EXTENSIONS = (".yaml", ".yml", ".json")
 
 
-def objects_in(sources: Sequence[str], incoming: BinaryIO) -> list[Object]:
+def load_objects(sources: Sequence[str], stdin: BinaryIO) -> list[Object]:
     """What is written in files, in the files of folders, and for `-` in `incoming`; ValueError names the place."""
-    return [obj for source in sources for name, data in texts_of(source, incoming) for obj in documents(name, data)]
+    return [obj for source in sources for name, data in read_source(source, stdin) for obj in documents(name, data)]
 
 
-def texts_of(source: str, incoming: BinaryIO) -> Iterator[tuple[str, bytes]]:
+def read_source(source: str, stdin: BinaryIO) -> Iterator[tuple[str, bytes]]:
     if source == "-":
-        yield "-", incoming.read()
+        yield "-", stdin.read()
         return
     path = Path(source)
-    files = sorted(each for each in path.iterdir() if each.suffix in ENDINGS) if path.is_dir() else [path]
+    files = sorted(each for each in path.iterdir() if each.suffix in EXTENSIONS) if path.is_dir() else [path]
     if not files:
-        raise ValueError(f"{source}: no file in there ends in {', '.join(ENDINGS)}")
+        raise ValueError(f"{source}: no file in there ends in {', '.join(EXTENSIONS)}")
     for file in files:
         try:
             yield str(file), file.read_bytes()
@@ -42,10 +42,10 @@ def documents(name: str, data: bytes) -> Iterator[Object]:
         place = f"{name}: document {number}"
         is_list = isinstance(document, dict) and document.get("kind") == "List"
         for each in document.get("items") or () if is_list else (document,):
-            yield checked(each, place)
+            yield check_object(each, place)
 
 
-def checked(document: Any, place: str) -> Object:
+def check_object(document: Any, place: str) -> Object:
     if not isinstance(document, dict):
         raise ValueError(f"{place}: an object was expected, found {type(document).__name__}")
     metadata = document.get("metadata")
@@ -64,7 +64,7 @@ Requests = Mapping[str, str]
 
 
 def deployment(
-    name: str, image: str, replicas: int = 1, command: Sequence[str] = (), requests: Requests = NOTHING
+    name: str, image: str, replicas: int = 1, command: Sequence[str] = (), requests: Requests = EMPTY_MAPPING
 ) -> Object:
     """The simplest Deployment."""
     labels = {"app": name}
@@ -74,7 +74,7 @@ def deployment(
 
 
 def job(
-    name: str, image: str, completions: int = 1, command: Sequence[str] = (), requests: Requests = NOTHING
+    name: str, image: str, completions: int = 1, command: Sequence[str] = (), requests: Requests = EMPTY_MAPPING
 ) -> Object:
     """The simplest Job: its pods run at once, and none of them again, but for those that an owner takes back."""
     pod = {"restartPolicy": "Never", "containers": [container(name, image, command, requests)]}
@@ -90,14 +90,14 @@ def container(name: str, image: str, command: Sequence[str], requests: Requests)
     return {"name": name, "image": image, **({"command": list(command)} if command else {}), **resources}
 
 
-def requests_in(text: str) -> Requests:
+def parse_requests(text: str) -> Requests:
     """The amounts in `cpu=500m,memory=64Mi`; ValueError names the part that is none."""
     found = {}
     for part in filter(None, text.split(",")):
         name, equals, amount = part.partition("=")
         if not name or not equals:
             raise ValueError(f"{part!r}: NAME=AMOUNT was expected, such as cpu=500m")
-        found[name] = str(parse(amount, name))
+        found[name] = str(parse_quantity(amount, name))
     return found
 
 

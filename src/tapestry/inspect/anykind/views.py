@@ -9,77 +9,77 @@ import msgspec
 import yaml
 
 from tapestry.client.client import Client
-from tapestry.client.options import selection
-from tapestry.client.streams import granted, lines_of
+from tapestry.client.options import selector_query
+from tapestry.client.streams import read_lines, require_success
 from tapestry.client.transport import JSON, Request
-from tapestry.inspect.anykind.kinds import Aim, asked
+from tapestry.inspect.anykind.resource_mapper import Target, send_request
 from tapestry.inspect.tables import table
 from tapestry.kube.errors import error_from_status
-from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, namespace_of, value_at, without
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, namespace_of, value_at, without_field
 from tapestry.kube.resources import Resource
 
-TABLE = f"{JSON};as=Table;v=v1;g=meta.k8s.io"
+TABLE_ACCEPT = f"{JSON};as=Table;v=v1;g=meta.k8s.io"
 
 
 @dataclass(frozen=True)
-class Choice:
+class ListOptions:
     """Which objects of a kind, and where; without a namespace, in all of them."""
 
     namespace: str | None = None
     labels: str = ""
     fields: str = ""
 
-    def within(self, resource: Resource) -> str | None:
+    def namespace_for(self, resource: Resource) -> str | None:
         return self.namespace if resource.namespaced else None
 
 
-async def answers(client: Client, aim: Aim, choice: Choice, accept: str = JSON) -> list[Object]:
+async def fetch_responses(client: Client, target: Target, options: ListOptions, accept: str = JSON) -> list[Object]:
     """One answer for each name, or one list of all."""
-    namespace = choice.within(aim.resource)
-    if aim.names:
-        requests = [Request("GET", aim.resource.path(namespace, name), accept=accept) for name in aim.names]
+    namespace = options.namespace_for(target.resource)
+    if target.names:
+        requests = [Request("GET", target.resource.path(namespace, name), accept=accept) for name in target.names]
     else:
-        query = selection(choice.labels, choice.fields)
-        requests = [Request("GET", aim.resource.path(namespace), query, accept=accept)]
-    return [msgspec.json.decode((await asked(client, each)).body) for each in requests]
+        query = selector_query(options.labels, options.fields)
+        requests = [Request("GET", target.resource.path(namespace), query, accept=accept)]
+    return [msgspec.json.decode((await send_request(client, each)).body) for each in requests]
 
 
-async def objects(client: Client, aim: Aim, choice: Choice) -> list[Object]:
-    identity = {"apiVersion": aim.resource.api_version, "kind": aim.resource.kind}
-    found = await answers(client, aim, choice)
-    return found if aim.names else [identity | each for each in found[0]["items"]]
+async def fetch_objects(client: Client, target: Target, options: ListOptions) -> list[Object]:
+    identity = {"apiVersion": target.resource.api_version, "kind": target.resource.kind}
+    found = await fetch_responses(client, target, options)
+    return found if target.names else [identity | each for each in found[0]["items"]]
 
 
-async def changes(
-    client: Client, aim: Aim, choice: Choice, version: str, accept: str = JSON
+async def watch_events(
+    client: Client, target: Target, options: ListOptions, version: str, accept: str = JSON
 ) -> AsyncGenerator[tuple[str, Object], None]:
     """What happens after a version, until the server ends the stream."""
-    fields = ",".join(filter(None, (choice.fields, *(f"metadata.name={name}" for name in aim.names[:1]))))
+    fields = ",".join(filter(None, (options.fields, *(f"metadata.name={name}" for name in target.names[:1]))))
     query = {
-        **selection(choice.labels, fields),
+        **selector_query(options.labels, fields),
         "watch": "1",
         "allowWatchBookmarks": "true",
         "resourceVersion": version,
     }
-    request = Request("GET", aim.resource.path(choice.within(aim.resource)), query, accept=accept)
+    request = Request("GET", target.resource.path(options.namespace_for(target.resource)), query, accept=accept)
     async with client.transport.stream(request) as opened:
-        stream = await granted(opened, str(request))
-        async with aclosing(lines_of(stream)) as arrivals:
+        stream = await require_success(opened, str(request))
+        async with aclosing(read_lines(stream)) as arrivals:
             async for lines in arrivals:
                 for event in map(msgspec.json.decode, lines):
                     if event["type"] == "ERROR":
-                        raise error_from_status(event["object"], doing=str(request))
+                        raise error_from_status(event["object"], action=str(request))
                     if event["type"] != "BOOKMARK":
                         yield event["type"], event["object"]
 
 
-def version_of_answer(answer: Object) -> str:
+def list_version(answer: Object) -> str:
     version: str = answer["metadata"].get("resourceVersion", "")
     return version
 
 
-def rows_of(
-    tables: Sequence[Object], *, wide: bool, spaces: bool, prefix: str = ""
+def table_rows(
+    tables: Sequence[Object], *, wide: bool, with_namespace: bool, prefix: str = ""
 ) -> tuple[list[str], list[list[str]]]:
     """The header and the rows of several tables of one kind; `spaces` puts the namespaces in front.
 
@@ -87,12 +87,12 @@ def rows_of(
     """
     columns: list[Object] = next((each["columnDefinitions"] for each in tables if each.get("columnDefinitions")), [])
     chosen = [at for at, column in enumerate(columns) if wide or not column.get("priority")]
-    header = [*(["NAMESPACE"] if spaces else []), *(columns[at]["name"].upper() for at in chosen)]
+    header = [*(["NAMESPACE"] if with_namespace else []), *(columns[at]["name"].upper() for at in chosen)]
     rows = []
     for row in (row for each in tables for row in each.get("rows") or ()):
-        own = row["object"]["metadata"].get("namespace", "") if spaces else ""
+        own = row["object"]["metadata"].get("namespace", "") if with_namespace else ""
         cells = [cell_text(row["cells"][at]) for at in chosen]
-        rows.append([*([own] if spaces else []), prefix + cells[0], *cells[1:]])
+        rows.append([*([own] if with_namespace else []), prefix + cells[0], *cells[1:]])
     return header, rows
 
 
@@ -101,17 +101,17 @@ def cell_text(cell: Any) -> str:
     return "" if cell is None else " ".join(str(cell).split())
 
 
-def table_text(tables: Sequence[Object], *, wide: bool, spaces: bool, prefix: str = "") -> str:
-    header, rows = rows_of(tables, wide=wide, spaces=spaces, prefix=prefix)
+def table_text(tables: Sequence[Object], *, wide: bool, with_namespace: bool, prefix: str = "") -> str:
+    header, rows = table_rows(tables, wide=wide, with_namespace=with_namespace, prefix=prefix)
     return table(header, rows) if rows else ""
 
 
-def plain_text(found: Sequence[Object], output: str, *, alone: bool) -> str:
+def objects_text(found: Sequence[Object], output: str, *, single: bool) -> str:
     """Objects as JSON or YAML, one `alone` or a List of them, or as names; without managedFields."""
     if output == "name":
         return "\n".join(f"{kind_name(each)}/{name_of(each)}" for each in found)
-    lean = [without(each, "metadata", "managedFields") for each in found]
-    value: Any = lean[0] if alone and lean else {"apiVersion": "v1", "kind": "List", "items": lean}
+    lean = [without_field(each, "metadata", "managedFields") for each in found]
+    value: Any = lean[0] if single and lean else {"apiVersion": "v1", "kind": "List", "items": lean}
     if output == "json":
         return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     return yaml_text(value)
@@ -130,23 +130,26 @@ def yaml_text(value: Any) -> str:
 
 def description(obj: Object, events: Sequence[Object]) -> str:
     """An object for people: its identity, its fields, its conditions and its events."""
-    fields = without(obj, "status", "conditions")
+    fields = without_field(obj, "status", "conditions")
     shown = sorted(fields.keys() - {"apiVersion", "kind", "metadata"})
     sections = [
-        identity(obj),
+        identity_text(obj),
         *(f"{name[:1].upper()}{name[1:]}:\n{indented(yaml_text(fields[name]))}" for name in shown if fields[name]),
     ]
     if conditions := value_at(obj, "status", "conditions"):
         rows = [[each.get(field) for field in ("type", "status", "reason", "message")] for each in conditions]
         sections.append(f"Conditions:\n{indented(table(['TYPE', 'STATUS', 'REASON', 'MESSAGE'], rows))}")
-    ordered = sorted(events, key=told_at)
-    rows = [[told_at(each), each.get("type"), each.get("reason"), source_of(each), told(each)] for each in ordered]
+    ordered = sorted(events, key=event_time)
+    rows = [
+        [event_time(each), each.get("type"), each.get("reason"), event_source(each), event_message(each)]
+        for each in ordered
+    ]
     head = ["LAST", "TYPE", "REASON", "FROM", "MESSAGE"]
     sections.append(f"Events:\n{indented(table(head, rows))}" if rows else "Events: none")
     return "\n".join(sections)
 
 
-def identity(obj: Object) -> str:
+def identity_text(obj: Object) -> str:
     """The lines about what an object is and whose it is."""
     metadata = obj["metadata"]
     owners = [f"{each['kind']}/{each['name']}" for each in metadata.get("ownerReferences") or ()]
@@ -172,21 +175,21 @@ def indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
 
 
-def told_at(event: Object) -> str:
+def event_time(event: Object) -> str:
     moment = (event.get("series") or {}).get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     return str(moment or event["metadata"].get("creationTimestamp") or "")
 
 
-def source_of(event: Object) -> str:
+def event_source(event: Object) -> str:
     return str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
 
 
-def told(event: Object) -> str:
+def event_message(event: Object) -> str:
     count = (event.get("series") or {}).get("count") or event.get("count") or 1
     return cell_text(event.get("message")) + (f" (x{count})" if count > 1 else "")
 
 
-def about(obj: Object) -> str:
+def event_selector(obj: Object) -> str:
     """The field selector of the events about an object."""
     chosen = {"involvedObject.kind": obj["kind"], "involvedObject.name": name_of(obj)}
     if uid := obj["metadata"].get("uid"):

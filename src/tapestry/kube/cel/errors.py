@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tapestry.kube.budget import charge
 
-REPORT_EVERY = 1_000
+REPORT_INTERVAL_COST = 1_000
 """Cost after which the budget of the request is charged."""
 
 
@@ -16,7 +16,7 @@ class Issue:
     at: int
     message: str
 
-    def shown(self, text: str) -> str:
+    def to_display_string(self, text: str) -> str:
         """As people know it from Kubernetes: with the line, and a finger on the place."""
         before = text[: self.at]
         line, column = before.count("\n"), len(before) - (before.rfind("\n") + 1)
@@ -29,7 +29,7 @@ class CompileError(ValueError):
 
     def __init__(self, text: str, issues: Iterable[Issue]) -> None:
         ordered = sorted(dict.fromkeys(issues), key=lambda each: each.at)
-        super().__init__("\n".join(each.shown(text) for each in ordered))
+        super().__init__("\n".join(each.to_display_string(text) for each in ordered))
 
 
 class FoldingError(CompileError):
@@ -54,7 +54,7 @@ class Meter:
 
     def __init__(self, left: int) -> None:
         self.left = self._reported = left
-        self._mark = max(left - REPORT_EVERY, 0)
+        self._mark = max(left - REPORT_INTERVAL_COST, 0)
 
     def charge(self, cost: float) -> None:
         """Call this before doing what costs, with what is made of texts and lists a tenth of their length."""
@@ -68,9 +68,9 @@ class Meter:
         """Charge the budget of the request with what was spent since the last time."""
         left = max(self.left, 0)
         spent, self._reported = self._reported - left, left
-        self._mark = max(left - REPORT_EVERY, 0)
+        self._mark = max(left - REPORT_INTERVAL_COST, 0)
         charge(spent)
 
 
-def no_overload() -> EvaluationError:
+def no_overload_error() -> EvaluationError:
     return EvaluationError("no such overload")

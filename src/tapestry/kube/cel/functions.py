@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tapestry.kube.cel.errors import EvaluationError, Meter, no_overload
-from tapestry.kube.cel.types import Type, split, type_named
-from tapestry.kube.cel.values import kind_of
+from tapestry.kube.cel.errors import EvaluationError, Meter, no_overload_error
+from tapestry.kube.cel.types import Type, parse_type, split_type_arguments
+from tapestry.kube.cel.values import type_name_of
 
-Run = Callable[..., Any]
-F = TypeVar("F", bound=Run)
+Implementation = Callable[..., Any]
+F = TypeVar("F", bound=Implementation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,17 @@ class Overload:
 
     args: tuple[Type, ...]
     result: Type
-    run: Run
+    run: Implementation
     metered: bool = False
 
     @property
-    def is_open(self) -> bool:
+    def takes_any_type(self) -> bool:
         """Whether it takes values of any type."""
         return all(wanted.name == "dyn" or wanted.is_variable for wanted in self.args)
 
     def accepts(self, values: tuple[Any, ...]) -> bool:
         return all(
-            wanted.name == "dyn" or wanted.is_variable or wanted.name == kind_of(value)
+            wanted.name == "dyn" or wanted.is_variable or wanted.name == type_name_of(value)
             for wanted, value in zip(self.args, values, strict=True)
         )
 
@@ -43,27 +43,27 @@ GLOBALS: dict[str, list[Overload]] = {}
 MEMBERS: dict[str, list[Overload]] = {}
 
 
-def declared(*signatures: str, metered: bool = False) -> Callable[[F], F]:
+def cel_function(*signatures: str, metered: bool = False) -> Callable[[F], F]:
     def declare(run: F) -> F:
         for text in signatures:
-            add(text, run, metered=metered)
+            register_overload(text, run, metered=metered)
         return run
 
     return declare
 
 
-def add(text: str, run: Run, *, metered: bool = False) -> None:
-    head, _, result = text.rpartition(" -> ")
-    opening = opening_of(head)
-    callee, args = head[:opening], [type_named(each) for each in split(head[opening + 1 : -1])]
+def register_overload(signature: str, run: Implementation, *, metered: bool = False) -> None:
+    head, _, result = signature.rpartition(" -> ")
+    opening = arguments_start(head)
+    callee, args = head[:opening], [parse_type(each) for each in split_type_arguments(head[opening + 1 : -1])]
     target, dot, name = callee.rpartition(".")
     if dot and (target in TYPE_NAMES or target.endswith(")")):
-        MEMBERS.setdefault(name, []).append(Overload((type_named(target), *args), type_named(result), run, metered))
+        MEMBERS.setdefault(name, []).append(Overload((parse_type(target), *args), parse_type(result), run, metered))
     else:
-        GLOBALS.setdefault(callee, []).append(Overload(tuple(args), type_named(result), run, metered))
+        GLOBALS.setdefault(callee, []).append(Overload(tuple(args), parse_type(result), run, metered))
 
 
-def opening_of(head: str) -> int:
+def arguments_start(head: str) -> int:
     """Where the arguments begin: at the parenthesis that the last one closes."""
     depth = 0
     for at in range(len(head) - 1, -1, -1):
@@ -73,7 +73,7 @@ def opening_of(head: str) -> int:
     raise ValueError(f"{head} has no arguments")
 
 
-OPAQUE = (
+OPAQUE_TYPES = (
     *("net.IP", "net.CIDR", "kubernetes.URL", "kubernetes.Quantity", "kubernetes.Semver", "kubernetes.NamedFormat"),
     "kubernetes.authorization.Authorizer",
     *(f"kubernetes.authorization.{each}" for each in ("PathCheck", "GroupCheck", "ResourceCheck", "Decision")),
@@ -81,27 +81,27 @@ OPAQUE = (
 TYPE_NAMES = frozenset(
     {
         *("bool", "int", "uint", "double", "string", "bytes", "null_type", "dyn", "timestamp", "duration", "list"),
-        *("map", "optional_type", *OPAQUE),
+        *("map", "optional_type", *OPAQUE_TYPES),
     }
 )
 
 
-def chosen(overloads: list[Overload]) -> Run:
+def dynamic_dispatch(overloads: list[Overload]) -> Implementation:
     """A function of (meter, *values) that looks for the overload that takes the values, as they turn out to be."""
 
     def run(meter: Meter, *values: Any) -> Any:
         for each in overloads:
             if each.accepts(values):
                 return each.run(meter, *values) if each.metered else each.run(*values)
-        raise no_overload()
+        raise no_overload_error()
 
     return run
 
 
-def failing(message: str) -> Callable[[Run], Run]:
+def as_evaluation_error(message: str) -> Callable[[Implementation], Implementation]:
     """Have ValueError and OverflowError of Python's be an error of the expression; `{}` is the first argument."""
 
-    def guard(run: Run) -> Run:
+    def guard(run: Implementation) -> Implementation:
         def guarded(*args: Any) -> Any:
             try:
                 return run(*args)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from tapestry.kube.cel.regex_syntax import (
+from tapestry.kube.cel.regex_parser import (
     Alternatives,
     Assertion,
     Characters,
@@ -18,13 +18,13 @@ from tapestry.kube.cel.regex_syntax import (
     RegexError,
     Repeat,
     Sequence,
-    parsed,
+    parse_regex,
 )
 
-__all__ = ["Regex", "RegexError", "regex"]
+__all__ = ["Regex", "RegexError", "compile_regex"]
 
 MAX_INSTRUCTIONS = 10_000
-MAX_MEMORY = 50_000
+MAX_CACHED_STATES = 50_000
 """How much of its walks a pattern may remember at a time: places of states, and steps between these."""
 MATCH = -1
 """The instruction that ends a match."""
@@ -57,12 +57,12 @@ class Check:
 Instruction = Step | Fork | Check
 
 
-class Machine:
+class Nfa:
     """The instructions of a pattern; each part is put before what follows it."""
 
     def __init__(self, part: Part) -> None:
         self.instructions: list[Instruction] = []
-        self.start = self.put(part, MATCH)
+        self.start = self.compile_part(part, MATCH)
 
     def add(self, instruction: Instruction) -> int:
         if len(self.instructions) >= MAX_INSTRUCTIONS:
@@ -70,7 +70,7 @@ class Machine:
         self.instructions.append(instruction)
         return len(self.instructions) - 1
 
-    def put(self, part: Part, then: int) -> int:
+    def compile_part(self, part: Part, then: int) -> int:
         match part:
             case Characters():
                 return self.add(Step(part, then))
@@ -78,32 +78,32 @@ class Machine:
                 return self.add(Check(part, then))
             case Sequence(parts):
                 for each in reversed(parts):
-                    then = self.put(each, then)
+                    then = self.compile_part(each, then)
                 return then
             case Alternatives(parts):
-                starts = [self.put(each, then) for each in parts]
+                starts = [self.compile_part(each, then) for each in parts]
                 found = starts.pop()
                 for start in reversed(starts):
                     found = self.add(Fork(start, found))
                 return found
             case Repeat():
-                return self.put_repeat(part, then)
+                return self.compile_repeat(part, then)
             case Empty():
                 return then
         raise AssertionError(part)
 
-    def put_repeat(self, part: Repeat, then: int) -> int:
-        if part.most is None:
+    def compile_repeat(self, part: Repeat, then: int) -> int:
+        if part.maximum is None:
             loop = self.add(Fork(then, then))
-            body = self.put(part.part, loop)
+            body = self.compile_part(part.part, loop)
             self.instructions[loop] = self.fork(body, then, lazy=part.lazy)
             after = loop
         else:
             after = then
-            for _ in range(part.most - part.least):
-                after = self.add(self.fork(self.put(part.part, after), then, lazy=part.lazy))
-        for _ in range(part.least):
-            after = self.put(part.part, after)
+            for _ in range(part.maximum - part.minimum):
+                after = self.add(self.fork(self.compile_part(part.part, after), then, lazy=part.lazy))
+        for _ in range(part.minimum):
+            after = self.compile_part(part.part, after)
         return after
 
     def fork(self, body: int, then: int, *, lazy: bool) -> Fork:
@@ -125,7 +125,7 @@ class Regex:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._machine = Machine(parsed(text))
+        self._nfa = Nfa(parse_regex(text))
         self._states: dict[tuple[frozenset[int], str], State] = {}
         self._memory = 0
         self._first = self._state(frozenset(), "")
@@ -134,51 +134,53 @@ class Regex:
     @property
     def size(self) -> int:
         """The instructions that one letter can take."""
-        return len(self._machine.instructions)
+        return len(self._nfa.instructions)
 
-    def is_in(self, text: str) -> bool:
+    def matches(self, text: str) -> bool:
         """Whether some of the text matches."""
         state = self._first
         for each in text:
             following = state.after.get(each)
-            state = following if following is not None else self._follow(state, each)
+            state = following if following is not None else self._next_state(state, each)
             if state.is_match:
                 return True
-        return MATCH in self._reached([*state.places, self._machine.start], state.before, "")
+        return MATCH in self._epsilon_closure([*state.places, self._nfa.start], state.before, "")
 
     def search(self, text: str, at: int = 0) -> tuple[int, int] | None:
         """Where the first match begins and ends, from `at` on; the one that a backtracking search would prefer."""
-        if not at and not self.is_in(text):
+        if not at and not self.matches(text):
             return None
         found: tuple[int, int] | None = None
         threads: list[tuple[int, int]] = []
         for number in range(at, len(text) + 1):
             if found is None:
-                threads.append((self._machine.start, number))
+                threads.append((self._nfa.start, number))
             if not threads:
                 break
             before, here = text[number - 1 : number] if number else "", text[number : number + 1]
-            threads, ended = self._advanced(threads, before, here)
+            threads, ended = self._advance_threads(threads, before, here)
             if ended is not None:
                 found = ended, number
         return found
 
-    def _advanced(
+    def _advance_threads(
         self, threads: Iterable[tuple[int, int]], before: str, here: str
     ) -> tuple[list[tuple[int, int]], int | None]:
         """The threads behind the next character, and where the match began that ends before it."""
         moved: list[tuple[int, int]] = []
         seen: set[int] = set()
         for place, start in threads:
-            for each in self._reached([place], before, here, seen):
+            for each in self._epsilon_closure([place], before, here, seen):
                 if each == MATCH:
                     return moved, start
-                instruction = self._machine.instructions[each]
+                instruction = self._nfa.instructions[each]
                 if here and isinstance(instruction, Step) and instruction.characters.has(here):
                     moved.append((instruction.then, start))
         return moved, None
 
-    def _reached(self, places: Iterable[int], before: str, here: str, seen: set[int] | None = None) -> list[int]:
+    def _epsilon_closure(
+        self, places: Iterable[int], before: str, here: str, seen: set[int] | None = None
+    ) -> list[int]:
         """The steps, and perhaps the end, that the places lead to without another character; the preferred first."""
         found, seen = [], set() if seen is None else seen
         waiting = list(reversed(list(places)))
@@ -187,7 +189,7 @@ class Regex:
             if place in seen:
                 continue
             seen.add(place)
-            instruction = self._machine.instructions[place] if place != MATCH else None
+            instruction = self._nfa.instructions[place] if place != MATCH else None
             match instruction:
                 case Fork(first, second):
                     waiting += (second, first)
@@ -198,17 +200,17 @@ class Regex:
                     found.append(place)
         return found
 
-    def _follow(self, state: State, here: str) -> State:
-        reached = self._reached([*state.places, self._machine.start], state.before, here)
+    def _next_state(self, state: State, here: str) -> State:
+        reached = self._epsilon_closure([*state.places, self._nfa.start], state.before, here)
         if MATCH in reached:
             following = self._matched
         else:
-            steps = (self._machine.instructions[place] for place in reached)
+            steps = (self._nfa.instructions[place] for place in reached)
             then = frozenset(each.then for each in steps if isinstance(each, Step) and each.characters.has(here))
-            following = self._state(then, kind(here))
+            following = self._state(then, character_class(here))
         self._memory += 1
-        if self._memory > MAX_MEMORY:
-            self._forget()
+        if self._memory > MAX_CACHED_STATES:
+            self._clear_cache()
         state.after[here] = following
         return following
 
@@ -219,14 +221,14 @@ class Regex:
             self._memory += len(places)
         return found
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
         for each in self._states.values():
             each.after.clear()
         self._states.clear()
         self._memory = 0
 
 
-def kind(character: str) -> str:
+def character_class(character: str) -> str:
     """A character that stands for all that assertions do not tell apart."""
     if character == "\n":
         return "\n"
@@ -234,6 +236,6 @@ def kind(character: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def regex(text: str) -> Regex:
+def compile_regex(text: str) -> Regex:
     """The pattern of a text; raises RegexError."""
     return Regex(text)

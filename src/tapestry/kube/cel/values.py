@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from tapestry.kube.cel.errors import Meter
 
-FREE = Meter(2**62)
+UNLIMITED_METER = Meter(2**62)
 """For those who compare what they have measured."""
 INT_RANGE = range(-(2**63), 2**63)
 UINT_RANGE = range(2**64)
@@ -22,7 +22,7 @@ class UInt(int):
 
 
 @dataclass(frozen=True, slots=True)
-class Maybe:
+class OptionalValue:
     """An optional value."""
 
     kind: ClassVar[str] = "optional_type"
@@ -30,7 +30,7 @@ class Maybe:
     is_there: bool = True
 
 
-NOTHING = Maybe(None, is_there=False)
+OPTIONAL_NONE = OptionalValue(None, is_there=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class TypeValue:
 class SetList(list[Any]):
     """A list with `x-kubernetes-list-type: set`."""
 
-    def merged(self, other: list[Any]) -> "SetList":
-        return SetList([*self, *(each for each in other if not any(equal(each, mine) for mine in self))])
+    def merge(self, other: list[Any]) -> "SetList":
+        return SetList([*self, *(each for each in other if not any(is_equal(each, mine) for mine in self))])
 
 
 class MapList(list[Any]):
@@ -57,16 +57,16 @@ class MapList(list[Any]):
         super().__init__(items)
         self.keys = keys
 
-    def identity(self, item: Any) -> tuple[Any, ...]:
+    def item_key(self, item: Any) -> tuple[Any, ...]:
         return tuple(item.get(key) for key in self.keys)
 
-    def merged(self, other: list[Any]) -> "MapList":
-        new = {self.identity(each): each for each in other}
-        kept = [new.pop(self.identity(each), each) for each in self]
+    def merge(self, other: list[Any]) -> "MapList":
+        new = {self.item_key(each): each for each in other}
+        kept = [new.pop(self.item_key(each), each) for each in self]
         return MapList([*kept, *new.values()], self.keys)
 
 
-KINDS: dict[type, str] = {
+TYPE_NAMES_BY_CLASS: dict[type, str] = {
     bool: "bool",
     int: "int",
     UInt: "uint",
@@ -81,11 +81,11 @@ KINDS: dict[type, str] = {
     datetime: "timestamp",
     timedelta: "duration",
 }
-NUMBERS = frozenset({"int", "uint", "double"})
+NUMERIC_TYPES = frozenset({"int", "uint", "double"})
 
 
-def kind_of(value: Any) -> str:
-    found = KINDS.get(type(value))
+def type_name_of(value: Any) -> str:
+    found = TYPE_NAMES_BY_CLASS.get(type(value))
     if found is not None:
         return found
     if isinstance(value, dict):
@@ -94,40 +94,40 @@ def kind_of(value: Any) -> str:
     return named
 
 
-def equal(one: Any, other: Any, meter: Meter = FREE) -> bool:
+def is_equal(one: Any, other: Any, meter: Meter = UNLIMITED_METER) -> bool:
     """Charges for every element: a list can have one and the same list in it a thousand times."""
-    kind = kind_of(one)
-    if kind != kind_of(other):
-        return kind in NUMBERS and kind_of(other) in NUMBERS and bool(one == other)
+    kind = type_name_of(one)
+    if kind != type_name_of(other):
+        return kind in NUMERIC_TYPES and type_name_of(other) in NUMERIC_TYPES and bool(one == other)
     if kind == "list":
-        return equal_lists(one, other, meter)
+        return is_equal_list(one, other, meter)
     if kind == "map":
         meter.charge(len(one))
         return len(one) == len(other) and all(
-            key in other and equal(each, other[key], meter) for key, each in one.items()
+            key in other and is_equal(each, other[key], meter) for key, each in one.items()
         )
     if kind == "optional_type":
-        return one.is_there == other.is_there and equal(one.value, other.value, meter)
+        return one.is_there == other.is_there and is_equal(one.value, other.value, meter)
     return bool(one == other)
 
 
-def equal_lists(one: list[Any], other: list[Any], meter: Meter) -> bool:
+def is_equal_list(one: list[Any], other: list[Any], meter: Meter) -> bool:
     if len(one) != len(other):
         return False
     meter.charge(len(one))
     unordered = one if isinstance(one, SetList | MapList) else other
     if isinstance(unordered, SetList):
         meter.charge(len(one) * len(other) / 10)
-        return all(any(equal(each, mine, meter) for mine in other) for each in one)
+        return all(any(is_equal(each, mine, meter) for mine in other) for each in one)
     if isinstance(unordered, MapList):
-        theirs = {unordered.identity(each): each for each in other}
-        return all((key := unordered.identity(each)) in theirs and equal(each, theirs[key], meter) for each in one)
-    return all(equal(each, mine, meter) for each, mine in zip(one, other, strict=True))
+        theirs = {unordered.item_key(each): each for each in other}
+        return all((key := unordered.item_key(each)) in theirs and is_equal(each, theirs[key], meter) for each in one)
+    return all(is_equal(each, mine, meter) for each, mine in zip(one, other, strict=True))
 
 
-def is_zero(value: Any) -> bool:
+def is_zero_value(value: Any) -> bool:
     """Whether it is what its type begins with: 0, "", [], null."""
-    return value is None or (kind_of(value) in EMPTY and not value)
+    return value is None or (type_name_of(value) in TYPES_WITH_ZERO_VALUE and not value)
 
 
-EMPTY = frozenset({"bool", "int", "uint", "double", "string", "bytes", "list", "map", "duration"})
+TYPES_WITH_ZERO_VALUE = frozenset({"bool", "int", "uint", "double", "string", "bytes", "list", "map", "duration"})

@@ -12,60 +12,69 @@ from dataclasses import dataclass, field
 from tapestry.client.watch import Change, Changes, Synced, Watch
 from tapestry.kube.objects import Object, name_of, uid_of, value_at
 from tapestry.kube.resources import EVENTS
-from tapestry.syncer.metrics import EVENTS_UNTOLD
-from tapestry.syncer.site import Site
-from tapestry.syncer.translate.meta import virtual_key, virtual_uid
-from tapestry.syncer.translate.strangers import cut, text_of
+from tapestry.syncer.context import SyncContext
+from tapestry.syncer.metrics import EVENTS_DROPPED
+from tapestry.syncer.translate.metadata import virtual_key, virtual_uid
+from tapestry.syncer.translate.sanitize import sanitized_text, truncate_text
 
-PER_SECOND = 10.0
-LONGEST_REASON = 128
+MAX_EVENTS_PER_SECOND = 10.0
+MAX_REASON_LENGTH = 128
 
 
 @dataclass
-class TwinEvents:
+class TwinEventForwarder:
     """Follows the events about twins for as long as the syncer works."""
 
-    site: Site
-    _left: float = field(default=PER_SECOND, init=False)
+    context: SyncContext
+    _left: float = field(default=MAX_EVENTS_PER_SECOND, init=False)
     _at: float = field(default=0.0, init=False)
 
     async def run(self) -> None:
-        site = self.site
-        watch = Watch(site.physical_reads, EVENTS, site.mount_namespace, "", "involvedObject.kind=Pod", lean=True)
+        site = self.context
+        watch = Watch(
+            site.physical_read_client,
+            EVENTS,
+            site.mount_namespace,
+            "",
+            "involvedObject.kind=Pod",
+            without_managed_fields=True,
+        )
         is_listed = False
         async with aclosing(watch.events()) as events:
             async for event in events:
                 if isinstance(event, Synced):
                     is_listed = True
                 elif isinstance(event, Changes) and is_listed:
-                    self.tell(event.changes)
+                    self.forward(event.changes)
 
-    def tell(self, changes: Iterable[Change]) -> None:
+    def forward(self, changes: Iterable[Change]) -> None:
         for type, event in changes:
             pod = self.pod_of(event) if type != "DELETED" else None
             if pod is None:
                 continue
-            if not self.is_allowed():
-                EVENTS_UNTOLD.labels(self.site.binding_name).inc()
+            if not self.take_token():
+                EVENTS_DROPPED.labels(self.context.binding_name).inc()
                 continue
-            reason = text_of(event.get("reason"))[:LONGEST_REASON] or "Unknown"
+            reason = sanitized_text(event.get("reason"))[:MAX_REASON_LENGTH] or "Unknown"
             # Cut once more: a short name that stands there often may be replaced by a long one.
-            message = cut(text_of(event.get("message")).replace(str(event["involvedObject"]["name"]), name_of(pod)))
-            record = self.site.manager.events
+            message = truncate_text(
+                sanitized_text(event.get("message")).replace(str(event["involvedObject"]["name"]), name_of(pod))
+            )
+            record = self.context.manager.events
             (record.warning if event.get("type") == "Warning" else record.normal)(pod, reason, message)
 
     def pod_of(self, event: Object) -> Object | None:
         """The virtual pod whose twin the event is about."""
-        site, name = self.site, value_at(event, "involvedObject", "name")
+        site, name = self.context, value_at(event, "involvedObject", "name")
         twin = site.physical_pods.store.get(f"{site.mount_namespace}/{name}")
         if twin is None or "twin" not in twin or value_at(event, "involvedObject", "uid") != uid_of(twin):
             return None
-        pods = (site.pod_here(key) for key in virtual_key(twin))
+        pods = (site.pod_on_our_nodes(key) for key in virtual_key(twin))
         return next((pod for pod in pods if pod is not None and uid_of(pod) == virtual_uid(twin)), None)
 
-    def is_allowed(self) -> bool:
+    def take_token(self) -> bool:
         now = asyncio.get_running_loop().time()
-        self._left = min(PER_SECOND, self._left + (now - self._at) * PER_SECOND)
+        self._left = min(MAX_EVENTS_PER_SECOND, self._left + (now - self._at) * MAX_EVENTS_PER_SECOND)
         self._at = now
         if self._left < 1:
             return False

@@ -13,46 +13,46 @@ from tapestry.kube.errors import NotFound
 from tapestry.kube.names import hashed_name
 from tapestry.kube.objects import Object, is_deleting, name_of, owner_reference
 from tapestry.kube.resources import PODS
-from tapestry.syncer.projections import physical_node_of
-from tapestry.syncer.site import Site
+from tapestry.syncer.cache_transforms import physical_node_of
+from tapestry.syncer.context import SyncContext
 
 Port = tuple[str, int, str]
-MOST_PORTS = 512
+MAX_PORTS = 512
 
 
 @dataclass(frozen=True)
-class HostPorts:
+class HostPortReconciler:
     """Keeps one placeholder pod on each virtual node whose physical node has host ports taken; keyed by the former."""
 
-    site: Site
+    context: SyncContext
 
     async def reconcile(self, name: str) -> None:
-        site = self.site
+        site = self.context
         node = site.virtual_nodes.store.get(name)
         is_there = node is not None and not is_deleting(node)
-        if is_there and not site.is_known:
+        if is_there and not site.is_physical_synced:
             return  # what is taken cannot be told yet
-        wanted = self.wanted(node) if node is not None and is_there else None
+        wanted = self.desired_placeholder(node) if node is not None and is_there else None
         for pod in site.placeholders.store.by("node", name):
             if wanted is not None and name_of(pod) == name_of(wanted):
                 return
-            await self.site.virtual.remove(PODS, pod, grace_seconds=0)
+            await self.context.virtual_client.delete_if_exists(PODS, pod, grace_seconds=0)
         if wanted is not None:
             await self.create(wanted)
 
-    def wanted(self, node: Object) -> Object | None:
-        binding = self.site.binding()
+    def desired_placeholder(self, node: Object) -> Object | None:
+        binding = self.context.binding()
         if binding is None:
             return None
         claims = (
-            claim for below in physical_node_of(node) for claim in self.site.physical_pods.store.by("node", below)
+            claim for below in physical_node_of(node) for claim in self.context.physical_pods.store.by("node", below)
         )
         taken = taken_ports(claims, binding.owns)
         return placeholder(node, binding.uid, taken) if taken else None
 
     async def create(self, pod: Object) -> None:
         try:
-            await self.site.virtual.create(PODS, pod)
+            await self.context.virtual_client.create(PODS, pod)
         except NotFound as error:  # tried again: somebody may make the namespace
             hint = "host ports are not shown before it is there, and `tapestry manifests` has it"
             raise NotFound(error.code, "NamespaceMissing", f"{error.message}; {hint}") from error
@@ -61,7 +61,7 @@ class HostPorts:
 def taken_ports(claims: Iterable[Object], is_ours: Callable[[Object], bool]) -> tuple[Port, ...]:
     """The ports of foreign pods, of very many the first: a pod with thousands of them is costly for an API server."""
     taken = {port for claim in claims if not is_ours(claim) for port in claim.get("ports", ())}
-    return tuple(sorted(taken)[:MOST_PORTS])
+    return tuple(sorted(taken)[:MAX_PORTS])
 
 
 def placeholder(node: Object, binding_uid: str, ports: tuple[Port, ...]) -> Object:

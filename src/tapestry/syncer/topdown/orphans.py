@@ -9,38 +9,38 @@ from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-SECOND_SIGHTING = timedelta(seconds=10)
+CONFIRMATION_DELAY = timedelta(seconds=10)
 """After how long a twin that is still without a pod is an orphan."""
-SWEEP, SWEEP_LASTS = 100, timedelta(minutes=1)
+MAX_DELETIONS, DELETION_PERIOD = 100, timedelta(minutes=1)
 """How many of those go within that time."""
 
 
 @dataclass(frozen=True)
-class Orphans:
+class OrphanTracker:
     """What was seen of twins without pods, by the twins' UIDs."""
 
-    since: dict[str, datetime | None] = field(default_factory=dict)
+    first_seen: dict[str, datetime | None] = field(default_factory=dict)
     """None where the pod was seen going."""
-    swept: deque[datetime] = field(default_factory=deque)
+    recent_deletions: deque[datetime] = field(default_factory=deque)
     """When the last of the others went."""
 
-    def bereaved(self, uid: str) -> None:
+    def mark_pod_deleted(self, uid: str) -> None:
         """The twin's pod was seen going."""
-        self.since[uid] = None
+        self.first_seen[uid] = None
 
     def forget(self, uid: str) -> None:
-        self.since.pop(uid, None)
+        self.first_seen.pop(uid, None)
 
-    def sighted(self, uid: str, now: datetime) -> datetime | None:
+    def record_sighting(self, uid: str, now: datetime) -> datetime | None:
         """Note that the twin has no pod; when to look again, or None where it is to go now."""
-        first = self.since.setdefault(uid, now)
+        first = self.first_seen.setdefault(uid, now)
         if first is None:
             return None
-        if now < first + SECOND_SIGHTING:
-            return first + SECOND_SIGHTING
-        while self.swept and self.swept[0] + SWEEP_LASTS <= now:
-            self.swept.popleft()
-        if len(self.swept) >= SWEEP:
-            return self.swept[0] + SWEEP_LASTS
-        self.swept.append(now)
+        if now < first + CONFIRMATION_DELAY:
+            return first + CONFIRMATION_DELAY
+        while self.recent_deletions and self.recent_deletions[0] + DELETION_PERIOD <= now:
+            self.recent_deletions.popleft()
+        if len(self.recent_deletions) >= MAX_DELETIONS:
+            return self.recent_deletions[0] + DELETION_PERIOD
+        self.recent_deletions.append(now)
         return None

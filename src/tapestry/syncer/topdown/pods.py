@@ -23,92 +23,92 @@ from tapestry.client.options import PatchType
 from tapestry.controller import Result
 from tapestry.kube.errors import AlreadyExists, ApiError, BadRequest, Forbidden, Invalid, NotFound, ServerError
 from tapestry.kube.objects import Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
-from tapestry.kube.pods import ENDED, is_over
+from tapestry.kube.pods import TERMINAL_PHASES, is_pod_terminal
 from tapestry.kube.resources import PODS
-from tapestry.kube.taints import CORDON
+from tapestry.kube.taints import CORDON_TAINT
 from tapestry.kube.times import parse_time
 from tapestry.process.logs import logger
 from tapestry.syncer.admission import Reject, Wait
-from tapestry.syncer.changes import twin_went
-from tapestry.syncer.projections import physical_node_of
-from tapestry.syncer.site import LAG, Site
+from tapestry.syncer.cache_transforms import physical_node_of
+from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
+from tapestry.syncer.predicates import twin_ended
+from tapestry.syncer.topdown.admission_timeout import QUOTA_EXCEEDED, AdmissionTimeout
 from tapestry.syncer.topdown.admitter import Admitter, with_resources_of
-from tapestry.syncer.topdown.companions import Companion, NotYet
-from tapestry.syncer.topdown.losses import Losses
-from tapestry.syncer.topdown.orphans import Orphans
-from tapestry.syncer.topdown.patience import QUOTA_EXCEEDED, Patience
-from tapestry.syncer.topdown.priority import PriorityClassGuard, is_missing
-from tapestry.syncer.topdown.verdicts import Verdicts, complaints_about, told_since
+from tapestry.syncer.topdown.dependencies import Dependency, DependencyNotReady
+from tapestry.syncer.topdown.lost_twins import LostTwins
+from tapestry.syncer.topdown.orphans import OrphanTracker
+from tapestry.syncer.topdown.pod_status_writer import PodStatusWriter, condition_since, rejection_errors
+from tapestry.syncer.topdown.priority_class import PriorityClassGuard, is_class_missing
 from tapestry.syncer.topdown.volumes import REFUSED_BY_OWNER
 from tapestry.syncer.translate import pod_status, pods
 from tapestry.syncer.translate.allowed_metadata import uncopied_keys, uncopied_message
-from tapestry.syncer.translate.meta import is_as_applied, virtual_uid
+from tapestry.syncer.translate.metadata import is_applied, virtual_uid
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.pods import HostAlias, is_left_alone
-from tapestry.syncer.translate.tolerations import barring
+from tapestry.syncer.translate.pods import HostAlias, is_excluded
+from tapestry.syncer.translate.tolerations import untolerated_taints
 
 log = logger(__name__)
 
-FRESH = timedelta(seconds=10)
+FRESH_POD_AGE = timedelta(seconds=10)
 """A pod younger than this is what the cache says it is; an older one is read again before it is run."""
-TAKEN = 60.0
+NAME_TAKEN_RETRY_SECONDS = 60.0
 """Seconds after which a name that somebody else has below is tried again: nobody tells us when it is free."""
-UNTOLD = frozenset({"NameTaken", REFUSED_BY_OWNER})
+POLLED_REASONS = frozenset({"NameTaken", REFUSED_BY_OWNER})
 """Reasons to wait whose end nobody tells us of."""
 
 
 @dataclass(frozen=True)
-class VirtualPods:
+class PodReconciler:
     """Keeps one twin for each pod that is bound to a virtual node; keyed by the virtual pod."""
 
-    site: Site
+    context: SyncContext
     admitter: Admitter
-    companions: Sequence[Companion] = ()
-    aliases: Callable[[str], Sequence[HostAlias]] = lambda _: ()
+    dependencies: Sequence[Dependency] = ()
+    host_aliases: Callable[[str], Sequence[HostAlias]] = lambda _: ()
     """The names that pods of a namespace know, beside those of DNS."""
-    orphans: Orphans = field(default_factory=Orphans)
+    orphans: OrphanTracker = field(default_factory=OrphanTracker)
 
     @cached_property
-    def verdicts(self) -> Verdicts:
-        return Verdicts(self.site)
+    def status_writer(self) -> PodStatusWriter:
+        return PodStatusWriter(self.context)
 
     @cached_property
-    def losses(self) -> Losses:
-        return Losses(self.site, self.verdicts)
+    def lost_twins(self) -> LostTwins:
+        return LostTwins(self.context, self.status_writer)
 
     @cached_property
-    def patience(self) -> Patience:
-        return Patience(self.site, self.verdicts, self.admitter.wake)
+    def admission_timeout(self) -> AdmissionTimeout:
+        return AdmissionTimeout(self.context, self.status_writer, self.admitter.requeue_pod)
 
     @cached_property
-    def priority(self) -> PriorityClassGuard:
-        return PriorityClassGuard(self.site, self.verdicts, self.admitter.wake)
+    def priority_class_guard(self) -> PriorityClassGuard:
+        return PriorityClassGuard(self.context, self.status_writer, self.admitter.requeue_pod)
 
-    def saw(self, old: Object | None, new: Object | None) -> None:
+    def on_virtual_pod_change(self, old: Object | None, new: Object | None) -> None:
         """A handler of the virtual pods' changes: to see a pod go is a first sighting of its twin as an orphan."""
         pod = new or old
         assert pod is not None
-        if new is None or is_over(pod):
-            self.losses.forget(pod)
-            self.verdicts.saw(pod)
-            self.admitter.saw(pod)
-            self.patience.forget(pod)
-            self.priority.waiting.discard(key_of(pod))
-        if new is None and (twin := self.site.own_twin_of(pod)) is not None:
-            self.orphans.bereaved(uid_of(twin))
+        if new is None or is_pod_terminal(pod):
+            self.lost_twins.forget(pod)
+            self.status_writer.forget(pod)
+            self.admitter.on_pod_ended(pod)
+            self.admission_timeout.forget(pod)
+            self.priority_class_guard.waiting.discard(key_of(pod))
+        if new is None and (twin := self.context.twin_of_pod(pod)) is not None:
+            self.orphans.mark_pod_deleted(uid_of(twin))
 
-    def saw_below(self, old: Object | None, new: Object | None) -> None:
+    def on_physical_pod_change(self, old: Object | None, new: Object | None) -> None:
         """A handler of the physical pods' changes: what is gone is no orphan any more, but may be missed."""
-        if twin_went(old, new):
-            self.patience.wake_next()
+        if twin_ended(old, new):
+            self.admission_timeout.requeue_next()
         if old is not None and new is None and "twin" in old:
             self.orphans.forget(uid_of(old))
-            self.losses.saw_going(old)
+            self.lost_twins.on_twin_gone(old)
 
     async def reconcile(self, key: str) -> Result | None:
-        site = self.site
+        site = self.context
         binding = site.binding()
-        if binding is None or not site.is_known:
+        if binding is None or not site.is_physical_synced:
             return None
         pod, twin = site.virtual_pods.store.get(key), site.twin_of(key)
         if pod is None:
@@ -124,73 +124,75 @@ class VirtualPods:
         if node is None:  # another binding's, or a node that is gone: its cluster's own controllers see to the pod
             return None
         if is_deleting(pod):
-            return await self.finish(pod, binding)
-        if is_over(pod):
+            return await self.finish_deletion(pod, binding)
+        if is_pod_terminal(pod):
             return None
-        if mapped_uid(pod) or uid_of(pod) in self.losses.missed:
-            return await self.losses.settle(pod, binding)
-        if is_left_alone(pod, binding) or self.site.is_unbinding:
+        if mapped_uid(pod) or uid_of(pod) in self.lost_twins.missing_twins:
+            return await self.lost_twins.resolve_loss(pod, binding)
+        if is_excluded(pod, binding) or self.context.is_unbinding:
             return None
-        if complaints := complaints_about(pod, binding):
-            await self.verdicts.refuse(pod, complaints)
+        if complaints := rejection_errors(pod, binding):
+            await self.status_writer.reject(pod, complaints)
             return None
-        if not await self.is_still_waiting(pod):
-            return Result(requeue_after=LAG)
-        if (wait := await self.priority.hold_back(pod, binding)) is not None:
+        if not await self.is_still_unmapped(pod):
+            return Result(requeue_after=CACHE_LAG_SECONDS)
+        if (wait := await self.priority_class_guard.wait_if_missing(pod, binding)) is not None:
             return wait
         if (refusal := self.admitter.admit(pod, self.twin_key(pod), node)) is not None:
-            return await self.turn_away(pod, refusal)
-        return await self.create(pod, binding, node)
+            return await self.handle_rejection(pod, refusal)
+        return await self.create_twin(pod, binding, node)
 
     def twin_key(self, pod: Object) -> str:
-        return self.site.twin_key(key_of(pod))
+        return self.context.twin_key(key_of(pod))
 
-    async def turn_away(self, pod: Object, refusal: Wait | Reject) -> Result | None:
+    async def handle_rejection(self, pod: Object, decision: Wait | Reject) -> Result | None:
         """The lease of its node does not admit the pod."""
-        self.patience.passed(pod)
-        if isinstance(refusal, Reject):
-            await self.verdicts.end(pod, refusal.reason, refusal.message, is_disrupted=refusal.is_disrupted)
+        self.admission_timeout.clear_quota_wait(pod)
+        if isinstance(decision, Reject):
+            await self.status_writer.fail_pod(
+                pod, decision.reason, decision.message, is_disrupted=decision.is_disrupted
+            )
             return None
-        await self.verdicts.put_off(pod, refusal.reason, refusal.message)
-        return Result(requeue_at=refusal.until) if refusal.until is not None else None
+        await self.status_writer.set_deferred(pod, decision.reason, decision.message)
+        return Result(requeue_at=decision.until) if decision.until is not None else None
 
     def physical_node(self, pod: Object) -> str | None:
-        node = self.site.virtual_nodes.store.get(pod["spec"]["nodeName"])
+        node = self.context.virtual_nodes.store.get(pod["spec"]["nodeName"])
         return next(iter(physical_node_of(node)), None) if node is not None else None
 
-    async def is_still_waiting(self, pod: Object) -> bool:
+    async def is_still_unmapped(self, pod: Object) -> bool:
         """Whether the pod has neither run nor gone: a cache that lags must not run it twice."""
-        age = self.site.now() - parse_time(pod["metadata"]["creationTimestamp"])
-        if abs(age) < FRESH and uid_of(pod) not in self.verdicts.ending:
+        age = self.context.now() - parse_time(pod["metadata"]["creationTimestamp"])
+        if abs(age) < FRESH_POD_AGE and uid_of(pod) not in self.status_writer.failing:
             return True
-        live = await self.site.live_pod(key_of(pod))
+        live = await self.context.live_pod(key_of(pod))
         if live is None or uid_of(live) != uid_of(pod):
             return False
-        return not (is_deleting(live) or is_over(live) or mapped_uid(live))
+        return not (is_deleting(live) or is_pod_terminal(live) or mapped_uid(live))
 
-    async def create(self, pod: Object, binding: Binding, node: str) -> Result | None:
+    async def create_twin(self, pod: Object, binding: Binding, node: str) -> Result | None:
         """Make the twin that was admitted; what was reserved for it is kept as long as there may be one."""
-        key, ledger, taints = self.twin_key(pod), self.site.ledger, self.taints_of(node)
-        wanted = pods.new_twin(pod, binding, node, self.aliases(namespace_of(pod) or ""), taints)
+        key, ledger, taints = self.twin_key(pod), self.context.ledger, self.taints_of(node)
+        wanted = pods.new_twin(pod, binding, node, self.host_aliases(namespace_of(pod) or ""), taints)
         try:
-            if told_since(pod, keys.ACCEPTED, QUOTA_EXCEEDED) is None:  # else the twin tells
-                await self.verdicts.accept(pod)
+            if condition_since(pod, keys.ACCEPTED_CONDITION, QUOTA_EXCEEDED) is None:  # else the twin tells
+                await self.status_writer.clear_rejection(pod)
             if binding.spec.direct_scheduling:
                 check_taints(node, taints, wanted["spec"]["tolerations"])
-            for companion in self.companions:
-                await companion.precede(pod, binding)
+            for companion in self.dependencies:
+                await companion.ensure(pod, binding)
             if self.admitter.closure(node) is not None:  # meanwhile
                 ledger.release(key)
                 return Result(requeue_after=0)
-        except NotYet as wait:
+        except DependencyNotReady as wait:
             ledger.release(key)
-            self.patience.passed(pod)
-            await self.verdicts.wait(pod, wait.reason, str(wait))
-            seconds = TAKEN if wait.reason in UNTOLD else wait.seconds
+            self.admission_timeout.clear_quota_wait(pod)
+            await self.status_writer.set_unmapped(pod, wait.reason, str(wait))
+            seconds = NAME_TAKEN_RETRY_SECONDS if wait.reason in POLLED_REASONS else wait.retry_seconds
             return Result(requeue_after=seconds) if seconds is not None else None
         except ApiError as error:
             ledger.release(key)
-            return await self.patience.refused(pod, node, error)
+            return await self.admission_timeout.handle_rejection(pod, node, error)
         except BaseException:
             ledger.release(key)
             raise
@@ -198,121 +200,125 @@ class VirtualPods:
 
     async def submit(self, pod: Object, binding: Binding, node: str, wanted: Object) -> Result | None:
         """Create the twin; its reservation ends at once only where it is certain that there is none."""
-        key, ledger = self.twin_key(pod), self.site.ledger
+        key, ledger = self.twin_key(pod), self.context.ledger
         try:
-            await self.site.physical.create(PODS, wanted)
+            await self.context.physical_client.create(PODS, wanted)
         except BaseException as error:
             if isinstance(error, ApiError) and not isinstance(error, AlreadyExists | ServerError):
                 ledger.release(key)
             else:
-                ledger.written(key, self.site.now())
+                ledger.mark_written(key, self.context.now())
             if isinstance(error, AlreadyExists):
-                return await self.adopt(pod, binding)
+                return await self.resolve_name_conflict(pod, binding)
             if not isinstance(error, ApiError):
                 raise
-            if is_missing(error):
-                return await self.priority.refused(pod, binding)
-            return await self.patience.refused(pod, node, error)
-        ledger.written(key, self.site.now())
-        self.patience.passed(pod)
-        self.priority.found()
+            if is_class_missing(error):
+                return await self.priority_class_guard.on_class_missing(pod, binding)
+            return await self.admission_timeout.handle_rejection(pod, node, error)
+        ledger.mark_written(key, self.context.now())
+        self.admission_timeout.clear_quota_wait(pod)
+        self.priority_class_guard.on_twin_created()
         if uncopied := uncopied_keys(pod, binding):
-            self.site.manager.events.normal(pod, "MetadataNotCopied", uncopied_message(uncopied))
+            self.context.manager.events.normal(pod, "MetadataNotCopied", uncopied_message(uncopied))
         return None  # it comes by the watch
 
     def taints_of(self, node: str) -> list[Object]:
         """The taints of a physical node."""
-        found: list[Object] = value_at(self.site.physical_nodes.store.get(node), "spec", "taints", default=[])
+        found: list[Object] = value_at(self.context.physical_nodes.store.get(node), "spec", "taints", default=[])
         return found
 
-    async def adopt(self, pod: Object, binding: Binding) -> Result | None:
+    async def resolve_name_conflict(self, pod: Object, binding: Binding) -> Result | None:
         """The name is taken: by this pod's twin that the cache has yet to see, by a namesake's, or by a stranger."""
-        held = await self.site.live_twin(key_of(pod))
+        held = await self.context.live_twin(key_of(pod))
         if held is None or (binding.owns(held) and virtual_uid(held) == uid_of(pod)):
-            return Result(requeue_after=LAG)
+            return Result(requeue_after=CACHE_LAG_SECONDS)
         if binding.owns(held):
-            await self.remove_stale(pod, held)
-            return Result(requeue_after=LAG)
-        self.site.ledger.release(key_of(held))
+            await self.remove_stale_twin(pod, held)
+            return Result(requeue_after=CACHE_LAG_SECONDS)
+        self.context.ledger.release(key_of(held))
         message = f"{namespace_of(held)}/{name_of(held)} below is not ours; delete it there and the pod can run"
-        await self.verdicts.wait(pod, "NameTaken", message)
-        return Result(requeue_after=TAKEN)
+        await self.status_writer.set_unmapped(pod, "NameTaken", message)
+        return Result(requeue_after=NAME_TAKEN_RETRY_SECONDS)
 
-    async def finish(self, pod: Object, binding: Binding) -> Result | None:
+    async def finish_deletion(self, pod: Object, binding: Binding) -> Result | None:
         """The pod is to go; once nothing of it is left below, it goes."""
-        held = None if self.losses.is_deleted(pod) else await self.site.live_twin(key_of(pod))
+        held = None if self.lost_twins.is_twin_deleted(pod) else await self.context.live_twin(key_of(pod))
         if held is not None and binding.owns(held) and virtual_uid(held) == uid_of(pod):
-            await self.delete_with(pod, held)
-            return Result(requeue_after=LAG)
-        if pod["metadata"].get("finalizers") and not is_over(pod):  # whoever holds it waits to hear that it has ended
-            if not await self.losses.show_end(pod):
-                ended = pod_status.ended("Deleted", "it was deleted, and nothing of it runs below")
-                await self.verdicts.patch(pod, ended)
+            await self.propagate_deletion(pod, held)
+            return Result(requeue_after=CACHE_LAG_SECONDS)
+        if pod["metadata"].get("finalizers") and not is_pod_terminal(
+            pod
+        ):  # whoever holds it waits to hear that it has ended
+            if not await self.lost_twins.show_final_status(pod):
+                ended = pod_status.failed_status_patch("Deleted", "it was deleted, and nothing of it runs below")
+                await self.status_writer.patch(pod, ended)
         else:
-            await self.site.virtual.remove(PODS, pod, grace_seconds=0)
+            await self.context.virtual_client.delete_if_exists(PODS, pod, grace_seconds=0)
         return None
 
     # -- both
 
     async def both(self, pod: Object, twin: Object, binding: Binding) -> Result | None:
         if virtual_uid(twin) != uid_of(pod):
-            await self.remove_stale(pod, twin)
+            await self.remove_stale_twin(pod, twin)
         elif is_deleting(pod):
-            await self.delete_with(pod, twin)
-        elif is_over(pod):
-            await self.end_twin(twin)
+            await self.propagate_deletion(pod, twin)
+        elif is_pod_terminal(pod):
+            await self.stop_twin(twin)
         elif mapped_uid(pod) not in (None, uid_of(twin)):
-            return await self.losses.settle(pod, binding)
+            return await self.lost_twins.resolve_loss(pod, binding)
         elif not is_deleting(twin) and (node := self.physical_node(pod)) is not None:
-            self.patience.passed(pod)
-            again = await self.follow(pod, twin, binding, node)
-            wait = await self.patience.wait_for_place(pod, twin, node)
+            self.admission_timeout.clear_quota_wait(pod)
+            again = await self.update_twin(pod, twin, binding, node)
+            wait = await self.admission_timeout.wait_for_scheduling(pod, twin, node)
             return wait or (Result(requeue_at=again) if again is not None else None)
         return None
 
-    async def follow(self, pod: Object, twin: Object, binding: Binding, node: str) -> datetime | None:
+    async def update_twin(self, pod: Object, twin: Object, binding: Binding, node: str) -> datetime | None:
         """Have the twin show what changed of the pod; when to look again at a resize that waits."""
         pending = None
-        wanted = pods.twin(pod, binding, node)  # host aliases do not change
+        wanted = pods.desired_twin(pod, binding, node)  # host aliases do not change
         added = pods.ephemeral_patch(twin, pod, binding)
-        if not is_as_applied(twin, wanted) and pods.resize_patch(twin, wanted) is not None:
-            if (pending := self.admitter.resize(pod, twin, node)) is not None:
-                wanted = pods.twin(with_resources_of(twin, pod), binding, node)
+        if not is_applied(twin, wanted) and pods.resize_patch(twin, wanted) is not None:
+            if (pending := self.admitter.admit_resize(pod, twin, node)) is not None:
+                wanted = pods.desired_twin(with_resources_of(twin, pod), binding, node)
         else:
-            self.admitter.resized(pod)
+            self.admitter.clear_pending_resize(pod)
         again = pending.until if pending is not None else None
-        if is_as_applied(twin, wanted) and added is None:
-            await self.verdicts.accept(pod)
+        if is_applied(twin, wanted) and added is None:
+            await self.status_writer.clear_rejection(pod)
             return again
         try:
-            if complaints := complaints_about(pod, binding):
-                await self.verdicts.object_to(pod, complaints)
+            if complaints := rejection_errors(pod, binding):
+                await self.status_writer.set_rejected(pod, complaints)
                 return again
-            await self.verdicts.accept(pod)
-            await self.change_all(twin, wanted, added)
+            await self.status_writer.clear_rejection(pod)
+            await self.apply_patches(twin, wanted, added)
         except NotFound:  # its going wakes us
             return None
         except (Forbidden, Invalid, BadRequest) as error:
-            self.site.manager.events.warning(pod, "RefusedBelow", error.message)
+            self.context.manager.events.warning(pod, "RefusedBelow", error.message)
             raise
         finally:
-            self.site.ledger.written(key_of(twin), self.site.now())
+            self.context.ledger.mark_written(key_of(twin), self.context.now())
         return again
 
-    async def change_all(self, twin: Object, wanted: Object, added: Object | None) -> None:
+    async def apply_patches(self, twin: Object, wanted: Object, added: Object | None) -> None:
         """The note of what we set is written last: where one of the writes fails, all of them come again."""
         current = twin
         if added is not None:
-            current = await self.change(current, added, "ephemeralcontainers")
+            current = await self.patch_twin(current, added, "ephemeralcontainers")
         if patch := pods.twin_patch(twin, wanted):
             if resized := pods.resize_patch(twin, wanted):
-                current = await self.change(current, resized, "resize")
-            await self.change(current, patch)
+                current = await self.patch_twin(current, resized, "resize")
+            await self.patch_twin(current, patch)
 
-    async def change(self, twin: Object, patch: Object, subresource: str | None = None) -> Object:
-        return await self.site.physical.patch(PODS, twin, patch, type=PatchType.STRATEGIC, subresource=subresource)
+    async def patch_twin(self, twin: Object, patch: Object, subresource: str | None = None) -> Object:
+        return await self.context.physical_client.patch(
+            PODS, twin, patch, type=PatchType.STRATEGIC, subresource=subresource
+        )
 
-    async def delete_with(self, pod: Object, twin: Object) -> None:
+    async def propagate_deletion(self, pod: Object, twin: Object) -> None:
         """The pod's grace is its twin's; a second deletion that is more urgent is passed on, too.
 
         Not so one by force: whatever becomes of the record above, below it is for a kubelet to say that a pod is gone.
@@ -320,39 +326,39 @@ class VirtualPods:
         grace = pod["metadata"].get("deletionGracePeriodSeconds") or None
         if is_deleting(twin) and (grace is None or grace >= twin["metadata"].get("deletionGracePeriodSeconds", 0)):
             return
-        await self.site.physical.remove(PODS, twin, grace_seconds=grace)
+        await self.context.physical_client.delete_if_exists(PODS, twin, grace_seconds=grace)
 
-    async def end_twin(self, twin: Object) -> None:
+    async def stop_twin(self, twin: Object) -> None:
         """The pod has ended; a twin that has not must not go on."""
         status: Object = msgspec.json.decode(twin["twin"])
-        if not is_deleting(twin) and status["phase"] not in ENDED:
-            await self.site.physical.remove(PODS, twin)
+        if not is_deleting(twin) and status["phase"] not in TERMINAL_PHASES:
+            await self.context.physical_client.delete_if_exists(PODS, twin)
 
-    async def remove_stale(self, pod: Object, twin: Object) -> None:
+    async def remove_stale_twin(self, pod: Object, twin: Object) -> None:
         """A twin of an earlier pod of that name goes before this pod gets its own; its end wakes us."""
         if is_deleting(twin):
             return
-        live = await self.site.live_pod(key_of(pod))
+        live = await self.context.live_pod(key_of(pod))
         if live is None or uid_of(live) != virtual_uid(twin):  # else it is our cache that is behind
-            await self.site.physical.remove(PODS, twin)
+            await self.context.physical_client.delete_if_exists(PODS, twin)
 
     # -- only physical
 
     async def only_physical(self, key: str, twin: Object) -> Result | None:
         if is_deleting(twin):
             return None
-        live = await self.site.live_pod(key)
+        live = await self.context.live_pod(key)
         if live is not None and uid_of(live) == virtual_uid(twin):
-            return Result(requeue_after=LAG)
-        if (wait := self.orphans.sighted(uid_of(twin), self.site.now())) is not None:
+            return Result(requeue_after=CACHE_LAG_SECONDS)
+        if (wait := self.orphans.record_sighting(uid_of(twin), self.context.now())) is not None:
             return Result(requeue_at=wait)
         log.info("the pod of a twin is gone", pod=key, twin=name_of(twin))
-        await self.site.physical.remove(PODS, twin)
+        await self.context.physical_client.delete_if_exists(PODS, twin)
         return None
 
 
 def check_taints(node: str, taints: Sequence[Object], tolerations: Sequence[Object]) -> None:
     """Where no scheduler looks, the owner's taints are for us to respect: a kubelet evicts, or lets the pod in."""
-    if found := barring((each for each in taints if each["key"] != CORDON["key"]), tolerations):
+    if found := untolerated_taints((each for each in taints if each["key"] != CORDON_TAINT["key"]), tolerations):
         taint = f"{found[0]['key']}:{found[0]['effect']}"
-        raise NotYet("Tainted", f"the node {node} has the taint {taint}, which the pod does not tolerate")
+        raise DependencyNotReady("Tainted", f"the node {node} has the taint {taint}, which the pod does not tolerate")

@@ -18,72 +18,75 @@ from functools import partial
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.controller import Informer, Terminal
-from tapestry.controller.controller import Keys, own_key
+from tapestry.controller.controller import KeyMapper, own_key
 from tapestry.kube.errors import AlreadyExists, BadRequest, Forbidden, Invalid
-from tapestry.kube.names import dns_label_complaint
+from tapestry.kube.names import dns_label_error
 from tapestry.kube.objects import Object, key_of, labels_of, name_of, namespace_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES, Resource
 from tapestry.kube.times import parse_time
-from tapestry.syncer.site import Site
-from tapestry.syncer.topdown.companions import NotYet
-from tapestry.syncer.topdown.following import Following, ours_below
+from tapestry.syncer.context import SyncContext
+from tapestry.syncer.topdown.dependencies import DependencyNotReady
+from tapestry.syncer.topdown.namespace_informers import NamespaceInformers, owned_informer
 from tapestry.syncer.translate.pods import HostAlias
 from tapestry.syncer.translate.services import (
     SERVICE_NAME,
-    crosses,
     host_aliases,
-    is_another,
+    is_syncable,
     service_key,
+    service_needs_recreate,
     twin_service,
     twin_slice,
 )
 
-MOST_ALIASES = 1000
+MAX_ALIASES = 1000
 """Addresses that a pod knows by name; with many more an API server would not take its twin."""
-OTHERS_WAIT = 10.0
+OTHER_NAMESPACES_TIMEOUT = 10.0
 """Seconds of a pod's life in which it waits for Services of other namespaces."""
-Below = dict[tuple[Resource, str], Object]
+ServiceObjects = dict[tuple[Resource, str], Object]
 """What stands for one Service, by kind and name."""
 
 
 @dataclass
-class Services:
+class ServiceReconciler:
     """Keeps below what stands for each Service; keyed by the virtual Service."""
 
-    site: Site
-    look: Callable[[str], None]
+    context: SyncContext
+    requeue_service: Callable[[str], None]
     """Has a Service looked at."""
-    wake: Callable[[str], None]
+    requeue_pod: Callable[[str], None]
     """Has a pod looked at."""
     waiting: dict[str, set[str]] = field(default_factory=dict)
     """Pods that wait for the Services of their namespace."""
-    refused: set[str] = field(default_factory=set)
+    rejected: set[str] = field(default_factory=set)
     """Services that the physical API server does not want; no pod waits for these."""
-    above: Following = field(init=False)
+    virtual_services: NamespaceInformers = field(init=False)
     """The virtual Services."""
-    slices: Following = field(init=False)
+    virtual_slices: NamespaceInformers = field(init=False)
     """The virtual EndpointSlices."""
     twins: Informer = field(init=False)
     twin_slices: Informer = field(init=False)
     """What is ours below."""
 
     def __post_init__(self) -> None:
-        self.above = Following(partial(self._above, SERVICES, own_key))
-        self.slices = Following(partial(self._above, ENDPOINT_SLICES, service_key))
-        self.twins, self.twin_slices = ours_below(self.site, SERVICES), ours_below(self.site, ENDPOINT_SLICES)
-        self.twins.on_change(self.saw_twin)
+        self.virtual_services = NamespaceInformers(partial(self._virtual_informer, SERVICES, own_key))
+        self.virtual_slices = NamespaceInformers(partial(self._virtual_informer, ENDPOINT_SLICES, service_key))
+        self.twins, self.twin_slices = (
+            owned_informer(self.context, SERVICES),
+            owned_informer(self.context, ENDPOINT_SLICES),
+        )
+        self.twins.on_change(self.on_twin_change)
         for informer in (self.twins, self.twin_slices):
-            informer.after_sync(self.look_at_all)
+            informer.after_sync(self.requeue_all)
 
     # -- for pods
 
     def aliases(self, namespace: str) -> list[HostAlias]:
         """The names of Services for pods of a namespace, as far as they have an address below."""
-        others = self.others(namespace)
-        found = self.aliases_of(self.crossing(namespace), namespace)[:MOST_ALIASES]
-        share = (MOST_ALIASES - len(found)) // max(len(others), 1)
+        others = self.other_namespaces(namespace)
+        found = self.aliases_of(self.syncable_services(namespace), namespace)[:MAX_ALIASES]
+        share = (MAX_ALIASES - len(found)) // max(len(others), 1)
         for other in others:
-            found += self.aliases_of(self.crossing(other)[:share], namespace)[:share]
+            found += self.aliases_of(self.syncable_services(other)[:share], namespace)[:share]
         return found
 
     def aliases_of(self, services: Iterable[Object], namespace: str) -> list[HostAlias]:
@@ -94,13 +97,13 @@ class Services:
             for alias in host_aliases(twin, service, namespace)
         ]
 
-    def others(self, namespace: str) -> list[str]:
+    def other_namespaces(self, namespace: str) -> list[str]:
         """The other namespaces whose Services pods of a namespace know: if the binding names it, all that it names."""
-        binding = self.site.binding()
+        binding = self.context.binding()
         listed = binding.spec.service_namespaces if binding is not None else ()
         return [each for each in listed if each != namespace] if namespace in listed else []
 
-    async def precede(self, pod: Object, binding: Binding) -> None:
+    async def ensure(self, pod: Object, binding: Binding) -> None:
         """Have a pod wait for the Services of its namespace, whose addresses its twin is to know.
 
         Whoever looked them up just before has them all, if this lets the pod pass.
@@ -108,90 +111,95 @@ class Services:
         namespace = namespace_of(pod) or ""
         if namespace not in binding.spec.service_namespaces:
             return
-        self.wait_for(namespace, pod)
-        for other in self.others(namespace):
-            age = self.site.now() - parse_time(pod["metadata"]["creationTimestamp"])
-            self.wait_for(other, pod, OTHERS_WAIT - age.total_seconds())
+        self.require_addresses(namespace, pod)
+        for other in self.other_namespaces(namespace):
+            age = self.context.now() - parse_time(pod["metadata"]["creationTimestamp"])
+            self.require_addresses(other, pod, OTHER_NAMESPACES_TIMEOUT - age.total_seconds())
 
-    def wait_for(self, namespace: str, pod: Object, seconds: float | None = None) -> None:
+    def require_addresses(self, namespace: str, pod: Object, seconds: float | None = None) -> None:
         """Raise NotYet until the Services of a namespace are known and have addresses; for these, so many seconds."""
         missing: list[str] = []
         if seconds is None or seconds > 0:
-            crossing = {key_of(service) for service in self.crossing(namespace)}
-            missing = sorted(key for key in crossing - self.refused if not self.has_address(key))
-        if missing or not self.is_known(namespace):
+            crossing = {key_of(service) for service in self.syncable_services(namespace)}
+            missing = sorted(key for key in crossing - self.rejected if not self.has_address(key))
+        if missing or not self.is_synced(namespace):
             self.waiting.setdefault(namespace, set()).add(key_of(pod))
             what = f"Service {missing[0]} has" if missing else f"the Services of {namespace} have"
-            raise NotYet("ServiceNotMapped", f"{what} no address below yet", seconds if missing else None)
+            raise DependencyNotReady("ServiceNotMapped", f"{what} no address below yet", seconds if missing else None)
 
     def has_address(self, key: str) -> bool:
-        return any(twin["spec"].get("clusterIP") for twin in self.twins.store.each("source", key))
+        return any(twin["spec"].get("clusterIP") for twin in self.twins.store.iter_by("source", key))
 
-    def saw_twin(self, _: Object | None, twin: Object | None) -> None:
+    def on_twin_change(self, _: Object | None, twin: Object | None) -> None:
         """A handler of the twins' changes: one that comes is what pods may wait for."""
         if twin is not None:
-            self.release(labels_of(twin).get(keys.VIRTUAL_NAMESPACE, ""))
+            self.requeue_waiting(labels_of(twin).get(keys.VIRTUAL_NAMESPACE, ""))
 
-    def release(self, *namespaces: str) -> None:
+    def requeue_waiting(self, *namespaces: str) -> None:
         """Have the pods looked at that wait for the Services of these namespaces."""
         for namespace in namespaces:
             for key in self.waiting.pop(namespace, ()):
-                self.wake(key)
+                self.requeue_pod(key)
 
     # -- what is known
 
-    def follow(self, binding: Object | None) -> None:
+    def follow_namespaces(self, binding: Object | None) -> None:
         """Know the Services of the namespaces that a binding names, and of no others."""
-        for following in (self.above, self.slices):
-            following.follow(value_at(binding, "spec", "serviceNamespaces", default=[]))
-        self.look_at_all()
+        for following in (self.virtual_services, self.virtual_slices):
+            following.set_namespaces(value_at(binding, "spec", "serviceNamespaces", default=[]))
+        self.requeue_all()
 
-    def _above(self, resource: Resource, services: Keys, namespace: str) -> Informer:
-        informer = Informer(self.site.manager.reads, resource, namespace=namespace, indexers={"service": services})
-        informer.called(f"virtual_{resource.plural}")
-        informer.on_change(partial(self._saw_above, services))
-        informer.after_sync(self.look_at_all)
+    def _virtual_informer(self, resource: Resource, services: KeyMapper, namespace: str) -> Informer:
+        informer = Informer(self.context.manager.reads, resource, namespace=namespace, indexers={"service": services})
+        informer.with_name(f"virtual_{resource.plural}")
+        informer.on_change(partial(self._on_virtual_change, services))
+        informer.after_sync(self.requeue_all)
         return informer
 
-    def _saw_above(self, services: Keys, old: Object | None, new: Object | None) -> None:
+    def _on_virtual_change(self, services: KeyMapper, old: Object | None, new: Object | None) -> None:
         for key in {key for obj in (old, new) if obj is not None for key in services(obj)}:
-            self.look(key)
+            self.requeue_service(key)
 
-    def look_at_all(self) -> None:
+    def requeue_all(self) -> None:
         """Have every Service looked at that there is or that something below stands for, and whoever waits for one."""
-        below = (key for informer in (self.twins, self.twin_slices) for key in informer.store.values("source"))
-        for key in {*below, *self.above.keys()}:
-            self.look(key)
-        self.release(*self.waiting)
+        below = (key for informer in (self.twins, self.twin_slices) for key in informer.store.index_values("source"))
+        for key in {*below, *self.virtual_services.keys()}:
+            self.requeue_service(key)
+        self.requeue_waiting(*self.waiting)
 
-    def is_known(self, namespace: str) -> bool:
+    def is_synced(self, namespace: str) -> bool:
         """Whether the caches tell what there is of the namespace, above and below."""
         below = self.twins.synced.is_set() and self.twin_slices.synced.is_set()
-        return below and None not in (self.above.known(namespace), self.slices.known(namespace))
+        return below and None not in (
+            self.virtual_services.synced_informer(namespace),
+            self.virtual_slices.synced_informer(namespace),
+        )
 
-    def crossing(self, namespace: str) -> list[Object]:
+    def syncable_services(self, namespace: str) -> list[Object]:
         """The Services of a namespace that are to be known below, as far as they are known."""
-        informer = self.above.known(namespace)
+        informer = self.virtual_services.synced_informer(namespace)
         if informer is None:
             return []
-        return sorted(filter(crosses, informer.store.list()), key=name_of)
+        return sorted(filter(is_syncable, informer.store.list()), key=name_of)
 
-    def seen(self, key: str) -> tuple[Object | None, Iterable[Object]]:
+    def cached_service(self, key: str) -> tuple[Object | None, Iterable[Object]]:
         """The Service and its slices, as the caches have them."""
-        informer = self.slices.known(key.split("/")[0])
-        return self.above.get(key), informer.store.by("service", key) if informer is not None else ()
+        informer = self.virtual_slices.synced_informer(key.split("/")[0])
+        return self.virtual_services.get(key), informer.store.by("service", key) if informer is not None else ()
 
-    async def live(self, key: str) -> tuple[Object | None, Iterable[Object]]:
+    async def live_service(self, key: str) -> tuple[Object | None, Iterable[Object]]:
         """The same, as they are."""
         namespace, name = key.split("/", 1)
-        if dns_label_complaint(name):  # what stands below for a Service may say anything of it
+        if dns_label_error(name):  # what stands below for a Service may say anything of it
             return None, ()
-        service = await self.site.virtual.find(SERVICES, name, namespace)
+        service = await self.context.virtual_client.find(SERVICES, name, namespace)
         if service is None:
             return None, ()
-        return service, await self.site.virtual.list(ENDPOINT_SLICES, namespace, labels=f"{SERVICE_NAME}={name}")
+        return service, await self.context.virtual_client.list(
+            ENDPOINT_SLICES, namespace, labels=f"{SERVICE_NAME}={name}"
+        )
 
-    def there(self, key: str) -> Below:
+    def existing_objects(self, key: str) -> ServiceObjects:
         return {
             (informer.resource, name_of(obj)): obj
             for informer in (self.twins, self.twin_slices)
@@ -201,53 +209,55 @@ class Services:
     # -- what is done
 
     async def reconcile(self, key: str) -> None:
-        binding = self.site.binding()
+        binding = self.context.binding()
         namespace = key.split("/")[0]
-        if binding is None or self.site.is_unbinding:
+        if binding is None or self.context.is_unbinding:
             return
         is_asked_for = namespace in binding.spec.service_namespaces
-        if not (self.is_known(namespace) if is_asked_for else self.twins.synced.is_set()):
+        if not (self.is_synced(namespace) if is_asked_for else self.twins.synced.is_set()):
             return
-        there = self.there(key)
-        wanted = wanted_below(*self.seen(key), binding) if is_asked_for else {}
-        if is_asked_for and surplus(there, wanted):
-            wanted = wanted_below(*await self.live(key), binding)
-        going = surplus(there, wanted)
+        there = self.existing_objects(key)
+        wanted = desired_objects(*self.cached_service(key), binding) if is_asked_for else {}
+        if is_asked_for and stale_objects(there, wanted):
+            wanted = desired_objects(*await self.live_service(key), binding)
+        going = stale_objects(there, wanted)
         for resource, name in going:
-            await self.site.physical.remove(resource, there[resource, name])
+            await self.context.physical_client.delete_if_exists(resource, there[resource, name])
         try:
             for place, obj in wanted.items():
                 if place not in going:  # what takes the place of another comes when that is seen to be gone
-                    await self.have(place[0], there.get(place), obj, binding)
+                    await self.apply(place[0], there.get(place), obj, binding)
         except (Forbidden, Invalid, BadRequest):
-            self.refused.add(key)
-            self.release(namespace)
+            self.rejected.add(key)
+            self.requeue_waiting(namespace)
             raise
-        self.refused.discard(key)
+        self.rejected.discard(key)
 
-    async def have(self, resource: Resource, existing: Object | None, wanted: Object, binding: Binding) -> None:
+    async def apply(self, resource: Resource, existing: Object | None, wanted: Object, binding: Binding) -> None:
         try:
-            await self.site.physical.converge(resource, existing, wanted)
+            await self.context.physical_client.converge(resource, existing, wanted)
         except AlreadyExists:
-            await self.adopt(resource, wanted, binding)
+            await self.apply_existing(resource, wanted, binding)
 
-    async def adopt(self, resource: Resource, wanted: Object, binding: Binding) -> None:
+    async def apply_existing(self, resource: Resource, wanted: Object, binding: Binding) -> None:
         """The name is taken: by what the cache has yet to see, or by a stranger."""
-        held = await self.site.physical.get(resource, name_of(wanted), namespace_of(wanted))
+        held = await self.context.physical_client.get(resource, name_of(wanted), namespace_of(wanted))
         if not binding.owns(held):
             raise Terminal("NameTaken", f"{resource.kind} {key_of(held)} below is not ours; delete it there")
-        await self.site.physical.converge(resource, held, wanted)
+        await self.context.physical_client.converge(resource, held, wanted)
 
 
-def wanted_below(service: Object | None, slices: Iterable[Object], binding: Binding) -> Below:
+def desired_objects(service: Object | None, slices: Iterable[Object], binding: Binding) -> ServiceObjects:
     """What is to stand for a Service, the twin of itself first."""
-    if service is None or not crosses(service):
+    if service is None or not is_syncable(service):
         return {}
     twins = (twin_slice(each, service, binding) for each in sorted(slices, key=name_of))
     found = [(SERVICES, twin_service(service, binding)), *((ENDPOINT_SLICES, each) for each in twins if each)]
     return {(resource, name_of(obj)): obj for resource, obj in found}
 
 
-def surplus(there: Below, wanted: Below) -> list[tuple[Resource, str]]:
+def stale_objects(existing: ServiceObjects, wanted: ServiceObjects) -> list[tuple[Resource, str]]:
     """What has to go: what is not wanted, and what cannot become what is."""
-    return [place for place, obj in there.items() if place not in wanted or is_another(obj, wanted[place])]
+    return [
+        place for place, obj in existing.items() if place not in wanted or service_needs_recreate(obj, wanted[place])
+    ]

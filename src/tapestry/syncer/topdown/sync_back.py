@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 
 from tapestry.apis.clusterbindings import Binding
-from tapestry.apis.rights import SYNC_BACK_ROLE
+from tapestry.apis.permissions import SYNC_BACK_ROLE
 from tapestry.kube.errors import BadRequest, Forbidden, Invalid
 from tapestry.kube.objects import Object, namespace_of
 from tapestry.kube.resources import CONFIGMAPS, SECRETS
-from tapestry.syncer.site import Site
-from tapestry.syncer.translate.sync_back import NotReturnable, is_allowed, is_changed_below_only, returned
+from tapestry.syncer.context import SyncContext
+from tapestry.syncer.translate.sync_back import SyncBackRejected, is_allowed, is_changed_below_only, sync_back_patch
 
 
 @dataclass(frozen=True)
 class SyncBack:
-    site: Site
+    context: SyncContext
 
     async def updated_source(self, source: Object, copy: Object, binding: Binding) -> Object:
         """The source with the values that were changed below, or as it was where none may go up.
@@ -22,17 +22,17 @@ class SyncBack:
         """
         if not (is_allowed(source, binding) and is_changed_below_only(source, copy)):
             return source
-        events = self.site.manager.events
+        events = self.context.manager.events
         try:
-            patch = returned(source, copy)
-        except NotReturnable as error:
+            patch = sync_back_patch(source, copy)
+        except SyncBackRejected as error:
             events.warning(source, "SyncBackRefused", f"a change in the physical cluster was not taken over: {error}")
             return source
         if not patch:
             return source
         try:
             resource = SECRETS if source["kind"] == SECRETS.kind else CONFIGMAPS
-            changed = await self.site.virtual.patch(resource, source, patch)
+            changed = await self.context.virtual_client.patch(resource, source, patch)
         except Forbidden:
             message = (
                 "a change in the physical cluster was not taken over: the syncer may not patch objects in this "

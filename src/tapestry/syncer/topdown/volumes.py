@@ -16,150 +16,158 @@ from tapestry.apis.names import physical_name
 from tapestry.controller import Informer, Result
 from tapestry.controller.store import Indexer
 from tapestry.kube.errors import AlreadyExists, Conflict, Forbidden, Invalid
-from tapestry.kube.names import dns_subdomain_complaint
-from tapestry.kube.objects import NOTHING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
-from tapestry.kube.pods import is_over
+from tapestry.kube.names import dns_subdomain_error
+from tapestry.kube.objects import EMPTY_MAPPING, Object, is_deleting, key_of, name_of, namespace_of, uid_of, value_at
+from tapestry.kube.pods import is_pod_terminal
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, SECRETS, Resource
-from tapestry.syncer.projections import source_namespace
-from tapestry.syncer.site import LAG, Site
-from tapestry.syncer.topdown.companions import NotYet
-from tapestry.syncer.topdown.following import Following, ours_below
-from tapestry.syncer.topdown.mirrored import Mirrored, key_above
-from tapestry.syncer.translate.meta import source_key
+from tapestry.syncer.cache_transforms import source_namespace
+from tapestry.syncer.context import CACHE_LAG_SECONDS, SyncContext
+from tapestry.syncer.topdown.copies import CopyReconciler, source_keys_of
+from tapestry.syncer.topdown.dependencies import DependencyNotReady
+from tapestry.syncer.topdown.namespace_informers import NamespaceInformers, owned_informer
+from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.pod_status import mapped_uid
-from tapestry.syncer.translate.references import Referent, references
+from tapestry.syncer.translate.references import ReferenceKind, references
 from tapestry.syncer.translate.volumes import (
     expansion_patch,
-    freeing_patch,
     is_bound,
-    is_of,
-    refusals,
+    is_twin_of,
+    release_patch,
     secrets_of,
     twin_claim,
     twin_volume,
+    volume_errors,
 )
 
-ACTIVE = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+ACTIVE_PODS_SELECTOR = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 DENIED_BY_POLICY = "ValidatingAdmissionPolicy"
 REFUSED_BY_OWNER = "VolumeRefusedBelow"
-BEYOND = ""
+CLUSTER_SCOPE = ""
 """The namespace, for `Following`, of what belongs to none."""
 
 
 @dataclass
-class Volumes:
+class VolumeReconciler:
     """Keeps claims and their volumes below; keyed by the virtual claim."""
 
-    site: Site
-    secrets: Mirrored
-    look: Callable[[str], None]
+    context: SyncContext
+    copies: CopyReconciler
+    requeue_claim: Callable[[str], None]
     """Has a claim looked at."""
-    wake: Callable[[str], None]
+    requeue_pod: Callable[[str], None]
     """Has a pod looked at."""
-    expected: dict[str, set[str]] = field(default_factory=dict)
+    expected_secrets: dict[str, set[str]] = field(default_factory=dict)
     """The Secrets that volumes need which may not be there yet, by the claim."""
-    leaving: set[str] = field(default_factory=set)
+    deleting: set[str] = field(default_factory=set)
     """The UIDs of what is being deleted below; the cache may not know yet."""
-    claims: Following = field(init=False)
+    claims: NamespaceInformers = field(init=False)
     """The virtual claims, of which only the `identity` is kept."""
-    twin_claims: Following = field(init=False)
-    twin_volumes: Following = field(init=False)
+    twin_claims: NamespaceInformers = field(init=False)
+    twin_volumes: NamespaceInformers = field(init=False)
     """What is ours below."""
 
     def __post_init__(self) -> None:
-        self.claims = Following(self._above)
-        self.twin_claims = Following(lambda _: self._below(PERSISTENT_VOLUME_CLAIMS))
-        self.twin_volumes = Following(lambda _: self._below(PERSISTENT_VOLUMES, {"secrets": secrets_of}))
+        self.claims = NamespaceInformers(self._virtual_informer)
+        self.twin_claims = NamespaceInformers(lambda _: self._physical_informer(PERSISTENT_VOLUME_CLAIMS))
+        self.twin_volumes = NamespaceInformers(
+            lambda _: self._physical_informer(PERSISTENT_VOLUMES, {"secrets": secrets_of})
+        )
 
     # -- what is known
 
-    def follow(self, binding: Object | None) -> None:
+    def follow_drivers(self, binding: Object | None) -> None:
         """From the first driver that a binding allows, know what there is.
 
         What crossed goes with its pods, even where it is allowed no more.
         """
         if value_at(binding, "spec", "allowedVolumes", "drivers"):
-            self.claims.follow([BEYOND])
-            self.twin_claims.follow([self.site.mount_namespace])
-            self.twin_volumes.follow([BEYOND])
+            self.claims.set_namespaces([CLUSTER_SCOPE])
+            self.twin_claims.set_namespaces([self.context.mount_namespace])
+            self.twin_volumes.set_namespaces([CLUSTER_SCOPE])
 
-    def _above(self, _: str) -> Informer:
-        informer = Informer(self.site.manager.reads, PERSISTENT_VOLUME_CLAIMS, transform=identity)
-        informer.called(f"virtual_{PERSISTENT_VOLUME_CLAIMS.plural}")
-        informer.on_change(self.saw_claim)
+    def _virtual_informer(self, _: str) -> Informer:
+        informer = Informer(self.context.manager.reads, PERSISTENT_VOLUME_CLAIMS, transform=identity_only)
+        informer.with_name(f"virtual_{PERSISTENT_VOLUME_CLAIMS.plural}")
+        informer.on_change(self.on_claim_change)
         return informer
 
-    def _below(self, resource: Resource, indexers: Mapping[str, Indexer] = NOTHING) -> Informer:
-        informer = ours_below(self.site, resource, indexers=indexers)
-        informer.on_change(self.saw_below)
-        informer.after_sync(self.look_at_all)
+    def _physical_informer(self, resource: Resource, indexers: Mapping[str, Indexer] = EMPTY_MAPPING) -> Informer:
+        informer = owned_informer(self.context, resource, indexers=indexers)
+        informer.on_change(self.on_physical_change)
+        informer.after_sync(self.requeue_all)
         return informer
 
-    def look_at_all(self) -> None:
+    def requeue_all(self) -> None:
         """Have every claim looked at that something below stands for."""
-        informers = self.twin_claims.known(self.site.mount_namespace), self.twin_volumes.known(BEYOND)
-        for key in {key for informer in informers if informer for key in informer.store.values("source")}:
-            self.look(key)
+        informers = (
+            self.twin_claims.synced_informer(self.context.mount_namespace),
+            self.twin_volumes.synced_informer(CLUSTER_SCOPE),
+        )
+        for key in {key for informer in informers if informer for key in informer.store.index_values("source")}:
+            self.requeue_claim(key)
 
-    def saw_claim(self, old: Object | None, new: Object | None) -> None:
+    def on_claim_change(self, old: Object | None, new: Object | None) -> None:
         for claim in (old, new):
             if claim is not None:
-                self.look(key_of(claim))
-                self.wake_users([key_of(claim)])
+                self.requeue_claim(key_of(claim))
+                self.requeue_users([key_of(claim)])
 
-    def saw_below(self, old: Object | None, new: Object | None) -> None:
+    def on_physical_change(self, old: Object | None, new: Object | None) -> None:
         """A handler of what changes below: pods may wait for what goes, and a Secret may be of no more use."""
         for key in {key for obj in (old, new) if obj is not None for key in source_key(obj)}:
-            self.look(key)
+            self.requeue_claim(key)
         if old is not None and (new is None or is_deleting(new)):
-            self.leaving.discard(uid_of(old))
+            self.deleting.discard(uid_of(old))
         if old is not None and new is None:
-            self.wake_users(source_key(old))
+            self.requeue_users(source_key(old))
             for namespace in source_namespace(old):
-                self.secrets.sweep_soon(namespace)
+                self.copies.schedule_sweep(namespace)
 
-    def saw_copy(self, old: Object | None, new: Object | None) -> None:
+    def on_copy_change(self, old: Object | None, new: Object | None) -> None:
         """A handler of the changes of Secrets' copies: a volume may have waited for one that comes."""
-        for key in key_above(new) if old is None and new is not None else ():
-            self.wake_users([claim for claim, secrets in self.expected.items() if key in secrets])
+        for key in source_keys_of(new) if old is None and new is not None else ():
+            self.requeue_users([claim for claim, secrets in self.expected_secrets.items() if key in secrets])
 
     # -- for pods on their way down
 
-    async def precede(self, pod: Object, binding: Binding) -> None:
-        for key in claims_of(pod):
-            await self.have(key, binding)
+    async def ensure(self, pod: Object, binding: Binding) -> None:
+        for key in claim_keys(pod):
+            await self.ensure_claim(key, binding)
 
     def users(self, key: str) -> Iterator[Object]:
         """The pods of ours that mount the claim and have not ended."""
-        pods = self.site.virtual_pods.store.each("refers", f"{Referent.CLAIM}/{key}")
+        pods = self.context.virtual_pods.store.iter_by("refers", f"{ReferenceKind.CLAIM}/{key}")
         return (pod for pod in pods if self.is_ours(pod))
 
     def is_ours(self, pod: Object) -> bool:
-        return pod["spec"]["nodeName"] in self.site.virtual_nodes.store
+        return pod["spec"]["nodeName"] in self.context.virtual_nodes.store
 
-    def wake_users(self, claims: Iterable[str]) -> None:
+    def requeue_users(self, claims: Iterable[str]) -> None:
         """Have the pods looked at that may wait for these claims."""
         for pod in [pod for key in claims for pod in self.users(key) if mapped_uid(pod) is None]:
-            self.wake(key_of(pod))
+            self.requeue_pod(key_of(pod))
 
     # -- for Secrets
 
-    def needs(self, key: str) -> bool:
+    def needs_secret(self, key: str) -> bool:
         """Whether a volume below has to have the copy of `secrets/team-a/password`."""
-        if any(key in secrets for secrets in self.expected.values()):
+        if any(key in secrets for secrets in self.expected_secrets.values()):
             return True
         kind, namespace, name = key.split("/", 2)
-        volumes = self.twin_volumes.known(BEYOND)
+        volumes = self.twin_volumes.synced_informer(CLUSTER_SCOPE)
         if volumes is None or kind != SECRETS.plural:
             return False
-        copy = physical_name(self.site.virtual_cluster, self.site.binding_uid, namespace, name)
-        return any(volumes.store.each("secrets", copy))
+        copy = physical_name(self.context.virtual_cluster, self.context.binding_uid, namespace, name)
+        return any(volumes.store.iter_by("secrets", copy))
 
     # -- what is done
 
     async def reconcile(self, key: str) -> Result | None:
-        binding = self.site.binding()
-        claims, volumes = self.twin_claims.known(self.site.mount_namespace), self.twin_volumes.known(BEYOND)
+        binding = self.context.binding()
+        claims, volumes = (
+            self.twin_claims.synced_informer(self.context.mount_namespace),
+            self.twin_volumes.synced_informer(CLUSTER_SCOPE),
+        )
         if binding is None or claims is None or volumes is None:
             return None
         if next(self.users(key), None) is None:
@@ -167,69 +175,71 @@ class Volumes:
         if not claims.store.by("source", key):
             return None  # a pod may still be refused: it asks for the claim itself
         try:
-            claim, volume, twin = await self.have(key, binding)
-        except NotYet:
+            claim, volume, twin = await self.ensure_claim(key, binding)
+        except DependencyNotReady:
             return None
         if patch := expansion_patch(claim, volume, twin):
-            await self.site.virtual.patch(PERSISTENT_VOLUME_CLAIMS, claim, patch, subresource="status")
+            await self.context.virtual_client.patch(PERSISTENT_VOLUME_CLAIMS, claim, patch, subresource="status")
         return None
 
-    async def have(self, key: str, binding: Binding) -> tuple[Object, Object, Object]:
+    async def ensure_claim(self, key: str, binding: Binding) -> tuple[Object, Object, Object]:
         """Have the claim and its volume below; raises NotYet.  Returns both as they are above, and the twin claim."""
-        claim, volume = await self.bound(key, binding)
+        claim, volume = await self.bound_claim(key, binding)
         secrets = [f"{SECRETS.plural}/{namespace_of(claim)}/{name}" for name in secrets_of(volume)]
         if secrets:
-            self.expected[key] = set(secrets)
+            self.expected_secrets[key] = set(secrets)
         for secret in secrets:
-            if not self.secrets.has_current(secret, binding):
-                await self.secrets.copy(secret, binding)
+            if not self.copies.has_current_copy(secret, binding):
+                await self.copies.ensure_copy(secret, binding)
         wanted = twin_volume(claim, volume, binding)
-        below = await self.present(self.twin_volumes, PERSISTENT_VOLUMES, wanted, volume, binding)
-        twin = await self.present(
+        below = await self.ensure_object(self.twin_volumes, PERSISTENT_VOLUMES, wanted, volume, binding)
+        twin = await self.ensure_object(
             self.twin_claims, PERSISTENT_VOLUME_CLAIMS, twin_claim(claim, volume, binding), claim, binding
         )
-        below = await self.site.physical.converge(PERSISTENT_VOLUMES, below, wanted)
-        if patch := freeing_patch(below, twin):
-            await self.site.physical.patch(PERSISTENT_VOLUMES, below, patch)
+        below = await self.context.physical_client.converge(PERSISTENT_VOLUMES, below, wanted)
+        if patch := release_patch(below, twin):
+            await self.context.physical_client.patch(PERSISTENT_VOLUMES, below, patch)
         return claim, volume, twin
 
-    async def bound(self, key: str, binding: Binding) -> tuple[Object, Object]:
+    async def bound_claim(self, key: str, binding: Binding) -> tuple[Object, Object]:
         """The virtual claim and its volume, if they may cross."""
         namespace, name = key.split("/", 1)
         allowed = binding.spec.allowed_volumes
         if not allowed.drivers:
-            raise NotYet("VolumeNotAllowed", f"claim {key}: the binding's allowedVolumes names no driver")
-        could_exist = dns_subdomain_complaint(name) is None  # a pod may name anything
-        claim = await self.site.virtual.find(PERSISTENT_VOLUME_CLAIMS, name, namespace) if could_exist else None
+            raise DependencyNotReady("VolumeNotAllowed", f"claim {key}: the binding's allowedVolumes names no driver")
+        could_exist = dns_subdomain_error(name) is None  # a pod may name anything
+        claim = (
+            await self.context.virtual_client.find(PERSISTENT_VOLUME_CLAIMS, name, namespace) if could_exist else None
+        )
         if claim is None:
-            raise NotYet("ClaimMissing", f"there is no claim {key}")
+            raise DependencyNotReady("ClaimMissing", f"there is no claim {key}")
         volume_name = claim["spec"].get("volumeName")
-        volume = await self.site.virtual.find(PERSISTENT_VOLUMES, volume_name) if volume_name else None
+        volume = await self.context.virtual_client.find(PERSISTENT_VOLUMES, volume_name) if volume_name else None
         if volume is None or not is_bound(claim, volume):
-            raise NotYet("ClaimNotBound", f"claim {key} is not bound to a volume yet")
-        if complaints := list(refusals(claim, volume, allowed)):
-            raise NotYet("VolumeNotAllowed", "; ".join(complaints))
+            raise DependencyNotReady("ClaimNotBound", f"claim {key} is not bound to a volume yet")
+        if complaints := list(volume_errors(claim, volume, allowed)):
+            raise DependencyNotReady("VolumeNotAllowed", "; ".join(complaints))
         return claim, volume
 
-    async def present(
-        self, following: Following, resource: Resource, wanted: Object, source: Object, binding: Binding
+    async def ensure_object(
+        self, following: NamespaceInformers, resource: Resource, wanted: Object, source: Object, binding: Binding
     ) -> Object:
         """What has the name of `wanted` below, made if need be; NotYet unless it stands for `source`, and stays."""
-        found = following.get(key_of(wanted)) or await self.made(resource, wanted)
+        found = following.get(key_of(wanted)) or await self.create_or_find(resource, wanted)
         where = f"{resource.kind} {key_of(found)} below"
         if not binding.owns(found):
-            raise NotYet("NameTaken", f"{where} is not ours; delete it there and the pod can run")
-        if not is_of(found, source) and not is_deleting(found):
+            raise DependencyNotReady("NameTaken", f"{where} is not ours; delete it there and the pod can run")
+        if not is_twin_of(found, source) and not is_deleting(found):
             await self.delete(resource, found)
-        if is_deleting(found) or uid_of(found) in self.leaving:
-            raise NotYet("VolumeGoing", f"{where} is of an earlier time, and has yet to go")
+        if is_deleting(found) or uid_of(found) in self.deleting:
+            raise DependencyNotReady("VolumeGoing", f"{where} is of an earlier time, and has yet to go")
         return found
 
-    async def made(self, resource: Resource, wanted: Object) -> Object:
+    async def create_or_find(self, resource: Resource, wanted: Object) -> Object:
         try:
-            return await self.site.physical.converge(resource, None, wanted)
+            return await self.context.physical_client.converge(resource, None, wanted)
         except AlreadyExists:
-            held = await self.site.physical.find(resource, name_of(wanted), namespace_of(wanted))
+            held = await self.context.physical_client.find(resource, name_of(wanted), namespace_of(wanted))
             if held is None:
                 raise Conflict(409, "Conflict", f"{resource.kind} {key_of(wanted)} has just gone") from None
             return held
@@ -237,49 +247,51 @@ class Volumes:
             if DENIED_BY_POLICY not in error.message:
                 raise
             advice = "`tapestry join` brings the owner's policies up to date with the binding"
-            raise NotYet(REFUSED_BY_OWNER, f"{error.message}; {advice}") from error
+            raise DependencyNotReady(REFUSED_BY_OWNER, f"{error.message}; {advice}") from error
 
     async def remove(self, key: str, claims: Informer, volumes: Informer) -> Result | None:
         """Nobody mounts the claim any more: it goes and, once it is gone, its volume."""
         informer = claims if claims.store.by("source", key) else volumes
         going = [obj for obj in informer.store.by("source", key) if not is_deleting(obj)]
         if not going:
-            self.expected.pop(key, None)
+            self.expected_secrets.pop(key, None)
             return None
         if await self.is_mounted(key) or next(self.users(key), None) is not None:
-            return Result(requeue_after=LAG)
+            return Result(requeue_after=CACHE_LAG_SECONDS)
         for obj in going:
             await self.delete(informer.resource, obj)
         return None
 
     async def is_mounted(self, key: str) -> bool:
         """Whether a pod mounts the claim, as the virtual cluster says itself."""
-        pages = self.site.virtual.pages(PODS, key.split("/")[0], fields=ACTIVE, lean=True)
-        mounted = {each async for page in pages for pod in page.items if self.is_ours(pod) for each in claims_of(pod)}
+        pages = self.context.virtual_client.pages(
+            PODS, key.split("/")[0], fields=ACTIVE_PODS_SELECTOR, without_managed_fields=True
+        )
+        mounted = {each async for page in pages for pod in page.items if self.is_ours(pod) for each in claim_keys(pod)}
         return key in mounted
 
     async def delete(self, resource: Resource, obj: Object) -> None:
         """Delete what is provably ours, and no other; whoever looks from now on sees it going."""
-        self.leaving.add(uid_of(obj))
+        self.deleting.add(uid_of(obj))
         try:
-            await self.site.physical.remove(resource, obj)
+            await self.context.physical_client.delete_if_exists(resource, obj)
         except BaseException:
-            self.leaving.discard(uid_of(obj))
+            self.deleting.discard(uid_of(obj))
             raise
 
 
-def claims_of(pod: Object) -> list[str]:
+def claim_keys(pod: Object) -> list[str]:
     """The keys of the claims that a pod mounts."""
-    names = dict.fromkeys(each.name for each in references(pod["spec"]) if each.kind is Referent.CLAIM)
+    names = dict.fromkeys(each.name for each in references(pod["spec"]) if each.kind is ReferenceKind.CLAIM)
     return [f"{namespace_of(pod)}/{name}" for name in names]
 
 
-def may_matter(old: Object | None, new: Object | None) -> bool:
+def pod_lifetime_changed(old: Object | None, new: Object | None) -> bool:
     """Whether a pod came, went or ended: what it mounts never changes."""
-    return old is None or new is None or is_over(old) != is_over(new)
+    return old is None or new is None or is_pod_terminal(old) != is_pod_terminal(new)
 
 
-def identity(claim: Object) -> Object:
+def identity_only(claim: Object) -> Object:
     """All that is kept of a virtual claim: it is read live, and only that it changed has to be known."""
     metadata = claim["metadata"]
     return {"metadata": {field: metadata[field] for field in ("name", "namespace", "uid", "resourceVersion")}}

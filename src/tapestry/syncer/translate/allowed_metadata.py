@@ -12,8 +12,8 @@ from typing import Literal
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.objects import Object, annotations_of, labels_of
-from tapestry.kube.pods import LISTS
-from tapestry.syncer.translate.references import part, parts
+from tapestry.kube.pods import CONTAINER_FIELDS
+from tapestry.syncer.translate.references import object_at, objects_at
 
 Field = Literal["labels", "annotations"]
 
@@ -31,9 +31,9 @@ DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 """An annotation that is always copied."""
 FIELD_PATH = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]", re.DOTALL)
 """A field of the downward API that names one key."""
-LARGEST_VALUES = 128 * 1024
+MAX_LITERAL_BYTES = 128 * 1024
 """Bytes that may be written out in a twin: one annotation can be named by thousands of variables."""
-MOST_KEYS = 10
+MAX_NAMED_KEYS = 10
 """Keys that a message names."""
 
 
@@ -66,15 +66,15 @@ def uncopied_keys(pod: Object, binding: Binding) -> list[str]:
 
 def uncopied_message(uncopied: list[str]) -> str:
     """The sentence that tells a user about `uncopied_keys`."""
-    more = f" and {len(uncopied) - MOST_KEYS} more" if len(uncopied) > MOST_KEYS else ""
-    names = ", ".join(uncopied[:MOST_KEYS])
+    more = f" and {len(uncopied) - MAX_NAMED_KEYS} more" if len(uncopied) > MAX_NAMED_KEYS else ""
+    names = ", ".join(uncopied[:MAX_NAMED_KEYS])
     return f"labels and annotations not copied to the physical cluster: {names}{more}"
 
 
 # -- What a pod reads about itself.
 
 
-def written_out(pod: Object, binding: Binding) -> dict[str, str]:
+def literal_values(pod: Object, binding: Binding) -> dict[str, str]:
     """The values of uncopied keys that environment variables of the pod name, by field path.
 
     They are escaped: a kubelet expands `$(NAME)` in a literal value, but not in one that comes from a field.
@@ -86,7 +86,7 @@ def written_out(pod: Object, binding: Binding) -> dict[str, str]:
     return found
 
 
-def self_references(pod: Object, binding: Binding) -> list[str]:
+def self_reference_errors(pod: Object, binding: Binding) -> list[str]:
     """Complaints about uncopied keys that the pod names where their values cannot be written out."""
     found = [
         f"{place}: {field[:-1]} {key} is not copied to the physical cluster; "
@@ -95,11 +95,11 @@ def self_references(pod: Object, binding: Binding) -> list[str]:
         if (named := uncopied_key(path, binding))
         for field, key in (named,)
     ]
-    literals, size = written_out(pod, binding), 0
+    literals, size = literal_values(pod, binding), 0
     for place, path in variable_paths(pod["spec"]) if literals else ():
         size += len(literals.get(path, "").encode())
-        if size > LARGEST_VALUES:
-            limit = f"{LARGEST_VALUES // 1024} KiB"
+        if size > MAX_LITERAL_BYTES:
+            limit = f"{MAX_LITERAL_BYTES // 1024} KiB"
             return [*found, f"{place}: values of labels and annotations that are not copied come to more than {limit}"]
     return found
 
@@ -120,23 +120,23 @@ def value_of(pod: Object, field: Field, key: str) -> str:
 
 def variable_paths(spec: Object) -> Iterator[tuple[str, str]]:
     """Where environment variables name a field of the pod, and the path of that field."""
-    for containers in LISTS:
-        for number, container in enumerate(parts(spec, containers)):
-            for index, variable in enumerate(parts(container, "env")):
-                path = part(part(variable, "valueFrom"), "fieldRef").get("fieldPath")
+    for containers in CONTAINER_FIELDS:
+        for number, container in enumerate(objects_at(spec, containers)):
+            for index, variable in enumerate(objects_at(container, "env")):
+                path = object_at(object_at(variable, "valueFrom"), "fieldRef").get("fieldPath")
                 if isinstance(path, str):
                     yield f"spec.{containers}[{number}].env[{index}]", path
 
 
 def item_paths(spec: Object) -> Iterator[tuple[str, str]]:
     """Where items of downward API volumes name a field of the pod, and the path of that field."""
-    for number, volume in enumerate(parts(spec, "volumes")):
+    for number, volume in enumerate(objects_at(spec, "volumes")):
         place = f"spec.volumes[{number}]"
-        sources = [(f"{place}.downwardAPI", part(volume, "downwardAPI"))]
-        for index, source in enumerate(parts(part(volume, "projected"), "sources")):
-            sources.append((f"{place}.projected.sources[{index}].downwardAPI", part(source, "downwardAPI")))
+        sources = [(f"{place}.downwardAPI", object_at(volume, "downwardAPI"))]
+        for index, source in enumerate(objects_at(object_at(volume, "projected"), "sources")):
+            sources.append((f"{place}.projected.sources[{index}].downwardAPI", object_at(source, "downwardAPI")))
         for where, source in sources:
-            for index, item in enumerate(parts(source, "items")):
-                path = part(item, "fieldRef").get("fieldPath")
+            for index, item in enumerate(objects_at(source, "items")):
+                path = object_at(item, "fieldRef").get("fieldPath")
                 if isinstance(path, str):
                     yield f"{where}.items[{index}]", path

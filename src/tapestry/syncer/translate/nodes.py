@@ -9,43 +9,43 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tapestry.apis import keys
-from tapestry.kube.names import dns_subdomain_complaint, label_key_complaint, label_value_complaint
+from tapestry.kube.names import dns_subdomain_error, label_key_error, label_value_error
 from tapestry.kube.objects import Object, name_of
-from tapestry.syncer.translate.strangers import (
-    address_of,
-    amount_of,
+from tapestry.syncer.translate.sanitize import (
     as_list,
     as_object,
     is_int32,
-    moments,
-    text_of,
-    texts,
+    routable_address,
+    sanitized_amount,
+    sanitized_text,
+    text_fields,
+    time_fields,
 )
 
-MOST_LABELS = 512
-MOST_TAINTS = 64
-MOST_CONDITIONS = 32
-MOST_AMOUNTS = 128
-MOST_ADDRESSES = 8
-MOST_DRIVERS = 64
-MOST_TOPOLOGY_KEYS = 16
-LONGEST_NAME = 253
-LONGEST_DRIVER = 63
-LONGEST_NODE_ID = 192
+MAX_LABELS = 512
+MAX_TAINTS = 64
+MAX_CONDITIONS = 32
+MAX_AMOUNTS = 128
+MAX_ADDRESSES = 8
+MAX_DRIVERS = 64
+MAX_TOPOLOGY_KEYS = 16
+MAX_NAME_LENGTH = 253
+MAX_DRIVER_LENGTH = 63
+MAX_NODE_ID_LENGTH = 192
 """Characters that Kubernetes allows."""
-LONGEST_INFO = 256
+MAX_INFO_LENGTH = 256
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 STATUSES = ("True", "False", "Unknown")
-MOST_CPU = 2**50
+MAX_CPU = 2**50
 """CPUs: the scheduler counts thousandths of them in 64 bits."""
-MOST_OF_ANYTHING = 2**63
+MAX_AMOUNT = 2**63
 INFO = (
     *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion"),
     *("kubeletVersion", "kubeProxyVersion", "operatingSystem", "architecture"),
 )
 
 
-def readable_node(node: Object) -> Object:
+def sanitized_node(node: Object) -> Object:
     """The node with what is read of it and no more; the same again when done twice.
 
     Raises ValueError for one whose name, UID or version no API server gives.
@@ -53,103 +53,110 @@ def readable_node(node: Object) -> Object:
     metadata, spec, status = node["metadata"], as_object(node.get("spec")), as_object(node.get("status"))
     annotations = as_object(metadata.get("annotations")).items()
     identity = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
-    if dns_subdomain_complaint(name_of(node)) or not all(is_short(value) for value in identity.values()):
+    if dns_subdomain_error(name_of(node)) or not all(is_short(value) for value in identity.values()):
         raise ValueError("its name, UID or version is not one of Kubernetes")
     kept = {
         **identity,
-        **moments(metadata, "creationTimestamp", "deletionTimestamp"),
-        "labels": labels_in(metadata.get("labels")),
-        "annotations": {key: text_of(value) for key, value in annotations if key.startswith(keys.PREFIX)},
+        **time_fields(metadata, "creationTimestamp", "deletionTimestamp"),
+        "labels": sanitized_labels(metadata.get("labels")),
+        "annotations": {key: sanitized_text(value) for key, value in annotations if key.startswith(keys.PREFIX)},
     }
     found: Object = {"metadata": {key: value for key, value in kept.items() if value != {}}}
     if "apiVersion" in node:
         found = {"apiVersion": "v1", "kind": "Node", **found}
-    taints = list(taints_in(spec.get("taints")))
+    taints = list(sanitized_taints(spec.get("taints")))
     found["spec"] = {
         **({"unschedulable": True} if spec.get("unschedulable") is True else {}),
         **({"taints": taints} if taints else {}),
     }
-    found["status"] = readable_status(status)
+    found["status"] = sanitized_node_status(status)
     return found
 
 
 def is_short(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= LONGEST_NAME
+    return isinstance(value, str) and len(value) <= MAX_NAME_LENGTH
 
 
-def readable_status(status: Mapping[str, Any]) -> Object:
+def sanitized_node_status(status: Mapping[str, Any]) -> Object:
     found: Object = {
-        field: amounts for field in ("capacity", "allocatable") if (amounts := amounts_in(status.get(field)))
+        field: amounts for field in ("capacity", "allocatable") if (amounts := sanitized_amounts(status.get(field)))
     }
-    if conditions := conditions_in(status.get("conditions")):
+    if conditions := sanitized_node_conditions(status.get("conditions")):
         found["conditions"] = conditions
-    if addresses := list(addresses_in(status.get("addresses"))):
+    if addresses := list(sanitized_addresses(status.get("addresses"))):
         found["addresses"] = addresses
     info = as_object(status.get("nodeInfo"))
-    if known := {field: text_of(info[field])[:LONGEST_INFO] for field in INFO if isinstance(info.get(field), str)}:
+    if known := {
+        field: sanitized_text(info[field])[:MAX_INFO_LENGTH] for field in INFO if isinstance(info.get(field), str)
+    }:
         found["nodeInfo"] = known
     return found
 
 
-def labels_in(labels: object) -> dict[str, str]:
+def sanitized_labels(labels: object) -> dict[str, str]:
     """Labels that an API server takes; of very many the first."""
     found = {
         key: value
         for key, value in as_object(labels).items()
-        if label_key_complaint(key) is None and isinstance(value, str) and label_value_complaint(value) is None
+        if label_key_error(key) is None and isinstance(value, str) and label_value_error(value) is None
     }
-    return dict(sorted(found.items())[:MOST_LABELS]) if len(found) > MOST_LABELS else found
+    return dict(sorted(found.items())[:MAX_LABELS]) if len(found) > MAX_LABELS else found
 
 
-def taints_in(taints: object) -> Iterator[Object]:
-    for each in map(as_object, as_list(taints)[:MOST_TAINTS]):
+def sanitized_taints(taints: object) -> Iterator[Object]:
+    for each in map(as_object, as_list(taints)[:MAX_TAINTS]):
         key, value, effect = each.get("key"), each.get("value"), each.get("effect")
-        if not isinstance(key, str) or label_key_complaint(key) is not None or effect not in EFFECTS:
+        if not isinstance(key, str) or label_key_error(key) is not None or effect not in EFFECTS:
             continue
-        has_value = isinstance(value, str) and label_value_complaint(value) is None
-        yield {"key": key, **({"value": value} if has_value else {}), "effect": effect, **moments(each, "timeAdded")}
+        has_value = isinstance(value, str) and label_value_error(value) is None
+        yield {
+            "key": key,
+            **({"value": value} if has_value else {}),
+            "effect": effect,
+            **time_fields(each, "timeAdded"),
+        }
 
 
-def amounts_in(amounts: object) -> dict[str, str]:
+def sanitized_amounts(amounts: object) -> dict[str, str]:
     """Amounts from nothing up to what 64 bits hold; what is less, more or no amount is left out."""
     found = {}
-    for name, value in list(as_object(amounts).items())[:MOST_AMOUNTS]:
-        limit = MOST_CPU if name == "cpu" else MOST_OF_ANYTHING
-        if amount := amount_of(name, str(value) if is_int32(value) else value, limit):
+    for name, value in list(as_object(amounts).items())[:MAX_AMOUNTS]:
+        limit = MAX_CPU if name == "cpu" else MAX_AMOUNT
+        if amount := sanitized_amount(name, str(value) if is_int32(value) else value, limit):
             found[name] = amount
     return found
 
 
-def conditions_in(conditions: object) -> list[Object]:
+def sanitized_node_conditions(conditions: object) -> list[Object]:
     """The first condition of each type."""
     known: dict[str, Object] = {}
     for each in map(as_object, as_list(conditions)):
         type, status = each.get("type"), each.get("status")
-        if not isinstance(type, str) or type in known or len(known) == MOST_CONDITIONS:
+        if not isinstance(type, str) or type in known or len(known) == MAX_CONDITIONS:
             continue
-        if label_key_complaint(type) is None and status in STATUSES:
-            said = texts(each, "reason", "message")
-            known[type] = {"type": type, "status": status, **said, **moments(each, "lastTransitionTime")}
+        if label_key_error(type) is None and status in STATUSES:
+            said = text_fields(each, "reason", "message")
+            known[type] = {"type": type, "status": status, **said, **time_fields(each, "lastTransitionTime")}
     return list(known.values())
 
 
-def addresses_in(addresses: object) -> Iterator[Object]:
+def sanitized_addresses(addresses: object) -> Iterator[Object]:
     """Addresses within the cluster that lead somewhere."""
-    for each in map(as_object, as_list(addresses)[:MOST_ADDRESSES]):
-        if each.get("type") == "InternalIP" and (ip := address_of(each.get("address"))):
+    for each in map(as_object, as_list(addresses)[:MAX_ADDRESSES]):
+        if each.get("type") == "InternalIP" and (ip := routable_address(each.get("address"))):
             yield {"type": "InternalIP", "address": ip}
 
 
-def drivers_in(drivers: object) -> list[Object]:
+def sanitized_drivers(drivers: object) -> list[Object]:
     """The storage drivers of a CSINode."""
     known: dict[str, Object] = {}
-    for each in map(as_object, as_list(drivers)[:MOST_DRIVERS]):
-        name, identity = text_of(each.get("name")), text_of(each.get("nodeID"))
-        is_driver = len(name) <= LONGEST_DRIVER and dns_subdomain_complaint(name.lower()) is None
-        if not is_driver or not 0 < len(identity.encode()) <= LONGEST_NODE_ID:
+    for each in map(as_object, as_list(drivers)[:MAX_DRIVERS]):
+        name, identity = sanitized_text(each.get("name")), sanitized_text(each.get("nodeID"))
+        is_driver = len(name) <= MAX_DRIVER_LENGTH and dns_subdomain_error(name.lower()) is None
+        if not is_driver or not 0 < len(identity.encode()) <= MAX_NODE_ID_LENGTH:
             continue
-        listed = [key for key in as_list(each.get("topologyKeys"))[:MOST_TOPOLOGY_KEYS] if isinstance(key, str)]
-        topology = list(dict.fromkeys(key for key in listed if label_key_complaint(key) is None))
+        listed = [key for key in as_list(each.get("topologyKeys"))[:MAX_TOPOLOGY_KEYS] if isinstance(key, str)]
+        topology = list(dict.fromkeys(key for key in listed if label_key_error(key) is None))
         count = as_object(each.get("allocatable")).get("count")
         known[name] = {
             "name": name,

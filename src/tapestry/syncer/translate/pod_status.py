@@ -15,22 +15,22 @@ from typing import Any
 import msgspec
 
 from tapestry.apis import keys
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.digests import digest_of
 from tapestry.kube.objects import Object, name_of, namespace_of, uid_of, value_at
-from tapestry.kube.pods import LISTS, is_over
+from tapestry.kube.pods import CONTAINER_FIELDS, is_pod_terminal
 from tapestry.kube.times import timestamp
-from tapestry.syncer.translate.strangers import (
-    address_of,
-    amount_of,
+from tapestry.syncer.translate.sanitize import (
     as_list,
     as_object,
-    cut,
     is_int32,
-    moment_of,
-    moments,
-    text_of,
-    texts,
+    routable_address,
+    sanitized_amount,
+    sanitized_text,
+    sanitized_time,
+    text_fields,
+    time_fields,
+    truncate_text,
 )
 
 SCHEDULED = "PodScheduled"
@@ -38,7 +38,7 @@ GATED = "SchedulingGated"
 GATED_BELOW = "SchedulingGatedBelow"
 """The pod itself has no gate: its twin was given one by somebody in the physical cluster."""
 GATED_MESSAGE = "a scheduling gate that was added in the physical cluster holds the pod back there"
-FROM_BELOW = frozenset(
+TWIN_CONDITIONS = frozenset(
     {
         *(SCHEDULED, "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"),
         *("PodResizePending", "PodResizeInProgress"),
@@ -47,40 +47,46 @@ FROM_BELOW = frozenset(
 """Conditions that a kubelet or a scheduler sets: the twin's are the pod's."""
 DISRUPTED = "DisruptionTarget"
 """Set above (reclaimed) or below (preempted, evicted): the twin's counts where it has one."""
-SHOWN_CONDITIONS = FROM_BELOW | {DISRUPTED}
+SYNCED_CONDITIONS = TWIN_CONDITIONS | {DISRUPTED}
 CONDITION_STATUSES = ("True", "False", "Unknown")
 RANKS = {"Pending": 0, "Running": 1, "Succeeded": 2, "Failed": 2}
 CONTAINER_LISTS = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
 """In the order of `LISTS`, whose containers they are about."""
 MAPPING = (keys.PHYSICAL_POD_NAMESPACE, keys.PHYSICAL_POD_NAME, keys.PHYSICAL_POD_UID, keys.LAST_SYNC_TIME)
 """The annotations that tell people where a pod runs."""
-LARGEST = 96 * 1024
+MAX_CONTAINER_STATUS_BYTES = 96 * 1024
 """Bytes of JSON that containers may take; more are not shown at all.  With all else a status stays below 256 KiB."""
-MOST_CONTAINERS = 256
-MOST_ADDRESSES = 8
-MOST_RESOURCES = 32
+MAX_CONTAINERS = 256
+MAX_ADDRESSES = 8
+MAX_RESOURCES = 32
 UNSET: Object = {"reason": None, "message": None, "lastTransitionTime": None}
 """In a patch, the fields of a condition that need not be set."""
 
 
-def shown(status: object) -> Object:
+def sanitized_pod_status(status: object) -> Object:
     """The part of a pod's status that is shown from below, made harmless; the same again when done twice."""
     source = as_object(status)
     phase = source.get("phase")
     found: dict[str, Any] = {
         "phase": phase if isinstance(phase, str) and phase in RANKS else "Pending",
-        **texts(source, "reason", "message"),
-        **moments(source, "startTime"),
-        "conditions": shown_conditions(source.get("conditions")),
-        **shown_addresses(source),
+        **text_fields(source, "reason", "message"),
+        **time_fields(source, "startTime"),
+        "conditions": sanitized_pod_conditions(source.get("conditions")),
+        **sanitized_pod_addresses(source),
     }
     containers = {
-        field: listed for field in CONTAINER_LISTS if field in source and (listed := shown_containers(source[field]))
+        field: listed
+        for field in CONTAINER_LISTS
+        if field in source and (listed := sanitized_container_statuses(source[field]))
     }
-    return found | containers if not containers or len(msgspec.json.encode(containers)) <= LARGEST else found
+    return (
+        found | containers
+        if not containers or len(msgspec.json.encode(containers)) <= MAX_CONTAINER_STATUS_BYTES
+        else found
+    )
 
 
-def shown_conditions(conditions: object) -> list[Object]:
+def sanitized_pod_conditions(conditions: object) -> list[Object]:
     """The first condition of each type, by type.
 
     That a pod has a node was said above before there was a twin: only that its twin has none is news.  Probe times and
@@ -89,29 +95,29 @@ def shown_conditions(conditions: object) -> list[Object]:
     known: dict[str, Object] = {}
     for each in map(as_object, as_list(conditions)):
         type, status = each.get("type"), each.get("status")
-        if not isinstance(type, str) or type not in SHOWN_CONDITIONS or type in known:
+        if not isinstance(type, str) or type not in SYNCED_CONDITIONS or type in known:
             continue
         if status not in CONDITION_STATUSES or (type == SCHEDULED and status == "True"):
             continue
         known[type] = {
             "type": type,
             "status": status,
-            **texts(each, "reason", "message"),
-            **moments(each, "lastTransitionTime"),
+            **text_fields(each, "reason", "message"),
+            **time_fields(each, "lastTransitionTime"),
         }
     return [known[type] for type in sorted(known)]
 
 
-def shown_addresses(status: Mapping[str, Any]) -> Object:
+def sanitized_pod_addresses(status: Mapping[str, Any]) -> Object:
     """Of each family one address, the first of which is the one."""
     found: Object = {}
     for one, many in (("hostIP", "hostIPs"), ("podIP", "podIPs")):
         if one not in status and many not in status:
             continue
-        listed = [as_object(each).get("ip") for each in as_list(status.get(many))[:MOST_ADDRESSES]]
+        listed = [as_object(each).get("ip") for each in as_list(status.get(many))[:MAX_ADDRESSES]]
         families: dict[bool, str] = {}
         for text in (status.get(one), *listed):
-            if ip := address_of(text):
+            if ip := routable_address(text):
                 families.setdefault(":" in ip, ip)
         if families:
             addresses = list(families.values())
@@ -119,69 +125,71 @@ def shown_addresses(status: Mapping[str, Any]) -> Object:
     return found
 
 
-def shown_containers(statuses: object) -> list[Object]:
+def sanitized_container_statuses(statuses: object) -> list[Object]:
     """The first status of each container that has a name."""
     known: dict[str, Object] = {}
-    for each in map(as_object, as_list(statuses)[:MOST_CONTAINERS]):
-        name = text_of(each.get("name"))
+    for each in map(as_object, as_list(statuses)[:MAX_CONTAINERS]):
+        name = sanitized_text(each.get("name"))
         if name and name not in known:
-            known[name] = shown_container(name, each)
+            known[name] = sanitized_container_status(name, each)
     return list(known.values())
 
 
-def shown_container(name: str, status: Mapping[str, Any]) -> Object:
+def sanitized_container_status(name: str, status: Mapping[str, Any]) -> Object:
     restarts = status.get("restartCount")
     found: dict[str, Any] = {
         "name": name,
         "ready": status.get("ready") is True,
         "restartCount": restarts if is_int32(restarts) and restarts > 0 else 0,
-        "image": text_of(status.get("image")),
-        "imageID": text_of(status.get("imageID")),
-        **texts(status, "containerID"),
+        "image": sanitized_text(status.get("image")),
+        "imageID": sanitized_text(status.get("imageID")),
+        **text_fields(status, "containerID"),
     }
     for field in ("state", "lastState"):
-        if state := shown_state(as_object(status.get(field))):
+        if state := sanitized_container_state(as_object(status.get(field))):
             found[field] = state
     if isinstance(started := status.get("started"), bool):
         found["started"] = started
-    if amounts := shown_amounts(status.get("allocatedResources")):
+    if amounts := sanitized_resources(status.get("allocatedResources")):
         found["allocatedResources"] = amounts
     resources = as_object(status.get("resources"))
-    if asked := {kind: amounts for kind in ("limits", "requests") if (amounts := shown_amounts(resources.get(kind)))}:
+    if asked := {
+        kind: amounts for kind in ("limits", "requests") if (amounts := sanitized_resources(resources.get(kind)))
+    }:
         found["resources"] = asked
     return found
 
 
-def shown_state(state: Mapping[str, Any]) -> Object:
+def sanitized_container_state(state: Mapping[str, Any]) -> Object:
     """The one state that a container is in; an end without an exit code is none."""
     ended, running, waiting = (state.get(kind) for kind in ("terminated", "running", "waiting"))
     if isinstance(ended, dict) and is_int32(ended.get("exitCode")):
-        found = {"exitCode": ended["exitCode"], **texts(ended, "reason", "message", "containerID")}
+        found = {"exitCode": ended["exitCode"], **text_fields(ended, "reason", "message", "containerID")}
         if is_int32(signal := ended.get("signal")) and signal:
             found["signal"] = signal
-        return {"terminated": found | moments(ended, "startedAt", "finishedAt")}
+        return {"terminated": found | time_fields(ended, "startedAt", "finishedAt")}
     if isinstance(running, dict):
-        return {"running": moments(running, "startedAt")}
-    return {"waiting": texts(waiting, "reason", "message")} if isinstance(waiting, dict) else {}
+        return {"running": time_fields(running, "startedAt")}
+    return {"waiting": text_fields(waiting, "reason", "message")} if isinstance(waiting, dict) else {}
 
 
-def shown_amounts(resources: object) -> dict[str, str]:
-    listed = list(as_object(resources).items())[:MOST_RESOURCES]
-    return {name: amount for name, value in listed if (amount := amount_of(name, value))}
+def sanitized_resources(resources: object) -> dict[str, str]:
+    listed = list(as_object(resources).items())[:MAX_RESOURCES]
+    return {name: amount for name, value in listed if (amount := sanitized_amount(name, value))}
 
 
 # -- What the caches keep: a virtual pod without the status that we show, a twin with nothing else.
 
 
-def reduced(status: object) -> Object:
+def reduced_status(status: object) -> Object:
     """A virtual pod's status as we need it: its phase, the conditions that are not from below, and a digest of the
     rest."""
-    visible = shown(status)
+    visible = sanitized_pod_status(status)
     conditions = map(as_object, as_list(as_object(status).get("conditions")))
     return {
         "phase": visible["phase"],
-        "conditions": [set_fields(each) for each in conditions if str(each.get("type")) not in FROM_BELOW],
-        "types": [each["type"] for each in visible["conditions"] if each["type"] in FROM_BELOW],
+        "conditions": [without_nulls(each) for each in conditions if str(each.get("type")) not in TWIN_CONDITIONS],
+        "types": [each["type"] for each in visible["conditions"] if each["type"] in TWIN_CONDITIONS],
         "scheduled": is_scheduled(status),
         "shown": digest_of(visible),
     }
@@ -193,7 +201,7 @@ def is_scheduled(status: object) -> bool:
     return any(each.get("type") == SCHEDULED and each.get("status") == "True" for each in conditions)
 
 
-def set_fields(condition: Mapping[str, Any]) -> Object:
+def without_nulls(condition: Mapping[str, Any]) -> Object:
     """A condition without its nulls, which servers add to what they are given."""
     return {field: value for field, value in condition.items() if value is not None}
 
@@ -201,25 +209,29 @@ def set_fields(condition: Mapping[str, Any]) -> Object:
 def mapped_uid(pod: Object) -> str | None:
     """The UID of the twin that the pod has, or had."""
     status = pod.get("status") or {}
-    condition = find(status.get("conditions"), keys.MAPPED)
+    condition = find_condition(status.get("conditions"), keys.MAPPED_CONDITION)
     return condition.get("message") if condition is not None and condition.get("status") == "True" else None
 
 
-def to_virtual(pod: Object, twin: Object, status: Object, now: datetime, resize: Object | None = None) -> Object | None:
+def virtual_status_patch(
+    pod: Object, twin: Object, status: Object, now: datetime, resize: Object | None = None
+) -> Object | None:
     """The strategic merge patch, for the virtual pod's status, that shows its twin's; None where nothing changes.
 
     `pod` has its status `reduced`; `status` is the twin's, as `shown`.  `resize` is the condition of a resize that the
     twin has not been told of.
     """
-    if is_over(pod):
+    if is_pod_terminal(pod):
         return None
-    conditions = with_gates(pod, [gated_below(each) for each in status["conditions"]])
-    if find(conditions, DISRUPTED) is None and (marked := find(pod["status"]["conditions"], DISRUPTED)):
-        conditions = shown_conditions([*conditions, marked])
+    conditions = with_readiness_gates(pod, [gated_condition(each) for each in status["conditions"]])
+    if find_condition(conditions, DISRUPTED) is None and (
+        marked := find_condition(pod["status"]["conditions"], DISRUPTED)
+    ):
+        conditions = sanitized_pod_conditions([*conditions, marked])
     if resize is not None:
-        conditions = shown_conditions([resize, *conditions])
-    wanted = {**status, "phase": onward(pod["status"]["phase"], status["phase"]), "conditions": conditions}
-    wanted = of_known_containers(pod["spec"], wanted)
+        conditions = sanitized_pod_conditions([resize, *conditions])
+    wanted = {**status, "phase": later_phase(pod["status"]["phase"], status["phase"]), "conditions": conditions}
+    wanted = without_unknown_containers(pod["spec"], wanted)
     is_new = mapped_uid(pod) != uid_of(twin)
     if not is_new and digest_of(wanted) == pod["status"]["shown"]:
         return None
@@ -230,14 +242,19 @@ def to_virtual(pod: Object, twin: Object, status: Object, now: datetime, resize:
     changes = condition_changes(pod, conditions, now)
     found["conditions"] = changes
     if is_new:
-        found["conditions"] = [*changes, mapped(uid_of(twin), now), *scheduled_above(changes), *accepted_now(pod)]
-    return {"metadata": {"annotations": mapping(twin, now)}, "status": found}
+        found["conditions"] = [
+            *changes,
+            mapped_condition(uid_of(twin), now),
+            *scheduled_condition(changes),
+            *accepted_removal(pod),
+        ]
+    return {"metadata": {"annotations": mapping_annotations(twin, now)}, "status": found}
 
 
-def of_known_containers(spec: Object, status: Object) -> Object:
+def without_unknown_containers(spec: Object, status: Object) -> Object:
     """`status` without what it says of containers that the pod does not have: who added them below is told below."""
     found = dict(status)
-    for field, containers in zip(CONTAINER_LISTS, LISTS, strict=True):
+    for field, containers in zip(CONTAINER_LISTS, CONTAINER_FIELDS, strict=True):
         names = {each["name"] for each in spec.get(containers) or ()}
         listed = [each for each in found.pop(field, ()) if each["name"] in names]
         if listed:
@@ -245,28 +262,28 @@ def of_known_containers(spec: Object, status: Object) -> Object:
     return found
 
 
-def onward(before: str, after: str) -> str:
+def later_phase(before: str, after: str) -> str:
     return after if RANKS[after] >= RANKS.get(before, 0) else before
 
 
-def with_gates(pod: Object, conditions: list[Object]) -> list[Object]:
+def with_readiness_gates(pod: Object, conditions: list[Object]) -> list[Object]:
     """`conditions` with Ready as the pod's readiness gates have it: a kubelet below knows nothing of them."""
     gates = [str(gate.get("conditionType")) for gate in pod["spec"].get("readinessGates") or ()]
-    ready = find(conditions, "Ready")
+    ready = find_condition(conditions, "Ready")
     if not gates or ready is None or ready["status"] != "True":
         return conditions
-    said = [find([*conditions, *pod["status"]["conditions"]], gate) or {} for gate in gates]
+    said = [find_condition([*conditions, *pod["status"]["conditions"]], gate) or {} for gate in gates]
     shut = [gate for gate, condition in zip(gates, said, strict=True) if condition.get("status") != "True"]
     if shut:
-        message = cut("not true yet: " + ", ".join(shut))
+        message = truncate_text("not true yet: " + ", ".join(shut))
         verdict = {**ready, "status": "False", "reason": "ReadinessGatesNotReady", "message": message}
     else:  # ready since the last of them was
-        latest = max(moment_of(condition.get("lastTransitionTime")) for condition in (ready, *said))
+        latest = max(sanitized_time(condition.get("lastTransitionTime")) for condition in (ready, *said))
         verdict = ready | ({"lastTransitionTime": latest} if latest else {})
     return [verdict if each is ready else each for each in conditions]
 
 
-def gated_below(condition: Object) -> Object:
+def gated_condition(condition: Object) -> Object:
     """A condition of a twin as its pod shows it: a reason that speaks of the pod's own gates would mislead."""
     if condition["type"] != SCHEDULED or condition.get("reason") != GATED:
         return condition
@@ -288,22 +305,22 @@ def condition_changes(pod: Object, wanted: list[Object], now: datetime) -> list[
     ]
 
 
-def scheduled_above(changes: list[Object]) -> list[Object]:
+def scheduled_condition(changes: list[Object]) -> list[Object]:
     """That the pod has a node, if nothing else is said of it: no scheduler does so where it came with one."""
-    return [] if find(changes, SCHEDULED) else [{"type": SCHEDULED, "status": "True"}]
+    return [] if find_condition(changes, SCHEDULED) else [{"type": SCHEDULED, "status": "True"}]
 
 
-def accepted_now(pod: Object) -> list[Object]:
+def accepted_removal(pod: Object) -> list[Object]:
     """What takes back that the pod had to wait: it has a twin now."""
-    is_said = find(pod["status"]["conditions"], keys.ACCEPTED) is not None
-    return [{"type": keys.ACCEPTED, "$patch": "delete"}] if is_said else []
+    is_said = find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION) is not None
+    return [{"type": keys.ACCEPTED_CONDITION, "$patch": "delete"}] if is_said else []
 
 
-def mapped(uid: str, now: datetime) -> Object:
+def mapped_condition(uid: str, now: datetime) -> Object:
     """The condition that says a pod has a twin, and which: from here on a missing twin is a lost one."""
     moment = timestamp(now)
     return {
-        "type": keys.MAPPED,
+        "type": keys.MAPPED_CONDITION,
         "status": "True",
         "reason": "Mapped",
         "message": uid,
@@ -311,7 +328,7 @@ def mapped(uid: str, now: datetime) -> Object:
     }
 
 
-def mapping(twin: Object, now: datetime) -> dict[str, str]:
+def mapping_annotations(twin: Object, now: datetime) -> dict[str, str]:
     """Where the pod runs, for people."""
     return dict(zip(MAPPING, (namespace_of(twin) or "", name_of(twin), uid_of(twin), timestamp(now)), strict=True))
 
@@ -319,24 +336,24 @@ def mapping(twin: Object, now: datetime) -> dict[str, str]:
 # -- What we say of a pod ourselves.
 
 
-def told(type: str, reason: str, message: str, now: datetime) -> Object:
+def false_condition_patch(type: str, reason: str, message: str, now: datetime) -> Object:
     """The patch that sets a condition of ours to False."""
     said = {
         "type": type,
         "status": "False",
         "reason": reason,
-        "message": cut(message),
+        "message": truncate_text(message),
         "lastTransitionTime": timestamp(now),
     }
     return {"status": {"conditions": [said]}}
 
 
-def ended(reason: str, message: str, disrupted_at: datetime | None = None) -> Object:
+def failed_status_patch(reason: str, message: str, disrupted_at: datetime | None = None) -> Object:
     """The patch that makes a pod Failed, for good; with a time, also that its node was lost to it then."""
-    status: Object = {"phase": "Failed", "reason": reason, "message": cut(message)}
+    status: Object = {"phase": "Failed", "reason": reason, "message": truncate_text(message)}
     if disrupted_at is not None:
         moment = timestamp(disrupted_at)
-        condition = {"type": DISRUPTED, "status": "True", "reason": reason, "message": cut(message)}
+        condition = {"type": DISRUPTED, "status": "True", "reason": reason, "message": truncate_text(message)}
         status["conditions"] = [{**condition, "lastTransitionTime": moment}]
     return {"status": status}
 
@@ -350,7 +367,7 @@ DISRUPTIONS: dict[str, str] = {
 }
 
 
-def reason_of_loss(pod: Object) -> str:
+def loss_reason(pod: Object) -> str:
     """Why a twin is gone, as far as anybody said so before it went."""
-    condition = find(value_at(pod, "status", "conditions"), DISRUPTED) or {}
+    condition = find_condition(value_at(pod, "status", "conditions"), DISRUPTED) or {}
     return DISRUPTIONS.get(condition.get("reason", ""), "PhysicalPodLost")

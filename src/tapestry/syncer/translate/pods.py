@@ -14,18 +14,18 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.apis.names import physical_name, tokens_name
+from tapestry.apis.names import physical_name, tokens_secret_name
 from tapestry.kube.names import LABEL_LIMIT
 from tapestry.kube.objects import Object, annotations_of, controller_of, name_of, namespace_of, uid_of
-from tapestry.syncer.translate.allowed_metadata import copied_annotations, self_references, written_out
-from tapestry.syncer.translate.meta import (
-    as_labels,
-    in_full,
-    is_as_applied,
+from tapestry.syncer.translate.allowed_metadata import copied_annotations, literal_values, self_reference_errors
+from tapestry.syncer.translate.metadata import (
+    full_annotations,
+    is_applied,
     metadata_patch,
+    truncated_labels,
     twin_labels,
-    with_note,
-    workload_of,
+    with_applied_metadata,
+    workload_metadata,
 )
 from tapestry.syncer.translate.references import (
     Rename,
@@ -33,9 +33,9 @@ from tapestry.syncer.translate.references import (
     renamed_volume,
     unknown_sources,
 )
-from tapestry.syncer.translate.tolerations import narrowed
+from tapestry.syncer.translate.tolerations import narrowed_tolerations
 
-TRAVELLING = frozenset(
+COPIED_FIELDS = frozenset(
     {
         *("activeDeadlineSeconds", "restartPolicy", "terminationGracePeriodSeconds"),
         *("dnsConfig", "dnsPolicy", "hostAliases", "hostnameOverride", "setHostnameAsFQDN", "subdomain"),
@@ -53,9 +53,9 @@ SYSTEM_NAMESPACES = frozenset(
 CLUSTER_DOMAIN = "cluster.local"
 ENDPOINT = re.compile(r"(?:\[([^]]*)\]|([^:]*))(?::([0-9]*))?")
 """`host:port`, where an IPv6 address stands in brackets and the port may be missing."""
-MOST_NAMESERVERS = 3
-MOST_SEARCHES = 32
-LONGEST_SEARCHES = 2048
+MAX_NAMESERVERS = 3
+MAX_SEARCHES = 32
+MAX_SEARCHES_LENGTH = 2048
 """Characters.  With more of any of these an API server takes no pod."""
 
 
@@ -67,7 +67,7 @@ class HostAlias:
     names: tuple[str, ...]
 
 
-def is_left_alone(pod: Object, binding: Binding) -> bool:
+def is_excluded(pod: Object, binding: Binding) -> bool:
     """Whether the pod is not for us to run: it belongs to the virtual cluster itself, or to a DaemonSet."""
     if namespace_of(pod) in SYSTEM_NAMESPACES:
         return True
@@ -77,12 +77,12 @@ def is_left_alone(pod: Object, binding: Binding) -> bool:
     return annotations_of(pod).get(keys.RUNNING_DAEMONSET) != "true"
 
 
-def untranslatable(pod: Object, binding: Binding) -> list[str]:
+def untranslatable_fields(pod: Object, binding: Binding) -> list[str]:
     """Fields that name what does not cross, at any level of Pod Security."""
     spec = pod["spec"]
     found = ["spec.resourceClaims: claims of devices do not cross"] if spec.get("resourceClaims") else []
     found += [f"{path}: it may name an object that does not cross; leave it out" for path in unknown_sources(spec)]
-    return found + self_references(pod, binding)
+    return found + self_reference_errors(pod, binding)
 
 
 def twin_name(pod: Object, binding: Binding) -> str:
@@ -96,15 +96,15 @@ def new_twin(
 
     These are its tolerations, for the `taints` of the physical node, and requests where the pod has none.
     """
-    made = twin(pod, binding, node, aliases)
-    spec = {**made["spec"], "tolerations": narrowed(pod["spec"].get("tolerations") or (), taints)}
+    made = desired_twin(pod, binding, node, aliases)
+    spec = {**made["spec"], "tolerations": narrowed_tolerations(pod["spec"].get("tolerations") or (), taints)}
     for field in ("initContainers", "containers"):
         if spec.get(field):
-            spec[field] = [with_requests(each, pod["spec"].get("resources") or {}) for each in spec[field]]
+            spec[field] = [with_zero_requests(each, pod["spec"].get("resources") or {}) for each in spec[field]]
     return {**made, "spec": spec}
 
 
-def with_requests(container: Object, of_the_pod: Object) -> Object:
+def with_zero_requests(container: Object, pod_resources: Object) -> Object:
     """A container with requests of zero where neither it nor the pod as a whole has a request or a limit.
 
     A ResourceQuota wants to see a request.  Zero is none: the QoS class stays as it is.  Where there is a limit, the
@@ -112,7 +112,7 @@ def with_requests(container: Object, of_the_pod: Object) -> Object:
     """
     resources = container.get("resources") or {}
     said = {
-        name for each in (resources, of_the_pod) for kind in ("requests", "limits") for name in each.get(kind) or ()
+        name for each in (resources, pod_resources) for kind in ("requests", "limits") for name in each.get(kind) or ()
     }
     missing = {name: "0" for name in COUNTED if name not in said}
     if not missing:
@@ -120,7 +120,7 @@ def with_requests(container: Object, of_the_pod: Object) -> Object:
     return {**container, "resources": {**resources, "requests": {**(resources.get("requests") or {}), **missing}}}
 
 
-def twin(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] = ()) -> Object:
+def desired_twin(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] = ()) -> Object:
     """The pod to have below for `pod`, pinned to the physical `node`, as far as it follows changes of the pod."""
     spec = twin_spec(pod, binding, node, aliases)
     made: Object = {
@@ -129,18 +129,18 @@ def twin(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias] 
         "metadata": {
             "name": twin_name(pod, binding),
             "namespace": binding.spec.mount_namespace,
-            "labels": {**twin_labels(pod, binding), **as_labels(workload_of(pod))},
+            "labels": {**twin_labels(pod, binding), **truncated_labels(workload_metadata(pod))},
             "annotations": twin_annotations(pod, binding),
         },
         "spec": spec,
     }
-    return with_note(made, changeable(spec))
+    return with_applied_metadata(made, mutable_fields(spec))
 
 
 def twin_annotations(pod: Object, binding: Binding) -> dict[str, str]:
     return {
         **copied_annotations(pod, binding),
-        **in_full({keys.CLUSTER_BINDING: binding.name, **workload_of(pod)}),
+        **full_annotations({keys.CLUSTER_BINDING: binding.name, **workload_metadata(pod)}),
         keys.VIRTUAL_POD_NAMESPACE: namespace_of(pod) or "",
         keys.VIRTUAL_POD_NAME: name_of(pod),
         keys.VIRTUAL_POD_UID: uid_of(pod),
@@ -151,12 +151,12 @@ def twin_annotations(pod: Object, binding: Binding) -> dict[str, str]:
 def twin_spec(pod: Object, binding: Binding, node: str, aliases: Sequence[HostAlias]) -> Object:
     spec = pod["spec"]
     rename, literals = rename_for(pod, binding), literals_of(pod, binding)
-    found = {key: value for key, value in spec.items() if key in TRAVELLING}
+    found = {key: value for key, value in spec.items() if key in COPIED_FIELDS}
     for field in ("initContainers", "containers"):
         if spec.get(field):
             found[field] = [twin_container(each, binding, rename, literals) for each in spec[field]]
     if spec.get("volumes"):
-        secret = tokens_name(binding.virtual_cluster, binding.uid, namespace_of(pod) or "", name_of(pod))
+        secret = tokens_secret_name(binding.virtual_cluster, binding.uid, namespace_of(pod) or "", name_of(pod))
         found["volumes"] = [renamed_volume(each, rename, secret) for each in spec["volumes"]]
     if spec.get("imagePullSecrets"):
         found["imagePullSecrets"] = [
@@ -180,14 +180,14 @@ def literals_of(pod: Object, binding: Binding) -> dict[str, str]:
     """The downward API fields that a twin lacks, and their values."""
     return {
         "spec.serviceAccountName": pod["spec"].get("serviceAccountName") or "default",
-        **written_out(pod, binding),
+        **literal_values(pod, binding),
     }
 
 
 def twin_container(container: Object, binding: Binding, rename: Rename, literals: Object) -> Object:
     found = renamed_container(container, rename, literals)
     told = {each["name"] for each in container.get("env") or ()}
-    if added := [each for each in api_variables(binding) if each["name"] not in told]:
+    if added := [each for each in api_server_env(binding) if each["name"] not in told]:
         found["env"] = [*added, *found.get("env", ())]
     return found
 
@@ -204,7 +204,7 @@ def ephemeral_patch(existing: Object, pod: Object, binding: Binding) -> Object |
     return {"spec": {"ephemeralContainers": missing}} if missing else None
 
 
-def api_variables(binding: Binding) -> list[Object]:
+def api_server_env(binding: Binding) -> list[Object]:
     """Where the virtual API server is; without these a kubelet would tell of its own."""
     endpoint = binding.spec.virtual_endpoints.api
     if not endpoint:
@@ -244,12 +244,12 @@ def name_resolution(pod: Object, binding: Binding, aliases: Iterable[HostAlias])
     found: dict[str, Any] = {}
     if known or spec.get("hostAliases"):
         found["hostAliases"] = [*(spec.get("hostAliases") or ()), *known]
-    if endpoints.dns and asks_the_cluster(spec):
+    if endpoints.dns and uses_cluster_dns(spec):
         found |= {"dnsPolicy": "None", "dnsConfig": dns_config(pod, endpoints.dns)}
     return found
 
 
-def asks_the_cluster(spec: Object) -> bool:
+def uses_cluster_dns(spec: Object) -> bool:
     """Whether a kubelet would have the pod ask the DNS server of its cluster."""
     policy = spec.get("dnsPolicy") or "ClusterFirst"
     return policy == "ClusterFirstWithHostNet" or (policy == "ClusterFirst" and not spec.get("hostNetwork"))
@@ -283,8 +283,8 @@ def dns_config(pod: Object, server: str) -> Object:
     if not any(each.get("name") == "ndots" for each in options):
         options = [{"name": "ndots", "value": "5"}, *options]
     return {
-        "nameservers": unique([server, *(own.get("nameservers") or ())])[:MOST_NAMESERVERS],
-        "searches": fitting(unique([*searches, *(own.get("searches") or ())])[:MOST_SEARCHES]),
+        "nameservers": unique([server, *(own.get("nameservers") or ())])[:MAX_NAMESERVERS],
+        "searches": searches_within_limit(unique([*searches, *(own.get("searches") or ())])[:MAX_SEARCHES]),
         "options": options,
     }
 
@@ -293,16 +293,16 @@ def unique(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def fitting(searches: list[str]) -> list[str]:
+def searches_within_limit(searches: list[str]) -> list[str]:
     """As many of the search domains as an API server takes."""
     lengths = accumulate(len(each) + 1 for each in searches)  # with a space between two
-    return [each for each, length in zip(searches, lengths, strict=True) if length - 1 <= LONGEST_SEARCHES]
+    return [each for each, length in zip(searches, lengths, strict=True) if length - 1 <= MAX_SEARCHES_LENGTH]
 
 
 # -- What may change of a pod that is there.
 
 
-def changeable(spec: Object) -> Object:
+def mutable_fields(spec: Object) -> Object:
     return {
         "images": images_of(spec),
         "deadline": spec.get("activeDeadlineSeconds"),
@@ -325,7 +325,7 @@ def images_of(spec: Object) -> dict[str, list[Object]]:
 
 def twin_patch(existing: Object, wanted: Object) -> Object | None:
     """The strategic merge patch that makes a twin what it should be now; None where we set just that already."""
-    if is_as_applied(existing, wanted):
+    if is_applied(existing, wanted):
         return None
     spec: dict[str, Any] = images_of(wanted["spec"])
     if wanted["spec"].get("activeDeadlineSeconds") is not None:
@@ -344,14 +344,14 @@ def resize_patch(existing: Object, wanted: Object) -> Object | None:
         changed = [
             {"name": each["name"], "resources": each["resources"]}
             for each in wanted["spec"].get(field) or ()
-            if each["name"] in have and asks_for_other(each.get("resources") or {}, have[each["name"]])
+            if each["name"] in have and has_other_amounts(each.get("resources") or {}, have[each["name"]])
         ]
         if changed:
             resized[field] = changed
     return {"spec": resized} if resized else None
 
 
-def asks_for_other(wanted: Object, have: Object) -> bool:
+def has_other_amounts(wanted: Object, have: Object) -> bool:
     """Whether some amount that is wanted is another now."""
     return any(
         (have.get(kind) or {}).get(resource) != amount

@@ -11,13 +11,13 @@ from enum import StrEnum
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object
-from tapestry.kube.pods import LISTS
+from tapestry.kube.pods import CONTAINER_FIELDS
 
 Rename = Callable[[str], str]
 """The name below of an object in the pod's namespace."""
 
 
-class Referent(StrEnum):
+class ReferenceKind(StrEnum):
     """What a pod may refer to, under the name of its resource."""
 
     CONFIG_MAP = "configmaps"
@@ -27,13 +27,13 @@ class Referent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    kind: Referent
+    kind: ReferenceKind
     name: str
     optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class ProjectedToken:
     """A service account token that a pod mounts."""
 
     key: str
@@ -66,24 +66,26 @@ SECRET_FIELDS = {
 }
 """Where a volume source names a Secret, beside that kind itself; all of them for privileged pods alone."""
 
-ENV_SOURCES = {"configMapKeyRef": Referent.CONFIG_MAP, "secretKeyRef": Referent.SECRET}
-ENV_FROM_SOURCES = {"configMapRef": Referent.CONFIG_MAP, "secretRef": Referent.SECRET}
-PROJECTIONS = {"configMap": Referent.CONFIG_MAP, "secret": Referent.SECRET}
-OF_THE_POD = frozenset({"fieldRef", "resourceFieldRef", "fileKeyRef", "prefix", "downwardAPI", "serviceAccountToken"})
+ENV_SOURCES = {"configMapKeyRef": ReferenceKind.CONFIG_MAP, "secretKeyRef": ReferenceKind.SECRET}
+ENV_FROM_SOURCES = {"configMapRef": ReferenceKind.CONFIG_MAP, "secretRef": ReferenceKind.SECRET}
+PROJECTIONS = {"configMap": ReferenceKind.CONFIG_MAP, "secret": ReferenceKind.SECRET}
+POD_LOCAL_FIELDS = frozenset(
+    {"fieldRef", "resourceFieldRef", "fileKeyRef", "prefix", "downwardAPI", "serviceAccountToken"}
+)
 """Fields of a source that name no other object, or none that is not made for the pod."""
-CLUSTER_NAMES = ("ephemeral", "glusterfs")
+UNSUPPORTED_SOURCES = ("ephemeral", "glusterfs")
 """Sources of volumes that name an object of a kind that does not cross."""
-PLAIN = ("key", "optional", "items", "defaultMode", "readOnly")
+ALLOWED_FIELDS = ("key", "optional", "items", "defaultMode", "readOnly")
 """Fields of what names an object, beside its name: where another one could name a namespace, it does not travel."""
 
 
-def parts(whole: Object, field: str) -> list[Object]:
+def objects_at(whole: Object, field: str) -> list[Object]:
     """The objects in a list."""
     found = whole.get(field)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
-def part(whole: Object, field: str) -> Object:
+def object_at(whole: Object, field: str) -> Object:
     """The object in a field, empty where there is none."""
     found = whole.get(field)
     return found if isinstance(found, dict) else {}
@@ -91,39 +93,39 @@ def part(whole: Object, field: str) -> Object:
 
 def references(spec: Object) -> Iterator[Reference]:
     """Everything that has to be there for the pod to run, in its own namespace; the same thing may come twice."""
-    for volume in parts(spec, "volumes"):
+    for volume in objects_at(spec, "volumes"):
         yield from volume_references(volume)
-    for field in LISTS:
-        for container in parts(spec, field):
-            for each in parts(container, "envFrom"):
-                yield from named_by(each, ENV_FROM_SOURCES)
-            for each in parts(container, "env"):
-                yield from named_by(part(each, "valueFrom"), ENV_SOURCES)
-    for secret in parts(spec, "imagePullSecrets"):
+    for field in CONTAINER_FIELDS:
+        for container in objects_at(spec, field):
+            for each in objects_at(container, "envFrom"):
+                yield from named_references(each, ENV_FROM_SOURCES)
+            for each in objects_at(container, "env"):
+                yield from named_references(object_at(each, "valueFrom"), ENV_SOURCES)
+    for secret in objects_at(spec, "imagePullSecrets"):
         if secret.get("name"):
-            yield Reference(Referent.SECRET, secret["name"], optional=True)
+            yield Reference(ReferenceKind.SECRET, secret["name"], optional=True)
 
 
 def volume_references(volume: Object) -> Iterator[Reference]:
-    yield from named_by(volume, {"configMap": Referent.CONFIG_MAP})
-    if claim := part(volume, "persistentVolumeClaim").get("claimName"):
-        yield Reference(Referent.CLAIM, claim)
-    for each in parts(part(volume, "projected"), "sources"):
-        yield from named_by(each, PROJECTIONS)
-    if source := part(volume, "secret"):
-        yield Reference(Referent.SECRET, source.get("secretName") or "", bool(source.get("optional")))
+    yield from named_references(volume, {"configMap": ReferenceKind.CONFIG_MAP})
+    if claim := object_at(volume, "persistentVolumeClaim").get("claimName"):
+        yield Reference(ReferenceKind.CLAIM, claim)
+    for each in objects_at(object_at(volume, "projected"), "sources"):
+        yield from named_references(each, PROJECTIONS)
+    if source := object_at(volume, "secret"):
+        yield Reference(ReferenceKind.SECRET, source.get("secretName") or "", bool(source.get("optional")))
     for kind, path in SECRET_FIELDS.items():
-        if name := secret_named(part(volume, kind), path):
-            yield Reference(Referent.SECRET, name)
+        if name := secret_name_at(object_at(volume, kind), path):
+            yield Reference(ReferenceKind.SECRET, name)
 
 
-def named_by(source: Object, kinds: dict[str, Referent]) -> Iterator[Reference]:
+def named_references(source: Object, kinds: dict[str, ReferenceKind]) -> Iterator[Reference]:
     for field, kind in kinds.items():
-        if named := part(source, field):
+        if named := object_at(source, field):
             yield Reference(kind, named.get("name") or "", bool(named.get("optional")))
 
 
-def secret_named(source: Object, path: tuple[str, ...]) -> str | None:
+def secret_name_at(source: Object, path: tuple[str, ...]) -> str | None:
     found: object = source
     for step in path:
         found = found.get(step) if isinstance(found, dict) else None
@@ -132,32 +134,32 @@ def secret_named(source: Object, path: tuple[str, ...]) -> str | None:
 
 def unknown_sources(spec: Object) -> Iterator[str]:
     """The paths of what may name an object that we know nothing of, and so cannot put in terms of the other side."""
-    for number, volume in enumerate(parts(spec, "volumes")):
+    for number, volume in enumerate(objects_at(spec, "volumes")):
         path = f"spec.volumes[{number}]"
-        yield from (f"{path}.{kind}" for kind in CLUSTER_NAMES if volume.get(kind))
-        for index, each in enumerate(parts(part(volume, "projected"), "sources")):
-            yield from outside(PROJECTIONS, each, f"{path}.projected.sources[{index}]")
-    for field in LISTS:
-        for number, container in enumerate(parts(spec, field)):
+        yield from (f"{path}.{kind}" for kind in UNSUPPORTED_SOURCES if volume.get(kind))
+        for index, each in enumerate(objects_at(object_at(volume, "projected"), "sources")):
+            yield from unknown_fields(PROJECTIONS, each, f"{path}.projected.sources[{index}]")
+    for field in CONTAINER_FIELDS:
+        for number, container in enumerate(objects_at(spec, field)):
             path = f"spec.{field}[{number}]"
-            for index, each in enumerate(parts(container, "envFrom")):
-                yield from outside(ENV_FROM_SOURCES, each, f"{path}.envFrom[{index}]")
-            for index, each in enumerate(parts(container, "env")):
-                yield from outside(ENV_SOURCES, part(each, "valueFrom"), f"{path}.env[{index}].valueFrom")
+            for index, each in enumerate(objects_at(container, "envFrom")):
+                yield from unknown_fields(ENV_FROM_SOURCES, each, f"{path}.envFrom[{index}]")
+            for index, each in enumerate(objects_at(container, "env")):
+                yield from unknown_fields(ENV_SOURCES, object_at(each, "valueFrom"), f"{path}.env[{index}].valueFrom")
 
 
-def outside(known: dict[str, Referent], source: Object, path: str) -> Iterator[str]:
+def unknown_fields(known: dict[str, ReferenceKind], source: Object, path: str) -> Iterator[str]:
     for field, value in source.items():
-        if value is not None and field not in known and field not in OF_THE_POD:
+        if value is not None and field not in known and field not in POD_LOCAL_FIELDS:
             yield f"{path}.{field}"
 
 
-def tokens(spec: Object) -> list[Token]:
+def projected_tokens(spec: Object) -> list[ProjectedToken]:
     """The service account tokens that the pod's projected volumes ask for."""
     return [
-        Token(token_key(volume, number), source.get("audience") or "", source.get("expirationSeconds") or 3600)
-        for volume in parts(spec, "volumes")
-        for number, each in enumerate(parts(part(volume, "projected"), "sources"))
+        ProjectedToken(token_key(volume, number), source.get("audience") or "", source.get("expirationSeconds") or 3600)
+        for volume in objects_at(spec, "volumes")
+        for number, each in enumerate(objects_at(object_at(volume, "projected"), "sources"))
         if (source := each.get("serviceAccountToken")) is not None
     ]
 
@@ -168,11 +170,11 @@ def token_key(volume: Object, number: int) -> str:
 
 def renamed_volume(volume: Object, rename: Rename, tokens_secret: str) -> Object:
     """A volume as the twin has it: everything it names is named as below, tokens come out of `tokens_secret`."""
-    found = {**volume, **renamed(volume, ("configMap",), rename)}
+    found = {**volume, **renamed_references(volume, ("configMap",), rename)}
     if source := volume.get("persistentVolumeClaim"):
-        found["persistentVolumeClaim"] = {**plain(source), "claimName": rename(source["claimName"])}
+        found["persistentVolumeClaim"] = {**allowed_fields(source), "claimName": rename(source["claimName"])}
     if source := volume.get("secret"):
-        found["secret"] = {**plain(source), "secretName": rename(source.get("secretName", ""))}
+        found["secret"] = {**allowed_fields(source), "secretName": rename(source.get("secretName", ""))}
     if source := volume.get("projected"):
         sources = [
             renamed_source(each, rename, tokens_secret, token_key(volume, number))
@@ -182,7 +184,7 @@ def renamed_volume(volume: Object, rename: Rename, tokens_secret: str) -> Object
     if source := volume.get("downwardAPI"):
         found["downwardAPI"] = with_virtual_fields(source)
     for kind, path in SECRET_FIELDS.items():
-        if (source := volume.get(kind)) and (name := secret_named(source, path)):
+        if (source := volume.get(kind)) and (name := secret_name_at(source, path)):
             found[kind] = with_name(source, path, rename(name))
     return found
 
@@ -194,7 +196,7 @@ def with_name(source: Object, path: tuple[str, ...], name: str) -> Object:
 
 def renamed_source(each: Object, rename: Rename, tokens_secret: str, key: str) -> Object:
     """One source of a projected volume."""
-    if named := renamed(each, PROJECTIONS, rename):
+    if named := renamed_references(each, PROJECTIONS, rename):
         return named
     if source := each.get("downwardAPI"):
         return {"downwardAPI": with_virtual_fields(source)}
@@ -207,23 +209,25 @@ def renamed_container(container: Object, rename: Rename, literals: Object) -> Ob
     """A container as the twin has it; `literals` are the downward API fields whose values are written out."""
     found = dict(container)
     if container.get("envFrom"):
-        found["envFrom"] = [{**each, **renamed(each, ENV_FROM_SOURCES, rename)} for each in container["envFrom"]]
+        found["envFrom"] = [
+            {**each, **renamed_references(each, ENV_FROM_SOURCES, rename)} for each in container["envFrom"]
+        ]
     if container.get("env"):
         found["env"] = [renamed_variable(each, rename, literals) for each in container["env"]]
     return found
 
 
-def renamed(source: Object, fields: Iterable[str], rename: Rename) -> Object:
+def renamed_references(source: Object, fields: Iterable[str], rename: Rename) -> Object:
     """Those of `fields` that name something, naming it as below."""
     return {
-        field: {"name": rename(source[field].get("name", "")), **plain(source[field])}
+        field: {"name": rename(source[field].get("name", "")), **allowed_fields(source[field])}
         for field in fields
         if source.get(field)
     }
 
 
-def plain(source: Object) -> Object:
-    return {field: source[field] for field in PLAIN if field in source}
+def allowed_fields(source: Object) -> Object:
+    return {field: source[field] for field in ALLOWED_FIELDS if field in source}
 
 
 def renamed_variable(variable: Object, rename: Rename, literals: Object) -> Object:
@@ -233,7 +237,7 @@ def renamed_variable(variable: Object, rename: Rename, literals: Object) -> Obje
     field_ref = source.get("fieldRef") or {}
     if field_ref.get("fieldPath") in literals:
         return {"name": variable["name"], "value": literals[field_ref["fieldPath"]]}
-    changed = renamed(source, ENV_SOURCES, rename)
+    changed = renamed_references(source, ENV_SOURCES, rename)
     if field_ref:
         changed["fieldRef"] = virtual_field(field_ref)
     return {**variable, "valueFrom": {**source, **changed}}

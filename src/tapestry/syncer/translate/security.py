@@ -9,30 +9,30 @@ from dataclasses import replace
 
 from tapestry.kube.objects import Object
 from tapestry.kube.pod_security import (
-    LEAVE_OUT,
-    STANDARD,
+    CHECKS_BY_LEVEL,
+    UNSET_REMEDY,
+    Check,
     Part,
     Parts,
-    Reading,
-    Rule,
+    PodView,
     Violation,
-    any_of,
-    findings,
-    shown,
+    sorted_list_text,
     sources_outside,
+    value_text,
+    violations_of_checks,
 )
 
 
-def refusals(pod: Object, level: str) -> list[Violation]:
+def security_violations(pod: Object, level: str) -> list[Violation]:
     """Why the pod does not cross: what the standard has against it, then what is not on our list; each field once."""
     first: dict[str, Violation] = {}
-    for violation in findings(pod, level, CROSSING[level]):
+    for violation in violations_of_checks(pod, level, RULES_BY_LEVEL[level]):
         first.setdefault(violation.path, violation)
     return list(first.values())
 
 
-CROSSING_SOURCES = frozenset({"configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected", "secret"})
-CROSSING_PROJECTIONS = frozenset({"configMap", "downwardAPI", "secret", "serviceAccountToken"})
+ALLOWED_SOURCES = frozenset({"configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "projected", "secret"})
+ALLOWED_PROJECTIONS = frozenset({"configMap", "downwardAPI", "secret", "serviceAccountToken"})
 SHARED_CONTEXT_FIELDS = frozenset(
     {
         *("appArmorProfile", "runAsGroup", "runAsNonRoot", "runAsUser"),
@@ -56,15 +56,15 @@ INNER_FIELDS = {
 """Fields of the objects in a security context."""
 
 
-def crossing_volumes(pod: Reading) -> Parts:
-    return sources_outside(CROSSING_SOURCES, pod.volumes)
+def disallowed_volumes(pod: PodView) -> Parts:
+    return sources_outside(ALLOWED_SOURCES, pod.volumes)
 
 
-def crossing_projections(pod: Reading) -> Parts:
-    return sources_outside(CROSSING_PROJECTIONS, pod.listed(pod.objects(pod.volumes, "projected"), "sources"))
+def disallowed_projections(pod: PodView) -> Parts:
+    return sources_outside(ALLOWED_PROJECTIONS, pod.object_items(pod.objects(pod.volumes, "projected"), "sources"))
 
 
-def crossing_context_fields(pod: Reading) -> Parts:
+def disallowed_context_fields(pod: PodView) -> Parts:
     yield from _fields_outside(POD_CONTEXT_FIELDS, pod.pod_contexts)
     yield from _fields_outside(CONTAINER_CONTEXT_FIELDS, pod.container_contexts)
     for path, context in pod.contexts:
@@ -73,7 +73,7 @@ def crossing_context_fields(pod: Reading) -> Parts:
                 yield from _fields_outside(INNER_FIELDS[field], pod.objects([(path, context)], field))
 
 
-def crossing_claims(pod: Reading) -> Parts:
+def disallowed_claims(pod: PodView) -> Parts:
     """Claims of devices name objects below, and nothing rewrites these names."""
     return [(path, "a claim") for path, _ in pod.entries(pod.spec, "resourceClaims")]
 
@@ -82,22 +82,24 @@ def _fields_outside(known: frozenset[str], parts: Parts) -> Iterator[Part]:
     for path, part in parts:
         for field, value in part.items():
             if field not in known and value is not None:
-                yield f"{path}.{shown(field)}", "this field"
+                yield f"{path}.{value_text(field)}", "this field"
 
 
-TAKE_ANOTHER = f"use one of {any_of(CROSSING_SOURCES)}"
-OURS = (
-    Rule("crossingVolumes", crossing_volumes, TAKE_ANOTHER),
-    Rule("crossingProjections", crossing_projections, f"use one of {any_of(CROSSING_PROJECTIONS)}"),
-    Rule("crossingContextFields", crossing_context_fields, LEAVE_OUT),
-    Rule("crossingClaims", crossing_claims, "leave it out and ask for devices in resources.limits"),
+TAKE_ANOTHER = f"use one of {sorted_list_text(ALLOWED_SOURCES)}"
+OWN_RULES = (
+    Check("crossingVolumes", disallowed_volumes, TAKE_ANOTHER),
+    Check("crossingProjections", disallowed_projections, f"use one of {sorted_list_text(ALLOWED_PROJECTIONS)}"),
+    Check("crossingContextFields", disallowed_context_fields, UNSET_REMEDY),
+    Check("crossingClaims", disallowed_claims, "leave it out and ask for devices in resources.limits"),
 )
 OF_VOLUMES = frozenset({"hostPathVolumes", "restrictedVolumes"})
 
 
-def advised(rule: Rule) -> Rule:
+def with_own_remedy(rule: Check) -> Check:
     """A rule of the standard, whose remedy has to cross as well."""
     return replace(rule, remedy=TAKE_ANOTHER) if rule.name in OF_VOLUMES else rule
 
 
-CROSSING = {level: (*map(advised, rules), *OURS) if rules else () for level, rules in STANDARD.items()}
+RULES_BY_LEVEL = {
+    level: (*map(with_own_remedy, rules), *OWN_RULES) if rules else () for level, rules in CHECKS_BY_LEVEL.items()
+}

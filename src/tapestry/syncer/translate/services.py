@@ -11,12 +11,12 @@ from ipaddress import ip_address
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding
-from tapestry.apis.names import physical_name, service_name
+from tapestry.apis.names import physical_name, physical_service_name
 from tapestry.kube.objects import Object, labels_of, name_of, namespace_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, SERVICES
-from tapestry.syncer.translate.meta import copied
+from tapestry.syncer.translate.metadata import source_metadata
 from tapestry.syncer.translate.pods import HostAlias, service_names
-from tapestry.syncer.translate.strangers import is_address, leads_somewhere
+from tapestry.syncer.translate.sanitize import is_ip_address, is_routable
 
 SERVICE_NAME = "kubernetes.io/service-name"
 """The label of a slice that names its Service."""
@@ -24,7 +24,7 @@ SLICE_MANAGER = "endpointslice.kubernetes.io/managed-by"
 HEADLESS = "None"
 PORT = ("name", "protocol", "port", "targetPort", "appProtocol")
 AFFINITY = ("sessionAffinity", "sessionAffinityConfig")
-COUNTRY = 2
+COUNTRY_CODE_LENGTH = 2
 """Characters of a top-level domain of a country; no other has as few."""
 TOP_LEVEL_DOMAINS = frozenset(
     {
@@ -37,7 +37,7 @@ ENDPOINT = ("conditions", "hostname")
 """Fields of an endpoint that mean below what they mean above: nodes, zones and pods are others there."""
 
 
-def crosses(service: Object) -> bool:
+def is_syncable(service: Object) -> bool:
     """Whether the Service stands for addresses; one that is but another name for a host has none."""
     return bool(service["spec"].get("type") != "ExternalName")
 
@@ -48,8 +48,8 @@ def service_key(slice: Object) -> list[str]:
     return [f"{namespace_of(slice)}/{name}"] if name else []
 
 
-def twin_name(service: Object, binding: Binding) -> str:
-    return service_name(binding.virtual_cluster, binding.uid, namespace_of(service) or "", name_of(service))
+def twin_service_name(service: Object, binding: Binding) -> str:
+    return physical_service_name(binding.virtual_cluster, binding.uid, namespace_of(service) or "", name_of(service))
 
 
 def twin_service(service: Object, binding: Binding) -> Object:
@@ -58,14 +58,14 @@ def twin_service(service: Object, binding: Binding) -> Object:
     return {
         "apiVersion": SERVICES.api_version,
         "kind": SERVICES.kind,
-        "metadata": below(service, twin_name(service, binding), binding),
+        "metadata": service_metadata(service, twin_service_name(service, binding), binding),
         "spec": {
             "type": "ClusterIP",
             "selector": None,
-            "ports": [picked(port, PORT) for port in spec.get("ports") or ()] or None,
+            "ports": [pick_fields(port, PORT) for port in spec.get("ports") or ()] or None,
             "ipFamilyPolicy": "PreferDualStack",  # whichever family the virtual addresses are of
             **({"clusterIP": HEADLESS} if is_headless(service) else {}),
-            **picked(spec, AFFINITY),
+            **pick_fields(spec, AFFINITY),
         },
     }
 
@@ -75,34 +75,34 @@ def twin_slice(slice: Object, service: Object, binding: Binding) -> Object | Non
     if slice.get("addressType") not in ("IPv4", "IPv6"):
         return None
     name = physical_name(binding.virtual_cluster, binding.uid, namespace_of(slice) or "", name_of(slice))
-    metadata = below(service, name, binding)
-    joined = {SERVICE_NAME: twin_name(service, binding), SLICE_MANAGER: keys.TAPESTRY}
+    metadata = service_metadata(service, name, binding)
+    joined = {SERVICE_NAME: twin_service_name(service, binding), SLICE_MANAGER: keys.TAPESTRY}
     return {
         "apiVersion": ENDPOINT_SLICES.api_version,
         "kind": ENDPOINT_SLICES.kind,
         "metadata": {**metadata, "labels": {**metadata["labels"], **joined}},
         "addressType": slice["addressType"],
         "endpoints": list(twin_endpoints(slice.get("endpoints") or ())) or None,  # as a server shows an empty list
-        "ports": [picked(port, PORT) for port in slice.get("ports") or ()] or None,
+        "ports": [pick_fields(port, PORT) for port in slice.get("ports") or ()] or None,
     }
 
 
 def twin_endpoints(endpoints: Iterable[Object]) -> Iterator[Object]:
     for endpoint in endpoints:
-        if addresses := [each for each in endpoint.get("addresses") or () if leads_somewhere(each)]:
-            yield {"addresses": addresses, **picked(endpoint, ENDPOINT)}
+        if addresses := [each for each in endpoint.get("addresses") or () if is_routable(each)]:
+            yield {"addresses": addresses, **pick_fields(endpoint, ENDPOINT)}
 
 
-def below(service: Object, name: str, binding: Binding) -> Object:
+def service_metadata(service: Object, name: str, binding: Binding) -> Object:
     """Metadata of what stands for a Service, or for a part of it."""
-    return {"name": name, "namespace": binding.spec.mount_namespace, **copied(service, binding)}
+    return {"name": name, "namespace": binding.spec.mount_namespace, **source_metadata(service, binding)}
 
 
-def picked(source: Object, fields: Iterable[str]) -> Object:
+def pick_fields(source: Object, fields: Iterable[str]) -> Object:
     return {field: source[field] for field in fields if source.get(field) is not None}
 
 
-def is_another(existing: Object, wanted: Object) -> bool:
+def service_needs_recreate(existing: Object, wanted: Object) -> bool:
     """Whether they differ in what cannot be changed: then one has to go before the other can come."""
     return is_headless(existing) != is_headless(wanted) or existing.get("addressType") != wanted.get("addressType")
 
@@ -113,16 +113,16 @@ def is_headless(service: Object) -> bool:
 
 def host_aliases(twin: Object, service: Object, namespace: str) -> list[HostAlias]:
     """How pods of `namespace` find a Service by its names: at the twin's addresses, of the Service's families."""
-    names = names_in(namespace, service)
+    names = names_from_namespace(namespace, service)
     families = service["spec"].get("ipFamilies")
     return [
         HostAlias(address, names)
         for address in twin["spec"].get("clusterIPs") or [twin["spec"].get("clusterIP")]
-        if is_address(address) and (not families or family_of(address) in families)
+        if is_ip_address(address) and (not families or family_of(address) in families)
     ]
 
 
-def names_in(namespace: str, service: Object) -> tuple[str, ...]:
+def names_from_namespace(namespace: str, service: Object) -> tuple[str, ...]:
     """The names of a Service for pods of `namespace`.
 
     Each ends with the namespace of the Service, except the short one, which only its own namespace knows.  So no
@@ -132,7 +132,7 @@ def names_in(namespace: str, service: Object) -> tuple[str, ...]:
     names = service_names(name_of(service), own)
     if namespace == own:
         return names
-    return names[2:] if len(own) == COUNTRY or own in TOP_LEVEL_DOMAINS else names[1:]
+    return names[2:] if len(own) == COUNTRY_CODE_LENGTH or own in TOP_LEVEL_DOMAINS else names[1:]
 
 
 def family_of(address: str) -> str:

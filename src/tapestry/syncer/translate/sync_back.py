@@ -14,13 +14,13 @@ from tapestry.apis.clusterbindings import Binding
 from tapestry.kube.digests import digest_of
 from tapestry.kube.objects import Object, annotations_of, namespace_of
 from tapestry.kube.resources import SECRETS
-from tapestry.syncer.translate.copies import CONTENT, crossing
+from tapestry.syncer.translate.copies import CONTENT_FIELDS, copied_content
 
 MAX_BYTES = 1 << 20
 """Size of the data of a ConfigMap or Secret, as Kubernetes limits it."""
 
 
-class NotReturnable(ValueError):
+class SyncBackRejected(ValueError):
     """What was changed below cannot go up; the message says why and quotes no value."""
 
 
@@ -34,22 +34,22 @@ def is_allowed(source: Object, binding: Binding) -> bool:
 def is_changed_below_only(source: Object, copy: Object) -> bool:
     """Whether the copy differs from what was written there last, and its source does not."""
     written = annotations_of(copy).get(keys.WRITTEN_DIGEST)
-    return digest_of(crossing(source)) == written != digest_of(crossing(copy))
+    return digest_of(copied_content(source)) == written != digest_of(copied_content(copy))
 
 
-def returned(source: Object, copy: Object) -> Object:
+def sync_back_patch(source: Object, copy: Object) -> Object:
     """The merge patch for the source that takes over the values of its keys from the copy; empty where none differs.
 
     Raises NotReturnable.
     """
-    patch = {field: found for field in CONTENT if (found := changed_values(source.get(field), copy.get(field)))}
+    patch = {field: found for field in CONTENT_FIELDS if (found := changed_values(source.get(field), copy.get(field)))}
     if not patch:
         return {}
     for field, values in patch.items():
         check_values(source["kind"], field, values)
-    merged = {field: {**(source.get(field) or {}), **patch.get(field, {})} for field in CONTENT}
+    merged = {field: {**(source.get(field) or {}), **patch.get(field, {})} for field in CONTENT_FIELDS}
     if sum(len(value) for values in merged.values() for value in values.values()) > encoded_limit(source["kind"]):
-        raise NotReturnable(f"the data would be over {MAX_BYTES} bytes")
+        raise SyncBackRejected(f"the data would be over {MAX_BYTES} bytes")
     return patch
 
 
@@ -65,12 +65,12 @@ def check_values(kind: str, field: str, values: Mapping[str, object]) -> None:
     is_encoded = kind == SECRETS.kind or field == "binaryData"
     for key, value in values.items():
         if not isinstance(value, str):
-            raise NotReturnable(f"{field}[{key}] is not a string")
+            raise SyncBackRejected(f"{field}[{key}] is not a string")
         if is_encoded:
             try:
                 base64.b64decode(value, validate=True)
             except (binascii.Error, ValueError):
-                raise NotReturnable(f"{field}[{key}] is not base64") from None
+                raise SyncBackRejected(f"{field}[{key}] is not base64") from None
 
 
 def encoded_limit(kind: str) -> int:

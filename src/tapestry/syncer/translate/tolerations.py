@@ -9,50 +9,50 @@ from collections.abc import Iterable, Sequence
 
 from tapestry.apis import keys
 from tapestry.kube.objects import Object
-from tapestry.kube.taints import CORDON, NOT_READY, UNREACHABLE, is_tolerated, tolerates
+from tapestry.kube.taints import CORDON_TAINT, NOT_READY, UNREACHABLE, is_tolerated, tolerates
 
 NO_EXECUTE = "NoExecute"
-BARRING = (keys.NO_SCHEDULE, NO_EXECUTE)
+BLOCKING_EFFECTS = (keys.NO_SCHEDULE, NO_EXECUTE)
 """Effects that keep a new pod from a node."""
 
 
-def narrowed(tolerations: Sequence[Object], taints: Iterable[Object]) -> list[Object]:
+def narrowed_tolerations(tolerations: Sequence[Object], taints: Iterable[Object]) -> list[Object]:
     """The tolerations of a twin on a node with these taints, one for each taint that the pod tolerates."""
     found = []
     for key in (NOT_READY, UNREACHABLE):
         named = [each for each in tolerations if each.get("key") == key]
-        if toleration := first(named, {"key": key, "effect": NO_EXECUTE}):
-            found.append({"key": key, "operator": "Exists", "effect": NO_EXECUTE, **seconds(toleration)})
+        if toleration := first_matching(named, {"key": key, "effect": NO_EXECUTE}):
+            found.append({"key": key, "operator": "Exists", "effect": NO_EXECUTE, **toleration_seconds(toleration)})
     for taint in taints:
-        if is_reserved(taint) or is_tolerated(taint, found):
+        if is_never_tolerated(taint) or is_tolerated(taint, found):
             continue
-        if toleration := first(tolerations, taint):
-            found.append(exact(taint, toleration))
+        if toleration := first_matching(tolerations, taint):
+            found.append(exact_toleration(taint, toleration))
     return found
 
 
-def first(tolerations: Iterable[Object], taint: Object) -> Object | None:
+def first_matching(tolerations: Iterable[Object], taint: Object) -> Object | None:
     """The toleration that counts for a taint: Kubernetes takes the first that matches."""
     return next((each for each in tolerations if tolerates(each, taint)), None)
 
 
-def exact(taint: Object, toleration: Object) -> Object:
+def exact_toleration(taint: Object, toleration: Object) -> Object:
     """A toleration for just this taint, for as long as `toleration` says."""
     value = {"value": taint["value"]} if taint.get("value") else {}
-    lasting = seconds(toleration) if taint["effect"] == NO_EXECUTE else {}
+    lasting = toleration_seconds(toleration) if taint["effect"] == NO_EXECUTE else {}
     return {"key": taint["key"], "operator": "Equal", **value, "effect": taint["effect"], **lasting}
 
 
-def seconds(toleration: Object) -> Object:
+def toleration_seconds(toleration: Object) -> Object:
     found = toleration.get("tolerationSeconds")
     return {} if found is None else {"tolerationSeconds": found}
 
 
-def is_reserved(taint: Object) -> bool:
+def is_never_tolerated(taint: Object) -> bool:
     """Whether no twin tolerates the taint: it is a cordon, or our own."""
-    return bool(taint["key"] == CORDON["key"]) or taint["key"].startswith(keys.PREFIX)
+    return bool(taint["key"] == CORDON_TAINT["key"]) or taint["key"].startswith(keys.PREFIX)
 
 
-def barring(taints: Iterable[Object], tolerations: Sequence[Object]) -> list[Object]:
+def untolerated_taints(taints: Iterable[Object], tolerations: Sequence[Object]) -> list[Object]:
     """The taints that keep a new pod with these tolerations from a node."""
-    return [each for each in taints if each.get("effect") in BARRING and not is_tolerated(each, tolerations)]
+    return [each for each in taints if each.get("effect") in BLOCKING_EFFECTS and not is_tolerated(each, tolerations)]

@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import AllowedVolumes, Binding
 from tapestry.apis.names import physical_name
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, annotations_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
-from tapestry.syncer.translate.meta import copied
+from tapestry.syncer.translate.metadata import source_metadata
 
-SECRET_FIELDS = (
+CSI_SECRET_FIELDS = (
     *("controllerPublishSecretRef", "nodeStageSecretRef", "nodePublishSecretRef"),
     *("controllerExpandSecretRef", "nodeExpandSecretRef"),
 )
 """Where a CSI source names a Secret, by namespace and name."""
-PLAIN_FIELDS = ("driver", "volumeHandle", "readOnly", "fsType", "volumeAttributes")
-ABOUT_THE_CLAIM = "csi.storage.k8s.io/"
+CSI_COPIED_FIELDS = ("driver", "volumeHandle", "readOnly", "fsType", "volumeAttributes")
+PROVISIONER_ATTRIBUTE_PREFIX = "csi.storage.k8s.io/"
 """What the names of attributes begin with by which a provisioner noted whose the volume is; below it is another's."""
 RESIZE_PENDING = "FileSystemResizePending"
 PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
@@ -39,7 +39,7 @@ def is_bound(claim: Object, volume: Object) -> bool:
     return said == ("Bound", name_of(volume)) and value_at(volume, "spec", "claimRef", "uid") == uid_of(claim)
 
 
-def refusals(claim: Object, volume: Object, allowed: AllowedVolumes) -> Iterator[str]:
+def volume_errors(claim: Object, volume: Object, allowed: AllowedVolumes) -> Iterator[str]:
     """Why the volume of a claim does not cross, each with its path in the volume."""
     spec = volume["spec"]
     csi = spec.get("csi")
@@ -57,12 +57,12 @@ def refusals(claim: Object, volume: Object, allowed: AllowedVolumes) -> Iterator
             "the binding's allowedVolumes.volumeHandles"
         )
     for field, value in csi.items():
-        if field in SECRET_FIELDS:
-            yield from complaints_about(field, value, namespace_of(claim) or "")
-        elif field not in PLAIN_FIELDS:
+        if field in CSI_SECRET_FIELDS:
+            yield from secret_reference_errors(field, value, namespace_of(claim) or "")
+        elif field not in CSI_COPIED_FIELDS:
             yield f"spec.csi.{field}: it is not known whether that may cross"
     for name in csi.get("volumeAttributes") or ():
-        if "secret" in name.lower() and not name.startswith(ABOUT_THE_CLAIM):
+        if "secret" in name.lower() and not name.startswith(PROVISIONER_ATTRIBUTE_PREFIX):
             yield f"spec.csi.volumeAttributes[{name}]: the driver may take it for a Secret of the physical cluster"
 
 
@@ -92,7 +92,7 @@ def matches(pattern: str, handle: str) -> bool:
     return True
 
 
-def complaints_about(field: str, reference: Object, namespace: str) -> Iterator[str]:
+def secret_reference_errors(field: str, reference: Object, namespace: str) -> Iterator[str]:
     if not reference.get("name") or reference.get("namespace") != namespace:
         named = f"{reference.get('namespace')}/{reference.get('name')}"
         yield f"spec.csi.{field}: {named} is no Secret of the claim's namespace {namespace}"
@@ -105,19 +105,19 @@ def class_of(volume: Object) -> str:
 def secrets_of(volume: Object) -> list[str]:
     """The names of the Secrets that the volume needs; all in the claim's namespace, if it is not refused."""
     csi = value_at(volume, "spec", "csi", default={})
-    return sorted({csi[field]["name"] for field in SECRET_FIELDS if csi.get(field)})
+    return sorted({csi[field]["name"] for field in CSI_SECRET_FIELDS if csi.get(field)})
 
 
 def twin_claim(claim: Object, volume: Object, binding: Binding) -> Object:
     """The claim to have below.  It is as large as its volume is when it is made; growth comes by the volume."""
-    volume_name = name_below(binding, "", name_of(volume))
+    volume_name = name_in_physical(binding, "", name_of(volume))
     return {
         "apiVersion": PERSISTENT_VOLUME_CLAIMS.api_version,
         "kind": PERSISTENT_VOLUME_CLAIMS.kind,
         "metadata": {
-            "name": name_below(binding, namespace_of(claim) or "", name_of(claim)),
+            "name": name_in_physical(binding, namespace_of(claim) or "", name_of(claim)),
             "namespace": binding.spec.mount_namespace,
-            **copied_for(claim, uid_of(claim), binding),
+            **claim_metadata(claim, uid_of(claim), binding),
         },
         "spec": {
             "accessModes": claim["spec"]["accessModes"],
@@ -137,14 +137,14 @@ def twin_volume(claim: Object, volume: Object, binding: Binding) -> Object:
         "apiVersion": PERSISTENT_VOLUME_CLAIMS.api_version,
         "kind": PERSISTENT_VOLUME_CLAIMS.kind,
         "namespace": binding.spec.mount_namespace,
-        "name": name_below(binding, namespace, name_of(claim)),
+        "name": name_in_physical(binding, namespace, name_of(claim)),
     }
     return {
         "apiVersion": PERSISTENT_VOLUMES.api_version,
         "kind": PERSISTENT_VOLUMES.kind,
         "metadata": {
-            "name": name_below(binding, "", name_of(volume)),
-            **copied_for(claim, uid_of(volume), binding),
+            "name": name_in_physical(binding, "", name_of(volume)),
+            **claim_metadata(claim, uid_of(volume), binding),
         },
         "spec": {
             "accessModes": spec["accessModes"],
@@ -161,32 +161,32 @@ def twin_volume(claim: Object, volume: Object, binding: Binding) -> Object:
 
 def twin_source(csi: Object, namespace: str, binding: Binding) -> Object:
     attributes = csi.get("volumeAttributes") or {}
-    kept = {name: value for name, value in attributes.items() if not name.startswith(ABOUT_THE_CLAIM)}
+    kept = {name: value for name, value in attributes.items() if not name.startswith(PROVISIONER_ATTRIBUTE_PREFIX)}
     plain = {**csi, "volumeAttributes": kept}
-    found = {field: plain[field] for field in PLAIN_FIELDS if plain.get(field)}
-    for field in SECRET_FIELDS:
+    found = {field: plain[field] for field in CSI_COPIED_FIELDS if plain.get(field)}
+    for field in CSI_SECRET_FIELDS:
         if csi.get(field):
-            name = name_below(binding, namespace, csi[field]["name"])
+            name = name_in_physical(binding, namespace, csi[field]["name"])
             found[field] = {"name": name, "namespace": binding.spec.mount_namespace}
     return found
 
 
-def copied_for(claim: Object, uid: str, binding: Binding) -> Object:
+def claim_metadata(claim: Object, uid: str, binding: Binding) -> Object:
     """Metadata that leads back to the claim, and tells by its UID of what very object this is the copy."""
-    metadata = copied(claim, binding)
+    metadata = source_metadata(claim, binding)
     return {**metadata, "annotations": {**metadata["annotations"], keys.VIRTUAL_UID: uid}}
 
 
-def name_below(binding: Binding, namespace: str, name: str) -> str:
+def name_in_physical(binding: Binding, namespace: str, name: str) -> str:
     return physical_name(binding.virtual_cluster, binding.uid, namespace, name)
 
 
-def is_of(twin: Object, source: Object) -> bool:
+def is_twin_of(twin: Object, source: Object) -> bool:
     """Whether a twin was made for that very object, and not for a namesake before it."""
     return annotations_of(twin).get(keys.VIRTUAL_UID) == uid_of(source)
 
 
-def freeing_patch(volume: Object, claim: Object) -> Object | None:
+def release_patch(volume: Object, claim: Object) -> Object | None:
     """What lets a volume below be bound to the claim that is there now, where it was to one that is gone."""
     if value_at(volume, "spec", "claimRef", "uid") in (None, uid_of(claim)):
         return None
@@ -197,7 +197,7 @@ def expansion_patch(claim: Object, volume: Object, twin: Object) -> Object | Non
     """What tells the virtual claim that its file system has grown, as its twin says; how far was decided above."""
     conditions = value_at(claim, "status", "conditions", default=[])
     size = value_at(volume, "spec", "capacity", "storage")
-    if find(conditions, RESIZE_PENDING) is None or value_at(twin, "status", "capacity", "storage") != size:
+    if find_condition(conditions, RESIZE_PENDING) is None or value_at(twin, "status", "capacity", "storage") != size:
         return None
     return {
         "status": {

@@ -10,16 +10,16 @@ from tapestry.apis import keys
 from tapestry.apis.policies import POLICIES
 from tapestry.client.transport import Request
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Invalid, KubeError, Timeout, TransportError
-from tapestry.kube.objects import Object, is_deleting, labels_of, named, value_at
+from tapestry.kube.objects import Object, is_deleting, labels_of, object_named, value_at
 from tapestry.kube.resources import CONFIGMAPS, NODES, PODS
 
 from ..world import MAPPED, NODE, Gate, World, a_world, phase, said
 
 ONE_CPU = {"cpu": "1"}
 EVERYTHING = [{"operator": "Exists"}]
-OUR_TAINT = [{"key": keys.OUT_OF_TIME_WINDOWS, "operator": "Exists"}]
+OUR_TAINT = [{"key": keys.OUT_OF_TIME_WINDOWS_TAINT, "operator": "Exists"}]
 OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": True}
 MORNING = {"timeWindows": [{"start": "08:00", "end": "09:00"}]}
 HOUR = 3600.0
@@ -33,22 +33,22 @@ async def add_bound_pod(world: World, name: str = "work", **options: Any) -> Non
 
 async def bind(world: World, name: str) -> None:
     target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
-    binding = {"apiVersion": "v1", "kind": "Binding", **named(name, "default"), "target": target}
+    binding = {"apiVersion": "v1", "kind": "Binding", **object_named(name, "default"), "target": target}
     await world.virtual.create(PODS, binding, subresource="binding")
 
 
 async def set_switch(world: World, value: str | None) -> None:
-    await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: value}}})
+    await world.physical.patch(NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: value}}})
     await asyncio.sleep(1)
 
 
 async def change_policy(world: World, **spec: Any) -> None:
-    await world.virtual.patch(POLICIES, named("east-all"), {"spec": spec})
+    await world.virtual.patch(POLICIES, object_named("east-all"), {"spec": spec})
     await asyncio.sleep(1)
 
 
-async def message_of(world: World, name: str = "work", type: str = keys.ACCEPTED) -> str:
-    found = find(value_at(await world.pod(name), "status", "conditions"), type)
+async def message_of(world: World, name: str = "work", type: str = keys.ACCEPTED_CONDITION) -> str:
+    found = find_condition(value_at(await world.pod(name), "status", "conditions"), type)
     assert found is not None
     text: str = found["message"]
     return text
@@ -75,7 +75,7 @@ async def test_pod_waits_for_the_window_and_runs_when_it_opens(tolerations: list
         await world.add_pod(tolerations=tolerations)
         await world.add_pod("replica", tolerations=tolerations, metadata={"ownerReferences": [OWNER]})
         for name in ("work", "replica"):
-            await world.wait_for_pod(said(keys.ACCEPTED, "False", "OutOfTimeWindows"), name)
+            await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), name)
             assert "2024-01-01T08:00:00Z" in await message_of(world, name)
         await asyncio.sleep(7.9 * HOUR)
         assert await world.twins() == []
@@ -84,7 +84,7 @@ async def test_pod_waits_for_the_window_and_runs_when_it_opens(tolerations: list
         await asyncio.sleep(0.2 * HOUR)
         await world.wait_for_pod(MAPPED)
         await world.wait_for_pod(MAPPED, "replica")
-        assert await world.condition(keys.ACCEPTED) is None
+        assert await world.condition(keys.ACCEPTED_CONDITION) is None
 
 
 @in_virtual_time
@@ -96,7 +96,7 @@ async def test_scheduled_pod_of_a_controller_fails_in_a_closed_window() -> None:
         assert await world.ended() == ("Failed", "OutOfTimeWindows")
         assert await world.condition("DisruptionTarget") == ("True", "OutOfTimeWindows")
         await add_bound_pod(world, "tolerant", tolerations=OUR_TAINT)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "OutOfTimeWindows"), "tolerant")
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), "tolerant")
         await asyncio.sleep(9 * HOUR)
         assert len(await world.twins()) == 1
         assert await world.ended() == ("Failed", "OutOfTimeWindows")
@@ -106,12 +106,12 @@ async def test_scheduled_pod_of_a_controller_fails_in_a_closed_window() -> None:
 async def test_nothing_starts_while_the_kill_switch_is_on() -> None:
     world = await a_world()
     async with world.syncer():
-        await set_switch(world, keys.NOW)
+        await set_switch(world, keys.RECLAIM_NOW)
         for number in range(3):
             await world.add_pod(f"p{number}", tolerations=EVERYTHING)
         await asyncio.sleep(HOUR)
         assert world.down.writes("POST", "/pods") == []
-        assert await world.condition(keys.ACCEPTED, "p0") == ("False", "Reclaimed")
+        assert await world.condition(keys.ACCEPTED_CONDITION, "p0") == ("False", "Reclaimed")
         assert len(await world.staying()) == 3
         await set_switch(world, None)
         for number in range(3):
@@ -131,7 +131,7 @@ async def test_waiting_pods_outlive_the_deadline_of_a_window() -> None:
         await world.add_pod("waiting", tolerations=EVERYTHING)
         await asyncio.sleep(HOUR)
         assert await world.staying() == ["waiting"]
-        assert await world.condition(keys.ACCEPTED, "waiting") == ("False", "OutOfTimeWindows")
+        assert await world.condition(keys.ACCEPTED_CONDITION, "waiting") == ("False", "OutOfTimeWindows")
 
 
 @in_virtual_time
@@ -139,10 +139,10 @@ async def test_withdrawn_node_takes_no_pods_and_waiting_ones_go_with_it() -> Non
     world = await a_world()
     async with world.syncer():
         await world.run_pod("before")
-        await world.virtual.delete(POLICIES, named("east-all"))
+        await world.virtual.delete(POLICIES, object_named("east-all"))
         await asyncio.sleep(5)
         await world.add_pod("after", tolerations=EVERYTHING)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "Withdrawn"), "after")
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "Withdrawn"), "after")
         await asyncio.sleep(HOUR)
         assert len(world.down.writes("POST", "/pods")) == 1
         await world.end("Succeeded", "before")
@@ -156,7 +156,7 @@ async def test_withdrawn_node_goes_when_the_twin_of_a_failed_pod_has_ended() -> 
     world = await a_world(directScheduling=True)
     async with world.syncer():
         await world.run_pod()
-        await world.virtual.delete(POLICIES, named("east-all"))
+        await world.virtual.delete(POLICIES, object_named("east-all"))
         await asyncio.sleep(5)
         await world.change_pod(
             {"status": {"phase": "Failed"}}, subresource="status"
@@ -176,8 +176,8 @@ async def test_lease_that_closes_while_a_pod_waits_for_a_copy_stays_closed_to_it
         container = {"name": "c", "image": "busybox:1", "envFrom": reference}
         await world.add_pod(containers=[container], tolerations=EVERYTHING)
         await asyncio.sleep(5)
-        await set_switch(world, keys.NOW)
-        await world.virtual.create(CONFIGMAPS, {**named("settings", "default"), "data": {"a": "b"}})
+        await set_switch(world, keys.RECLAIM_NOW)
+        await world.virtual.create(CONFIGMAPS, {**object_named("settings", "default"), "data": {"a": "b"}})
         await asyncio.sleep(60)
         assert await world.twins() == []
 
@@ -273,7 +273,7 @@ async def test_pod_waits_for_the_twin_of_one_that_was_deleted_by_force() -> None
         await world.delete_pod("old", grace=0)
         await world.wait_for_twin(lambda twin: "deletionTimestamp" in twin["metadata"], "old")
         await world.add_pod(requests=ONE_CPU)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "CapacityPending"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "CapacityPending"))
         assert len(await world.twins()) == 1
         await world.stop("old")
         await world.wait_for_pod(MAPPED)
@@ -302,8 +302,8 @@ async def test_refused_creation_gives_its_reservation_back() -> None:
             Invalid(422, "Invalid", "no") if request.method == "POST" and b'"name":"work-' in request.body else None
         )
         await world.add_pod(requests={"cpu": "4"})
-        await world.wait_for_pod(said(keys.MAPPED, "False", "RefusedBelow"))
-        assert dict(site.ledger.held(NODE)) == {}
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "RefusedBelow"))
+        assert dict(site.ledger.held_amounts(NODE)) == {}
         await world.add_pod("other", requests={"cpu": "4"})
         await world.wait_for_pod(MAPPED, "other")
         await world.wait_for_pod(phase("Failed"))
@@ -319,7 +319,7 @@ async def test_pod_that_waits_for_a_reservation_runs_when_no_twin_comes_of_it() 
         await gate.reached()
         await world.delete_pod("old", grace=0)
         await world.add_pod(requests=ONE_CPU)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "CapacityPending"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "CapacityPending"))
         await asyncio.sleep(5)
         world.down.refusal = lambda request: (
             Invalid(422, "Invalid", "no") if request.method == "POST" and b'"name":"old-' in request.body else None
@@ -346,10 +346,10 @@ async def test_creation_of_unknown_outcome_keeps_its_reservation_for_a_while(err
         await world.add_pod(requests=ONE_CPU)
         await asyncio.sleep(1)
         await change_policy(world, timeWindows=[{"start": "08:00", "end": "09:00"}])
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "OutOfTimeWindows"), timeout=600)
-        assert str(site.ledger.held(NODE)["cpu"]) == "1"
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "OutOfTimeWindows"), timeout=600)
+        assert str(site.ledger.held_amounts(NODE)["cpu"]) == "1"
         assert site.ledger.release_expired(NODE, site.now() + timedelta(minutes=1))
-        assert dict(site.ledger.held(NODE)) == {}
+        assert dict(site.ledger.held_amounts(NODE)) == {}
 
 
 @in_virtual_time
@@ -357,11 +357,11 @@ async def test_pod_runs_when_the_lease_opens_before_the_virtual_node_shows_that_
     world = await a_world()
     async with world.syncer():
         world.up.before = gate = Gate("PATCH", f"/nodes/{NODE}")
-        await world.physical.patch(NODES, named("n1"), {"metadata": {"labels": {"a": "b"}}})
+        await world.physical.patch(NODES, object_named("n1"), {"metadata": {"labels": {"a": "b"}}})
         await gate.reached()
-        await set_switch(world, keys.NOW)
+        await set_switch(world, keys.RECLAIM_NOW)
         await world.add_pod()
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "Reclaimed"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "Reclaimed"))
         await set_switch(world, None)
         gate.open()
         await world.wait_for_pod(MAPPED)
@@ -437,7 +437,7 @@ async def test_resize_is_done_when_the_lease_opens_before_the_virtual_node_shows
     async with world.syncer():
         await world.run_pod(requests=ONE_CPU)
         world.up.before = gate = Gate("PATCH", f"/nodes/{NODE}")
-        await world.physical.patch(NODES, named("n1"), {"metadata": {"labels": {"a": "b"}}})
+        await world.physical.patch(NODES, object_named("n1"), {"metadata": {"labels": {"a": "b"}}})
         await gate.reached()
         await change_policy(world, timeWindows=[{"start": "08:00", "end": "09:00"}])
         await resize(world, "2")

@@ -8,45 +8,45 @@ from hypothesis import strategies as st
 
 from tapestry.apis import keys
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.objects import is_deleting, named
+from tapestry.kube.objects import is_deleting, object_named
 from tapestry.kube.resources import NODES, PODS
-from tapestry.syncer.topdown.orphans import SECOND_SIGHTING, SWEEP, SWEEP_LASTS, Orphans
+from tapestry.syncer.topdown.orphans import CONFIRMATION_DELAY, DELETION_PERIOD, MAX_DELETIONS, OrphanTracker
 
 from ..world import World, a_world
 
-TWICE = SECOND_SIGHTING.total_seconds()
+TWICE = CONFIRMATION_DELAY.total_seconds()
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def test_a_twin_whose_pod_was_seen_going_goes_at_once() -> None:
-    orphans = Orphans()
-    orphans.bereaved("u1")
-    assert orphans.sighted("u1", NOW) is None
+    orphans = OrphanTracker()
+    orphans.mark_pod_deleted("u1")
+    assert orphans.record_sighting("u1", NOW) is None
 
 
 def test_a_twin_that_had_a_pod_or_went_in_between_is_sighted_for_the_first_time_again() -> None:
-    orphans = Orphans()
-    orphans.sighted("u1", NOW)
+    orphans = OrphanTracker()
+    orphans.record_sighting("u1", NOW)
     orphans.forget("u1")
-    later = NOW + SECOND_SIGHTING
-    assert orphans.sighted("u1", later) == later + SECOND_SIGHTING
+    later = NOW + CONFIRMATION_DELAY
+    assert orphans.record_sighting("u1", later) == later + CONFIRMATION_DELAY
 
 
-@given(st.lists(st.integers(0, 100), min_size=SWEEP, max_size=3 * SWEEP))
+@given(st.lists(st.integers(0, 100), min_size=MAX_DELETIONS, max_size=3 * MAX_DELETIONS))
 def test_within_any_minute_only_so_many_go_and_whoever_comes_back_when_told_goes_in_the_end(pauses: list[int]) -> None:
-    orphans, gone = Orphans(), []
+    orphans, gone = OrphanTracker(), []
     due = [(NOW + timedelta(seconds=sum(pauses[:number])), f"u{number}") for number in range(len(pauses))]
     while due:
         due.sort()
         now, uid = due.pop(0)
-        again = orphans.sighted(uid, now)
+        again = orphans.record_sighting(uid, now)
         if again is None:
             gone.append(now)
         else:
             assert again > now
             due.append((again, uid))
     assert len(gone) == len(pauses)
-    assert all(later - earlier >= SWEEP_LASTS for earlier, later in zip(gone, gone[SWEEP:], strict=False))
+    assert all(later - earlier >= DELETION_PERIOD for earlier, later in zip(gone, gone[MAX_DELETIONS:], strict=False))
 
 
 # -- by a syncer at work
@@ -54,7 +54,7 @@ def test_within_any_minute_only_so_many_go_and_whoever_comes_back_when_told_goes
 
 async def an_orphan(world: World, name: str) -> None:
     """A twin whose pod goes while no syncer looks."""
-    await world.virtual.delete(PODS, named(name, "default"), grace_seconds=0)
+    await world.virtual.delete(PODS, object_named(name, "default"), grace_seconds=0)
 
 
 @in_virtual_time
@@ -75,8 +75,8 @@ async def test_rule_2_only_so_many_orphans_go_at_once() -> None:
     world = await a_world()
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "500"}
     status = {"status": {"capacity": amounts, "allocatable": amounts}}
-    await world.physical.patch(NODES, named("n1"), status, subresource="status")
-    names = [f"p{number}" for number in range(SWEEP + 20)]
+    await world.physical.patch(NODES, object_named("n1"), status, subresource="status")
+    names = [f"p{number}" for number in range(MAX_DELETIONS + 20)]
     async with world.syncer():
         for name in names:
             await world.add_pod(name)
@@ -87,7 +87,7 @@ async def test_rule_2_only_so_many_orphans_go_at_once() -> None:
     async with world.syncer():
         await asyncio.sleep(TWICE + 5)
         assert len(await world.twins()) == 20
-        await asyncio.sleep(SWEEP_LASTS.total_seconds())
+        await asyncio.sleep(DELETION_PERIOD.total_seconds())
         assert await world.twins() == []
 
 

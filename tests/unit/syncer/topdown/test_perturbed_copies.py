@@ -14,9 +14,9 @@ from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, perturb, running_clock
-from tapestry.kube.objects import Object, annotations_of, named, uid_of
+from tapestry.kube.objects import Object, annotations_of, object_named, uid_of
 from tapestry.kube.resources import CONFIGMAPS, NODES, SECRETS, SERVICE_ACCOUNTS, Resource
-from tapestry.syncer.app import syncer
+from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
 
 from ..world import MAPPED, MOUNT, NODE, SERVED, Clusters
@@ -27,7 +27,7 @@ AN_HOUR = 3600.0
 
 async def setup(manager: Manager, physical: Transport) -> None:
     await wait_for(manager.reads, CLUSTER_BINDINGS, "east", until=bool, timeout=AN_HOUR)
-    await syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
+    await build_syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
 
 
 async def clusters(virtual: Client, physical: Client) -> Clusters:
@@ -54,21 +54,21 @@ def config(name: str) -> Object:
 
 async def a_copy_lives_as_its_source_does(virtual: Client, physical: Client) -> None:
     world = await clusters(virtual, physical)
-    settings = {**named("settings", "default"), "data": {"k": "1"}}
+    settings = {**object_named("settings", "default"), "data": {"k": "1"}}
     optional = {"name": "s", "secret": {"secretName": "s", "optional": True}}
     await world.add_pod("work", volumes=[config("settings"), optional])
     await asyncio.sleep(1)
     await virtual.create(CONFIGMAPS, settings)
     await world.wait_for_pod(MAPPED, "work", timeout=AN_HOUR)
-    await virtual.patch(CONFIGMAPS, named("settings", "default"), {"data": {"k": "2"}})
+    await virtual.patch(CONFIGMAPS, object_named("settings", "default"), {"data": {"k": "2"}})
     await is_copied(physical, CONFIGMAPS, "settings", {"k": "2"})
-    await virtual.create(SECRETS, {**named("s", "default"), "data": {"p": "cw=="}})
+    await virtual.create(SECRETS, {**object_named("s", "default"), "data": {"p": "cw=="}})
     await is_copied(physical, SECRETS, "s", {"p": "cw=="})
     [copy] = await physical.list(CONFIGMAPS, MOUNT)
-    await physical.patch(CONFIGMAPS, named(copy["metadata"]["name"], MOUNT), {"data": {"k": "edited"}})
+    await physical.patch(CONFIGMAPS, object_named(copy["metadata"]["name"], MOUNT), {"data": {"k": "edited"}})
     await asyncio.sleep(1)
     await is_copied(physical, CONFIGMAPS, "settings", {"k": "2"})
-    await virtual.delete(SECRETS, named("s", "default"))
+    await virtual.delete(SECRETS, object_named("s", "default"))
     await is_copied(physical, SECRETS, "s", None)
     await world.delete_pod("work", grace=0)
     await is_copied(physical, CONFIGMAPS, "settings", None)
@@ -77,11 +77,11 @@ async def a_copy_lives_as_its_source_does(virtual: Client, physical: Client) -> 
 
 async def a_copy_is_replaced_and_its_users_too(virtual: Client, physical: Client) -> None:
     world = await clusters(virtual, physical)
-    fixed = {**named("fixed", "default"), "immutable": True}
+    fixed = {**object_named("fixed", "default"), "immutable": True}
     await virtual.create(CONFIGMAPS, {**fixed, "data": {"k": "1"}})
     await world.add_pod("first", volumes=[config("fixed")])
     await world.wait_for_pod(MAPPED, "first", timeout=AN_HOUR)
-    await virtual.delete(CONFIGMAPS, named("fixed", "default"))
+    await virtual.delete(CONFIGMAPS, object_named("fixed", "default"))
     await virtual.create(CONFIGMAPS, {**fixed, "data": {"k": "2"}})
     await is_copied(physical, CONFIGMAPS, "fixed", {"k": "2"})
     await world.delete_pod("first", grace=0)
@@ -94,7 +94,7 @@ async def a_copy_is_replaced_and_its_users_too(virtual: Client, physical: Client
 
 async def tokens_are_minted_replaced_and_gone(virtual: Client, physical: Client) -> None:
     world = await clusters(virtual, physical)
-    await virtual.create(SERVICE_ACCOUNTS, named("default", "default"))
+    await virtual.create(SERVICE_ACCOUNTS, object_named("default", "default"))
     access = {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}}
     volume = {"name": "access", "projected": {"sources": [access]}}
     await world.add_pod("work", volumes=[volume])

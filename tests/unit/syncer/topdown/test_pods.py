@@ -8,7 +8,7 @@ import pytest
 from tapestry.apis import keys
 from tapestry.client.options import PatchType
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import annotations_of, labels_of, name_of, namespace_of, uid_of, value_at
 from tapestry.kube.resources import PODS
 
@@ -22,7 +22,7 @@ async def test_a_bound_pod_has_one_twin_and_says_which() -> None:
         pod = await world.add_pod()
         shown = await world.wait_for_pod(MAPPED)
         [twin] = await world.twins()
-        assert find(shown["status"]["conditions"], keys.MAPPED)["message"] == uid_of(twin)
+        assert find_condition(shown["status"]["conditions"], keys.MAPPED_CONDITION)["message"] == uid_of(twin)
         assert annotations_of(shown)[keys.PHYSICAL_POD_UID] == uid_of(twin)
         assert annotations_of(shown)[keys.PHYSICAL_POD_NAME] == name_of(twin)
         assert annotations_of(shown)[keys.PHYSICAL_POD_NAMESPACE] == namespace_of(twin) == MOUNT
@@ -174,8 +174,8 @@ async def test_a_pod_is_ready_only_when_its_readiness_gates_are_open() -> None:
         )
         await asyncio.sleep(1)
         conditions = value_at(await world.pod(), "status", "conditions")
-        assert find(conditions, "Ready")["status"] == "True"
-        assert find(conditions, "lb/attached") == gate
+        assert find_condition(conditions, "Ready")["status"] == "True"
+        assert find_condition(conditions, "lb/attached") == gate
 
 
 async def running(world: World) -> None:

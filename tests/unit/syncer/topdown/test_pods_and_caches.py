@@ -7,19 +7,19 @@ import pytest
 from tapestry.apis import keys
 from tapestry.client.options import PatchType
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.conditions import find
-from tapestry.kube.objects import is_deleting, named, uid_of, value_at
+from tapestry.kube.conditions import find_condition
+from tapestry.kube.objects import is_deleting, object_named, uid_of, value_at
 from tapestry.kube.resources import NODES, PODS
-from tapestry.syncer.site import Site
-from tapestry.syncer.topdown.orphans import SECOND_SIGHTING
-from tapestry.syncer.topdown.pods import FRESH
+from tapestry.syncer.context import SyncContext
+from tapestry.syncer.topdown.orphans import CONFIRMATION_DELAY
+from tapestry.syncer.topdown.pods import FRESH_POD_AGE
 
 from ..world import MAPPED, NO_ROOM, World, a_world, phase, said
 
 SILENCE = 20.0
 
 
-async def look_again(site: Site, seconds: int = 15) -> None:
+async def look_again(site: SyncContext, seconds: int = 15) -> None:
     """Have every pod looked at again and again, by whatever the caches say."""
     for _ in range(seconds):
         for controller in site.manager.controllers:
@@ -59,7 +59,7 @@ async def test_rule_2_a_virtual_cache_that_is_behind_runs_no_finished_pod_again(
 async def test_rule_2_a_virtual_cache_that_is_behind_runs_no_pod_that_is_gone() -> None:
     world = await a_world()
     await world.add_pod()
-    await asyncio.sleep(FRESH.total_seconds())
+    await asyncio.sleep(FRESH_POD_AGE.total_seconds())
     async with world.syncer() as site:
         await world.wait_for_pod(MAPPED)
         world.up.api.freeze()
@@ -82,7 +82,7 @@ async def test_rule_2_a_pod_that_has_been_there_for_a_while_is_read_again_before
         await world.wait_for_pod(MAPPED)
         waiting = {"phase": "Pending", "conditions": [], "types": [], "shown": ""}
         then = {**site.virtual_pods.store.get("default/work"), "status": waiting}
-        await asyncio.sleep(FRESH.total_seconds())
+        await asyncio.sleep(FRESH_POD_AGE.total_seconds())
         if truth == "finished":
             await world.end("Succeeded")
             await world.wait_for_pod(phase("Succeeded"))
@@ -111,7 +111,7 @@ async def test_rule_2_a_pod_that_is_missing_from_a_cache_is_read_before_its_twin
     async with world.syncer() as site:
         await asyncio.sleep(1)
         site.virtual_pods.store.remove("default/work")
-        await look_again(site, int(3 * SECOND_SIGHTING.total_seconds()))
+        await look_again(site, int(3 * CONFIRMATION_DELAY.total_seconds()))
         assert not is_deleting(await world.twin())
 
 
@@ -209,14 +209,14 @@ async def test_rule_3_what_was_said_of_pods_during_the_silence_is_put_right_on_h
         for name in ("a", "b"):  # as a node lifecycle controller does
             patch = {"status": {"conditions": [{**unready, "lastTransitionTime": world.moment()}]}}
             await world.virtual.patch(
-                PODS, named(name, "default"), patch, type=PatchType.STRATEGIC, subresource="status"
+                PODS, object_named(name, "default"), patch, type=PatchType.STRATEGIC, subresource="status"
             )
         await asyncio.sleep(600)
         assert [await world.condition("Ready", name) for name in ("a", "b")] == [("False", "NodeNotReady")] * 2
         world.down.mend()
         await asyncio.sleep(SILENCE)
         for name in ("a", "b"):
-            ready = find(value_at(await world.pod(name), "status", "conditions"), "Ready")
+            ready = find_condition(value_at(await world.pod(name), "status", "conditions"), "Ready")
             assert ready["status"] == "True"
 
 
@@ -241,12 +241,12 @@ async def test_nothing_new_goes_to_a_node_that_its_owner_cordoned_whatever_a_pod
     world = await a_world(directScheduling=direct)
     async with world.syncer():
         await world.run_pod("before")
-        await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": True}})
+        await world.physical.patch(NODES, object_named("n1"), {"spec": {"unschedulable": True}})
         await asyncio.sleep(5)
         await world.add_pod("after", tolerations=[{"operator": "Exists"}])
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "Cordoned"), "after")
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "Cordoned"), "after")
         assert [value_at(twin, "metadata", "annotations", keys.VIRTUAL_POD_NAME) for twin in await world.twins()] == [
             "before"
         ]
-        await world.physical.patch(NODES, named("n1"), {"spec": {"unschedulable": None}})
+        await world.physical.patch(NODES, object_named("n1"), {"spec": {"unschedulable": None}})
         await world.wait_for_pod(MAPPED, "after")

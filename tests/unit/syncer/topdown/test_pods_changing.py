@@ -112,7 +112,7 @@ async def test_a_debugging_container_that_pod_security_refuses_stays_above_and_t
     async with world.syncer():
         await world.run_pod(metadata={"ownerReferences": [owner]})
         await add_debugger(world, {**DEBUGGER, "securityContext": {"privileged": True}})
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await asyncio.sleep(60)
         assert (await world.ended())[0] == "Running"
         assert "ephemeralContainers" not in (await world.twin())["spec"]

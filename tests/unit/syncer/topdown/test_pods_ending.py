@@ -10,7 +10,7 @@ from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.client.waiting import wait_for
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.objects import is_deleting, named, value_at
+from tapestry.kube.objects import is_deleting, object_named, value_at
 from tapestry.kube.resources import LEASES, NODES, PODS
 
 from ..world import MOUNT, World, a_world, forbidden, phase, refusing, said
@@ -122,7 +122,7 @@ async def test_a_pod_that_never_had_a_twin_goes_when_it_is_deleted() -> None:
     world = await a_world()
     async with world.syncer():
         await world.add_pod(hostNetwork=True)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await world.delete_pod()
         await world.wait_until_pod_is_gone()
 
@@ -156,7 +156,9 @@ async def test_a_reclaimed_pod_has_its_own_time_to_stop_but_no_more_than_thirty_
     world = await a_world()
     async with world.syncer():
         await world.run_pod(terminationGracePeriodSeconds=3600)
-        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await world.physical.patch(
+            NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+        )
         await world.wait_for_twin(is_deleting, timeout=2)
         assert await grace_of_twin(world) == 30
         assert await world.condition("DisruptionTarget") == ("True", "Reclaimed")
@@ -172,7 +174,9 @@ async def test_where_the_virtual_cluster_cannot_be_told_twins_go_in_time_and_pod
             await world.run_pod(name)
         pods = [await world.pod(name) for name in ("a", "b")]
         world.up.cut()
-        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await world.physical.patch(
+            NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+        )
         for name in ("a", "b"):
             await world.wait_for_twin(is_deleting, name, timeout=2)
             await world.stop(name)
@@ -195,10 +199,12 @@ async def test_rule_4_whoever_led_last_frees_nodes_in_time_while_nobody_reaches_
         world.up.cut()
         await asyncio.sleep(3600)
         assert site.manager.elector is not None
-        assert not site.manager.elector.leading
+        assert not site.manager.elector.is_leading
         await world.change_pod({"metadata": {"labels": {"any": "change"}}})
         assert not is_deleting(await world.twin())
-        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await world.physical.patch(
+            NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+        )
         await world.wait_for_twin(is_deleting, timeout=2)
         await world.stop()
         world.up.mend()
@@ -217,7 +223,9 @@ async def test_rule_4_whoever_knows_of_another_leader_ends_no_twin() -> None:
         await world.virtual.replace(LEASES, {**lease, "spec": spec})
         await asyncio.sleep(30)
         world.up.cut()
-        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await world.physical.patch(
+            NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+        )
         await asyncio.sleep(600)
         assert not is_deleting(await world.twin())
         world.up.mend()
@@ -232,7 +240,9 @@ async def test_a_twin_that_cannot_be_taken_back_just_then_keeps_no_other() -> No
         world.up.cut()
         held = (await world.twin_place("a"))["metadata"]["name"]
         world.down.refusal = refusing("DELETE", held, forbidden("a webhook says no"))
-        await world.physical.patch(NODES, named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.NOW}}})
+        await world.physical.patch(
+            NODES, object_named("n1"), {"metadata": {"annotations": {keys.RECLAIM: keys.RECLAIM_NOW}}}
+        )
         await world.wait_for_twin(is_deleting, "b", timeout=2)
         assert not is_deleting(await world.twin("a"))
 
@@ -241,14 +251,14 @@ async def test_a_twin_that_cannot_be_taken_back_just_then_keeps_no_other() -> No
 async def test_the_end_of_a_binding_leaves_nothing_of_ours_and_everything_of_others() -> None:
     world = await a_world()
     stranger = await world.physical.create(
-        PODS, {**named("stranger", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
+        PODS, {**object_named("stranger", MOUNT), "spec": {"containers": [{"name": "c", "image": "busybox:1"}]}}
     )
     async with world.syncer():
         await world.run_pod("running")
         await world.run_pod("finished")
         await world.end("Succeeded", "finished")
         await world.wait_for_pod(phase("Succeeded"), "finished")
-        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         await world.wait_for_twin(is_deleting, "running")
         await world.stop("running")
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)

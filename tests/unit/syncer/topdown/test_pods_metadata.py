@@ -4,7 +4,7 @@ import asyncio
 
 from tapestry.apis import keys
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.objects import annotations_of, labels_of, named
+from tapestry.kube.objects import annotations_of, labels_of, object_named
 from tapestry.kube.resources import NODES, PODS
 
 from ..world import MAPPED, MOUNT, a_world, said
@@ -45,8 +45,8 @@ async def test_a_pod_whose_volume_names_an_uncopied_key_waits_until_it_is_allowe
     item = {"path": "tier", "fieldRef": {"fieldPath": "metadata.labels['example.com/tier']"}}
     async with world.syncer():
         await world.add_pod(volumes=[{"name": "v", "downwardAPI": {"items": [item]}}])
-        pod = await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
-        [refused] = [each for each in pod["status"]["conditions"] if each["type"] == keys.ACCEPTED]
+        pod = await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        [refused] = [each for each in pod["status"]["conditions"] if each["type"] == keys.ACCEPTED_CONDITION]
         assert "label example.com/tier is not copied" in refused["message"]
         assert await world.twins() == []
         await world.set_binding(allowedMetadata=["example.com/tier"])
@@ -58,14 +58,14 @@ async def test_a_twin_tolerates_the_taints_that_its_node_has_and_none_that_come_
     world = await a_world()
     gpu = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     async with world.syncer():
-        await world.physical.patch(NODES, named("n1"), {"spec": {"taints": [gpu]}})
+        await world.physical.patch(NODES, object_named("n1"), {"spec": {"taints": [gpu]}})
         await asyncio.sleep(5)
         await world.run_pod(tolerations=[{"operator": "Exists"}])
         exact = {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"}
         assert exact in (await world.twin())["spec"]["tolerations"]
         writes = len(world.down.writes("/pods"))
         late = {"key": "maintenance", "effect": "NoExecute"}
-        await world.physical.patch(NODES, named("n1"), {"spec": {"taints": [gpu, late]}})
+        await world.physical.patch(NODES, object_named("n1"), {"spec": {"taints": [gpu, late]}})
         await asyncio.sleep(600)
         tolerated = (await world.twin())["spec"]["tolerations"]
         assert not any(each.get("key") in (None, "", "maintenance") for each in tolerated)
@@ -77,10 +77,10 @@ async def test_direct_scheduling_does_not_pass_a_taint_that_the_pod_does_not_tol
     world = await a_world(directScheduling=True)
     taint = {"key": "dedicated", "value": "owner", "effect": "NoExecute"}
     async with world.syncer():
-        await world.physical.patch(NODES, named("n1"), {"spec": {"taints": [taint]}})
+        await world.physical.patch(NODES, object_named("n1"), {"spec": {"taints": [taint]}})
         await asyncio.sleep(5)
         await world.add_pod(tolerations=[{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}])
-        await world.wait_for_pod(said(keys.MAPPED, "False", "Tainted"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "Tainted"))
         assert await world.physical.list(PODS, MOUNT) == []
-        await world.physical.patch(NODES, named("n1"), {"spec": {"taints": None}})
+        await world.physical.patch(NODES, object_named("n1"), {"spec": {"taints": None}})
         await world.wait_for_pod(MAPPED)

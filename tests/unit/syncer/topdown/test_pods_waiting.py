@@ -7,9 +7,9 @@ import pytest
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import NotFound
-from tapestry.kube.objects import Object, named, uid_of
+from tapestry.kube.objects import Object, object_named, uid_of
 from tapestry.kube.resources import NAMESPACES, PODS
 
 from ..world import MAPPED, MOUNT, a_world, nothing, phase, refusing, said
@@ -25,8 +25,8 @@ async def test_a_pod_that_pod_security_refuses_says_so_once_and_is_never_created
     world = await a_world()
     async with world.syncer():
         await world.add_pod(hostNetwork=True)
-        pod = await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
-        assert "hostNetwork" in find(pod["status"]["conditions"], keys.ACCEPTED)["message"]
+        pod = await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
+        assert "hostNetwork" in find_condition(pod["status"]["conditions"], keys.ACCEPTED_CONDITION)["message"]
         await asyncio.sleep(3600)
         await world.change_pod({"metadata": {"labels": {"app": "web"}}})
         await asyncio.sleep(60)
@@ -41,10 +41,10 @@ async def test_a_refused_pod_runs_when_its_binding_changes_its_mind_and_nothing_
     world = await a_world()
     async with world.syncer():
         await world.add_pod(hostNetwork=True)
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await world.set_binding(podSecurity="privileged")
         await world.wait_for_pod(MAPPED)
-        assert await world.condition(keys.ACCEPTED) is None
+        assert await world.condition(keys.ACCEPTED_CONDITION) is None
 
 
 @in_virtual_time
@@ -76,7 +76,7 @@ async def test_a_pod_of_a_daemon_set_runs_only_where_somebody_wants_it_to() -> N
         assert len(await world.twins()) == 1
         await world.change_pod({"metadata": {"annotations": {keys.RUNNING_DAEMONSET: "true"}}}, "asked-for-later")
         await world.wait_for_pod(MAPPED, "asked-for-later")
-        assert await world.condition(keys.MAPPED, "left") is None
+        assert await world.condition(keys.MAPPED_CONDITION, "left") is None
         await world.set_binding(runningDaemonsetByDefault=True)
         await world.wait_for_pod(MAPPED, "left")
 
@@ -109,11 +109,11 @@ async def test_nothing_is_mapped_for_a_binding_that_is_going() -> None:
     async with world.syncer():
         await world.add_pod("before")
         await world.wait_for_pod(MAPPED, "before")
-        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         await asyncio.sleep(1)
         await world.add_pod("after")
         await asyncio.sleep(60)
-        assert await world.condition(keys.MAPPED, "after") is None
+        assert await world.condition(keys.MAPPED_CONDITION, "after") is None
         assert len(await world.twins()) == 1
 
 
@@ -129,7 +129,7 @@ async def test_rule_1_a_stranger_that_has_the_twins_name_is_left_alone_and_the_p
     )
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED, "False", "NameTaken"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await asyncio.sleep(600)
         assert await world.twins() == [stranger]
         assert len(world.up.writes("/pods/work/status")) == 1
@@ -153,7 +153,7 @@ async def test_rule_1_what_has_only_one_of_our_two_labels_is_a_stranger() -> Non
     stranger = await world.physical.create(PODS, forged)
     async with world.syncer():
         pod = await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED, "False", "NameTaken"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"))
         note = {"metadata": {"annotations": {keys.VIRTUAL_POD_UID: uid_of(pod)}}}
         stranger = await world.physical.patch(PODS, stranger, note)
         await world.delete_pod()
@@ -172,7 +172,7 @@ async def test_a_pod_waits_for_the_twin_of_a_namesake_to_go() -> None:
         second = await world.add_pod()
         await world.wait_for_twin(lambda twin: "deletionTimestamp" in twin["metadata"])
         await asyncio.sleep(20)
-        assert await world.condition(keys.MAPPED) is None
+        assert await world.condition(keys.MAPPED_CONDITION) is None
         asked = len(world.up.asked), len(world.down.asked)
         await asyncio.sleep(20)
         assert sum("/pods" in each.path for each in [*world.up.asked[asked[0] :], *world.down.asked[asked[1] :]]) == 0
@@ -185,13 +185,13 @@ async def test_a_pod_waits_for_the_twin_of_a_namesake_to_go() -> None:
 @in_virtual_time
 async def test_a_mount_namespace_that_comes_late_is_enough() -> None:
     world = await a_world()
-    going = await world.physical.delete(NAMESPACES, named(MOUNT))
+    going = await world.physical.delete(NAMESPACES, object_named(MOUNT))
     assert going is not None
     await world.physical.replace(NAMESPACES, {**going, "spec": {}}, subresource="finalize")
     world.down.refusal = refusing("POST", "/pods", NotFound(404, "NotFound", f'namespaces "{MOUNT}" not found'))
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED, "False", "NotPermitted"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NotPermitted"))
         world.down.refusal = nothing
-        await world.physical.create(NAMESPACES, named(MOUNT))
+        await world.physical.create(NAMESPACES, object_named(MOUNT))
         await world.wait_for_pod(MAPPED, timeout=FIVE_MINUTES)

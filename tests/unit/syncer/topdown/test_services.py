@@ -15,13 +15,13 @@ from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
 from tapestry.kube.errors import ApiError, Forbidden
-from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, labels_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import ENDPOINT_SLICES, NAMESPACES, SERVICES, Resource
-from tapestry.syncer.app import syncer
+from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.topdown.companions import NotYet
-from tapestry.syncer.topdown.services import Services
-from tapestry.syncer.translate.services import SERVICE_NAME, twin_name, twin_service
+from tapestry.syncer.topdown.dependencies import DependencyNotReady
+from tapestry.syncer.topdown.services import ServiceReconciler
+from tapestry.syncer.translate.services import SERVICE_NAME, twin_service, twin_service_name
 
 from ..world import A_DAY, MOUNT, NODE, SERVED, Clusters, a_world, said
 
@@ -31,7 +31,7 @@ SERVED_PORT = {"name": "http", "protocol": "TCP", "port": 8080}
 
 def a_service(name: str = "shop", namespace: str = "team-a", **spec: Any) -> Object:
     given = {"type": "ClusterIP", "selector": {"app": name}, "ports": [HTTP], **spec}
-    return {**named(name, namespace), "spec": given}
+    return {**object_named(name, namespace), "spec": given}
 
 
 def a_slice(*addresses: str, name: str = "shop-1", service: str = "shop", namespace: str = "team-a") -> Object:
@@ -54,7 +54,7 @@ async def wait_for_address(
     world: Clusters, name: str = "shop", namespace: str = "team-a", *, timeout: float = 60
 ) -> str:
     """The address that a Service has below, which it gets there when it is made."""
-    twin = twin_name(a_service(name, namespace), await the_binding(world))
+    twin = twin_service_name(a_service(name, namespace), await the_binding(world))
     found = await wait_for(world.physical, SERVICES, twin, MOUNT, until=bool, timeout=timeout)
     assert found is not None
     address: str = found["spec"]["clusterIP"]
@@ -87,18 +87,18 @@ async def test_a_service_and_its_addresses_are_known_below_for_as_long_as_they_a
         assert addresses([slice]) == ["10.1.0.1", "10.1.0.2"]
 
         more = {"port": 443, "name": "tls", "protocol": "TCP", "targetPort": 8443}
-        await world.virtual.patch(SERVICES, named("shop", "team-a"), {"spec": {"ports": [HTTP, more]}})
+        await world.virtual.patch(SERVICES, object_named("shop", "team-a"), {"spec": {"ports": [HTTP, more]}})
         scaled = a_slice("10.1.0.2", "10.1.0.3")["endpoints"]
-        await world.virtual.patch(ENDPOINT_SLICES, named("shop-1", "team-a"), {"endpoints": scaled})
+        await world.virtual.patch(ENDPOINT_SLICES, object_named("shop-1", "team-a"), {"endpoints": scaled})
         await asyncio.sleep(1)
         [service], slices = await below(world), await below(world, ENDPOINT_SLICES)
         assert service["spec"]["ports"] == [HTTP, more]
         assert addresses(slices) == ["10.1.0.2", "10.1.0.3"]
 
-        await world.virtual.delete(ENDPOINT_SLICES, named("shop-1", "team-a"))
+        await world.virtual.delete(ENDPOINT_SLICES, object_named("shop-1", "team-a"))
         await asyncio.sleep(1)
         assert await below(world, ENDPOINT_SLICES) == []
-        await world.virtual.delete(SERVICES, named("shop", "team-a"))
+        await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
         await asyncio.sleep(1)
         assert await below(world) == []
 
@@ -111,8 +111,8 @@ async def test_nothing_is_written_below_when_nothing_changed() -> None:
         await asyncio.sleep(1)
         assert len(world.down.writes(f"/{MOUNT}/")) == 2
         annotation = {"metadata": {"annotations": {"a": "b"}}}
-        await world.virtual.patch(SERVICES, named("shop", "team-a"), annotation)
-        await world.virtual.patch(ENDPOINT_SLICES, named("shop-1", "team-a"), annotation)
+        await world.virtual.patch(SERVICES, object_named("shop", "team-a"), annotation)
+        await world.virtual.patch(ENDPOINT_SLICES, object_named("shop-1", "team-a"), annotation)
     async with world.syncer():
         await asyncio.sleep(100)
         assert len(world.down.writes(f"/{MOUNT}/")) == 2
@@ -151,7 +151,7 @@ async def test_what_is_asked_for_no_more_goes_even_if_nobody_was_there_to_see_it
     async with world.syncer():
         await asyncio.sleep(1)
         assert len(await below(world)) == 2
-    await world.virtual.delete(SERVICES, named("shop", "team-a"))
+    await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
     await world.set_binding(serviceNamespaces=["team-a"])
     async with world.syncer():
         await asyncio.sleep(5)
@@ -164,7 +164,7 @@ async def test_a_service_made_anew_without_an_address_of_its_own_is_so_below() -
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await wait_for_address(world)
-        await world.virtual.delete(SERVICES, named("shop", "team-a"))
+        await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
         await world.virtual.create(SERVICES, a_service(clusterIP="None"))
         [before] = await below(world)
         await asyncio.sleep(5)
@@ -179,7 +179,7 @@ async def test_with_the_binding_everything_goes() -> None:
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(1)
-        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=60)
         assert await below(world) == await below(world, ENDPOINT_SLICES) == []
 
@@ -209,13 +209,13 @@ async def test_what_is_ours_of_a_twin_is_set_right_and_what_was_added_below_stay
 @in_virtual_time
 async def test_rule_1_a_service_of_the_owners_that_has_the_name_is_left_alone() -> None:
     world = await a_world(serviceNamespaces=["team-a"])
-    name = twin_name(a_service(), await the_binding(world))
-    theirs = {**named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "ports": [HTTP]}}
+    name = twin_service_name(a_service(), await the_binding(world))
+    theirs = {**object_named(name, MOUNT), "spec": {"selector": {"app": "theirs"}, "ports": [HTTP]}}
     before = await world.physical.create(SERVICES, theirs)
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await asyncio.sleep(600)
-        await world.virtual.delete(SERVICES, named("shop", "team-a"))
+        await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
         await asyncio.sleep(600)
     assert await below(world) == [before]
 
@@ -245,7 +245,7 @@ async def test_a_twin_that_was_made_to_tell_nonsense_goes_and_comes_again() -> N
             [twin] = await below(world)
             await world.physical.patch(SERVICES, twin, {"metadata": {"annotations": {keys.VIRTUAL_NAME: nonsense}}})
             await asyncio.sleep(1)
-            await world.virtual.patch(SERVICES, named("shop", "team-a"), {"metadata": {"labels": {"n": "1"}}})
+            await world.virtual.patch(SERVICES, object_named("shop", "team-a"), {"metadata": {"labels": {"n": "1"}}})
             await asyncio.sleep(600)
             assert [name_of(twin) for twin in await below(world)] == [name_of(before)]
             assert [annotations_of(twin)[keys.VIRTUAL_NAME] for twin in await below(world)] == ["shop"]
@@ -261,7 +261,7 @@ async def test_rule_2_what_only_the_cache_misses_is_not_removed() -> None:
         made = await world.physical.create(SERVICES, twin_service(a_service(), await the_binding(world)))
         await asyncio.sleep(10)
         assert [uid_of(each) for each in await below(world)] == [uid_of(made)]
-        await world.virtual.delete(SERVICES, named("shop", "team-a"))
+        await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
         await world.physical.patch(SERVICES, made, {"metadata": {"labels": {"look": "again"}}})
         await asyncio.sleep(10)
         assert await below(world) == []
@@ -298,7 +298,7 @@ async def test_services_of_another_namespace_hold_a_pod_for_ten_seconds_at_most(
     await add_service(world.virtual, "10.1.0.1")
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED, "False", "ServiceNotMapped"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ServiceNotMapped"))
         await asyncio.sleep(5)
         assert await world.twins() == []
         await asyncio.sleep(7)
@@ -310,7 +310,7 @@ async def test_services_of_another_namespace_hold_a_pod_for_ten_seconds_at_most(
 async def test_a_namespace_with_many_services_leaves_room_for_the_names_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tapestry.syncer.topdown.services.MOST_ALIASES", 5)
+    monkeypatch.setattr("tapestry.syncer.topdown.services.MAX_ALIASES", 5)
     world = await a_world(serviceNamespaces=["a", "b", "default"])
     for number in range(6):
         await add_service(world.virtual, "10.1.0.1", name=f"many-{number}", namespace="a")
@@ -335,7 +335,7 @@ async def test_a_pod_waits_for_the_services_of_its_namespace_which_are_on_their_
     await add_service(world.virtual, "10.1.0.1", namespace="default")
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED, "False", "ServiceNotMapped"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ServiceNotMapped"))
         await asyncio.sleep(5)
         world.down.refusal = lambda _: None
         await wait_for_address(world, namespace="default", timeout=600)
@@ -369,7 +369,7 @@ async def test_a_pod_that_waits_for_a_service_waits_no_more_once_the_owner_refus
     await add_service(world.virtual, "10.1.0.1", namespace="default")
     async with world.syncer():
         await world.add_pod()
-        await world.wait_for_pod(said(keys.MAPPED, "False", "ServiceNotMapped"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ServiceNotMapped"))
         await asyncio.sleep(5)
         world.down.refusal = quota
         await world.wait_for_twin(timeout=600)
@@ -383,27 +383,29 @@ async def test_before_the_services_of_a_namespace_are_known_its_pods_wait_and_ar
         await wait_for_address(world)
         looked: list[str] = []
         woken: list[str] = []
-        services = Services(site, looked.append, woken.append)
-        pod, binding = named("work", "team-a"), await the_binding(world)
+        services = ServiceReconciler(site, looked.append, woken.append)
+        pod, binding = object_named("work", "team-a"), await the_binding(world)
         running = [group.create_task(informer.run()) for informer in (services.twins, services.twin_slices)]
         await asyncio.sleep(1)
-        with pytest.raises(NotYet, match="the Services of team-a have no address below yet"):
-            await services.precede(pod, binding)
+        with pytest.raises(DependencyNotReady, match="the Services of team-a have no address below yet"):
+            await services.ensure(pod, binding)
         looked.clear()
-        services.follow(await world.virtual.get(CLUSTER_BINDINGS, "east"))
+        services.follow_namespaces(await world.virtual.get(CLUSTER_BINDINGS, "east"))
         assert looked == ["team-a/shop"]
-        await world.virtual.delete(SERVICES, named("shop", "team-a"))
-        await world.virtual.delete(ENDPOINT_SLICES, named("shop-1", "team-a"))
+        await world.virtual.delete(SERVICES, object_named("shop", "team-a"))
+        await world.virtual.delete(ENDPOINT_SLICES, object_named("shop-1", "team-a"))
         looked.clear()
         woken.clear()
-        with pytest.raises(NotYet):
-            await services.precede(pod, binding)
+        with pytest.raises(DependencyNotReady):
+            await services.ensure(pod, binding)
         world.down.api.freeze()  # or the twins, as they go, would have them looked at
-        running += [group.create_task(following.run()) for following in (services.above, services.slices)]
+        running += [
+            group.create_task(following.run()) for following in (services.virtual_services, services.virtual_slices)
+        ]
         await asyncio.sleep(1)
         assert set(looked) == {"team-a/shop"}
         assert set(woken) == {"team-a/work"}
-        await services.precede(pod, binding)
+        await services.ensure(pod, binding)
         for task in running:
             task.cancel()
 
@@ -417,7 +419,7 @@ CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_
 
 async def setup(manager: Manager, physical: Transport) -> None:
     await wait_for(manager.reads, CLUSTER_BINDINGS, "east", until=bool, timeout=A_DAY)
-    await syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
+    await build_syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
 
 
 def concerns_services(call: str) -> bool:
@@ -432,11 +434,13 @@ async def a_service_comes_changes_and_goes(virtual: Client, physical: Client) ->
     await add_service(virtual, "10.1.0.9", name="bank", namespace="team-b")
     await wait_for_address(world, timeout=A_DAY)
     await wait_for_address(world, "bank", "team-b", timeout=A_DAY)
-    await virtual.patch(ENDPOINT_SLICES, named("shop-1", "team-a"), {"endpoints": a_slice("10.1.0.2")["endpoints"]})
-    await virtual.patch(SERVICES, named("shop", "team-a"), {"spec": {"ports": [{**HTTP, "port": 81}]}})
+    await virtual.patch(
+        ENDPOINT_SLICES, object_named("shop-1", "team-a"), {"endpoints": a_slice("10.1.0.2")["endpoints"]}
+    )
+    await virtual.patch(SERVICES, object_named("shop", "team-a"), {"spec": {"ports": [{**HTTP, "port": 81}]}})
     await asyncio.sleep(ENOUGH)
-    await virtual.delete(ENDPOINT_SLICES, named("shop-1", "team-a"))
-    await virtual.delete(SERVICES, named("bank", "team-b"))
+    await virtual.delete(ENDPOINT_SLICES, object_named("shop-1", "team-a"))
+    await virtual.delete(SERVICES, object_named("bank", "team-b"))
     await virtual.create(ENDPOINT_SLICES, a_slice("10.1.0.3", name="shop-2"))
     await asyncio.sleep(ENOUGH)
     assert addresses(await below(world, ENDPOINT_SLICES)) == ["10.1.0.3"]

@@ -7,11 +7,11 @@ import pytest
 
 from tapestry.apis import keys
 from tapestry.controller.testing import in_virtual_time
-from tapestry.kube.objects import named
+from tapestry.kube.objects import object_named
 from tapestry.kube.resources import CONFIGMAPS, SECRETS
 
 from ..world import MAPPED, World, a_world, forbidden
-from .test_mirrored import add, change, config, copies, edit, secret
+from .test_copies import add, change, config, copies, edit, secret
 
 OPTED_IN = {"annotations": {keys.SYNC_BACK: "true"}}
 ALLOWED = {"syncBack": {"namespaces": ["default"]}}
@@ -103,7 +103,7 @@ async def test_an_immutable_source_is_never_changed() -> None:
     world = await a_world(**ALLOWED)
     async with world.syncer():
         await a_running_pod(world, **OPTED_IN)
-        await world.virtual.patch(CONFIGMAPS, named("settings", "default"), {"immutable": True})
+        await world.virtual.patch(CONFIGMAPS, object_named("settings", "default"), {"immutable": True})
         await asyncio.sleep(5)
         copy = (await copies(world))["settings"]
         await world.physical.delete(CONFIGMAPS, copy)

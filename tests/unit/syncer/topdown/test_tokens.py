@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from tapestry.apis import keys
-from tapestry.apis.names import tokens_name, virtual_cluster_label
+from tapestry.apis.names import tokens_secret_name, virtual_cluster_label
 from tapestry.client.transport import Request
 from tapestry.controller.testing import in_virtual_time, running_clock
-from tapestry.kube.objects import Object, annotations_of, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, annotations_of, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from tapestry.kube.times import timestamp
 
@@ -29,7 +29,7 @@ def api_access(seconds: int = 3600, audience: str = "", name: str = "kube-api-ac
 async def a_world_with_accounts(*names: str, **spec: Any) -> World:
     world = await a_world(**spec)
     for name in names or ("default",):
-        await world.virtual.create(SERVICE_ACCOUNTS, named(name, "default"))
+        await world.virtual.create(SERVICE_ACCOUNTS, object_named(name, "default"))
     return world
 
 
@@ -76,7 +76,7 @@ async def test_a_pod_gets_its_tokens_in_one_secret_each_for_its_audience_and_bou
 @in_virtual_time
 async def test_a_token_costs_one_request_above_and_one_write_below() -> None:
     world = await a_world_with_accounts()
-    await world.virtual.create(CONFIGMAPS, {**named("kube-root-ca.crt", "default"), "data": {"ca.crt": "x"}})
+    await world.virtual.create(CONFIGMAPS, {**object_named("kube-root-ca.crt", "default"), "data": {"ca.crt": "x"}})
     async with world.syncer():
         await world.add_pod("warm-up", volumes=[{"name": "ca", "configMap": {"name": "kube-root-ca.crt"}}])
         await world.wait_for_pod(MAPPED, "warm-up")
@@ -215,12 +215,12 @@ async def test_a_pod_waits_for_its_service_account() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(serviceAccountName="late", volumes=[api_access()])
-        pod = await world.wait_for_pod(said(keys.MAPPED, "False", "ServiceAccountMissing"))
+        pod = await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ServiceAccountMissing"))
         [condition] = pod["status"]["conditions"]
         assert condition["message"] == "serviceaccounts default/late does not exist"
         await asyncio.sleep(600)
         assert await world.twins() == []
-        await world.virtual.create(SERVICE_ACCOUNTS, named("late", "default"))
+        await world.virtual.create(SERVICE_ACCOUNTS, object_named("late", "default"))
         await world.wait_for_pod(MAPPED, timeout=31)
 
 
@@ -230,7 +230,7 @@ async def test_a_pod_says_that_it_is_refused_a_token() -> None:
     async with world.syncer():
         world.up.refusal = refusing("POST", "/serviceaccounts/default/token", forbidden("no tokens today"))
         await world.add_pod(volumes=[api_access()])
-        await world.wait_for_pod(said(keys.MAPPED, "False", "TokenRefused"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "TokenRefused"))
         world.up.refusal = lambda _: None
         await world.wait_for_pod(MAPPED, timeout=31)
 
@@ -240,10 +240,10 @@ async def test_rule_1_somebody_elses_secret_keeps_its_name_and_the_pod_waits_for
     world = await a_world_with_accounts()
     cluster = virtual_cluster_label(uid_of(await world.virtual.get(NAMESPACES, "kube-system")))
     async with world.syncer() as site:
-        name = tokens_name(cluster, site.binding_uid, "default", "work")
-        theirs = await world.physical.create(SECRETS, {**named(name, MOUNT), "data": {"their": "b3du"}})
+        name = tokens_secret_name(cluster, site.binding_uid, "default", "work")
+        theirs = await world.physical.create(SECRETS, {**object_named(name, MOUNT), "data": {"their": "b3du"}})
         await world.add_pod(volumes=[api_access()])
-        await world.wait_for_pod(said(keys.MAPPED, "False", "NameTaken"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await asyncio.sleep(600)
         assert await secrets(world) == [theirs]
         await world.physical.delete(SECRETS, theirs)
@@ -260,11 +260,11 @@ async def test_whatever_becomes_of_tokens_below_they_are_minted_once_a_minute_at
         for _ in range(300):
             for secret in await secrets(world):
                 edited = {"data": {"kube-api-access.0": "ZWRpdGVk"}}
-                await world.physical.patch(SECRETS, named(name_of(secret), MOUNT), edited)
+                await world.physical.patch(SECRETS, object_named(name_of(secret), MOUNT), edited)
             await asyncio.sleep(1)
         assert 5 <= len(minted(world)) <= 8
         for secret in await secrets(world):
-            await world.physical.delete(SECRETS, named(name_of(secret), MOUNT))
+            await world.physical.delete(SECRETS, object_named(name_of(secret), MOUNT))
         await asyncio.sleep(61)
         assert len(await tokens_in(world)) == 1
 
@@ -306,6 +306,6 @@ async def test_a_pod_that_may_not_run_below_gets_no_token() -> None:
     world = await a_world_with_accounts()
     async with world.syncer():
         await world.add_pod(volumes=[api_access(), {"name": "host", "hostPath": {"path": "/"}}])
-        await world.wait_for_pod(said(keys.ACCEPTED, "False", "PodSecurity"))
+        await world.wait_for_pod(said(keys.ACCEPTED_CONDITION, "False", "PodSecurity"))
         await asyncio.sleep(60)
         assert minted(world) == []

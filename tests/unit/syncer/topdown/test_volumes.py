@@ -14,13 +14,13 @@ from tapestry.client.waiting import wait_for
 from tapestry.controller import Manager
 from tapestry.controller.config import LeaderElection
 from tapestry.controller.testing import Scenario, in_virtual_time, perturb, running_clock
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.errors import Invalid
-from tapestry.kube.objects import Object, name_of, named, uid_of, value_at
+from tapestry.kube.objects import Object, name_of, object_named, uid_of, value_at
 from tapestry.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, SECRETS
-from tapestry.syncer.app import syncer
+from tapestry.syncer.app import build_syncer
 from tapestry.syncer.config import SyncerConfig
-from tapestry.syncer.translate.volumes import name_below, twin_claim
+from tapestry.syncer.translate.volumes import name_in_physical, twin_claim
 
 from ..world import A_DAY, MOUNT, SERVED, Clusters, World, a_world, nothing, phase, refusing, said
 
@@ -39,7 +39,7 @@ ASKED = {
 async def add_claim(virtual: Client, name: str = "data", *, source: Object | None = None, **csi: Any) -> Object:
     """A claim that is bound to a volume of its own."""
     spec = {**ASKED, "volumeName": f"pv-{name}"}
-    claim = await virtual.create(PERSISTENT_VOLUME_CLAIMS, {**named(name, "default"), "spec": spec})
+    claim = await virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named(name, "default"), "spec": spec})
     given = {
         "accessModes": ["ReadWriteOnce"],
         "capacity": {"storage": "1Gi"},
@@ -47,7 +47,7 @@ async def add_claim(virtual: Client, name: str = "data", *, source: Object | Non
         "storageClassName": "fast",
         **(source or {"csi": {"driver": "disk.example", "volumeHandle": f"vol-{name}", **csi}}),
     }
-    await virtual.create(PERSISTENT_VOLUMES, {**named(f"pv-{name}"), "spec": given})
+    await virtual.create(PERSISTENT_VOLUMES, {**object_named(f"pv-{name}"), "spec": given})
     status = {"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}
     return await virtual.patch(PERSISTENT_VOLUME_CLAIMS, claim, status, subresource="status")
 
@@ -66,8 +66,8 @@ async def mount(world: World, name: str = "work") -> Object:
 
 
 async def drop_claim(virtual: Client, name: str = "data") -> None:
-    await virtual.delete(PERSISTENT_VOLUME_CLAIMS, named(name, "default"))
-    await virtual.delete(PERSISTENT_VOLUMES, named(f"pv-{name}"))
+    await virtual.delete(PERSISTENT_VOLUME_CLAIMS, object_named(name, "default"))
+    await virtual.delete(PERSISTENT_VOLUMES, object_named(f"pv-{name}"))
 
 
 async def claims(world: Clusters) -> list[Object]:
@@ -89,7 +89,7 @@ async def the_binding(world: Clusters) -> Binding:
 
 async def mapped(world: Clusters) -> tuple[str, str, str]:
     """Whether the pod has a twin, and what it was told."""
-    said = find((await world.pod())["status"]["conditions"], keys.MAPPED) or {}
+    said = find_condition((await world.pod())["status"]["conditions"], keys.MAPPED_CONDITION) or {}
     return said["status"], said["reason"], said["message"]
 
 
@@ -184,7 +184,7 @@ async def test_with_the_binding_everything_goes() -> None:
     world = await a_world_with_a_claim()
     async with world.syncer():
         await mount(world)
-        await world.virtual.delete(CLUSTER_BINDINGS, named("east"))
+        await world.virtual.delete(CLUSTER_BINDINGS, object_named("east"))
         await wait_for(world.virtual, CLUSTER_BINDINGS, "east", until=lambda obj: obj is None, timeout=600)
         assert await claims(world) == await volumes(world) == []
 
@@ -222,7 +222,7 @@ async def test_nothing_is_written_when_nothing_changed() -> None:
     async with world.syncer():
         await mount(world)
         annotation = {"metadata": {"annotations": {"a": "b"}}}
-        await world.virtual.patch(PERSISTENT_VOLUME_CLAIMS, named("data", "default"), annotation)
+        await world.virtual.patch(PERSISTENT_VOLUME_CLAIMS, object_named("data", "default"), annotation)
     async with world.syncer():
         await asyncio.sleep(60)
         assert len(world.down.writes("persistentvolume")) == 2
@@ -238,7 +238,7 @@ async def test_without_a_driver_in_the_binding_nothing_crosses_and_nothing_is_as
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "VolumeNotAllowed"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
         assert [each for each in world.down.asked if "persistentvolume" in each.path] == []
         await world.set_binding(allowedVolumes=DISKS)
         await world.wait_for_twin()
@@ -250,7 +250,7 @@ async def test_a_volume_that_the_binding_does_not_allow_is_refused_with_a_reason
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "VolumeNotAllowed"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
         message = "spec.csi.driver: disk.example is not in the binding's allowedVolumes"
         assert await mapped(world) == ("False", "VolumeNotAllowed", message)
         assert await claims(world) == await volumes(world) == await world.twins() == []
@@ -262,7 +262,7 @@ async def test_a_handle_that_the_binding_does_not_allow_does_not_cross() -> None
     await add_claim(world.virtual, volumeHandle="the-owners-data")
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "VolumeNotAllowed"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
         assert (await mapped(world))[2].startswith("spec.csi.volumeHandle: ")
         assert await volumes(world) == []
         await world.set_binding(allowedVolumes={"volumeHandles": ["the-owners-*"]})
@@ -276,7 +276,7 @@ async def test_a_pod_waits_while_the_owners_policy_refuses_its_volume() -> None:
     world.down.refusal = refusing("POST", "/persistentvolumes", Invalid(422, "Invalid", denial))
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "VolumeRefusedBelow"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeRefusedBelow"))
         await asyncio.sleep(1800)
         assert (await mapped(world))[1] == "VolumeRefusedBelow"
         assert "`tapestry join`" in (await mapped(world))[2]
@@ -292,7 +292,7 @@ async def test_rule_6_a_path_of_the_owners_nodes_does_not_cross_at_any_level(lev
     await add_claim(world.virtual, source={"hostPath": {"path": "/etc"}})
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "VolumeNotAllowed"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
         await asyncio.sleep(600)
         assert await claims(world) == await volumes(world) == await world.twins() == []
 
@@ -302,10 +302,10 @@ async def test_a_pod_waits_for_its_claim_and_for_that_to_be_bound() -> None:
     world = await a_world(allowedVolumes=DISKS)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "ClaimMissing"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
         await asyncio.sleep(5)
-        claim = await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**named("data", "default"), "spec": ASKED})
-        await world.wait_for_pod(said(keys.MAPPED, "False", "ClaimNotBound"))
+        claim = await world.virtual.create(PERSISTENT_VOLUME_CLAIMS, {**object_named("data", "default"), "spec": ASKED})
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ClaimNotBound"))
         await asyncio.sleep(5)
         await world.virtual.delete(PERSISTENT_VOLUME_CLAIMS, claim)
         await add_claim(world.virtual)
@@ -317,19 +317,19 @@ async def test_a_claim_that_could_never_exist_is_missing() -> None:
     world = await a_world(allowedVolumes=DISKS)
     async with world.syncer():
         await world.add_pod(volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "../../secrets/x"}}])
-        await world.wait_for_pod(said(keys.MAPPED, "False", "ClaimMissing"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "ClaimMissing"))
 
 
 @in_virtual_time
 async def test_rule_1_a_volume_of_the_owners_that_has_the_name_is_left_alone() -> None:
     world = await a_world(allowedVolumes=DISKS)
-    name = name_below(await the_binding(world), "", "pv-data")
+    name = name_in_physical(await the_binding(world), "", "pv-data")
     spec = {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/data"}}
-    theirs = await world.physical.create(PERSISTENT_VOLUMES, {**named(name), "spec": spec})
+    theirs = await world.physical.create(PERSISTENT_VOLUMES, {**object_named(name), "spec": spec})
     await add_claim(world.virtual)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "NameTaken"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "NameTaken"))
         await world.delete_pod(grace=0)
         await asyncio.sleep(600)
         assert await volumes(world) == [theirs]
@@ -364,7 +364,7 @@ async def test_a_claim_that_is_being_deleted_is_nobodys_even_if_the_cache_does_n
         await asyncio.sleep(5)
         assert await claims(world) == []
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "VolumeGoing"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeGoing"))
         await asyncio.sleep(5)
         world.down.api.thaw()
         await world.wait_for_twin()
@@ -377,14 +377,14 @@ async def test_a_claim_that_is_being_deleted_is_nobodys_even_if_the_cache_does_n
 @in_virtual_time
 async def test_what_a_volume_needs_to_be_opened_is_copied_and_goes_with_it() -> None:
     world = await a_world(allowedVolumes=DISKS)
-    await world.virtual.create(SECRETS, {**named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
+    await world.virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
     async with world.syncer():
         await mount(world)
         [copy], [volume] = await copies(world), await volumes(world)
         assert copy["data"] == {"k": "dg=="}
         assert volume["spec"]["csi"]["nodeStageSecretRef"] == {"name": name_of(copy), "namespace": MOUNT}
-        await world.virtual.patch(SECRETS, named("key", "default"), {"data": {"k": "dw=="}})
+        await world.virtual.patch(SECRETS, object_named("key", "default"), {"data": {"k": "dw=="}})
         await asyncio.sleep(60)
         [copy] = await copies(world)
         assert copy["data"] == {"k": "dw=="}
@@ -397,7 +397,7 @@ async def test_what_a_volume_needs_to_be_opened_is_copied_and_goes_with_it() -> 
 @in_virtual_time
 async def test_a_secret_stays_as_long_as_the_volume_that_needs_it() -> None:
     world = await a_world(allowedVolumes=DISKS)
-    await world.virtual.create(SECRETS, {**named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
+    await world.virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
     async with world.syncer():
         await mount(world)
@@ -409,7 +409,7 @@ async def test_a_secret_stays_as_long_as_the_volume_that_needs_it() -> None:
         await world.wait_until_pod_is_gone()
         await asyncio.sleep(60)
         assert len(await copies(world)) == 1
-        await world.physical.patch(PERSISTENT_VOLUMES, named(name_of(held)), {"metadata": {"finalizers": None}})
+        await world.physical.patch(PERSISTENT_VOLUMES, object_named(name_of(held)), {"metadata": {"finalizers": None}})
         await asyncio.sleep(60)
         assert await copies(world) == await volumes(world) == []
 
@@ -420,21 +420,21 @@ async def test_a_pod_waits_for_the_secret_that_its_volume_needs() -> None:
     await add_claim(world.virtual, nodeStageSecretRef=KEY)
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "SecretMissing"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "SecretMissing"))
         await asyncio.sleep(60)
         assert await volumes(world) == []
-        await world.virtual.create(SECRETS, {**named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
+        await world.virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
         await world.wait_for_twin()
 
 
 @in_virtual_time
 async def test_rule_7_a_secret_of_another_namespace_does_not_cross_for_a_volume() -> None:
     world = await a_world(allowedVolumes=DISKS)
-    await world.virtual.create(SECRETS, {**named("key", "kube-system"), "kind": "Secret", "data": {"k": "dg=="}})
+    await world.virtual.create(SECRETS, {**object_named("key", "kube-system"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(world.virtual, nodeStageSecretRef={**KEY, "namespace": "kube-system"})
     async with world.syncer():
         await world.add_pod(volumes=MOUNTED)
-        await world.wait_for_pod(said(keys.MAPPED, "False", "VolumeNotAllowed"))
+        await world.wait_for_pod(said(keys.MAPPED_CONDITION, "False", "VolumeNotAllowed"))
         await asyncio.sleep(60)
         assert await copies(world) == await volumes(world) == []
 
@@ -444,19 +444,19 @@ async def test_rule_7_a_secret_of_another_namespace_does_not_cross_for_a_volume(
 
 async def grow(virtual: Client) -> None:
     """What a resizer does above: the volume is larger, and the file system has yet to follow."""
-    await virtual.patch(PERSISTENT_VOLUMES, named("pv-data"), {"spec": {"capacity": {"storage": "2Gi"}}})
+    await virtual.patch(PERSISTENT_VOLUMES, object_named("pv-data"), {"spec": {"capacity": {"storage": "2Gi"}}})
     pending = {"type": "FileSystemResizePending", "status": "True"}
     status = {"status": {"conditions": [pending], "allocatedResourceStatuses": {"storage": "NodeResizePending"}}}
-    await virtual.patch(PERSISTENT_VOLUME_CLAIMS, named("data", "default"), status, subresource="status")
+    await virtual.patch(PERSISTENT_VOLUME_CLAIMS, object_named("data", "default"), status, subresource="status")
 
 
 async def follow_growth(world: Clusters, timeout: float = 60) -> None:
     """What a kubelet does below."""
     binding = await the_binding(world)
-    name = name_below(binding, "", "pv-data")
+    name = name_in_physical(binding, "", "pv-data")
     size = lambda found: value_at(found, "spec", "capacity", "storage") == "2Gi"  # noqa: E731
     await wait_for(world.physical, PERSISTENT_VOLUMES, name, until=size, timeout=timeout)
-    claim = named(name_below(binding, "default", "data"), MOUNT)
+    claim = object_named(name_in_physical(binding, "default", "data"), MOUNT)
     status = {"status": {"capacity": {"storage": "2Gi"}}}
     await world.physical.patch(PERSISTENT_VOLUME_CLAIMS, claim, status, subresource="status")
 
@@ -485,13 +485,13 @@ CONFIG = SyncerConfig(binding="east", name="east", silence_seconds=3600, leader_
 
 async def setup(manager: Manager, physical: Transport) -> None:
     await wait_for(manager.reads, CLUSTER_BINDINGS, "east", until=bool, timeout=A_DAY)
-    await syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
+    await build_syncer(CONFIG, manager, connect=lambda _: physical, monotonic=running_clock().monotonic)
 
 
 async def a_pod_with_a_claim_comes_and_goes(virtual: Client, physical: Client) -> None:
     world = Clusters(virtual, physical)
     await world.populate("east", allowedVolumes=DISKS)
-    await virtual.create(SECRETS, {**named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
+    await virtual.create(SECRETS, {**object_named("key", "default"), "kind": "Secret", "data": {"k": "dg=="}})
     await add_claim(virtual, nodeStageSecretRef=KEY)
     await world.add_pod(volumes=MOUNTED)
     await world.wait_for_twin(timeout=A_DAY)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import binding_of
-from tapestry.apis.names import physical_name, tokens_name
+from tapestry.apis.names import physical_name, tokens_secret_name
 from tapestry.kube.objects import Object
 
 BINDING = binding_of(
@@ -62,7 +62,7 @@ def everywhere(name: str, **container: Any) -> Iterator[tuple[str, Object]]:
 
 STRANGERS = {
     "the name of another tenant's copy": physical_name(BINDING.virtual_cluster, BINDING.uid, "team-b", "db"),
-    "the name of another pod's tokens": tokens_name(BINDING.virtual_cluster, BINDING.uid, "team-b", "db"),
+    "the name of another pod's tokens": tokens_secret_name(BINDING.virtual_cluster, BINDING.uid, "team-b", "db"),
     "a Secret of the owner's": "owner-registry-credentials",
     "a namespace and a name": "kube-system/admin",
     "a way up": "../kube-system/admin",
@@ -319,7 +319,7 @@ def rank_and_place() -> Iterator[tuple[str, Object]]:
         "HostNetwork": True,
     }.items():
         yield f"spec.{field!a}", a_pod(**{field: value})
-    for key in ("node.kubernetes.io/unschedulable", keys.VNODE_TAINT, keys.WITHDRAWING, "tapestry.io/anything"):
+    for key in ("node.kubernetes.io/unschedulable", keys.VNODE_TAINT, keys.WITHDRAWING_TAINT, "tapestry.io/anything"):
         for effect in ("NoSchedule", "NoExecute", None):
             toleration = {"key": key, "operator": "Exists", "effect": effect}
             yield f"toleration of {key}, {effect}", a_pod(tolerations=[toleration])

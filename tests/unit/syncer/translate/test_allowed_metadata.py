@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tapestry.apis.clusterbindings import CLUSTER_BINDING, Binding, binding_of
-from tapestry.kube.crds import InvalidSpec, decode
+from tapestry.kube.crds import InvalidSpec, decode_spec
 from tapestry.kube.objects import Object
 from tapestry.syncer.translate.allowed_metadata import (
     copied_annotations,
@@ -13,9 +13,9 @@ from tapestry.syncer.translate.allowed_metadata import (
     uncopied_keys,
     uncopied_message,
 )
-from tapestry.syncer.translate.copies import copy_of
-from tapestry.syncer.translate.meta import copied
-from tapestry.syncer.translate.pods import ephemeral_patch, new_twin, twin, twin_patch, untranslatable
+from tapestry.syncer.translate.copies import desired_copy
+from tapestry.syncer.translate.metadata import source_metadata
+from tapestry.syncer.translate.pods import desired_twin, ephemeral_patch, new_twin, twin_patch, untranslatable_fields
 
 
 def a_binding(*allowed: str) -> Binding:
@@ -68,7 +68,7 @@ def test_a_binding_allows_a_key_or_a_prefix() -> None:
 @pytest.mark.parametrize("entry", ["", "*", "*/*", "/x", "a.io/", "a.io/x*", "a.io/x/y", "A.io/x", "app"])
 def test_what_is_neither_a_key_nor_a_prefix_is_refused(entry: str) -> None:
     with pytest.raises(InvalidSpec, match="allowedMetadata"):
-        decode(CLUSTER_BINDING, {"spec": a_spec(entry)})
+        decode_spec(CLUSTER_BINDING, {"spec": a_spec(entry)})
 
 
 def test_uncopied_keys_are_named_once_and_not_all_of_many() -> None:
@@ -101,9 +101,9 @@ def test_a_volume_that_names_an_uncopied_key_is_refused(volume: Object, place: s
             {"path": "one", "fieldRef": {"fieldPath": path}},
         ]
     pod = a_pod(volumes=[{"name": "v", **volume}])
-    [complaint] = untranslatable(pod, a_binding())
+    [complaint] = untranslatable_fields(pod, a_binding())
     assert complaint.startswith(f"{place}: {field} a.io/x is not copied")
-    assert untranslatable(pod, a_binding("a.io/x")) == []
+    assert untranslatable_fields(pod, a_binding("a.io/x")) == []
 
 
 def test_an_ephemeral_container_reads_uncopied_keys() -> None:
@@ -116,15 +116,18 @@ def test_an_ephemeral_container_reads_uncopied_keys() -> None:
 def test_values_that_come_to_too_much_are_refused() -> None:
     path = "metadata.annotations['a.io/x']"
     pod = a_pod({}, {"a.io/x": "x" * 60_000}, containers=[reading(path), reading(path), reading(path)])
-    [complaint] = untranslatable(pod, a_binding())
+    [complaint] = untranslatable_fields(pod, a_binding())
     assert complaint.startswith("spec.containers[2].env[0]: values of labels and annotations")
-    assert untranslatable(pod, a_binding("a.io/*")) == []
+    assert untranslatable_fields(pod, a_binding("a.io/*")) == []
 
 
 def test_no_metadata_of_other_kinds_is_copied() -> None:
     pairs = {"app": "web", "a.io/x": "1", "tapestry.io/managed-by": "me"}
     source = {"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "ns", "labels": pairs, "annotations": pairs}}
-    for metadata in (copied(source, a_binding("a.io/*")), copy_of(source, a_binding("a.io/*"))["metadata"]):
+    for metadata in (
+        source_metadata(source, a_binding("a.io/*")),
+        desired_copy(source, a_binding("a.io/*"))["metadata"],
+    ):
         assert {
             key for field in ("labels", "annotations") for key in metadata[field] if "tapestry.io/" not in key
         } == set()
@@ -133,7 +136,7 @@ def test_no_metadata_of_other_kinds_is_copied() -> None:
 
 def test_a_key_that_is_no_longer_allowed_leaves_the_twin() -> None:
     pod = a_pod({"a.io/x": "1"})
-    before, after = new_twin(pod, a_binding("a.io/*"), "n1"), twin(pod, a_binding(), "n1")
+    before, after = new_twin(pod, a_binding("a.io/*"), "n1"), desired_twin(pod, a_binding(), "n1")
     patch = twin_patch(before, after)
     assert patch is not None
     assert patch["metadata"]["labels"]["a.io/x"] is None

@@ -12,23 +12,23 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
 from tapestry.kube.errors import Forbidden, Invalid
 from tapestry.kube.objects import Object, annotations_of, labels_of
-from tapestry.kube.patches import merged
+from tapestry.kube.patches import apply_merge_patch
 from tapestry.syncer.translate.copies import (
-    copy_of,
+    copied_content,
+    copy_metadata,
+    copy_needs_recreate,
     copy_patch,
-    crossing,
-    discreetly,
-    is_another,
+    copy_rejection,
+    desired_copy,
+    digest_view,
     is_current,
     is_edited,
-    marks,
-    refusal,
-    renewal_in,
-    renewal_of,
-    seen,
+    redacted_errors,
+    secret_renewal,
+    token_renewal,
     tokens_secret,
 )
-from tapestry.syncer.translate.meta import source_key, virtual_key
+from tapestry.syncer.translate.metadata import source_key, virtual_key
 
 EAST = Binding(
     "east", "binding-uid", "virtual-cluster", ClusterBindingSpec("east", SecretReference("k", "s"), "leased")
@@ -66,12 +66,12 @@ def a_pod() -> Object:
 @given(contents)
 def test_a_copy_says_what_its_source_says(content: Object) -> None:
     source = a_config_map(**content)
-    copy = copy_of(source, EAST)
+    copy = desired_copy(source, EAST)
     assert {field: copy.get(field) for field in ("data", "binaryData", "immutable") if copy.get(field)} == {
         field: value for field, value in content.items() if value
     }
-    assert crossing(copy) == crossing(source)
-    assert is_current(seen(copy), seen(source), EAST)
+    assert copied_content(copy) == copied_content(source)
+    assert is_current(digest_view(copy), digest_view(source), EAST)
     assert source_key(copy) == ["shop/settings"]
     assert EAST.owns(copy)
 
@@ -79,22 +79,24 @@ def test_a_copy_says_what_its_source_says(content: Object) -> None:
 @given(contents, contents)
 def test_two_copies_that_say_something_else_are_told_apart_by_what_is_kept_of_them(one: Object, other: Object) -> None:
     first, second = a_config_map(**one), a_config_map(**other)
-    assert (seen(first)["digest"] == seen(second)["digest"]) == (crossing(first) == crossing(second))
+    assert (digest_view(first)["digest"] == digest_view(second)["digest"]) == (
+        copied_content(first) == copied_content(second)
+    )
 
 
 @given(contents, contents, strangers)
 def test_a_patch_makes_a_copy_what_it_should_be_and_spares_what_others_added(
     before: Object, after: Object, theirs: Object
 ) -> None:
-    made = copy_of(a_config_map(**before), EAST)
-    existing = merged(made, {"metadata": theirs})
-    wanted = copy_of(a_config_map(**after), EAST)
-    if is_another(existing, wanted):
+    made = desired_copy(a_config_map(**before), EAST)
+    existing = apply_merge_patch(made, {"metadata": theirs})
+    wanted = desired_copy(a_config_map(**after), EAST)
+    if copy_needs_recreate(existing, wanted):
         assert before["immutable"]
         return
-    changed = merged(existing, copy_patch(existing, wanted))
-    assert crossing(changed) == crossing(wanted)
-    assert is_current(seen(changed), seen(a_config_map(**after)), EAST)
+    changed = apply_merge_patch(existing, copy_patch(existing, wanted))
+    assert copied_content(changed) == copied_content(wanted)
+    assert is_current(digest_view(changed), digest_view(a_config_map(**after)), EAST)
     assert copy_patch(changed, wanted) == {}
     for field in theirs:
         assert theirs[field].items() <= changed["metadata"][field].items()
@@ -103,11 +105,11 @@ def test_a_patch_makes_a_copy_what_it_should_be_and_spares_what_others_added(
 @given(contents, contents)
 def test_an_edit_below_is_told_from_a_change_above(before: Object, after: Object) -> None:
     source = a_config_map(**before)
-    copy = copy_of(source, EAST)
-    ours = marks(source, "", EAST)
-    assert not is_edited(seen(copy), ours)
-    edited = {**copy, **crossing(a_config_map(**after))}
-    assert is_edited(seen(edited), ours) == (crossing(edited) != crossing(copy))
+    copy = desired_copy(source, EAST)
+    ours = copy_metadata(source, "", EAST)
+    assert not is_edited(digest_view(copy), ours)
+    edited = {**copy, **copied_content(a_config_map(**after))}
+    assert is_edited(digest_view(edited), ours) == (copied_content(edited) != copied_content(copy))
 
 
 @pytest.mark.parametrize(
@@ -121,17 +123,17 @@ def test_an_edit_below_is_told_from_a_change_above(before: Object, after: Object
 )
 def test_a_change_of_our_own_metadata_is_an_edit_too(patch: Object) -> None:
     source = a_config_map(data={"k": "v"})
-    copy = merged(copy_of(source, EAST), {"metadata": patch})
-    assert is_edited(seen(copy), marks(source, "", EAST))
-    assert not is_current(seen(copy), seen(source), EAST)
+    copy = apply_merge_patch(desired_copy(source, EAST), {"metadata": patch})
+    assert is_edited(digest_view(copy), copy_metadata(source, "", EAST))
+    assert not is_current(digest_view(copy), digest_view(source), EAST)
 
 
 def test_labels_and_annotations_of_others_are_no_edit() -> None:
     source = a_config_map(data={"k": "v"})
     theirs = {"labels": {"a": "b", keys.PREFIX + "new": "c"}, "annotations": {"d": "e"}}
-    copy = merged(copy_of(source, EAST), {"metadata": theirs})
-    assert not is_edited(seen(copy), marks(source, "", EAST))
-    assert is_current(seen(copy), seen(source), EAST)
+    copy = apply_merge_patch(desired_copy(source, EAST), {"metadata": theirs})
+    assert not is_edited(digest_view(copy), copy_metadata(source, "", EAST))
+    assert is_current(digest_view(copy), digest_view(source), EAST)
 
 
 @pytest.mark.parametrize(
@@ -146,20 +148,20 @@ def test_labels_and_annotations_of_others_are_no_edit() -> None:
 )
 def test_the_type_of_a_secret_is_kept_unless_controllers_below_would_act_on_it(above: str | None, below: str) -> None:
     source = a_secret(data={"k": "dg=="}, **({"type": above} if above else {}))
-    copy = copy_of(source, EAST)
+    copy = desired_copy(source, EAST)
     assert copy["type"] == below
-    assert is_current(seen(copy), seen(source), EAST)
-    assert not is_another(copy, copy_of(source, EAST))
+    assert is_current(digest_view(copy), digest_view(source), EAST)
+    assert not copy_needs_recreate(copy, desired_copy(source, EAST))
 
 
 def test_another_type_is_another_object() -> None:
-    assert is_another(copy_of(a_secret(type="a/b"), EAST), copy_of(a_secret(type="a/c"), EAST))
+    assert copy_needs_recreate(desired_copy(a_secret(type="a/b"), EAST), desired_copy(a_secret(type="a/c"), EAST))
 
 
 def test_bootstrap_tokens_are_refused_and_nothing_else_is() -> None:
-    assert "bootstrap.kubernetes.io/token" in (refusal(a_secret(type="bootstrap.kubernetes.io/token")) or "")
-    assert refusal(a_secret(type="Opaque")) is None
-    assert refusal(a_config_map()) is None
+    assert "bootstrap.kubernetes.io/token" in (copy_rejection(a_secret(type="bootstrap.kubernetes.io/token")) or "")
+    assert copy_rejection(a_secret(type="Opaque")) is None
+    assert copy_rejection(a_config_map()) is None
 
 
 def test_nothing_that_the_tenant_wrote_of_metadata_is_in_a_copy() -> None:
@@ -170,7 +172,7 @@ def test_nothing_that_the_tenant_wrote_of_metadata_is_in_a_copy() -> None:
         "ownerReferences": [{"kind": "Deployment"}],
         "finalizers": ["example.com/keep"],
     }
-    copy = copy_of(source, EAST)
+    copy = desired_copy(source, EAST)
     assert copy["metadata"].keys() == {"name", "namespace", "labels", "annotations"}
     assert labels_of(copy)[keys.CLUSTER_BINDING_UID] == "binding-uid"
     assert annotations_of(copy)[keys.VIRTUAL_NAME] == "settings"
@@ -181,7 +183,7 @@ def test_nothing_that_the_tenant_wrote_of_metadata_is_in_a_copy() -> None:
 def test_nothing_of_the_content_is_kept() -> None:
     secret = a_secret(data={"key": "aHVzaA=="}, type="Opaque")
     secret["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "aHVzaA=="}
-    assert "aHVzaA==" not in str(seen(secret))
+    assert "aHVzaA==" not in str(digest_view(secret))
 
 
 # -- tokens
@@ -194,15 +196,15 @@ def test_tokens_are_in_a_secret_that_leads_back_to_its_pod_and_is_no_copy() -> N
     assert source_key(secret) == []
     assert EAST.owns(secret)
     assert "app" not in labels_of(secret)
-    assert renewal_in(seen(secret), NOW - timedelta(days=1)) == NOW
+    assert secret_renewal(digest_view(secret), NOW - timedelta(days=1)) == NOW
 
 
 @pytest.mark.parametrize(
     "change", [{"data": {"access.0": "eA=="}}, {"metadata": {"annotations": {keys.TOKENS_RENEWAL: "never"}}}]
 )
 def test_tokens_that_were_edited_are_due(change: Object) -> None:
-    secret = merged(tokens_secret(a_pod(), EAST, {"access.0": "a.b.c"}, NOW + timedelta(hours=1)), change)
-    assert renewal_in(seen(secret), NOW) == NOW
+    secret = apply_merge_patch(tokens_secret(a_pod(), EAST, {"access.0": "a.b.c"}, NOW + timedelta(hours=1)), change)
+    assert secret_renewal(digest_view(secret), NOW) == NOW
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_tokens_that_were_edited_are_due(change: Object) -> None:
 def test_a_token_is_replaced_at_four_fifths_of_its_life_or_after_a_day_and_never_at_once(
     life: timedelta, after: timedelta
 ) -> None:
-    assert renewal_of(NOW, NOW + life) == NOW + after
+    assert token_renewal(NOW, NOW + life) == NOW + after
 
 
 # -- discretion
@@ -226,12 +228,12 @@ def test_a_token_is_replaced_at_four_fifths_of_its_life_or_after_a_day_and_never
 
 def test_a_refusal_names_fields_and_quotes_nothing() -> None:
     causes = [{"field": "data[k]", "message": "hush"}, {"field": "type", "message": "hush"}]
-    with pytest.raises(Invalid) as caught, discreetly(copy_of(a_secret(), EAST)):
+    with pytest.raises(Invalid) as caught, redacted_errors(desired_copy(a_secret(), EAST)):
         raise Invalid(422, "Invalid", "hush is bad", details={"causes": causes})
     assert "data[k], type" in str(caught.value)
     assert "hush" not in f"{caught.value!s} {caught.value.details} {caught.value.__cause__}"
 
 
 def test_what_quotes_nothing_passes_as_it_is() -> None:
-    with pytest.raises(Forbidden, match="exceeded quota"), discreetly(copy_of(a_secret(), EAST)):
+    with pytest.raises(Forbidden, match="exceeded quota"), redacted_errors(desired_copy(a_secret(), EAST)):
         raise Forbidden(403, "Forbidden", "exceeded quota")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tapestry.apis.names import physical_name, tokens_name
+from tapestry.apis.names import physical_name, tokens_secret_name
 from tapestry.kube.objects import Object
-from tapestry.syncer.translate.pods import ephemeral_patch, new_twin, untranslatable
-from tapestry.syncer.translate.security import refusals
+from tapestry.syncer.translate.pods import ephemeral_patch, new_twin, untranslatable_fields
+from tapestry.syncer.translate.security import security_violations
 
 from .hostile_pods import BINDING, FAMILIES, TECHNIQUES, a_pod
 
@@ -154,7 +154,7 @@ def escapes_of_identity(metadata: Object, pod: Object) -> Iterator[str]:
 def escapes_by_names(spec: Object, pod: Object) -> Iterator[str]:
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     own = {physical_name(BINDING.virtual_cluster, BINDING.uid, namespace, text) for text in {*texts(pod), ""}}
-    own.add(tokens_name(BINDING.virtual_cluster, BINDING.uid, namespace, name))
+    own.add(tokens_secret_name(BINDING.virtual_cluster, BINDING.uid, namespace, name))
     for secret in spec.get("imagePullSecrets", ()):
         if secret.keys() - {"name"} or secret.get("name", next(iter(own))) not in own:
             yield f"pull secret {secret}"
@@ -192,7 +192,7 @@ def escapes_to_the_host(spec: Object) -> Iterator[str]:
 
 def outcome(pod: Object, level: str) -> list[str] | None:
     """What of the pod got through; None where it was refused."""
-    if [*refusals(pod, level), *untranslatable(pod, BINDING)]:
+    if [*security_violations(pod, level), *untranslatable_fields(pod, BINDING)]:
         return None
     made = new_twin(pod, BINDING, "n1", taints=TAINTS)
     later = ephemeral_patch(made, pod, BINDING) or {"spec": {}}

@@ -15,11 +15,11 @@ from tapestry.kube.digests import digest_of
 from tapestry.kube.objects import Object
 from tapestry.syncer.translate.pod_status import (
     CONTAINER_LISTS,
-    FROM_BELOW,
-    reduced,
-    shown,
+    TWIN_CONDITIONS,
+    reduced_status,
+    sanitized_pod_status,
 )
-from tapestry.syncer.translate.strangers import LONGEST_TEXT, cut, leads_somewhere
+from tapestry.syncer.translate.sanitize import MAX_TEXT_BYTES, is_routable, truncate_text
 
 from .strange_statuses import ADDRESSES, FAMILIES, HONEST, MOMENTS, STATUSES, TIME
 
@@ -46,11 +46,11 @@ def check(found: Object) -> None:
     assert found.keys() <= STATUS_FIELDS
     assert found["phase"] in {"Pending", "Running", "Succeeded", "Failed"}
     assert len(msgspec.json.encode(found)) <= LARGEST
-    assert all(len(text.encode()) <= LONGEST_TEXT for text in texts(found))
+    assert all(len(text.encode()) <= MAX_TEXT_BYTES for text in texts(found))
     assert not any(ord(char) < 32 and char not in "\t\n" for text in texts(found) for char in text)
     types = [each["type"] for each in found["conditions"]]
     assert len(types) == len(set(types)) <= 32
-    assert set(types) <= FROM_BELOW | {"DisruptionTarget"}
+    assert set(types) <= TWIN_CONDITIONS | {"DisruptionTarget"}
     assert not {found.get("podIP"), found.get("hostIP")} & {*ADDRESSES.values()}
     for field in ("podIPs", "hostIPs"):
         assert len(found.get(field, ())) <= 2
@@ -64,11 +64,11 @@ def check(found: Object) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_rule_9_whatever_a_stranger_sends_what_is_shown_is_in_bounds(family: Callable[[], Any]) -> None:
     for name, status in family():
-        found = shown(status)
+        found = sanitized_pod_status(status)
         try:
             check(found)
-            assert shown(found) == found
-            assert reduced(found)["shown"] == digest_of(found)
+            assert sanitized_pod_status(found) == found
+            assert reduced_status(found)["shown"] == digest_of(found)
         except AssertionError as error:
             error.add_note(f"the status is: {name}")
             raise
@@ -83,7 +83,7 @@ def test_hostile_statuses_are_many(record_property: Callable[[str, object], None
 
 def test_an_honest_status_is_shown_as_it_is() -> None:
     container = {field: value for field, value in HONEST["containerStatuses"][0].items() if field in CONTAINER_FIELDS}
-    assert shown(HONEST) == {
+    assert sanitized_pod_status(HONEST) == {
         **{field: HONEST[field] for field in STATUS_FIELDS & HONEST.keys() if HONEST[field]},
         "conditions": [
             {
@@ -102,25 +102,25 @@ def test_an_honest_status_is_shown_as_it_is() -> None:
     "status", [None, {}, [], "Running", 7, {"phase": None, "conditions": None, "containerStatuses": None}]
 )
 def test_nothing_is_a_pod_that_waits(status: Any) -> None:
-    assert shown(status) == {"phase": "Pending", "conditions": []}
+    assert sanitized_pod_status(status) == {"phase": "Pending", "conditions": []}
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_rule_9_addresses_that_lead_astray_are_not_shown(name: str) -> None:
-    assert not leads_somewhere(ADDRESSES[name])
+    assert not is_routable(ADDRESSES[name])
 
 
 @pytest.mark.parametrize(
     "ip", ["10.0.0.1", "192.168.1.1", "100.64.0.1", "240.0.0.1", "8.8.8.8", "2001:db8::1", "fd00::1"]
 )
 def test_addresses_of_pods_are_shown(ip: str) -> None:
-    assert leads_somewhere(ip)
-    assert shown({"podIP": ip})["podIPs"] == [{"ip": ip}]
+    assert is_routable(ip)
+    assert sanitized_pod_status({"podIP": ip})["podIPs"] == [{"ip": ip}]
 
 
 def test_of_each_family_one_address_is_shown_and_the_first_is_the_one() -> None:
     ips = [{"ip": ip} for ip in ("10.0.0.1", "10.0.0.2", "2001:DB8::1", "2001:db8::2")]
-    found = shown({"podIP": "127.0.0.1", "podIPs": ips})
+    found = sanitized_pod_status({"podIP": "127.0.0.1", "podIPs": ips})
     assert (found["podIP"], found["podIPs"]) == ("10.0.0.1", [{"ip": "10.0.0.1"}, {"ip": "2001:db8::1"}])
 
 
@@ -138,7 +138,7 @@ def test_of_each_family_one_address_is_shown_and_the_first_is_the_one() -> None:
     ],
 )
 def test_times_are_shown_as_kubernetes_writes_them_or_not_at_all(name: str, moment: str | None) -> None:
-    assert shown({"startTime": MOMENTS[name]}).get("startTime") == moment
+    assert sanitized_pod_status({"startTime": MOMENTS[name]}).get("startTime") == moment
 
 
 @pytest.mark.parametrize(
@@ -156,38 +156,38 @@ def test_times_are_shown_as_kubernetes_writes_them_or_not_at_all(name: str, mome
     ],
 )
 def test_amounts_are_shown_as_kubernetes_writes_them_or_not_at_all(text: str, amount: str | None) -> None:
-    [container] = shown({"containerStatuses": [{"name": "c", "allocatedResources": {"cpu": text}}]})[
+    [container] = sanitized_pod_status({"containerStatuses": [{"name": "c", "allocatedResources": {"cpu": text}}]})[
         "containerStatuses"
     ]
     assert container.get("allocatedResources") == (amount and {"cpu": amount})
 
 
 def test_a_status_that_is_too_large_to_be_true_is_shown_without_its_containers() -> None:
-    found = shown({**STATUSES["containers full of text"], "phase": "Running"})
+    found = sanitized_pod_status({**STATUSES["containers full of text"], "phase": "Running"})
     assert found.keys() == {"phase", "conditions"}
     many = {
         "containerStatuses": [{"name": f"c{number}", "image": "registry.example.com/app:1"} for number in range(200)]
     }
-    assert len(shown(many)["containerStatuses"]) == 200
+    assert len(sanitized_pod_status(many)["containerStatuses"]) == 200
 
 
 def test_an_end_without_an_exit_code_is_not_shown_as_a_success() -> None:
-    [container] = shown({"containerStatuses": [{"name": "c", "state": {"terminated": {"exitCode": "0"}}}]})[
-        "containerStatuses"
-    ]
+    [container] = sanitized_pod_status(
+        {"containerStatuses": [{"name": "c", "state": {"terminated": {"exitCode": "0"}}}]}
+    )["containerStatuses"]
     assert "state" not in container
 
 
 @given(st.text())
 def test_texts_are_cut_at_characters_and_once(text: str) -> None:
-    short, long = cut(text), cut(text * 500)
-    assert cut(short) == short
-    assert cut(long) == long
-    assert len(long.encode()) <= LONGEST_TEXT
+    short, long = truncate_text(text), truncate_text(text * 500)
+    assert truncate_text(short) == short
+    assert truncate_text(long) == long
+    assert len(long.encode()) <= MAX_TEXT_BYTES
 
 
 def test_lines_and_tabs_of_a_message_stay() -> None:
-    assert cut("a\tb\nc ünï") == "a\tb\nc ünï"
+    assert truncate_text("a\tb\nc ünï") == "a\tb\nc ünï"
 
 
 FIELDS = sorted({*STATUS_FIELDS, *CONTAINER_FIELDS, "type", "status", "ip", "running", "terminated", "exitCode"})
@@ -211,13 +211,13 @@ def some_json(leaves: int) -> st.SearchStrategy[Any]:
 
 @given(some_json(40))
 def test_rule_9_any_json_is_shown_in_bounds_and_the_same_when_shown_again(status: Any) -> None:
-    found = shown(status)
+    found = sanitized_pod_status(status)
     check(found)
-    assert shown(found) == found
+    assert sanitized_pod_status(found) == found
 
 
 @given(st.dictionaries(st.sampled_from(sorted(STATUS_FIELDS)), some_json(8), max_size=4))
 def test_rule_9_any_status_is_shown_in_bounds_and_the_same_when_shown_again(status: Object) -> None:
-    found = shown(status)
+    found = sanitized_pod_status(status)
     check(found)
-    assert shown(found) == found
+    assert sanitized_pod_status(found) == found

@@ -13,7 +13,7 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import AllowedVolumes, binding_of
 from tapestry.apis.names import physical_name
 from tapestry.kube.objects import Object
-from tapestry.syncer.translate.volumes import refusals, twin_claim, twin_volume
+from tapestry.syncer.translate.volumes import twin_claim, twin_volume, volume_errors
 
 ALLOWED = AllowedVolumes(drivers=("disk.example.com",), storage_classes=("fast",), volume_handles=("h-*",))
 BINDING = binding_of(
@@ -219,7 +219,7 @@ def escapes_of_identity(metadata: Object, name: str, source: Object) -> Iterator
 
 def outcome(pair: Pair) -> list[str] | None:
     """What of it got through; None where it was refused."""
-    if list(refusals(*pair, ALLOWED)):
+    if list(volume_errors(*pair, ALLOWED)):
         return None
     return list(escapes(twin_claim(*pair, BINDING), twin_volume(*pair, BINDING), pair))
 

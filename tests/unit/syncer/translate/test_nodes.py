@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object
 from tapestry.syncer.bottomup.csinodes import csi_node
-from tapestry.syncer.bottomup.hostports import MOST_PORTS, taken_ports
-from tapestry.syncer.projections import host_ports_of
-from tapestry.syncer.translate.nodes import MOST_LABELS, amounts_in, drivers_in, readable_node
+from tapestry.syncer.bottomup.hostports import MAX_PORTS, taken_ports
+from tapestry.syncer.cache_transforms import host_ports_of
+from tapestry.syncer.translate.nodes import MAX_LABELS, sanitized_amounts, sanitized_drivers, sanitized_node
 
 HONEST: Object = {
     "metadata": {
@@ -40,7 +40,7 @@ VALUES = st.recursive(
 
 
 def test_an_honest_node_is_read_as_it_is() -> None:
-    assert readable_node(HONEST) == HONEST
+    assert sanitized_node(HONEST) == HONEST
 
 
 @given(st.dictionaries(st.sampled_from(["labels", "annotations"]), VALUES), VALUES, VALUES)
@@ -48,14 +48,14 @@ def test_whatever_a_node_says_it_is_read_and_reading_it_again_changes_nothing(
     metadata: Object, spec: Any, status: Any
 ) -> None:
     node = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", **metadata}, "spec": spec, "status": status}
-    found = readable_node(node)
-    assert readable_node(found) == found
+    found = sanitized_node(node)
+    assert sanitized_node(found) == found
 
 
 @given(st.dictionaries(st.sampled_from(sorted(HONEST["status"])), VALUES))
 def test_whatever_a_status_says_it_is_read(status: Object) -> None:
-    found = readable_node({**HONEST, "status": status})
-    assert readable_node(found) == found
+    found = sanitized_node({**HONEST, "status": status})
+    assert sanitized_node(found) == found
 
 
 def test_a_huge_node_becomes_a_small_one() -> None:
@@ -70,8 +70,8 @@ def test_a_huge_node_becomes_a_small_one() -> None:
     }
     taints = [{"key": f"t{number}", "effect": "NoSchedule"} for number in range(50_000)]
     metadata = {**HONEST["metadata"], "labels": many, "annotations": {**many, "tapestry.io/x": text}}
-    found = readable_node({"metadata": metadata, "spec": {"taints": taints}, "status": status})
-    assert len(found["metadata"]["labels"]) == MOST_LABELS
+    found = sanitized_node({"metadata": metadata, "spec": {"taints": taints}, "status": status})
+    assert len(found["metadata"]["labels"]) == MAX_LABELS
     assert len(found["status"]["conditions"]) == 32
     assert len(msgspec.json.encode(found)) < 256 * 1024
 
@@ -80,7 +80,7 @@ def test_a_huge_node_becomes_a_small_one() -> None:
     "labels", [{"a b": "x"}, {"": "x"}, {"x": "a b"}, {"x": 5}, {"/x": ""}, {"a/b/c": ""}, {"x": "y" * 64}, ["x"], "x"]
 )
 def test_labels_that_no_server_takes_are_left_out(labels: Any) -> None:
-    found = readable_node({**HONEST, "metadata": {**HONEST["metadata"], "labels": labels}})
+    found = sanitized_node({**HONEST, "metadata": {**HONEST["metadata"], "labels": labels}})
     assert "labels" not in found["metadata"]
 
 
@@ -88,12 +88,12 @@ def test_labels_that_no_server_takes_are_left_out(labels: Any) -> None:
     "amount", ["1e999999", "-1", "1e99", "9223372036854775808", "NaN", "", "x" * 1000, {}, None, True]
 )
 def test_amounts_that_nobody_has_are_left_out(amount: Any) -> None:
-    assert amounts_in({"memory": amount, "pods": "3"}) == {"pods": "3"}
+    assert sanitized_amounts({"memory": amount, "pods": "3"}) == {"pods": "3"}
 
 
 def test_cpus_stay_within_what_a_scheduler_counts() -> None:
-    assert amounts_in({"cpu": "9e15"}) == {}
-    assert amounts_in({"cpu": 4, "a b": "1", "x" * 400: "1"}) == {"cpu": "4"}
+    assert sanitized_amounts({"cpu": "9e15"}) == {}
+    assert sanitized_amounts({"cpu": 4, "a b": "1", "x" * 400: "1"}) == {"cpu": "4"}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_cpus_stay_within_what_a_scheduler_counts() -> None:
 )
 def test_addresses_that_lead_astray_are_left_out(address: Any) -> None:
     status = {"addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": "api"}]}
-    assert readable_node({**HONEST, "status": status})["status"] == {}
+    assert sanitized_node({**HONEST, "status": status})["status"] == {}
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_addresses_that_lead_astray_are_left_out(address: Any) -> None:
     [{"key": "a b", "effect": "NoSchedule"}, {"key": "a", "effect": "Kill"}, {"effect": "NoSchedule"}, {"key": 5}, "x"],
 )
 def test_taints_that_no_server_takes_are_left_out(taint: Any) -> None:
-    assert readable_node({**HONEST, "spec": {"taints": [taint]}})["spec"] == {}
+    assert sanitized_node({**HONEST, "spec": {"taints": [taint]}})["spec"] == {}
 
 
 @pytest.mark.parametrize("field", ["name", "uid", "resourceVersion"])
 def test_a_node_with_a_huge_identity_is_not_read(field: str) -> None:
     with pytest.raises(ValueError, match="is not one of Kubernetes"):
-        readable_node({**HONEST, "metadata": {**HONEST["metadata"], field: "x" * 1000}})
+        sanitized_node({**HONEST, "metadata": {**HONEST["metadata"], field: "x" * 1000}})
 
 
 def test_conditions_are_those_of_kubernetes_and_no_more() -> None:
@@ -131,7 +131,7 @@ def test_conditions_are_those_of_kubernetes_and_no_more() -> None:
         {"type": "When", "status": "False", "lastTransitionTime": "yesterday", "more": 1},
         5,
     ]
-    found = readable_node({**HONEST, "status": {"conditions": said}})["status"]["conditions"]
+    found = sanitized_node({**HONEST, "status": {"conditions": said}})["status"]["conditions"]
     assert found == [
         {"type": "Ready", "status": "True", "message": "a[2J"},
         {"type": "When", "status": "False"},
@@ -140,7 +140,7 @@ def test_conditions_are_those_of_kubernetes_and_no_more() -> None:
 
 def test_drivers_are_limited_and_valid() -> None:
     good = {"name": "disk.example", "nodeID": "n", "topologyKeys": ["zone"], "allocatable": {"count": 8}}
-    assert drivers_in([good]) == [good]
+    assert sanitized_drivers([good]) == [good]
     bad = [
         {**good, "name": "a b"},
         {**good, "name": "x" * 64},
@@ -149,9 +149,9 @@ def test_drivers_are_limited_and_valid() -> None:
         {"name": "disk.example"},
         "x",
     ]
-    assert drivers_in(bad) == []
+    assert sanitized_drivers(bad) == []
     odd = {**good, "topologyKeys": ["a b", "zone", "zone", 5], "allocatable": {"count": -1}, "more": "x" * 9999}
-    assert drivers_in([odd]) == [{"name": "disk.example", "nodeID": "n", "topologyKeys": ["zone"]}]
+    assert sanitized_drivers([odd]) == [{"name": "disk.example", "nodeID": "n", "topologyKeys": ["zone"]}]
     many = [{**good, "name": f"d{number}"} for number in range(10_000)]
     node = {"metadata": {"name": "v", "uid": "u"}}
     assert len(csi_node({"metadata": {"name": "n"}, "spec": {"drivers": many}}, node, "b")["spec"]["drivers"]) == 64
@@ -175,4 +175,4 @@ def test_what_is_no_host_port_is_left_out(port: Object) -> None:
 
 def test_of_very_many_host_ports_some_are_shown() -> None:
     claims = [{"ports": [("0.0.0.0", number, "TCP") for number in range(1, 60_000)]}]
-    assert len(taken_ports(claims, lambda _: False)) == MOST_PORTS
+    assert len(taken_ports(claims, lambda _: False)) == MAX_PORTS

@@ -8,23 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry.apis import keys
-from tapestry.kube.conditions import find
+from tapestry.kube.conditions import find_condition
 from tapestry.kube.objects import Object, annotations_of, labels_of
-from tapestry.kube.pods import LISTS
-from tapestry.kube.strategic import PatchSchemas, strategic_merged
+from tapestry.kube.pods import CONTAINER_FIELDS
+from tapestry.kube.strategic_merge import PatchSchemas, apply_strategic_merge_patch
 from tapestry.syncer.translate.pod_status import (
     CONTAINER_LISTS,
-    FROM_BELOW,
-    ended,
-    is_over,
+    TWIN_CONDITIONS,
+    failed_status_patch,
+    false_condition_patch,
+    is_pod_terminal,
+    loss_reason,
     mapped_uid,
-    reason_of_loss,
-    reduced,
-    shown,
-    to_virtual,
-    told,
+    reduced_status,
+    sanitized_pod_status,
+    virtual_status_patch,
 )
-from tapestry.syncer.translate.strangers import LONGEST_TEXT
+from tapestry.syncer.translate.sanitize import MAX_TEXT_BYTES
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
@@ -66,7 +66,7 @@ def a_condition(type: str, status: str = "True", since: str = EARLY, **fields: A
     return {"type": type, "status": status, "lastProbeTime": None, "lastTransitionTime": since, **fields}
 
 
-MAPPED = a_condition(keys.MAPPED, message="twin", reason="Mapped")
+MAPPED = a_condition(keys.MAPPED_CONDITION, message="twin", reason="Mapped")
 NOT_READY = a_condition("Ready", "False", reason="ContainersNotReady", message="containers with unready status: [app]")
 UNPLACED = a_condition("PodScheduled", "False", reason="Unschedulable", message="no room")
 
@@ -81,21 +81,23 @@ def a_container(name: str = "app", **fields: Any) -> Object:
 
 
 def patch_for(pod: Object, status: Object) -> Object | None:
-    return to_virtual({**pod, "status": reduced(pod["status"])}, TWIN, shown(status), NOW)
+    return virtual_status_patch(
+        {**pod, "status": reduced_status(pod["status"])}, TWIN, sanitized_pod_status(status), NOW
+    )
 
 
 def after(pod: Object, status: Object) -> Object:
     """The pod once it shows that status; showing it again would change nothing."""
     patch = patch_for(pod, status)
     assert patch is not None
-    patched = strategic_merged(pod, patch, SCHEMA)
+    patched = apply_strategic_merge_patch(pod, patch, SCHEMA)
     assert patch_for(patched, status) is None
     return patched
 
 
 def condition(pod: Object, type: str) -> Object | None:
     """A condition without what is not set."""
-    found = find(pod["status"]["conditions"], type)
+    found = find_condition(pod["status"]["conditions"], type)
     return found and {field: value for field, value in found.items() if value is not None}
 
 
@@ -117,7 +119,9 @@ def test_the_first_patch_says_that_there_is_a_twin_and_where() -> None:
 
 def test_a_pod_that_said_it_was_not_mapped_says_that_it_is() -> None:
     pod = a_pod()
-    pod["status"]["conditions"] = told(keys.MAPPED, "RefusedBelow", "no quota", NOW)["status"]["conditions"]
+    pod["status"]["conditions"] = false_condition_patch(keys.MAPPED_CONDITION, "RefusedBelow", "no quota", NOW)[
+        "status"
+    ]["conditions"]
     assert mapped_uid(after(pod, a_status())) == "twin"
 
 
@@ -178,7 +182,7 @@ def test_what_is_gone_below_goes_above(fields: tuple[str, ...]) -> None:
         **{field: [a_container()] for field in CONTAINER_LISTS},
     }
     left = {field: value for field, value in had.items() if field not in fields}
-    pod = a_pod(spec={field: [{"name": "app"}] for field in LISTS}, **had)
+    pod = a_pod(spec={field: [{"name": "app"}] for field in CONTAINER_FIELDS}, **had)
     assert after(pod, a_status(**left))["status"].keys() == {"phase", "conditions", *left}
 
 
@@ -220,10 +224,13 @@ def test_what_only_the_virtual_cluster_knows_stays() -> None:
     others = [
         a_condition("example.com/gate"),
         a_condition("AccountedFor", "Unknown"),
-        a_condition(keys.ACCEPTED, "False"),
+        a_condition(keys.ACCEPTED_CONDITION, "False"),
     ]
     patched = after(a_pod(*others), a_status(a_condition("Ready"), a_condition("example.com/gate", "False")))
-    assert [each for each in patched["status"]["conditions"] if each["type"] not in FROM_BELOW] == [MAPPED, *others]
+    assert [each for each in patched["status"]["conditions"] if each["type"] not in TWIN_CONDITIONS] == [
+        MAPPED,
+        *others,
+    ]
 
 
 def test_a_condition_that_somebody_took_away_above_is_put_back() -> None:
@@ -325,7 +332,7 @@ def test_of_two_disruptions_the_one_below_counts() -> None:
 )
 def test_a_lost_twin_is_explained_by_its_disruption(said: str | None, reason: str) -> None:
     conditions = [a_condition("DisruptionTarget", reason=said)] if said else []
-    assert reason_of_loss(a_pod(*conditions)) == reason
+    assert loss_reason(a_pod(*conditions)) == reason
 
 
 # -- phases
@@ -352,7 +359,7 @@ def test_rule_9_phases_never_run_backwards(above: str, below: str, phase: str) -
 @pytest.mark.parametrize("below", ["Pending", "Running", "Succeeded", "Failed"])
 def test_a_pod_that_has_ended_is_never_changed_again(above: str, below: str) -> None:
     pod = a_pod(phase=above)
-    assert is_over(pod)
+    assert is_pod_terminal(pod)
     assert patch_for(pod, a_status(phase=below, message="m")) is None
     pod["status"]["conditions"] = []  # not even mapped
     assert patch_for(pod, a_status(phase=below, message="m")) is None
@@ -406,26 +413,32 @@ def test_a_gate_may_be_a_condition_from_below() -> None:
 def test_a_thousand_gates_make_no_endless_message() -> None:
     spec = {"readinessGates": [{"conditionType": f"example.com/{number:04}"} for number in range(1000)]}
     patched = after(a_pod(spec=spec), a_status(a_condition("Ready")))
-    assert len((condition(patched, "Ready") or {})["message"]) <= LONGEST_TEXT
+    assert len((condition(patched, "Ready") or {})["message"]) <= MAX_TEXT_BYTES
 
 
 # -- what we say ourselves
 
 
 def test_what_we_said_of_a_pod_is_recognized_in_the_cache() -> None:
-    said = told(keys.ACCEPTED, "PodSecurity", "hostPath", NOW)["status"]["conditions"][0]
+    said = false_condition_patch(keys.ACCEPTED_CONDITION, "PodSecurity", "hostPath", NOW)["status"]["conditions"][0]
     served = {**said, "lastProbeTime": None}  # as a kube-apiserver gives it back
-    assert find(reduced({"conditions": [served]})["conditions"], keys.ACCEPTED) == said
+    assert find_condition(reduced_status({"conditions": [served]})["conditions"], keys.ACCEPTED_CONDITION) == said
 
 
 def test_texts_of_ours_are_cut_too() -> None:
-    assert len(told("t", "r", "x" * 10_000, NOW)["status"]["conditions"][0]["message"]) == LONGEST_TEXT
-    assert ended("r", "x" * 10_000)["status"] == {"phase": "Failed", "reason": "r", "message": "x" * LONGEST_TEXT}
+    assert (
+        len(false_condition_patch("t", "r", "x" * 10_000, NOW)["status"]["conditions"][0]["message"]) == MAX_TEXT_BYTES
+    )
+    assert failed_status_patch("r", "x" * 10_000)["status"] == {
+        "phase": "Failed",
+        "reason": "r",
+        "message": "x" * MAX_TEXT_BYTES,
+    }
 
 
 # -- as a rule
 
-TYPES = st.sampled_from(sorted(FROM_BELOW | {"DisruptionTarget", "example.com/gate"}))
+TYPES = st.sampled_from(sorted(TWIN_CONDITIONS | {"DisruptionTarget", "example.com/gate"}))
 STATUSES = st.fixed_dictionaries(
     {
         "phase": st.sampled_from(["Pending", "Running"]),

@@ -18,19 +18,19 @@ from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, binding_of
 from tapestry.kube.names import DNS_LABEL
 from tapestry.kube.objects import Object, name_of
-from tapestry.syncer.translate.meta import is_as_applied
+from tapestry.syncer.translate.metadata import is_applied
 from tapestry.syncer.translate.pods import (
     HostAlias,
+    desired_twin,
     ephemeral_patch,
-    fitting,
     host_and_port,
     hostname_of,
-    is_left_alone,
+    is_excluded,
     new_twin,
     resize_patch,
-    twin,
+    searches_within_limit,
     twin_patch,
-    untranslatable,
+    untranslatable_fields,
 )
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "pods"
@@ -78,7 +78,7 @@ def a_container(name: str = "app", image: str = "app:1", **fields: Any) -> Objec
 
 
 def a_twin(pod: Object, **binding: Any) -> Object:
-    return twin(pod, a_binding(**binding), "n1")
+    return desired_twin(pod, a_binding(**binding), "n1")
 
 
 def test_namesakes_of_other_namespaces_bindings_and_virtual_clusters_never_meet() -> None:
@@ -89,7 +89,7 @@ def test_namesakes_of_other_namespaces_bindings_and_virtual_clusters_never_meet(
         for cluster in ("c1", "c2")
     ]
     pods = [a_pod(metadata={"namespace": namespace}) for namespace in ("team-a", "team-b")]
-    assert len({name_of(twin(pod, binding, "n1")) for pod in pods for binding in bindings}) == 8
+    assert len({name_of(desired_twin(pod, binding, "n1")) for pod in pods for binding in bindings}) == 8
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_an_endpoint_is_a_host_and_a_port(endpoint: str, host: str, port: str) -
 
 def test_search_domains_are_left_out_where_they_are_too_long_together() -> None:
     domains = [f"{letter * 200}.example.com" for letter in "abcdefghijkl"]
-    assert fitting(domains) == domains[:9]
-    assert len(" ".join(fitting(domains))) <= 2048
-    assert fitting(["x" * 2048]) == ["x" * 2048]
-    assert fitting(["x" * 2049]) == []
+    assert searches_within_limit(domains) == domains[:9]
+    assert len(" ".join(searches_within_limit(domains))) <= 2048
+    assert searches_within_limit(["x" * 2048]) == ["x" * 2048]
+    assert searches_within_limit(["x" * 2049]) == []
 
 
 # -- which pods
@@ -153,16 +153,16 @@ def test_search_domains_are_left_out_where_they_are_too_long_together() -> None:
     ],
 )
 def test_pods_of_the_virtual_cluster_itself_are_left_alone(namespace: str, alone: bool) -> None:
-    assert is_left_alone(a_pod(metadata={"namespace": namespace}), a_binding()) is alone
+    assert is_excluded(a_pod(metadata={"namespace": namespace}), a_binding()) is alone
 
 
 def test_pods_of_daemon_sets_run_where_somebody_wants_them_to() -> None:
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": True}
     plain = a_pod(metadata={"ownerReferences": [owner]})
     asked = a_pod(metadata={"ownerReferences": [owner], "annotations": {keys.RUNNING_DAEMONSET: "true"}})
-    assert is_left_alone(plain, a_binding())
-    assert not is_left_alone(asked, a_binding())
-    assert not is_left_alone(plain, a_binding(runningDaemonsetByDefault=True))
+    assert is_excluded(plain, a_binding())
+    assert not is_excluded(asked, a_binding())
+    assert not is_excluded(plain, a_binding(runningDaemonsetByDefault=True))
 
 
 @pytest.mark.parametrize(
@@ -190,14 +190,14 @@ def test_pods_of_daemon_sets_run_where_somebody_wants_them_to() -> None:
     ],
 )
 def test_what_may_name_an_object_that_nobody_knows_does_not_cross(spec: Object, path: str) -> None:
-    [complaint] = untranslatable(a_pod(**spec), a_binding())
+    [complaint] = untranslatable_fields(a_pod(**spec), a_binding())
     assert complaint.startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_golden_pod_can_be_translated(name: str) -> None:
     given: Object = yaml.safe_load((GOLDEN / f"{name}.input.yaml").read_text())
-    assert untranslatable(given["pod"], a_binding(**given.get("binding", {}))) == []
+    assert untranslatable_fields(given["pod"], a_binding(**given.get("binding", {}))) == []
 
 
 # -- changes
@@ -277,7 +277,7 @@ def test_a_toleration_that_comes_later_does_not_reach_the_twin() -> None:
 def test_how_long_an_unreachable_cluster_is_borne_above_is_no_change_below(key: str) -> None:
     held = {"key": key, "operator": "Exists", "effect": "NoExecute"}
     before = a_twin(a_pod(tolerations=[{**held, "tolerationSeconds": 300}]))
-    assert is_as_applied(before, a_twin(a_pod(tolerations=[held])))
+    assert is_applied(before, a_twin(a_pod(tolerations=[held])))
 
 
 @pytest.mark.parametrize(
@@ -291,11 +291,11 @@ def test_how_long_an_unreachable_cluster_is_borne_above_is_no_change_below(key: 
     ],
 )
 def test_what_cannot_change_of_a_pod_is_not_tried(spec: Object) -> None:
-    assert is_as_applied(a_twin(a_pod()), a_twin(a_pod(**spec)))
+    assert is_applied(a_twin(a_pod()), a_twin(a_pod(**spec)))
 
 
 def test_a_new_address_of_the_api_server_is_for_new_pods() -> None:
-    assert is_as_applied(a_twin(a_pod()), a_twin(a_pod(), virtualEndpoints={"api": "10.0.0.8:6443"}))
+    assert is_applied(a_twin(a_pod()), a_twin(a_pod(), virtualEndpoints={"api": "10.0.0.8:6443"}))
 
 
 # -- resizing
@@ -326,7 +326,7 @@ def a_twin_asking_for(resources: Object) -> Object:
 
 def test_a_container_that_asks_for_more_is_resized() -> None:
     more = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2"}}
-    assert not is_as_applied(a_twin_asking_for({"requests": {"cpu": "1"}}), a_twin_asking_for(more))
+    assert not is_applied(a_twin_asking_for({"requests": {"cpu": "1"}}), a_twin_asking_for(more))
     patch = resized({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2"}}, more)
     assert patch == {"spec": {"containers": [{"name": "app", "resources": more}]}}
 
@@ -388,7 +388,7 @@ def test_ephemeral_containers_know_the_virtual_cluster() -> None:
         ]
     )
     binding = a_binding(virtualEndpoints={"api": "10.0.0.7:6443"})
-    [container] = (ephemeral_patch(twin(pod, binding, "n1"), pod, binding) or {})["spec"]["ephemeralContainers"]
+    [container] = (ephemeral_patch(desired_twin(pod, binding, "n1"), pod, binding) or {})["spec"]["ephemeralContainers"]
     assert container["env"][0]["name"] == "KUBERNETES_SERVICE_HOST"
     assert (
         container["env"][-1]["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{keys.VIRTUAL_POD_NAME}']"

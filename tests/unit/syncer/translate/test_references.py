@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object
 from tapestry.syncer.translate.references import (
+    ProjectedToken,
     Reference,
-    Referent,
-    Token,
+    ReferenceKind,
+    projected_tokens,
     references,
     renamed_container,
     renamed_volume,
-    tokens,
     unknown_sources,
 )
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "pods"
 PODS = {path.name: yaml.safe_load(path.read_text())["pod"] for path in sorted(GOLDEN.glob("*.input.yaml"))}
-MAP, SECRET, CLAIM = Referent.CONFIG_MAP, Referent.SECRET, Referent.CLAIM
+MAP, SECRET, CLAIM = ReferenceKind.CONFIG_MAP, ReferenceKind.SECRET, ReferenceKind.CLAIM
 
 
 def a_spec(*env: Object, env_from: tuple[Object, ...] = (), volumes: tuple[Object, ...] = (), **spec: Any) -> Object:
@@ -108,7 +108,11 @@ def test_every_token_has_a_key_and_a_life_of_its_own() -> None:
             {"name": "two", "projected": {"sources": [{"serviceAccountToken": {"path": "c"}}]}},
         ]
     }
-    assert tokens(spec) == [Token("one.0", "", 3600), Token("one.2", "vault", 600), Token("two.0", "", 3600)]
+    assert projected_tokens(spec) == [
+        ProjectedToken("one.0", "", 3600),
+        ProjectedToken("one.2", "vault", 600),
+        ProjectedToken("two.0", "", 3600),
+    ]
     first, second = (renamed_volume(volume, str.upper, "secret") for volume in spec["volumes"])
     items = [
         each["secret"]["items"][0]

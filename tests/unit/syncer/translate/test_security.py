@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tapestry.kube.objects import Object
-from tapestry.kube.pod_security import LONGEST_SHOWN, STANDARD, violations
-from tapestry.syncer.translate.security import OURS, refusals
+from tapestry.kube.pod_security import CHECKS_BY_LEVEL, MAX_VALUE_LENGTH, violations
+from tapestry.syncer.translate.security import OWN_RULES, security_violations
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "pod_security"
 LEVELS = ("baseline", "restricted")
@@ -47,7 +47,7 @@ def a_volume(source: str, value: Any = None) -> Object:
 
 
 def paths(pod: Object, level: str = "baseline") -> list[str]:
-    return [refusal.path for refusal in refusals(pod, level)]
+    return [refusal.path for refusal in security_violations(pod, level)]
 
 
 # -- the standard, which holds below as well
@@ -55,18 +55,18 @@ def paths(pod: Object, level: str = "baseline") -> list[str]:
 
 @pytest.mark.parametrize(("level", "name", "pod"), PASSING)
 def test_what_kubernetes_lets_pass_crosses(level: str, name: str, pod: Object) -> None:
-    assert refusals(pod, level) == [], name
+    assert security_violations(pod, level) == [], name
 
 
 @pytest.mark.parametrize(("level", "name", "pod"), FAILING)
 def test_what_kubernetes_refuses_does_not_cross(level: str, name: str, pod: Object) -> None:
-    assert refusals(pod, level) != [], name
-    assert refusals(pod, "privileged") == [], name
+    assert security_violations(pod, level) != [], name
+    assert security_violations(pod, "privileged") == [], name
 
 
 def test_a_level_that_nobody_knows_lets_nothing_pass() -> None:
     with pytest.raises(KeyError):
-        refusals(a_pod(), "basline")
+        security_violations(a_pod(), "basline")
 
 
 @pytest.mark.parametrize("field", ["initContainers", "containers", "ephemeralContainers"])
@@ -98,7 +98,7 @@ def test_app_armor_is_not_switched_off_by_annotation(value: str, passes: bool) -
 
 def test_seccomp_annotations_mean_nothing_any_more() -> None:
     pod = a_pod(annotations={"seccomp.security.alpha.kubernetes.io/pod": "unconfined"})
-    assert refusals(pod, "restricted") == []
+    assert security_violations(pod, "restricted") == []
 
 
 @pytest.mark.parametrize("profile", [{}, {"type": ""}, {"type": None}])
@@ -109,7 +109,7 @@ def test_a_profile_has_to_say_its_type(profile: Object) -> None:
 
 def test_a_container_without_a_context_needs_what_the_pod_does_not_set() -> None:
     pod = a_pod({"name": "c"}, securityContext=None)
-    assert refusals(pod, "baseline") == []
+    assert security_violations(pod, "baseline") == []
     assert paths(pod, "restricted") == [
         f"spec.containers[0].securityContext.{field}"
         for field in ("allowPrivilegeEscalation", "capabilities.drop", "runAsNonRoot", "seccompProfile.type")
@@ -118,7 +118,7 @@ def test_a_container_without_a_context_needs_what_the_pod_does_not_set() -> None
 
 def test_a_container_may_be_stricter_than_its_pod_and_not_laxer() -> None:
     strict = a_container(runAsNonRoot=True, seccompProfile={"type": "Localhost"})
-    assert refusals(a_pod(strict, securityContext={}), "restricted") == []
+    assert security_violations(a_pod(strict, securityContext={}), "restricted") == []
     lax = a_container(runAsNonRoot=False, seccompProfile={"type": "Unconfined"}, runAsUser=0)
     assert {found.rule for found in violations(a_pod(lax), "restricted")} == {
         "runAsNonRoot",
@@ -144,7 +144,7 @@ def test_a_level_knows_the_capabilities_to_add(capability: str, levels: tuple[st
 
 @pytest.mark.parametrize("kind", ["container_t", "container_init_t", "container_kvm_t", "container_engine_t"])
 def test_selinux_types_of_containers_pass(kind: str) -> None:
-    assert refusals(a_pod(a_container(seLinuxOptions={"type": kind, "level": "s0:c1"})), "restricted") == []
+    assert security_violations(a_pod(a_container(seLinuxOptions={"type": kind, "level": "s0:c1"})), "restricted") == []
 
 
 @pytest.mark.parametrize("source", ["csi", "ephemeral", "image"])
@@ -154,7 +154,7 @@ def test_the_standard_knows_volumes_that_do_not_cross(source: str) -> None:
 
 def test_a_windows_pod_need_not_set_what_windows_does_not_have() -> None:
     windows = {"os": {"name": "windows"}, "securityContext": {"runAsNonRoot": True}}
-    assert refusals(a_pod({"name": "c"}, **windows), "restricted") == []
+    assert security_violations(a_pod({"name": "c"}, **windows), "restricted") == []
     linux = a_container(allowPrivilegeEscalation=True, capabilities={"add": ["KILL"]})
     assert paths(a_pod(linux, **windows), "restricted") == [
         "spec.containers[0].securityContext.allowPrivilegeEscalation",
@@ -171,7 +171,7 @@ def test_a_user_namespace_earns_no_leniency() -> None:
     "spec", [{"hostUsers": True}, {"hostUsers": False}, {"shareProcessNamespace": True}, {"runtimeClassName": "kata"}]
 )
 def test_what_the_standard_does_not_ask_about_passes(spec: Object) -> None:
-    assert refusals(a_pod(**spec), "restricted") == []
+    assert security_violations(a_pod(**spec), "restricted") == []
 
 
 def test_null_is_no_value() -> None:
@@ -183,8 +183,11 @@ def test_null_is_no_value() -> None:
         "initContainers": None,
         "resourceClaims": None,
     }
-    assert refusals(a_pod({**a_container(**context), "ports": None, "lifecycle": None}, **nulls), "restricted") == []
-    assert refusals({"metadata": None, "spec": None}, "restricted") == []
+    assert (
+        security_violations(a_pod({**a_container(**context), "ports": None, "lifecycle": None}, **nulls), "restricted")
+        == []
+    )
+    assert security_violations({"metadata": None, "spec": None}, "restricted") == []
 
 
 # -- our list
@@ -208,11 +211,11 @@ def test_a_volume_of_another_kind_is_refused(source: str, level: str) -> None:
     "source", ["configMap", "secret", "emptyDir", "projected", "downwardAPI", "persistentVolumeClaim"]
 )
 def test_a_volume_on_the_list_passes(source: str, level: str) -> None:
-    assert refusals(a_volume(source), level) == []
+    assert security_violations(a_volume(source), level) == []
 
 
 def test_a_volume_that_says_nothing_is_empty() -> None:
-    assert refusals(a_pod(volumes=[{"name": "v"}]), "restricted") == []
+    assert security_violations(a_pod(volumes=[{"name": "v"}]), "restricted") == []
 
 
 def test_a_second_source_hides_behind_no_first() -> None:
@@ -254,41 +257,43 @@ def test_a_pods_context_has_fields_of_its_own() -> None:
         "supplementalGroups": [1],
         "seLinuxChangePolicy": "MountOption",
     }
-    assert refusals(a_pod(securityContext=known), "baseline") == []
+    assert security_violations(a_pod(securityContext=known), "baseline") == []
     assert paths(a_pod(securityContext={"procMount": "Default"})) == ["spec.securityContext.procMount"]
 
 
 def test_unknown_fields_pass_elsewhere() -> None:
     container = {**a_container(), "mystery": {"hostPath": "/"}, "livenessProbe": {"mystery": {"host": "h"}}}
     pod = a_pod(container, mystery=1, volumes=[{"name": "v", "secret": {"mystery": 1}}])
-    assert refusals({**pod, "mystery": 1}, "restricted") == []
+    assert security_violations({**pod, "mystery": 1}, "restricted") == []
 
 
 def test_claims_of_devices_do_not_cross() -> None:
     pod = a_pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "somebodys"}])
     assert violations(pod, "baseline") == []
     assert paths(pod) == ["spec.resourceClaims[0]"]
-    assert refusals(pod, "privileged") == []
+    assert security_violations(pod, "privileged") == []
 
 
 def test_what_is_ours_is_not_of_the_standard() -> None:
-    assert {rule.name for rule in OURS}.isdisjoint(rule.name for level in LEVELS for rule in STANDARD[level])
+    assert {rule.name for rule in OWN_RULES}.isdisjoint(
+        rule.name for level in LEVELS for rule in CHECKS_BY_LEVEL[level]
+    )
 
 
 # -- what the owner of a pod is told
 
 
 def test_a_refusal_says_where_what_and_what_to_do() -> None:
-    (refusal,) = refusals(a_pod(a_container(privileged=True)), "baseline")
+    (refusal,) = security_violations(a_pod(a_container(privileged=True)), "baseline")
     assert str(refusal) == (
         "spec.containers[0].securityContext.privileged: true is not allowed at level baseline; leave it out"
     )
-    (missing,) = refusals(a_pod(a_container(allowPrivilegeEscalation=None)), "restricted")
+    (missing,) = security_violations(a_pod(a_container(allowPrivilegeEscalation=None)), "restricted")
     assert str(missing) == f"{missing.path}: unset is not allowed at level restricted; set false"
 
 
 def test_each_field_is_refused_once_and_by_the_standard_if_it_does() -> None:
-    assert [(found.path, found.rule) for found in refusals(a_volume("hostPath"), "baseline")] == [
+    assert [(found.path, found.rule) for found in security_violations(a_volume("hostPath"), "baseline")] == [
         ("spec.volumes[0].hostPath", "hostPathVolumes")
     ]
 
@@ -299,7 +304,7 @@ def test_each_field_is_refused_once_and_by_the_standard_if_it_does() -> None:
         ("SYS_ADMIN", "SYS_ADMIN"),
         ("", "''"),
         ("a\nb", r"'a\nb'"),
-        ("x" * 100, "x" * LONGEST_SHOWN + "..."),
+        ("x" * 100, "x" * MAX_VALUE_LENGTH + "..."),
         (7, "7"),
         (False, "false"),
         (None, "unset"),
@@ -308,5 +313,5 @@ def test_each_field_is_refused_once_and_by_the_standard_if_it_does() -> None:
     ],
 )
 def test_a_message_repeats_little_of_what_was_written(value: Any, shown: str) -> None:
-    (refusal,) = refusals(a_pod(a_container(capabilities={"add": [value]})), "baseline")
+    (refusal,) = security_violations(a_pod(a_container(capabilities={"add": [value]})), "baseline")
     assert refusal.found == shown

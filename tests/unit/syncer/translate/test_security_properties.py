@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tapestry.kube.objects import Object
 from tapestry.kube.pod_security import Violation, violations
-from tapestry.syncer.translate.security import refusals
+from tapestry.syncer.translate.security import security_violations
 
-CHECKS = [violations, refusals]
+CHECKS = [violations, security_violations]
 LISTS = ("initContainers", "containers", "ephemeralContainers")
 FIELDS = (
     *("spec", "metadata", "annotations", "os", "name", "type", "add", "drop", "host", "hostPort", "sources", "mystery"),
@@ -121,7 +121,7 @@ def test_restricted_is_never_laxer_than_baseline(pod: Object) -> None:
 
 @given(pod=pods, level=either("baseline", "restricted"))
 def test_whatever_the_standard_is_against_is_refused(pod: Object, level: str) -> None:
-    assert paths(violations(pod, level)) <= paths(refusals(pod, level))
+    assert paths(violations(pod, level)) <= paths(security_violations(pod, level))
 
 
 @given(pod=pods_with_crowds(), field=either(*LISTS), another=containers | junk, level=either("baseline", "restricted"))
@@ -179,8 +179,8 @@ def with_only(path: str, value: Any) -> Object:
 )
 def test_what_is_of_another_type_than_it_should_be_is_refused_where_it_stands(path: str, value: Any) -> None:
     pod = with_only(path, value)
-    assert path in paths(refusals(pod, "baseline"))
-    assert refusals(pod, "privileged") == []
+    assert path in paths(security_violations(pod, "baseline"))
+    assert security_violations(pod, "privileged") == []
 
 
 @pytest.mark.parametrize("field", ["runAsUser", "runAsNonRoot", "allowPrivilegeEscalation"])
@@ -193,4 +193,4 @@ def test_restricted_takes_no_other_type_for_what_it_asks_for(field: str, value: 
 @pytest.mark.parametrize("path", [*OBJECTS, *ARRAYS, *SWITCHES])
 def test_what_is_of_the_type_it_should_be_is_not_malformed(path: str) -> None:
     value: Any = {} if path in OBJECTS else [] if path in ARRAYS else False
-    assert "malformed" not in {found.rule for found in refusals(with_only(path, value), "restricted")}
+    assert "malformed" not in {found.rule for found in security_violations(with_only(path, value), "restricted")}

@@ -6,22 +6,22 @@ from hypothesis import strategies as st
 
 from tapestry.apis import keys
 from tapestry.apis.clusterbindings import Binding, ClusterBindingSpec, SecretReference
-from tapestry.kube.names import dns_1035_label_complaint
+from tapestry.kube.names import dns_1035_label_error
 from tapestry.kube.objects import Object, annotations_of, labels_of, name_of
-from tapestry.syncer.translate.meta import source_key
+from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.pods import HostAlias
+from tapestry.syncer.translate.sanitize import is_routable
 from tapestry.syncer.translate.services import (
     SERVICE_NAME,
     SLICE_MANAGER,
-    crosses,
     host_aliases,
-    is_another,
+    is_syncable,
     service_key,
-    twin_name,
+    service_needs_recreate,
     twin_service,
+    twin_service_name,
     twin_slice,
 )
-from tapestry.syncer.translate.strangers import leads_somewhere
 
 SPEC = ClusterBindingSpec(cluster_id="east", secret_ref=SecretReference("east", "tapestry-system"), mount_namespace="m")
 EAST, WEST = Binding("east", "uid-east", "cluster", SPEC), Binding("west", "uid-west", "cluster", SPEC)
@@ -75,8 +75,8 @@ def test_a_headless_service_stays_headless() -> None:
 
 
 def test_another_name_for_a_host_does_not_cross() -> None:
-    assert not crosses(a_service(type="ExternalName", externalName="example.com"))
-    assert all(crosses(a_service(type=type)) for type in ("ClusterIP", "NodePort", "LoadBalancer"))
+    assert not is_syncable(a_service(type="ExternalName", externalName="example.com"))
+    assert all(is_syncable(a_service(type=type)) for type in ("ClusterIP", "NodePort", "LoadBalancer"))
 
 
 def test_the_twin_is_provably_ours_and_says_what_it_stands_for() -> None:
@@ -95,7 +95,7 @@ def test_nothing_that_a_tenant_writes_on_a_service_or_a_slice_is_read_by_control
     service["metadata"] |= forged
     slice["metadata"] |= forged
     twins = [twin_service(service, EAST), twin_slice(slice, service, EAST)]
-    assert [labels_of(twin).get(SERVICE_NAME) for twin in twins if twin] == [None, twin_name(service, EAST)]
+    assert [labels_of(twin).get(SERVICE_NAME) for twin in twins if twin] == [None, twin_service_name(service, EAST)]
     for twin in twins:
         assert twin is not None
         assert EAST.owns(twin)
@@ -109,9 +109,13 @@ NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?", fullmatch=True)
 
 @given(st.sets(st.tuples(NAMES, NAMES), min_size=2, max_size=5))
 def test_every_twin_has_a_name_of_its_own_that_a_service_may_have(services: set[tuple[str, str]]) -> None:
-    names = [twin_name(a_service(name, namespace), binding) for namespace, name in services for binding in (EAST, WEST)]
+    names = [
+        twin_service_name(a_service(name, namespace), binding)
+        for namespace, name in services
+        for binding in (EAST, WEST)
+    ]
     assert len(set(names)) == 2 * len(services)
-    assert [dns_1035_label_complaint(name) for name in names] == [None] * len(names)
+    assert [dns_1035_label_error(name) for name in names] == [None] * len(names)
 
 
 # -- slices
@@ -132,7 +136,7 @@ def test_a_slice_has_addresses_ports_and_conditions_and_nothing_of_nodes_zones_a
     assert twin["addressType"] == "IPv4"
     assert twin["endpoints"] == [{"addresses": ["10.1.0.1"], "conditions": {"ready": True}, "hostname": "shop-1"}]
     assert twin["ports"] == slice["ports"]
-    assert labels_of(twin)[SERVICE_NAME] == twin_name(a_service(), EAST)
+    assert labels_of(twin)[SERVICE_NAME] == twin_service_name(a_service(), EAST)
     assert labels_of(twin)[SLICE_MANAGER] == keys.TAPESTRY
     assert source_key(twin) == ["team-a/shop"]
 
@@ -152,7 +156,7 @@ def test_whatever_a_slice_says_all_that_crosses_leads_somewhere(addresses: list[
     twin = twin_slice(a_slice(*addresses), a_service(), EAST)
     assert twin is not None
     found = [address for endpoint in twin["endpoints"] or () for address in endpoint["addresses"]]
-    assert found == [address for address in addresses if leads_somewhere(address)]
+    assert found == [address for address in addresses if is_routable(address)]
     assert all(endpoint["addresses"] for endpoint in twin["endpoints"] or ())
 
 
@@ -175,10 +179,10 @@ def test_a_slice_belongs_to_the_service_that_its_label_names() -> None:
 def test_what_cannot_be_changed_makes_it_another() -> None:
     plain, headless = twin_service(a_service(), EAST), twin_service(a_service(clusterIP="None"), EAST)
     given = {**plain, "spec": {**plain["spec"], "clusterIP": "10.0.0.7"}}
-    assert is_another(given, headless)
-    assert not is_another(given, plain)
-    assert is_another(a_slice(type="IPv4"), a_slice(type="IPv6"))
-    assert not is_another(a_slice("10.1.0.1"), a_slice())
+    assert service_needs_recreate(given, headless)
+    assert not service_needs_recreate(given, plain)
+    assert service_needs_recreate(a_slice(type="IPv4"), a_slice(type="IPv6"))
+    assert not service_needs_recreate(a_slice("10.1.0.1"), a_slice())
 
 
 # -- aliases

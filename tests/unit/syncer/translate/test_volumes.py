@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 
 from tapestry.apis.clusterbindings import AllowedVolumes, Binding, ClusterBindingSpec, SecretReference
 from tapestry.apis.names import physical_name
-from tapestry.kube.objects import Object, annotations_of, labels_of, without
-from tapestry.manager.volume_policies import expression
-from tapestry.syncer.translate.meta import source_key
+from tapestry.kube.objects import Object, annotations_of, labels_of, without_field
+from tapestry.manager.volume_policies import glob_to_regex
+from tapestry.syncer.translate.metadata import source_key
 from tapestry.syncer.translate.volumes import (
-    SECRET_FIELDS,
+    CSI_SECRET_FIELDS,
     expansion_patch,
-    freeing_patch,
     is_bound,
-    is_of,
+    is_twin_of,
     matches,
-    refusals,
+    release_patch,
     secrets_of,
     twin_claim,
     twin_volume,
+    volume_errors,
 )
 
 SPEC = ClusterBindingSpec(cluster_id="east", secret_ref=SecretReference("east", "tapestry-system"), mount_namespace="m")
@@ -53,19 +53,19 @@ def below(name: str, namespace: str = "team-a") -> str:
 
 
 def refused(volume: Object, allowed: AllowedVolumes = DISKS) -> list[str]:
-    return [complaint.split(":")[0] for complaint in refusals(a_claim(), volume, allowed)]
+    return [complaint.split(":")[0] for complaint in volume_errors(a_claim(), volume, allowed)]
 
 
 # -- what may cross
 
 
 def test_a_volume_of_a_driver_that_the_binding_names_crosses() -> None:
-    assert list(refusals(a_claim(), a_volume(), DISKS)) == []
+    assert list(volume_errors(a_claim(), a_volume(), DISKS)) == []
 
 
 def test_a_driver_that_the_binding_does_not_name_is_told_by_its_path() -> None:
     other = AllowedVolumes(drivers=("other.example",), volume_handles=("vol-*",))
-    assert list(refusals(a_claim(), a_volume(), other)) == [
+    assert list(volume_errors(a_claim(), a_volume(), other)) == [
         "spec.csi.driver: disk.example is not in the binding's allowedVolumes"
     ]
 
@@ -129,7 +129,7 @@ def test_any_other_handle_has_to_match_a_pattern(volume: Object) -> None:
 )
 def test_a_star_matches_any_text_and_nothing_else_is_special(pattern: str, handle: str, found: bool) -> None:
     assert matches(pattern, handle) is found
-    assert bool(re.search(expression(pattern), handle)) is found  # what the owner's policy is told
+    assert bool(re.search(glob_to_regex(pattern), handle)) is found  # what the owner's policy is told
 
 
 def test_a_pattern_with_many_stars_takes_linear_time() -> None:
@@ -138,7 +138,7 @@ def test_a_pattern_with_many_stars_takes_linear_time() -> None:
 
 @given(pattern=st.text("ab*", max_size=6), handle=st.text("ab", max_size=8))
 def test_patterns_mean_the_same_above_and_below(pattern: str, handle: str) -> None:
-    assert matches(pattern, handle) == bool(re.search(expression(pattern), handle))
+    assert matches(pattern, handle) == bool(re.search(glob_to_regex(pattern), handle))
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,11 @@ def test_patterns_mean_the_same_above_and_below(pattern: str, handle: str) -> No
 )
 def test_only_csi_volumes_cross_whatever_is_allowed(source: Object) -> None:
     volume = a_volume(**source)
-    assert refused(without(volume, "spec", "csi")) == ["spec"]
+    assert refused(without_field(volume, "spec", "csi")) == ["spec"]
     assert not twin_volume(a_claim(), volume, EAST)["spec"].keys() & source.keys()
 
 
-@pytest.mark.parametrize("field", SECRET_FIELDS)
+@pytest.mark.parametrize("field", CSI_SECRET_FIELDS)
 def test_a_secret_of_another_namespace_is_refused(field: str) -> None:
     elsewhere = {"name": "s", "namespace": "kube-system"}
     assert refused(a_volume({field: elsewhere})) == [f"spec.csi.{field}"]
@@ -241,8 +241,8 @@ def test_both_are_provably_ours_and_of_those_very_objects() -> None:
     for twin, source in ((twin_claim(claim, volume, EAST), claim), (twin_volume(claim, volume, EAST), volume)):
         assert EAST.owns(twin)
         assert source_key(twin) == ["team-a/data"]
-        assert is_of(twin, source)
-        assert not is_of(twin, {"metadata": {**source["metadata"], "uid": "a namesake"}})
+        assert is_twin_of(twin, source)
+        assert not is_twin_of(twin, {"metadata": {**source["metadata"], "uid": "a namesake"}})
         assert all(key.startswith("tapestry.io/") for key in (*labels_of(twin), *annotations_of(twin)))
 
 
@@ -251,7 +251,7 @@ REFERENCES = st.fixed_dictionaries(
 )
 
 
-@given(st.dictionaries(st.sampled_from(SECRET_FIELDS), REFERENCES))
+@given(st.dictionaries(st.sampled_from(CSI_SECRET_FIELDS), REFERENCES))
 def test_rule_7_no_volume_below_names_a_secret_that_is_not_our_copy_of_one_of_the_claims_namespace(
     named: dict[str, Object],
 ) -> None:
@@ -260,7 +260,7 @@ def test_rule_7_no_volume_below_names_a_secret_that_is_not_our_copy_of_one_of_th
         return
     csi = twin_volume(a_claim(), volume, EAST)["spec"]["csi"]
     copies = {below(name) for name in secrets_of(volume)}
-    assert {field for field in SECRET_FIELDS if field in csi} == named.keys()
+    assert {field for field in CSI_SECRET_FIELDS if field in csi} == named.keys()
     assert all(csi[field]["namespace"] == "m" and csi[field]["name"] in copies for field in named)
 
 
@@ -283,11 +283,11 @@ def test_each_secret_is_needed_once() -> None:
 
 def test_a_volume_that_was_bound_to_a_claim_that_is_gone_is_freed_for_the_one_that_is_there() -> None:
     claim = {"metadata": {"uid": "now"}}
-    assert freeing_patch({"spec": {"claimRef": {"uid": "before"}}}, claim) == {
+    assert release_patch({"spec": {"claimRef": {"uid": "before"}}}, claim) == {
         "spec": {"claimRef": {"uid": None, "resourceVersion": None}}
     }
-    assert freeing_patch({"spec": {"claimRef": {"uid": "now"}}}, claim) is None
-    assert freeing_patch({"spec": {"claimRef": {}}}, claim) is None
+    assert release_patch({"spec": {"claimRef": {"uid": "now"}}}, claim) is None
+    assert release_patch({"spec": {"claimRef": {}}}, claim) is None
 
 
 PENDING = {"type": "FileSystemResizePending", "status": "True"}

@@ -10,32 +10,32 @@ from collections.abc import Iterable
 
 from tapestry.apiserver.storage.log import Key
 
-OLD_NAMES = {
+LEGACY_NAMES = {
     "replicationcontrollers": "controllers",
     "endpoints": "services/endpoints",
     "nodes": "minions",
     "services": "services/specs",
     "ingresses.networking.k8s.io": "ingress",
 }
-WITH_GROUP = ("apiextensions.k8s.io", "apiregistration.k8s.io")
+GROUPS_IN_KEYS = ("apiextensions.k8s.io", "apiregistration.k8s.io")
 """Groups of built-in kinds that have servers of their own, whose keys are like those of custom resources."""
 
 
-class Layout:
+class KeyLayout:
     """Keys below `prefix`; `built_in` are the names of resources that are not custom: `pods`, `deployments.apps`."""
 
     def __init__(self, prefix: str, built_in: Iterable[str]) -> None:
         self.prefix = f"/{prefix.strip('/')}/"
-        self._places = {name: place(name) for name in built_in}
-        self._names = {where: name for name, where in self._places.items()}
+        self._paths = {name: resource_path(name) for name in built_in}
+        self._names = {where: name for name, where in self._paths.items()}
 
     @property
-    def end(self) -> bytes:
+    def range_end(self) -> bytes:
         """The first key after all that begin with the prefix."""
         return f"{self.prefix[:-1]}0".encode()  # "0" comes after "/"
 
     def path(self, key: Key) -> bytes:
-        where = self._places.get(key.resource) or with_group(key.resource)
+        where = self._paths.get(key.resource) or grouped_path(key.resource)
         at = f"{key.namespace}/{key.name}" if key.namespace else key.name
         return f"{self.prefix}{where}/{at}".encode()
 
@@ -52,13 +52,13 @@ class Layout:
         return Key(name, namespace, its_name)
 
 
-def place(name: str) -> str:
-    if name in OLD_NAMES:
-        return OLD_NAMES[name]
+def resource_path(name: str) -> str:
+    if name in LEGACY_NAMES:
+        return LEGACY_NAMES[name]
     plural, _, group = name.partition(".")
-    return with_group(name) if group in WITH_GROUP else plural
+    return grouped_path(name) if group in GROUPS_IN_KEYS else plural
 
 
-def with_group(name: str) -> str:
+def grouped_path(name: str) -> str:
     plural, _, group = name.partition(".")
     return f"{group}/{plural}"

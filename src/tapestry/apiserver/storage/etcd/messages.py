@@ -11,14 +11,14 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 PACKAGE = "etcdserverpb"
-TYPES = {
+FIELD_TYPES = {
     "bytes": FieldDescriptorProto.TYPE_BYTES,
     "int64": FieldDescriptorProto.TYPE_INT64,
     "enum": FieldDescriptorProto.TYPE_INT32,  # the same on the wire
     "bool": FieldDescriptorProto.TYPE_BOOL,
     "string": FieldDescriptorProto.TYPE_STRING,
 }
-FIELDS = {
+MESSAGE_FIELDS = {
     "ResponseHeader": "int64 revision 3",
     "KeyValue": "bytes key 1, int64 mod_revision 3, int64 version 4, bytes value 5, int64 lease 6",
     "Event": "enum type 1, KeyValue kv 2",
@@ -41,33 +41,36 @@ FIELDS = {
     "LeaseGrantRequest": "int64 TTL 1",
     "LeaseGrantResponse": "ResponseHeader header 1, int64 ID 2",
 }
-VERSION, MOD = 0, 2
+COMPARE_VERSION, COMPARE_MOD_REVISION = 0, 2
 """What a Compare is about; its result 0 is "equal"."""
-LESS = 2
+COMPARE_LESS = 2
 """Another one."""
-DELETE = 1
+DELETE_EVENT = 1
 """The type of an Event; 0 is a put."""
 
 
-def classes() -> dict[str, Any]:
+def message_classes() -> dict[str, Any]:
     """A class for each message, in a pool of their own: other programs' etcd messages do not meet ours."""
     file = FileDescriptorProto(name="etcd.proto", package=PACKAGE, syntax="proto3")
-    for name, fields in FIELDS.items():
+    for name, fields in MESSAGE_FIELDS.items():
         message = file.message_type.add(name=name)
         for field in filter(None, fields.split(",")):
             *repeated, kind, field_name, number = field.split()
             added = message.field.add(name=field_name, number=int(number))
             added.label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
-            if kind in TYPES:
-                added.type = TYPES[kind]
+            if kind in FIELD_TYPES:
+                added.type = FIELD_TYPES[kind]
             else:
                 added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in FIELDS}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+        for name in MESSAGE_FIELDS
+    }
 
 
-rpc: Any = SimpleNamespace(**classes())
+rpc: Any = SimpleNamespace(**message_classes())
 """The classes by their names; they are made when this is imported, so no type checker knows their fields."""
 Message = Any
 """An instance of one of them."""

@@ -2,27 +2,27 @@
 
 from tapestry.kube.cel.functions import GLOBALS, MEMBERS
 from tapestry.kube.cel.library import (
-    amounts,
     authorization,
     conversions,
     lists,
-    moments,
     network,
     operators,
-    patterns,
-    texts,
+    quantities,
+    regex_functions,
+    strings,
+    timestamps,
 )
 
 __all__ = [
     "GLOBALS",
     "MEMBERS",
-    "amounts",
     "authorization",
     "conversions",
     "lists",
-    "moments",
     "network",
     "operators",
-    "patterns",
-    "texts",
+    "quantities",
+    "regex_functions",
+    "strings",
+    "timestamps",
 ]

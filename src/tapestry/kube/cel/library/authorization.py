@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import declared
+from tapestry.kube.cel.functions import cel_function
 
-NAMES = "kubernetes.authorization"
+TYPE_PREFIX = "kubernetes.authorization"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AuthorizationAttributes:
     """What is asked about: a path, or a resource."""
 
     verb: str = ""
@@ -28,108 +28,109 @@ class Question:
     """The namespace and name of the service account that is meant instead of who asks."""
 
 
-Decide = Callable[[Question], bool]
+Authorize = Callable[[AuthorizationAttributes], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Authorizer:
-    kind: ClassVar[str] = f"{NAMES}.Authorizer"
-    decide: Decide
-    about: Question = Question()
+    kind: ClassVar[str] = f"{TYPE_PREFIX}.Authorizer"
+    decide: Authorize
+    about: AuthorizationAttributes = AuthorizationAttributes()
 
 
 @dataclass(frozen=True, slots=True)
 class PathCheck:
-    kind: ClassVar[str] = f"{NAMES}.PathCheck"
-    decide: Decide
-    about: Question
+    kind: ClassVar[str] = f"{TYPE_PREFIX}.PathCheck"
+    decide: Authorize
+    about: AuthorizationAttributes
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCheck:
-    kind: ClassVar[str] = f"{NAMES}.GroupCheck"
-    decide: Decide
-    about: Question
+    kind: ClassVar[str] = f"{TYPE_PREFIX}.GroupCheck"
+    decide: Authorize
+    about: AuthorizationAttributes
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceCheck:
-    kind: ClassVar[str] = f"{NAMES}.ResourceCheck"
-    decide: Decide
-    about: Question
+    kind: ClassVar[str] = f"{TYPE_PREFIX}.ResourceCheck"
+    decide: Authorize
+    about: AuthorizationAttributes
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    kind: ClassVar[str] = f"{NAMES}.Decision"
+    kind: ClassVar[str] = f"{TYPE_PREFIX}.Decision"
     allowed: bool
 
 
-@declared(f"{NAMES}.Authorizer.path(string) -> {NAMES}.PathCheck")
-def path(asker: Authorizer, text: str) -> PathCheck:
+@cel_function(f"{TYPE_PREFIX}.Authorizer.path(string) -> {TYPE_PREFIX}.PathCheck")
+def authorizer_path(receiver: Authorizer, text: str) -> PathCheck:
     if not text.strip():
         raise EvaluationError("path must not be empty")
-    return PathCheck(asker.decide, replace(asker.about, path=text))
+    return PathCheck(receiver.decide, replace(receiver.about, path=text))
 
 
-@declared(f"{NAMES}.Authorizer.group(string) -> {NAMES}.GroupCheck")
-def group(asker: Authorizer, name: str) -> GroupCheck:
-    return GroupCheck(asker.decide, replace(asker.about, group=name))
+@cel_function(f"{TYPE_PREFIX}.Authorizer.group(string) -> {TYPE_PREFIX}.GroupCheck")
+def authorizer_group(receiver: Authorizer, name: str) -> GroupCheck:
+    return GroupCheck(receiver.decide, replace(receiver.about, group=name))
 
 
-@declared(f"{NAMES}.Authorizer.serviceAccount(string, string) -> {NAMES}.Authorizer")
-def service_account(asker: Authorizer, namespace: str, name: str) -> Authorizer:
-    return Authorizer(asker.decide, replace(asker.about, account=(namespace, name)))
+@cel_function(f"{TYPE_PREFIX}.Authorizer.serviceAccount(string, string) -> {TYPE_PREFIX}.Authorizer")
+def authorizer_service_account(receiver: Authorizer, namespace: str, name: str) -> Authorizer:
+    return Authorizer(receiver.decide, replace(receiver.about, account=(namespace, name)))
 
 
-@declared(f"{NAMES}.GroupCheck.resource(string) -> {NAMES}.ResourceCheck")
-def resource(asker: GroupCheck, plural: str) -> ResourceCheck:
+@cel_function(f"{TYPE_PREFIX}.GroupCheck.resource(string) -> {TYPE_PREFIX}.ResourceCheck")
+def group_resource(receiver: GroupCheck, plural: str) -> ResourceCheck:
     if not plural.strip():
         raise EvaluationError("resource must not be empty")
-    return ResourceCheck(asker.decide, replace(asker.about, resource=plural))
+    return ResourceCheck(receiver.decide, replace(receiver.about, resource=plural))
 
 
-@declared(f"{NAMES}.ResourceCheck.subresource(string) -> {NAMES}.ResourceCheck")
-def subresource(asker: ResourceCheck, name: str) -> ResourceCheck:
-    return replace(asker, about=replace(asker.about, subresource=name))
+@cel_function(f"{TYPE_PREFIX}.ResourceCheck.subresource(string) -> {TYPE_PREFIX}.ResourceCheck")
+def check_subresource(receiver: ResourceCheck, name: str) -> ResourceCheck:
+    return replace(receiver, about=replace(receiver.about, subresource=name))
 
 
-@declared(f"{NAMES}.ResourceCheck.namespace(string) -> {NAMES}.ResourceCheck")
-def namespace(asker: ResourceCheck, name: str) -> ResourceCheck:
-    return replace(asker, about=replace(asker.about, namespace=name))
+@cel_function(f"{TYPE_PREFIX}.ResourceCheck.namespace(string) -> {TYPE_PREFIX}.ResourceCheck")
+def check_namespace(receiver: ResourceCheck, name: str) -> ResourceCheck:
+    return replace(receiver, about=replace(receiver.about, namespace=name))
 
 
-@declared(f"{NAMES}.ResourceCheck.name(string) -> {NAMES}.ResourceCheck")
-def named(asker: ResourceCheck, name: str) -> ResourceCheck:
-    return replace(asker, about=replace(asker.about, name=name))
+@cel_function(f"{TYPE_PREFIX}.ResourceCheck.name(string) -> {TYPE_PREFIX}.ResourceCheck")
+def check_name(receiver: ResourceCheck, name: str) -> ResourceCheck:
+    return replace(receiver, about=replace(receiver.about, name=name))
 
 
-@declared(
-    f"{NAMES}.ResourceCheck.fieldSelector(string) -> {NAMES}.ResourceCheck",
-    f"{NAMES}.ResourceCheck.labelSelector(string) -> {NAMES}.ResourceCheck",
+@cel_function(
+    f"{TYPE_PREFIX}.ResourceCheck.fieldSelector(string) -> {TYPE_PREFIX}.ResourceCheck",
+    f"{TYPE_PREFIX}.ResourceCheck.labelSelector(string) -> {TYPE_PREFIX}.ResourceCheck",
 )
-def selecting(asker: ResourceCheck, _: str) -> ResourceCheck:
+def ignore_selector(receiver: ResourceCheck, _: str) -> ResourceCheck:
     """Roles do not look at selectors."""
-    return asker
+    return receiver
 
 
-@declared(
-    f"{NAMES}.ResourceCheck.check(string) -> {NAMES}.Decision", f"{NAMES}.PathCheck.check(string) -> {NAMES}.Decision"
+@cel_function(
+    f"{TYPE_PREFIX}.ResourceCheck.check(string) -> {TYPE_PREFIX}.Decision",
+    f"{TYPE_PREFIX}.PathCheck.check(string) -> {TYPE_PREFIX}.Decision",
 )
-def check(asker: ResourceCheck | PathCheck, verb: str) -> Decision:
-    return Decision(asker.decide(replace(asker.about, verb=verb)))
+def check_verb(receiver: ResourceCheck | PathCheck, verb: str) -> Decision:
+    return Decision(receiver.decide(replace(receiver.about, verb=verb)))
 
 
-@declared(f"{NAMES}.Decision.allowed() -> bool")
+@cel_function(f"{TYPE_PREFIX}.Decision.allowed() -> bool")
 def allowed(decision: Decision) -> bool:
     return decision.allowed
 
 
-@declared(f"{NAMES}.Decision.reason() -> string", f"{NAMES}.Decision.error() -> string")
+@cel_function(f"{TYPE_PREFIX}.Decision.reason() -> string", f"{TYPE_PREFIX}.Decision.error() -> string")
 def reason(_: Decision) -> str:
     return ""
 
 
-@declared(f"{NAMES}.Decision.errored() -> bool")
+@cel_function(f"{TYPE_PREFIX}.Decision.errored() -> bool")
 def errored(_: Decision) -> bool:
     return False

@@ -6,90 +6,90 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import declared, failing
-from tapestry.kube.cel.library.moments import moment, span, spoken, written
+from tapestry.kube.cel.functions import as_evaluation_error, cel_function
+from tapestry.kube.cel.library.timestamps import duration_text, parse_duration, parse_timestamp, timestamp_text
 from tapestry.kube.cel.values import INT_RANGE, UINT_RANGE, UInt
 
-TRUTHS = {
+BOOL_STRINGS = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
 }
 
 
-@declared("int(int) -> int", "int(uint) -> int", "int(double) -> int")
-@failing("integer overflow")
-def whole_of(value: float) -> int:
+@cel_function("int(int) -> int", "int(uint) -> int", "int(double) -> int")
+@as_evaluation_error("integer overflow")
+def int_from_number(value: float) -> int:
     found = int(value)
     if found not in INT_RANGE or (isinstance(value, float) and not -(2**63) < value < 2**63):
         raise OverflowError
     return found
 
 
-@declared("int(string) -> int")
-@failing("type conversion error from 'string' to 'int'")
-def whole_in(text: str) -> int:
+@cel_function("int(string) -> int")
+@as_evaluation_error("type conversion error from 'string' to 'int'")
+def int_from_string(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]+", text) or int(text) not in INT_RANGE:
         raise ValueError
     return int(text)
 
 
-@declared("int(timestamp) -> int")
-def seconds_of(value: datetime) -> int:
+@cel_function("int(timestamp) -> int")
+def int_from_timestamp(value: datetime) -> int:
     return math.floor(value.timestamp())
 
 
-@declared("int(duration) -> int")
-def nanoseconds_of(value: timedelta) -> int:
+@cel_function("int(duration) -> int")
+def int_from_duration(value: timedelta) -> int:
     return int(value / timedelta(microseconds=1)) * 1000
 
 
-@declared("uint(int) -> uint", "uint(uint) -> uint", "uint(double) -> uint")
-@failing("unsigned integer overflow")
-def natural_of(value: float) -> UInt:
+@cel_function("uint(int) -> uint", "uint(uint) -> uint", "uint(double) -> uint")
+@as_evaluation_error("unsigned integer overflow")
+def uint_from_number(value: float) -> UInt:
     if int(value) not in UINT_RANGE or value < 0:
         raise OverflowError
     return UInt(int(value))
 
 
-@declared("uint(string) -> uint")
-@failing("type conversion error from 'string' to 'uint'")
-def natural_in(text: str) -> UInt:
+@cel_function("uint(string) -> uint")
+@as_evaluation_error("type conversion error from 'string' to 'uint'")
+def uint_from_string(text: str) -> UInt:
     if not re.fullmatch("[0-9]+", text) or int(text) not in UINT_RANGE:
         raise ValueError
     return UInt(int(text))
 
 
-@declared("double(int) -> double", "double(uint) -> double", "double(double) -> double")
-def real_of(value: float) -> float:
+@cel_function("double(int) -> double", "double(uint) -> double", "double(double) -> double")
+def double_from_number(value: float) -> float:
     return float(value)
 
 
-@declared("double(string) -> double")
-@failing("type conversion error from 'string' to 'double'")
-def real_in(text: str) -> float:
+@cel_function("double(string) -> double")
+@as_evaluation_error("type conversion error from 'string' to 'double'")
+def double_from_string(text: str) -> float:
     return float(text)
 
 
-@declared("bool(bool) -> bool")
-def truth_of(value: bool) -> bool:
+@cel_function("bool(bool) -> bool")
+def bool_from_bool(value: bool) -> bool:
     return value
 
 
-@declared("bool(string) -> bool")
-def truth_in(text: str) -> bool:
-    if text in TRUTHS:
-        return TRUTHS[text]
+@cel_function("bool(string) -> bool")
+def bool_from_string(text: str) -> bool:
+    if text in BOOL_STRINGS:
+        return BOOL_STRINGS[text]
     raise EvaluationError("type conversion error from 'string' to 'bool'")
 
 
-@declared(*(f"string({each}) -> string" for each in ("string", "int", "uint", "bool", "double")))
-def text_of(value: Any) -> str:
+@cel_function(*(f"string({each}) -> string" for each in ("string", "int", "uint", "bool", "double")))
+def string_from_scalar(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return real_text(value) if isinstance(value, float) else str(value)
+    return double_text(value) if isinstance(value, float) else str(value)
 
 
-def real_text(value: float) -> str:
+def double_text(value: float) -> str:
     """A number with no more digits than it needs, nor a fraction or an exponent."""
     if math.isinf(value) or math.isnan(value):
         return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}[str(value)]
@@ -98,60 +98,60 @@ def real_text(value: float) -> str:
     return re.sub(r"e([+-])(\d)$", r"e\g<1>0\2", repr(value))
 
 
-@declared("string(bytes) -> string")
-@failing("invalid UTF-8 in bytes, cannot convert to string")
-def text_in(value: bytes) -> str:
+@cel_function("string(bytes) -> string")
+@as_evaluation_error("invalid UTF-8 in bytes, cannot convert to string")
+def string_from_bytes(value: bytes) -> str:
     return value.decode()
 
 
-@declared("string(timestamp) -> string")
-def moment_text(value: datetime) -> str:
-    return written(value)
+@cel_function("string(timestamp) -> string")
+def string_from_timestamp(value: datetime) -> str:
+    return timestamp_text(value)
 
 
-@declared("string(duration) -> string")
-def span_text(value: timedelta) -> str:
-    return spoken(value)
+@cel_function("string(duration) -> string")
+def string_from_duration(value: timedelta) -> str:
+    return duration_text(value)
 
 
-@declared("bytes(bytes) -> bytes")
-def bytes_of(value: bytes) -> bytes:
+@cel_function("bytes(bytes) -> bytes")
+def bytes_from_bytes(value: bytes) -> bytes:
     return value
 
 
-@declared("bytes(string) -> bytes")
-def bytes_in(value: str) -> bytes:
+@cel_function("bytes(string) -> bytes")
+def bytes_from_string(value: str) -> bytes:
     return value.encode()
 
 
-@declared("timestamp(timestamp) -> timestamp")
-def moment_of(value: datetime) -> datetime:
+@cel_function("timestamp(timestamp) -> timestamp")
+def timestamp_from_timestamp(value: datetime) -> datetime:
     return value
 
 
-@declared("timestamp(string) -> timestamp")
-@failing("type conversion error from 'string' to 'google.protobuf.Timestamp'")
-def moment_in(text: str) -> datetime:
-    return moment(text)
+@cel_function("timestamp(string) -> timestamp")
+@as_evaluation_error("type conversion error from 'string' to 'google.protobuf.Timestamp'")
+def timestamp_from_string(text: str) -> datetime:
+    return parse_timestamp(text)
 
 
-@declared("timestamp(int) -> timestamp")
-@failing("timestamp overflow")
-def moment_at(seconds: int) -> datetime:
+@cel_function("timestamp(int) -> timestamp")
+@as_evaluation_error("timestamp overflow")
+def timestamp_from_int(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-@declared("duration(duration) -> duration")
-def span_of(value: timedelta) -> timedelta:
+@cel_function("duration(duration) -> duration")
+def duration_from_duration(value: timedelta) -> timedelta:
     return value
 
 
-@declared("duration(string) -> duration")
-@failing("type conversion error from 'string' to 'google.protobuf.Duration'")
-def span_in(text: str) -> timedelta:
-    return span(text)
+@cel_function("duration(string) -> duration")
+@as_evaluation_error("type conversion error from 'string' to 'google.protobuf.Duration'")
+def duration_from_string(text: str) -> timedelta:
+    return parse_duration(text)
 
 
-@declared("duration(int) -> duration")
-def span_for(nanoseconds: int) -> timedelta:
+@cel_function("duration(int) -> duration")
+def duration_from_int(nanoseconds: int) -> timedelta:
     return timedelta(microseconds=nanoseconds / 1000)

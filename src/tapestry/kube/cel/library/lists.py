@@ -4,91 +4,91 @@ from itertools import pairwise
 from typing import Any
 
 from tapestry.kube.cel.errors import EvaluationError, Meter
-from tapestry.kube.cel.functions import declared
-from tapestry.kube.cel.library.operators import natural, whole
-from tapestry.kube.cel.values import NOTHING, Maybe, UInt, equal
+from tapestry.kube.cel.functions import cel_function
+from tapestry.kube.cel.library.operators import checked_int, checked_uint
+from tapestry.kube.cel.values import OPTIONAL_NONE, OptionalValue, UInt, is_equal
 
 COMPARABLE = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
 
 
-def charged(meter: Meter, *lists: list[Any]) -> None:
+def charge_for_lists(meter: Meter, *lists: list[Any]) -> None:
     meter.charge(sum(map(len, lists)) / 10)
 
 
-@declared(*(f"list({each}).isSorted() -> bool" for each in COMPARABLE), metered=True)
+@cel_function(*(f"list({each}).isSorted() -> bool" for each in COMPARABLE), metered=True)
 def is_sorted(meter: Meter, items: list[Any]) -> bool:
-    charged(meter, items)
+    charge_for_lists(meter, items)
     return all(one <= other for one, other in pairwise(items))
 
 
-@declared(*(f"list({each}).sum() -> {each}" for each in ("int", "uint", "double", "duration")), metered=True)
-def total(meter: Meter, items: list[Any]) -> Any:
-    charged(meter, items)
+@cel_function(*(f"list({each}).sum() -> {each}" for each in ("int", "uint", "double", "duration")), metered=True)
+def list_sum(meter: Meter, items: list[Any]) -> Any:
+    charge_for_lists(meter, items)
     if not items:
         return 0
     found = sum(items[1:], items[0])
     if isinstance(items[0], UInt):
-        return natural(int(found))
-    return whole(found) if isinstance(found, int) else found
+        return checked_uint(int(found))
+    return checked_int(found) if isinstance(found, int) else found
 
 
-@declared(*(f"list({each}).max() -> {each}" for each in COMPARABLE), metered=True)
-def greatest(meter: Meter, items: list[Any]) -> Any:
-    charged(meter, items)
+@cel_function(*(f"list({each}).max() -> {each}" for each in COMPARABLE), metered=True)
+def list_max(meter: Meter, items: list[Any]) -> Any:
+    charge_for_lists(meter, items)
     if not items:
         raise EvaluationError("max called on empty list")
     return max(items)
 
 
-@declared(*(f"list({each}).min() -> {each}" for each in COMPARABLE), metered=True)
-def least(meter: Meter, items: list[Any]) -> Any:
-    charged(meter, items)
+@cel_function(*(f"list({each}).min() -> {each}" for each in COMPARABLE), metered=True)
+def list_min(meter: Meter, items: list[Any]) -> Any:
+    charge_for_lists(meter, items)
     if not items:
         raise EvaluationError("min called on empty list")
     return min(items)
 
 
-@declared("list(A).indexOf(A) -> int", metered=True)
+@cel_function("list(A).indexOf(A) -> int", metered=True)
 def index_of(meter: Meter, items: list[Any], value: Any) -> int:
-    charged(meter, items)
-    return next((at for at, each in enumerate(items) if equal(each, value, meter)), -1)
+    charge_for_lists(meter, items)
+    return next((at for at, each in enumerate(items) if is_equal(each, value, meter)), -1)
 
 
-@declared("list(A).lastIndexOf(A) -> int", metered=True)
+@cel_function("list(A).lastIndexOf(A) -> int", metered=True)
 def last_index_of(meter: Meter, items: list[Any], value: Any) -> int:
-    charged(meter, items)
-    return next((at for at in range(len(items) - 1, -1, -1) if equal(items[at], value, meter)), -1)
+    charge_for_lists(meter, items)
+    return next((at for at in range(len(items) - 1, -1, -1) if is_equal(items[at], value, meter)), -1)
 
 
-@declared("list(A).first() -> optional_type(A)")
-def first(items: list[Any]) -> Maybe:
-    return Maybe(items[0]) if items else NOTHING
+@cel_function("list(A).first() -> optional_type(A)")
+def first(items: list[Any]) -> OptionalValue:
+    return OptionalValue(items[0]) if items else OPTIONAL_NONE
 
 
-@declared("list(A).last() -> optional_type(A)")
-def last(items: list[Any]) -> Maybe:
-    return Maybe(items[-1]) if items else NOTHING
+@cel_function("list(A).last() -> optional_type(A)")
+def last(items: list[Any]) -> OptionalValue:
+    return OptionalValue(items[-1]) if items else OPTIONAL_NONE
 
 
 # -- sets
 
 
-def contains(meter: Meter, items: list[Any], wanted: list[Any]) -> bool:
-    meter.charge(len(items) * len(wanted) / 10)
-    return all(any(equal(each, item, meter) for item in items) for each in wanted)
+def contains_all(meter: Meter, items: list[Any], required: list[Any]) -> bool:
+    meter.charge(len(items) * len(required) / 10)
+    return all(any(is_equal(each, item, meter) for item in items) for each in required)
 
 
-@declared("sets.contains(list(A), list(A)) -> bool", metered=True)
-def set_contains(meter: Meter, items: list[Any], wanted: list[Any]) -> bool:
-    return contains(meter, items, wanted)
+@cel_function("sets.contains(list(A), list(A)) -> bool", metered=True)
+def set_contains(meter: Meter, items: list[Any], required: list[Any]) -> bool:
+    return contains_all(meter, items, required)
 
 
-@declared("sets.equivalent(list(A), list(A)) -> bool", metered=True)
-def set_equivalent(meter: Meter, items: list[Any], wanted: list[Any]) -> bool:
-    return contains(meter, items, wanted) and contains(meter, wanted, items)
+@cel_function("sets.equivalent(list(A), list(A)) -> bool", metered=True)
+def set_equivalent(meter: Meter, items: list[Any], required: list[Any]) -> bool:
+    return contains_all(meter, items, required) and contains_all(meter, required, items)
 
 
-@declared("sets.intersects(list(A), list(A)) -> bool", metered=True)
+@cel_function("sets.intersects(list(A), list(A)) -> bool", metered=True)
 def set_intersects(meter: Meter, items: list[Any], others: list[Any]) -> bool:
     meter.charge(len(items) * len(others) / 10)
-    return any(any(equal(each, item, meter) for item in items) for each in others)
+    return any(any(is_equal(each, item, meter) for item in items) for each in others)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
 from tapestry.kube.cel.errors import EvaluationError
-from tapestry.kube.cel.functions import declared
+from tapestry.kube.cel.functions import cel_function
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Interface | ipaddress.IPv6Interface
@@ -44,7 +44,7 @@ def url_in(text: str) -> Url:
     return Url(parts)
 
 
-@declared("url(string) -> kubernetes.URL")
+@cel_function("url(string) -> kubernetes.URL")
 def url(text: str) -> Url:
     try:
         return url_in(text)
@@ -52,7 +52,7 @@ def url(text: str) -> Url:
         raise EvaluationError(f"URL parse error during conversion from string: {error}") from None
 
 
-@declared("isURL(string) -> bool")
+@cel_function("isURL(string) -> bool")
 def is_url(text: str) -> bool:
     try:
         url_in(text)
@@ -61,17 +61,17 @@ def is_url(text: str) -> bool:
     return True
 
 
-@declared("kubernetes.URL.getScheme() -> string")
+@cel_function("kubernetes.URL.getScheme() -> string")
 def scheme(value: Url) -> str:
     return value.parts.scheme
 
 
-@declared("kubernetes.URL.getHost() -> string")
+@cel_function("kubernetes.URL.getHost() -> string")
 def host(value: Url) -> str:
     return value.parts.netloc.rpartition("@")[2]
 
 
-@declared("kubernetes.URL.getHostname() -> string")
+@cel_function("kubernetes.URL.getHostname() -> string")
 def hostname(value: Url) -> str:
     found = host(value)
     if found.startswith("["):
@@ -79,17 +79,17 @@ def hostname(value: Url) -> str:
     return found.partition(":")[0]
 
 
-@declared("kubernetes.URL.getPort() -> string")
+@cel_function("kubernetes.URL.getPort() -> string")
 def port(value: Url) -> str:
     return str(value.parts.port) if value.parts.port is not None else ""
 
 
-@declared("kubernetes.URL.getEscapedPath() -> string")
+@cel_function("kubernetes.URL.getEscapedPath() -> string")
 def path(value: Url) -> str:
     return quote(unquote(value.parts.path), safe="/!$&'()*+,;=:@~[]-._")
 
 
-@declared("kubernetes.URL.getQuery() -> map(string, list(string))")
+@cel_function("kubernetes.URL.getQuery() -> map(string, list(string))")
 def query(value: Url) -> dict[str, list[str]]:
     return parse_qs(value.parts.query, keep_blank_values=True)
 
@@ -110,12 +110,12 @@ def ip_in(text: str) -> Ip:
     return Ip(address)
 
 
-@declared("ip(string) -> net.IP")
+@cel_function("ip(string) -> net.IP")
 def ip(text: str) -> Ip:
     return ip_in(text)
 
 
-@declared("isIP(string) -> bool")
+@cel_function("isIP(string) -> bool")
 def is_ip(text: str) -> bool:
     try:
         ip_in(text)
@@ -124,38 +124,38 @@ def is_ip(text: str) -> bool:
     return True
 
 
-@declared("ip.isCanonical(string) -> bool")
+@cel_function("ip.isCanonical(string) -> bool")
 def is_canonical(text: str) -> bool:
     return str(ip_in(text).address) == text
 
 
-@declared("net.IP.family() -> int")
+@cel_function("net.IP.family() -> int")
 def family(value: Ip) -> int:
     return value.address.version
 
 
-@declared("net.IP.isUnspecified() -> bool")
+@cel_function("net.IP.isUnspecified() -> bool")
 def is_unspecified(value: Ip) -> bool:
     return value.address.is_unspecified
 
 
-@declared("net.IP.isLoopback() -> bool")
+@cel_function("net.IP.isLoopback() -> bool")
 def is_loopback(value: Ip) -> bool:
     return value.address.is_loopback
 
 
-@declared("net.IP.isLinkLocalMulticast() -> bool")
+@cel_function("net.IP.isLinkLocalMulticast() -> bool")
 def is_link_local_multicast(value: Ip) -> bool:
     within = "224.0.0.0/24" if value.address.version == 4 else "ff02::/16"
     return value.address in ipaddress.ip_network(within)
 
 
-@declared("net.IP.isLinkLocalUnicast() -> bool")
+@cel_function("net.IP.isLinkLocalUnicast() -> bool")
 def is_link_local(value: Ip) -> bool:
     return value.address.is_link_local
 
 
-@declared("net.IP.isGlobalUnicast() -> bool")
+@cel_function("net.IP.isGlobalUnicast() -> bool")
 def is_global_unicast(value: Ip) -> bool:
     address = value.address
     is_broadcast = address == ipaddress.IPv4Address("255.255.255.255")
@@ -164,7 +164,7 @@ def is_global_unicast(value: Ip) -> bool:
     )
 
 
-@declared("string(net.IP) -> string")
+@cel_function("string(net.IP) -> string")
 def ip_text(value: Ip) -> str:
     return str(value.address)
 
@@ -187,12 +187,12 @@ def cidr_in(text: str) -> Cidr:
     return Cidr(network)
 
 
-@declared("cidr(string) -> net.CIDR")
+@cel_function("cidr(string) -> net.CIDR")
 def cidr(text: str) -> Cidr:
     return cidr_in(text)
 
 
-@declared("isCIDR(string) -> bool")
+@cel_function("isCIDR(string) -> bool")
 def is_cidr(text: str) -> bool:
     try:
         cidr_in(text)
@@ -201,42 +201,42 @@ def is_cidr(text: str) -> bool:
     return True
 
 
-@declared("net.CIDR.containsIP(net.IP) -> bool")
+@cel_function("net.CIDR.containsIP(net.IP) -> bool")
 def contains_ip(value: Cidr, other: Ip) -> bool:
     return other.address in value.network.network
 
 
-@declared("net.CIDR.containsIP(string) -> bool")
+@cel_function("net.CIDR.containsIP(string) -> bool")
 def contains_ip_text(value: Cidr, other: str) -> bool:
     return contains_ip(value, ip_in(other))
 
 
-@declared("net.CIDR.containsCIDR(net.CIDR) -> bool")
+@cel_function("net.CIDR.containsCIDR(net.CIDR) -> bool")
 def contains_cidr(value: Cidr, other: Cidr) -> bool:
     mine: Any = value.network.network
     return value.network.version == other.network.version and bool(other.network.network.subnet_of(mine))
 
 
-@declared("net.CIDR.containsCIDR(string) -> bool")
+@cel_function("net.CIDR.containsCIDR(string) -> bool")
 def contains_cidr_text(value: Cidr, other: str) -> bool:
     return contains_cidr(value, cidr_in(other))
 
 
-@declared("net.CIDR.ip() -> net.IP")
+@cel_function("net.CIDR.ip() -> net.IP")
 def cidr_ip(value: Cidr) -> Ip:
     return Ip(value.network.ip)
 
 
-@declared("net.CIDR.prefixLength() -> int")
+@cel_function("net.CIDR.prefixLength() -> int")
 def prefix_length(value: Cidr) -> int:
     return value.network.network.prefixlen
 
 
-@declared("net.CIDR.masked() -> net.CIDR")
+@cel_function("net.CIDR.masked() -> net.CIDR")
 def masked(value: Cidr) -> Cidr:
     return Cidr(ipaddress.ip_interface(value.network.network))
 
 
-@declared("string(net.CIDR) -> string")
+@cel_function("string(net.CIDR) -> string")
 def cidr_text(value: Cidr) -> str:
     return str(value.network)

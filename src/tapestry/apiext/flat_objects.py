@@ -1,0 +1,160 @@
+"""Flat objects: what a web page shows of an object, under names that are the same for every kind.
+
+    {"kind": "User", "name": "ann", "namespace": "default", "uid": "...", "created": "2026-01-02T03:04:05Z",
+     "deleting": false, "labels": {}, "phase": "Active", "conditions": {"Ready": {"status": "True", ...}},
+     "spec": {"email": "ann@example.com", "teams": ["blue"]}}
+
+`whole` leaves the rest of the object as it is and is what can be posted again; `outline`, for lists, sums it up.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tapestry.apiext.errors import bad_request
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import Object, is_deleting, labels_of, name_of, value_at
+from tapestry.kube.resources import Resource
+
+STANDARD_FIELDS = frozenset({"apiVersion", "kind", "metadata", "status"})
+KEYS_ONLY = frozenset({"data", "stringData", "binaryData"})
+"""Fields of which a list shows the keys alone: what stands there is long, or secret."""
+MAX_TEXT_LENGTH = 200
+"""Characters of a text that a list shows."""
+
+PHASE_CONDITIONS = ("Failed", "Complete", "Ready", "Available")
+"""Conditions that say how an object is, where it has no phase; the first that is true counts."""
+
+METADATA_FIELDS = ("name", "namespace", "labels", "annotations")
+READ_ONLY_FIELDS = frozenset({"kind", "apiVersion", "uid", "created", "deleting", "phase", "conditions", "status"})
+"""Fields that a flat object is shown with and that count for nothing when it is posted."""
+
+
+def full_object(obj: Object, resource: Resource) -> Object:
+    """The object, flat, with nothing left out."""
+    rest = {name: value for name, value in obj.items() if name not in STANDARD_FIELDS}
+    status = {name: value for name, value in status_of(obj).items() if name not in ("phase", "conditions")}
+    annotations = obj["metadata"].get("annotations") or {}
+    return {**rest, **common_fields(obj, resource), "annotations": annotations, "status": status}
+
+
+def object_outline(obj: Object, resource: Resource) -> Object:
+    """The object, flat, and the rest of it summed up."""
+    rest = {name: field_outline(name, value) for name, value in obj.items() if name not in STANDARD_FIELDS}
+    return {**rest, **common_fields(obj, resource)}
+
+
+def common_fields(obj: Object, resource: Resource) -> Object:
+    """What is there for every kind."""
+    metadata = obj["metadata"]
+    return {
+        "kind": resource.kind,
+        "name": name_of(obj),
+        "namespace": metadata.get("namespace"),
+        "uid": metadata.get("uid"),
+        "created": metadata.get("creationTimestamp"),
+        "deleting": is_deleting(obj),
+        "labels": dict(labels_of(obj)),
+        "phase": phase_of(obj),
+        "conditions": conditions_of(obj),
+    }
+
+
+def status_of(obj: Object) -> Mapping[str, Any]:
+    """The status; nothing where it is none, or no mapping."""
+    status = obj.get("status")
+    return status if isinstance(status, dict) else {}
+
+
+def phase_of(obj: Object) -> str | None:
+    phase = value_at(obj, "status", "phase")
+    if isinstance(phase, str) and phase:
+        return phase
+    known = {"status": {"conditions": list(valid_conditions(obj))}}
+    return next((type for type in PHASE_CONDITIONS if is_condition_true(known, type)), None)
+
+
+def conditions_of(obj: Object) -> Object:
+    """The conditions by their type."""
+    return {
+        str(each["type"]): {
+            "status": each.get("status"),
+            "reason": each.get("reason"),
+            "message": each.get("message"),
+            "since": each.get("lastTransitionTime"),
+        }
+        for each in valid_conditions(obj)
+    }
+
+
+def valid_conditions(obj: Object) -> list[Object]:
+    """Conditions that are such: a custom resource may have anything under that name."""
+    found = status_of(obj).get("conditions")
+    return [each for each in found if isinstance(each, dict) and "type" in each] if isinstance(found, list) else []
+
+
+def field_outline(name: str, value: Any) -> Any:
+    """A field of an object, summed up."""
+    if isinstance(value, dict):
+        return sorted(value) if name in KEYS_ONLY else dict(flattened_fields(value, ""))
+    return value_outline(value)
+
+
+def flattened_fields(value: Object, prefix: str) -> list[tuple[str, Any]]:
+    """The single values below `value`, by their dotted paths."""
+    found: list[tuple[str, Any]] = []
+    for name, child in value.items():
+        path = prefix + name
+        found += flattened_fields(child, f"{path}.") if isinstance(child, dict) else [(path, value_outline(child))]
+    return found
+
+
+def value_outline(value: Any) -> Any:
+    """A text, its beginning; of a list the names of what is in it, or else how many there are."""
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT_LENGTH else f"{value[:MAX_TEXT_LENGTH]}..."
+    if not isinstance(value, list):
+        return value
+    if not any(isinstance(each, dict | list) for each in value):
+        return [value_outline(each) for each in value]
+    if all(isinstance(each, dict) and "name" in each for each in value):
+        return [each["name"] for each in value]
+    return len(value)
+
+
+def object_from_body(body: Any, resource: Resource, namespace: str | None) -> Object:
+    """The object that a body means, which is flat or has `metadata`; `namespace` is the one that was asked for.
+
+    Raises BadRequest for what could not be an object of `resource`; the API server judges the rest.
+    """
+    if not isinstance(body, dict):
+        raise bad_request('the body is not an object; send {"name": ..., "spec": {...}}')
+    kind = body.get("kind", resource.kind)
+    if kind != resource.kind:
+        raise bad_request(f"kind: {kind!r} was posted to {resource.name}, whose kind is {resource.kind!r}")
+    obj = body if "metadata" in body else from_flat(body)
+    metadata = obj["metadata"]
+    if not isinstance(metadata, dict):
+        raise bad_request("metadata: this is not an object; send the name in it, or a flat object without metadata")
+    if not metadata.get("name") and not metadata.get("generateName"):
+        raise bad_request('name: missing; send {"name": ..., "spec": {...}}')
+    where = namespace_for(metadata.get("namespace"), namespace, resource)
+    rest = {name: value for name, value in metadata.items() if name != "namespace"}
+    identity = {"apiVersion": obj.get("apiVersion") or resource.api_version, "kind": resource.kind}
+    return {**obj, **identity, "metadata": {**rest, "namespace": where} if where else rest}
+
+
+def from_flat(body: Object) -> Object:
+    metadata = {name: body[name] for name in METADATA_FIELDS if body.get(name) is not None}
+    rest = {name: value for name, value in body.items() if name not in METADATA_FIELDS and name not in READ_ONLY_FIELDS}
+    return {**rest, "metadata": metadata}
+
+
+def namespace_for(body_namespace: Any, query_namespace: str | None, resource: Resource) -> str | None:
+    """The namespace of a new object."""
+    if not resource.namespaced:
+        if body_namespace or query_namespace:
+            raise bad_request(f"namespace: {resource.name} are in none; leave it out")
+        return None
+    if body_namespace and query_namespace and body_namespace != query_namespace:
+        raise bad_request(f"namespace: {body_namespace!r} in the body and {query_namespace!r} in the query; keep one")
+    return body_namespace or query_namespace or "default"

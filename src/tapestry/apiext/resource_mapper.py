@@ -1,0 +1,70 @@
+"""Kinds: what an API server has that plain REST can show, by the names that people give it."""
+
+import fnmatch
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from tapestry.apiext.errors import bad_request, not_found
+from tapestry.client.client import Client
+from tapestry.client.discovery import served_resources
+from tapestry.client.transport import Transport
+from tapestry.kube.errors import NotFound
+from tapestry.kube.resources import Resource
+
+REQUIRED_VERBS = frozenset({"list", "get"})
+VERBS = ("list", "get", "create", "delete")
+CACHE_SECONDS = 60.0
+"""How long a name means what it meant; a name that means nothing is looked up at once."""
+
+ServedResources = Mapping[Resource, Collection[str]]
+
+
+class ResourceMapper:
+    """Those that one of `patterns` matches, of what the server serves; it is asked in the name of the caller."""
+
+    def __init__(self, patterns: Sequence[str] = ("*",), monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._patterns = patterns
+        self._monotonic = monotonic
+        self._served: ServedResources = {}
+        self._expires_at = float("-inf")
+
+    async def all(self, api: Transport) -> ServedResources:
+        """Every kind that is shown, and the verbs that it can be used with; asked for anew each time."""
+        found = await served_resources(Client(api))
+        self._served = {each: verbs for each, verbs in found.items() if verbs >= REQUIRED_VERBS and self._matches(each)}
+        self._expires_at = self._monotonic() + CACHE_SECONDS
+        return self._served
+
+    async def find(self, name: str, api: Transport) -> Resource:
+        """The kind of that name; raises NotFound with the way to the others."""
+        if self._monotonic() < self._expires_at:
+            try:
+                return resource_named(name, self._served)
+            except NotFound:  # it may have come since
+                pass
+        return resource_named(name, await self.all(api))
+
+    def _matches(self, resource: Resource) -> bool:
+        return any(
+            fnmatch.fnmatchcase(name, each) for each in self._patterns for name in (resource.plural, resource.name)
+        )
+
+
+def resource_named(name: str, served: Iterable[Resource]) -> Resource:
+    """`users`, `user`, `User` or `users.example.com`; of namesakes, that of Kubernetes' core is meant."""
+    found = [each for each in served if name in (each.name, each.plural) or name.lower() == each.kind.lower()]
+    exact = [each for each in found if each.name == name]
+    match exact or [each for each in found if not each.group] or found:
+        case []:
+            raise not_found(f"there is no kind {name!r}; /apiext/v1 lists those there are")
+        case [one]:
+            return one
+        case several:
+            names = " or ".join(sorted(each.name for each in several))
+            raise bad_request(f"kind {name!r} is ambiguous; say {names}")
+
+
+def shortest_name(resource: Resource, served: Iterable[Resource]) -> str:
+    """The name that no other kind has, too."""
+    namesakes = [each for each in served if each.plural == resource.plural]
+    return resource.plural if namesakes == [resource] or not resource.group else resource.name

@@ -1,0 +1,132 @@
+"""Classes: what objects get from the class that they name, or that is the default of all that name none.
+
+A pod's RuntimeClass adds what the runtime itself needs, and where it runs; claims and ingresses without a class get
+the default one.  What is mounted somewhere gets a finalizer, so that it outlasts its users
+(`tapestry.controlplane.volume_protection` takes it away again).
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from tapestry.apiserver.admission.core_plugins import admission_forbidden
+from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.verbs import WriteRequest
+from tapestry.kube.objects import Object, annotations_of, name_of
+from tapestry.kube.quantity import ResourceList
+
+DEFAULT_STORAGE_CLASS_ANNOTATIONS = (
+    "storageclass.kubernetes.io/is-default-class",
+    "storageclass.beta.kubernetes.io/is-default-class",
+)
+DEFAULT_INGRESS_CLASS_ANNOTATIONS = ("ingressclass.kubernetes.io/is-default-class",)
+STORAGE_CLASS_ANNOTATION, INGRESS_CLASS_ANNOTATION = (
+    "volume.beta.kubernetes.io/storage-class",
+    "kubernetes.io/ingress.class",
+)
+"""Annotations that named the class before there were fields for it."""
+RESOURCES_WITH_CLASS = ("pods", "persistentvolumeclaims", "ingresses.networking.k8s.io", "persistentvolumes")
+PROTECTION_FINALIZERS = {
+    "persistentvolumeclaims": "kubernetes.io/pvc-protection",
+    "persistentvolumes": "kubernetes.io/pv-protection",
+}
+
+
+@dataclass(frozen=True)
+class ClassDefaults:
+    """A step: new objects get what their class has for them."""
+
+    store: Store
+
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+        if new is None or request.verb != "create" or request.target.subresource:
+            return new if new is not None else old or {}
+        match request.target.info.storage:
+            case "pods":
+                return self.pod_with_runtime_class(request, new)
+            case "persistentvolumeclaims":
+                return with_protection_finalizer(self.claim_with_storage_class(new), "persistentvolumeclaims")
+            case "ingresses.networking.k8s.io":
+                return self.ingress_with_class(new)
+        return with_protection_finalizer(new, "persistentvolumes")
+
+    def pod_with_runtime_class(self, request: WriteRequest, pod: Object) -> Object:
+        spec = pod["spec"]
+        name = spec.get("runtimeClassName")
+        if name is None and not spec.get("overhead"):
+            return pod
+        runtime: Object = {}
+        if name is not None:
+            version = self.store.get("runtimeclasses.node.k8s.io", "", name)
+            if version is None:
+                raise admission_forbidden(request, f'pod rejected: RuntimeClass "{name}" not found')
+            runtime = msgspec.json.decode(version.raw)
+        return {
+            **pod,
+            "spec": {**spec, **overhead_fields(request, spec, runtime), **scheduling_fields(request, spec, runtime)},
+        }
+
+    def claim_with_storage_class(self, claim: Object) -> Object:
+        if (claim.get("spec") or {}).get("storageClassName") is not None or STORAGE_CLASS_ANNOTATION in annotations_of(
+            claim
+        ):
+            return claim
+        return self.with_default_class(
+            claim, "storageClassName", "storageclasses.storage.k8s.io", DEFAULT_STORAGE_CLASS_ANNOTATIONS
+        )
+
+    def ingress_with_class(self, ingress: Object) -> Object:
+        named = (ingress.get("spec") or {}).get("ingressClassName") is not None
+        if named or INGRESS_CLASS_ANNOTATION in annotations_of(ingress):
+            return ingress
+        return self.with_default_class(
+            ingress, "ingressClassName", "ingressclasses.networking.k8s.io", DEFAULT_INGRESS_CLASS_ANNOTATIONS
+        )
+
+    def with_default_class(self, obj: Object, field: str, classes: str, default_annotations: tuple[str, ...]) -> Object:
+        """The object with the newest of the classes that say they are the default."""
+        every: list[Object] = [msgspec.json.decode(version.raw) for version in self.store.list_objects(classes)]
+        marked = [
+            each for each in every if any(annotations_of(each).get(mark) == "true" for mark in default_annotations)
+        ]
+        if not marked:
+            return obj
+        newest = max(each["metadata"]["creationTimestamp"] for each in marked)
+        name = min(name_of(each) for each in marked if each["metadata"]["creationTimestamp"] == newest)
+        return {**obj, "spec": {**(obj.get("spec") or {}), field: name}}
+
+
+def overhead_fields(request: WriteRequest, spec: Object, runtime: Object) -> Object:
+    fixed = (runtime.get("overhead") or {}).get("podFixed")
+    own = spec.get("overhead")
+    if fixed is None:
+        if own:
+            raise admission_forbidden(
+                request, "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead"
+            )
+        return {}
+    if own and ResourceList.parse(own) != ResourceList.parse(fixed):
+        raise admission_forbidden(request, "pod rejected: Pod's Overhead doesn't match RuntimeClass's defined Overhead")
+    return {"overhead": fixed}
+
+
+def scheduling_fields(request: WriteRequest, spec: Object, runtime: Object) -> Object:
+    wanted = runtime.get("scheduling") or {}
+    selector, own = wanted.get("nodeSelector") or {}, spec.get("nodeSelector") or {}
+    for key, value in selector.items():
+        if own.get(key, value) != value:
+            why = f"conflict: runtimeClass.scheduling.nodeSelector[{key}] = {value}; "
+            raise admission_forbidden(request, why + f"pod.spec.nodeSelector[{key}] = {own[key]}")
+    found: Object = {"nodeSelector": {**own, **selector}} if selector else {}
+    tolerations: list[Object] = list(spec.get("tolerations") or ())
+    if missing := [each for each in wanted.get("tolerations") or () if each not in tolerations]:
+        found["tolerations"] = [*tolerations, *missing]
+    return found
+
+
+def with_protection_finalizer(obj: Object, resource: str) -> Object:
+    finalizers = obj["metadata"].get("finalizers") or []
+    mark = PROTECTION_FINALIZERS[resource]
+    if mark in finalizers:
+        return obj
+    return {**obj, "metadata": {**obj["metadata"], "finalizers": [*finalizers, mark]}}

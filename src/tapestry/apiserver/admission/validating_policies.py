@@ -1,0 +1,376 @@
+"""ValidatingAdmissionPolicies: what administrators have against writes, in expressions.
+
+A policy says what is wrong, its bindings say where and with which parameters it holds and what follows.  Both are
+compiled when they have changed, and a policy that has not is not compiled again; where there are none, a write pays
+for a comparison.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tapestry.apiserver import api_errors
+from tapestry.apiserver.admission.match_conditions import (
+    NAMESPACE_TYPE,
+    VARIABLE_TYPES,
+    MatchConditions,
+    compile_conditions,
+    evaluate_metered,
+    expression_variables,
+)
+from tapestry.apiserver.admission.matching import (
+    AdmissionAttributes,
+    EquivalentResources,
+    MatchCriteria,
+    admission_attributes,
+    policy_criteria,
+)
+from tapestry.apiserver.admission.policy_parameters import ParameterError, PolicyParameters
+from tapestry.apiserver.resource_registry import ResourceRegistry
+from tapestry.apiserver.server import Authorize
+from tapestry.apiserver.storage.store import Store
+from tapestry.apiserver.verbs import WriteRequest
+from tapestry.apiserver.workers import run_if_large
+from tapestry.kube.budget import charge
+from tapestry.kube.cel.compiler import Program, compile_expression
+from tapestry.kube.cel.errors import CompileError, CostExceeded, EvaluationError, Meter
+from tapestry.kube.cel.library.timestamps import parse_timestamp
+from tapestry.kube.cel.types import DYN, Field, Type
+from tapestry.kube.errors import ERRORS_BY_CODE, ApiError
+from tapestry.kube.objects import Object, labels_of, name_of, uid_of
+from tapestry.kube.resources import NAMESPACES, Resource
+from tapestry.kube.selectors import SelectorError
+
+POLICIES = "validatingadmissionpolicies.admissionregistration.k8s.io"
+BINDINGS = "validatingadmissionpolicybindings.admissionregistration.k8s.io"
+POLICY_COST_LIMIT = 3_000_000
+MAX_MESSAGE, MAX_AUDIT_ANNOTATION = 5 * 1024, 10 * 1024
+FAILURE_ANNOTATION = "validation.policy.admission.k8s.io/validation_failure"
+"""The audit annotation that tells of the first thing that a policy has against a write and that is to be audited."""
+REASON_CODES = {"Unauthorized": 401, "Forbidden": 403, "RequestEntityTooLarge": 413, "Invalid": 422}
+EXCLUDED_RESOURCES = frozenset(
+    {
+        *("tokenreviews.authentication.k8s.io", "selfsubjectreviews.authentication.k8s.io"),
+        *(f"{kind}accessreviews.authorization.k8s.io" for kind in ("subject", "selfsubject", "localsubject")),
+        "selfsubjectrulesreviews.authorization.k8s.io",
+        *(f"{kind}admissionpolicies.admissionregistration.k8s.io" for kind in ("validating", "mutating")),
+        *(f"{kind}admissionpolicybindings.admissionregistration.k8s.io" for kind in ("validating", "mutating")),
+    }
+)
+"""Resources that no policy is about: one that refused every write could not be taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    source: Object
+    program: Program
+    message: Program | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPolicy:
+    name: str
+    criteria: MatchCriteria
+    conditions: MatchConditions
+    variables: tuple[tuple[str, Program], ...]
+    validations: tuple[Validation, ...]
+    audit_annotations: tuple[tuple[str, Program], ...]
+    """What it has to say for the audit log, each by its key."""
+    param_kind: Object | None
+    ignores_failures: bool
+    """Whether what cannot be evaluated is let through."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledBinding:
+    name: str
+    criteria: MatchCriteria
+    actions: tuple[str, ...]
+    param_ref: Object | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDenial:
+    """What a policy has against a write."""
+
+    message: str
+    reason: str = "Invalid"
+    index: int = 0
+    """Of the validation."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditAnnotation:
+    """What a policy says of a write for the audit log."""
+
+    key: str
+    value: str
+
+
+def declared_variables(spec: Object) -> Mapping[str, Type]:
+    """What expressions of a policy can ask for, but for its own variables."""
+    params = {"params": DYN} if spec.get("paramKind") else {}
+    return {**VARIABLE_TYPES, "namespaceObject": NAMESPACE_TYPE, **params}
+
+
+def variables_type(types: Mapping[str, Type]) -> Type:
+    """The type of `variables`."""
+    charge(len(types))
+    return Type("kubernetes.variables", fields={name: Field(name, each) for name, each in types.items()})
+
+
+def compile_policy(obj: Object) -> CompiledPolicy:
+    """Raises CompileError or SelectorError."""
+    spec = obj["spec"]
+    known, found, variables = dict(declared_variables(spec)), dict[str, Type](), []
+    for each in spec.get("variables") or ():
+        program = compile_expression(each["expression"], {**known, "variables": variables_type(found)})
+        found[each["name"]] = program.type
+        variables.append((each["name"], program))
+    known["variables"] = variables_type(found)
+    words = {name: each for name, each in known.items() if not name.startswith("authorizer")}
+    validations = [
+        Validation(
+            each,
+            compile_expression(each["expression"], known),
+            compile_expression(each["messageExpression"], words) if each.get("messageExpression") else None,
+        )
+        for each in spec.get("validations") or ()
+    ]
+    conditions = {name: each for name, each in known.items() if name not in ("variables", "namespaceObject")}
+    return CompiledPolicy(
+        name_of(obj),
+        policy_criteria(spec.get("matchConstraints")),
+        compile_conditions(spec.get("matchConditions") or (), conditions),
+        tuple(variables),
+        tuple(validations),
+        tuple(
+            (each.get("key", ""), compile_expression(each.get("valueExpression", ""), known))
+            for each in spec.get("auditAnnotations") or ()
+        ),
+        spec.get("paramKind"),
+        spec.get("failurePolicy") == "Ignore",
+    )
+
+
+def compile_binding(obj: Object) -> CompiledBinding:
+    """Raises SelectorError."""
+    spec = obj["spec"]
+    actions = tuple(spec.get("validationActions") or ())
+    return CompiledBinding(name_of(obj), policy_criteria(spec.get("matchResources")), actions, spec.get("paramRef"))
+
+
+class LazyVariables(dict[str, Any]):
+    """The variables of a policy, each evaluated when it is asked for, and once."""
+
+    def __init__(self, programs: tuple[tuple[str, Program], ...], others: Mapping[str, Any], meter: Meter) -> None:
+        super().__init__()
+        self._programs = dict(programs)
+        self._others = others
+        self._meter = meter
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._programs
+
+    def __missing__(self, name: str) -> Any:
+        found = evaluate_metered(self._programs[name], {**self._others, "variables": self}, self._meter)
+        self[name] = found
+        return found
+
+
+class ValidatingPolicies:
+    """A step, the last but webhooks: every policy that is bound to the object has its say."""
+
+    def __init__(self, store: Store, registry: ResourceRegistry, authorize: Authorize) -> None:
+        self._store = store
+        self._authorize = authorize
+        self._equivalents = EquivalentResources(registry)
+        self._parameters = PolicyParameters(store, registry)
+        self._read_revisions: tuple[int, int] = (-1, -1)
+        self._compiled: dict[tuple[str, int], CompiledPolicy] = {}
+        self._bound: list[tuple[CompiledPolicy, list[CompiledBinding]]] = []
+
+    async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+        if bound := await self.bound_policies():
+            await self.check(bound, request, old, new)
+        return new if new is not None else old or {}
+
+    async def bound_policies(self) -> list[tuple[CompiledPolicy, list[CompiledBinding]]]:
+        """The policies that hold somewhere, as of the last change."""
+        while (
+            latest := (self._store.changed_revision(POLICIES), self._store.changed_revision(BINDINGS))
+        ) != self._read_revisions:
+            by_policy: dict[str, list[CompiledBinding]] = {}
+            for obj in self._objects(BINDINGS):
+                by_policy.setdefault(obj["spec"]["policyName"], []).append(compile_binding(obj))
+            policies = {(uid_of(obj), obj["metadata"].get("generation", 0)): obj for obj in self._objects(POLICIES)}
+            compiled: dict[tuple[str, int], CompiledPolicy] = {}
+            for key, obj in policies.items():
+                if name_of(obj) in by_policy:
+                    size = sum(len(version.raw) for version in self._store.list_objects(POLICIES))
+                    found = self._compiled.get(key) or await run_if_large(size, compiled_or_none, obj)
+                    if found is not None:
+                        compiled[key] = found
+            self._compiled = compiled
+            self._bound = [(policy, by_policy[policy.name]) for policy in compiled.values()]
+            self._read_revisions = latest
+        return self._bound
+
+    def _objects(self, resource: str) -> Iterator[Any]:
+        return (msgspec.json.decode(version.raw) for version in self._store.list_objects(resource))
+
+    def stored_namespace(self, name: str) -> Object | None:
+        version = self._store.get("namespaces", "", name)
+        return msgspec.json.decode(version.raw) if version is not None else None
+
+    def namespace_labels(self, name: str) -> Mapping[str, str]:
+        return labels_of(self.stored_namespace(name) or {"metadata": {}})
+
+    async def check(
+        self,
+        policies: list[tuple[CompiledPolicy, list[CompiledBinding]]],
+        request: WriteRequest,
+        old: Object | None,
+        new: Object | None,
+    ) -> None:
+        if request.target.info.resource.name in EXCLUDED_RESOURCES:
+            return
+        attempt = admission_attributes(request, old, new)
+        denied: list[tuple[CompiledPolicy, CompiledBinding, PolicyDenial]] = []
+        remarks: dict[str, list[str]] = {}
+        for policy, bound in policies:
+            known_as = policy.criteria.matches(attempt, self._equivalents, self.namespace_labels)
+            if known_as is None:
+                continue
+            for binding in bound:
+                if binding.criteria.matches(attempt, self._equivalents, self.namespace_labels) is None:
+                    continue
+                for found in await self.evaluate_binding(policy, binding, attempt, known_as):
+                    if isinstance(found, AuditAnnotation):
+                        remarks.setdefault(f"{policy.name}/{found.key}", []).append(found.value)
+                    elif apply_actions(request, policy, binding, found):
+                        denied.append((policy, binding, found))
+        request.audit_annotations.update({key: ", ".join(dict.fromkeys(values)) for key, values in remarks.items()})
+        if denied:
+            raise policy_denied_error(attempt, *denied[0])
+
+    async def evaluate_binding(
+        self,
+        policy: CompiledPolicy,
+        binding: CompiledBinding,
+        attributes: AdmissionAttributes,
+        matched_resource: Resource,
+    ) -> list[PolicyDenial | AuditAnnotation]:
+        """What a policy says to an attempt, with each of the parameters that a binding gives it."""
+        try:
+            parameters = self._parameters.resolve(policy.param_kind, binding.param_ref, attributes.namespace)
+        except ParameterError as error:
+            return [] if policy.ignores_failures else [PolicyDenial(f"failed to configure binding: {error}")]
+        is_namespace = attributes.resource.name == NAMESPACES.name
+        namespace = self.stored_namespace(attributes.namespace) if attributes.namespace and not is_namespace else None
+        found: list[PolicyDenial | AuditAnnotation] = []
+        for each in parameters:
+            given = expression_variables(attributes, matched_resource, self._authorize)
+            variables = {**given, "params": each, "namespaceObject": with_timestamps(namespace)}
+            found += await run_if_large(0, policy_results, policy, variables)
+        return found
+
+
+def apply_actions(
+    request: WriteRequest, policy: CompiledPolicy, binding: CompiledBinding, denial: PolicyDenial
+) -> bool:
+    """What follows from a denial, as its binding wants it; whether the write is refused."""
+    if "Warn" in binding.actions:
+        request.warnings.append(
+            f"Validation failed for ValidatingAdmissionPolicy '{policy.name}' "
+            f"with binding '{binding.name}': {denial.message}"
+        )
+    if "Audit" in binding.actions:
+        failure = {
+            "message": denial.message,
+            "policy": policy.name,
+            "binding": binding.name,
+            "expressionIndex": denial.index,
+            "validationActions": binding.actions,
+        }
+        request.audit_annotations.setdefault(FAILURE_ANNOTATION, msgspec.json.encode([failure]).decode())
+    return "Deny" in binding.actions
+
+
+def with_timestamps(namespace: Object | None) -> Object | None:
+    """A namespace as its declared type has it: with moments instead of texts."""
+    if namespace is None:
+        return None
+    metadata = namespace["metadata"]
+    moments = {
+        key: parse_timestamp(metadata[key]) for key in ("creationTimestamp", "deletionTimestamp") if key in metadata
+    }
+    return {**namespace, "metadata": {**metadata, **moments}}
+
+
+def compiled_or_none(obj: Object) -> CompiledPolicy | None:
+    """The policy, unless it was written before what is asked of one now."""
+    try:
+        return compile_policy(obj)
+    except (CompileError, SelectorError):
+        return None
+
+
+def policy_results(policy: CompiledPolicy, variables: dict[str, Any]) -> list[PolicyDenial | AuditAnnotation]:
+    return list(evaluate_policy(policy, variables))
+
+
+def evaluate_policy(policy: CompiledPolicy, variables: dict[str, Any]) -> Iterator[PolicyDenial | AuditAnnotation]:
+    try:
+        if not policy.conditions.all_hold(variables):
+            return
+    except EvaluationError as error:
+        if not policy.ignores_failures:
+            yield PolicyDenial(str(error))
+        return
+    left = Meter(POLICY_COST_LIMIT)
+    given = {**variables, "variables": LazyVariables(policy.variables, variables, left)}
+    for index, validation in enumerate(policy.validations):
+        try:
+            if evaluate_metered(validation.program, given, left) is not True:
+                yield PolicyDenial(
+                    validation_message(validation, given, left), validation.source.get("reason") or "Invalid", index
+                )
+        except (EvaluationError, CostExceeded) as error:
+            if not policy.ignores_failures:
+                yield PolicyDenial(str(error), index=index)
+    for key, program in policy.audit_annotations:
+        try:
+            value = evaluate_metered(program, given, left)
+        except (EvaluationError, CostExceeded) as error:
+            if not policy.ignores_failures:
+                yield PolicyDenial(str(error))
+            continue
+        if isinstance(value, str) and (text := value.strip()[:MAX_AUDIT_ANNOTATION]):
+            yield AuditAnnotation(key, text)
+
+
+def validation_message(validation: Validation, variables: Mapping[str, Any], meter: Meter) -> str:
+    found: Any = None
+    if validation.message is not None:
+        try:
+            found = evaluate_metered(validation.message, variables, meter)
+        except (EvaluationError, CostExceeded):
+            found = None
+    text = found.strip() if isinstance(found, str) else ""
+    if text and len(text) <= MAX_MESSAGE and "\n" not in text:
+        return str(text)
+    source = validation.source
+    return str(source.get("message") or "").strip() or f"failed expression: {source['expression'].strip()}"
+
+
+def policy_denied_error(
+    attributes: AdmissionAttributes, policy: CompiledPolicy, binding: CompiledBinding, denial: PolicyDenial
+) -> ApiError:
+    why = f"ValidatingAdmissionPolicy '{policy.name}' with binding '{binding.name}' denied request: {denial.message}"
+    resource, code = attributes.resource, REASON_CODES.get(denial.reason, 422)
+    details = {**api_errors.status_details(resource, attributes.name), "causes": [{"message": why}]}
+    text = f'{resource.name} "{attributes.name}" is forbidden: {why}'
+    return ERRORS_BY_CODE.get(code, ApiError)(code, denial.reason, text, details=details)

@@ -1,0 +1,186 @@
+"""Conversions of custom resources: objects of one version in another, by the webhook of their definition.
+
+Of what a webhook answers, everything is taken but the metadata: these stay as they were, save for labels and
+annotations, and the object has to be the one that was sent.  A list is converted in one call.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from tapestry.apiserver.admission.webhook_client import WebhookCallError, WebhookClient
+from tapestry.apiserver.customresources.definitions import Definitions
+from tapestry.apiserver.resource_registry import ResourceInfo
+from tapestry.apiserver.storage_versions import STORAGE_VERSIONS
+from tapestry.apiserver.validation import metadata as rules
+from tapestry.kube.errors import ServerError
+from tapestry.kube.objects import Object
+
+GROUP, KIND = "apiextensions.k8s.io", "ConversionReview"
+REVIEW_VERSIONS = ("v1", "v1beta1")
+WEBHOOK_TIMEOUT_SECONDS = 30
+IDENTITY_FIELDS = {"name": "name", "namespace": "namespace", "uid": "UID"}
+MUTABLE_METADATA = {"labels": rules.validate_labels, "annotations": rules.validate_annotations}
+
+
+class ConversionError(ValueError):
+    """What came back cannot be taken for what was sent."""
+
+
+class WrongKind(ConversionError):
+    """It is not even of the kind and version that was asked for."""
+
+
+@dataclass(frozen=True)
+class Converter:
+    """Converts objects as their definitions say."""
+
+    webhook_client: WebhookClient
+    definitions: Definitions
+
+    async def __call__(self, info: ResourceInfo, objects: Sequence[Object], api_version: str) -> Sequence[Object]:
+        """The objects, in order, in `api_version`.  Raises ServerError."""
+        if not info.conversion_webhook:
+            return [converted_built_in(obj, api_version) for obj in objects]
+        sent = [obj for obj in objects if obj["apiVersion"] != api_version]
+        if not sent:
+            return objects
+        about = f"conversion webhook for {sent[0]['apiVersion']}, Kind={info.resource.kind}"
+        try:
+            answered = await self._call_webhook(info.conversion_webhook, sent, api_version)
+        except (WebhookCallError, ConversionError) as error:
+            raise conversion_failure(f"{about} failed: {error}") from error
+        if len(answered) != len(sent):
+            raise conversion_failure(f"{about} returned {len(answered)} objects, expected {len(sent)}")
+        converted = []
+        for number, (old, new) in enumerate(zip(sent, answered, strict=True)):
+            try:
+                converted.append(self._pruned(info, with_original_metadata(old, new, api_version), api_version))
+            except ConversionError as error:
+                raise conversion_failure(
+                    f"{about} returned invalid {object_description(number, len(sent), error)}: {error}"
+                ) from error
+        left = iter(converted)
+        return [obj if obj["apiVersion"] == api_version else next(left) for obj in objects]
+
+    def _pruned(self, info: ResourceInfo, obj: Object, api_version: str) -> Object:
+        """An object without what the schema of its version does not know; of a version that is not served, as it is."""
+        version = api_version.rpartition("/")[2]
+        schema = self.definitions.schemas.get((info.resource.group, version, info.resource.plural))
+        if schema is None:
+            return obj
+        found = schema.node.prune_and_default({key: value for key, value in obj.items() if key != "metadata"}, "", [])
+        return {"apiVersion": api_version, "kind": obj["kind"], **found, "metadata": obj["metadata"]}
+
+    async def _call_webhook(self, webhook: Object, objects: Sequence[Object], api_version: str) -> list[Any]:
+        version = next(
+            (each for each in webhook.get("conversionReviewVersions") or () if each in REVIEW_VERSIONS), None
+        )
+        if version is None:
+            raise ConversionError("no supported conversion review versions")
+        uid = str(uuid4())
+        request = {"uid": uid, "desiredAPIVersion": api_version, "objects": objects}
+        review = {"kind": KIND, "apiVersion": f"{GROUP}/{version}", "request": request}
+        raw = await self.webhook_client.post(
+            webhook["clientConfig"], msgspec.json.encode(review), WEBHOOK_TIMEOUT_SECONDS
+        )
+        return conversion_result(raw, version, uid)
+
+
+def converted_built_in(obj: Object, api_version: str) -> Object:
+    """An object in another version, where the server itself knows what that takes: of most kinds, only the name."""
+    here, there = STORAGE_VERSIONS.get(obj["apiVersion"]), STORAGE_VERSIONS.get(api_version)
+    stored = here.to_storage(obj) if here is not None else obj
+    return {**(there.from_storage(stored) if there is not None else stored), "apiVersion": api_version}
+
+
+# -- the answer
+
+
+class _Result(msgspec.Struct, frozen=True):
+    status: str = ""
+    message: str = ""
+
+
+class _Response(msgspec.Struct, rename="camel"):
+    uid: str = ""
+    result: _Result = _Result()
+    converted_objects: list[Any] | None = None
+
+
+class _Review(msgspec.Struct, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+    response: _Response | None = None
+
+
+REVIEW_DECODER = msgspec.json.Decoder(_Review)
+
+
+def conversion_result(raw: bytes, version: str, uid: str) -> list[Any]:
+    """The objects that a webhook answers with."""
+    try:
+        review = REVIEW_DECODER.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConversionError(str(error)) from error
+    is_strict = version == "v1"  # of v1beta1, the identity was never checked
+    if is_strict and (review.api_version, review.kind) != (f"{GROUP}/v1", KIND):
+        got = f"{review.api_version or '/'}, Kind={review.kind}"
+        raise ConversionError(f"expected webhook response of {GROUP}/v1, Kind={KIND}, got {got}")
+    response = review.response
+    if response is None:
+        raise ConversionError("no response provided")
+    if is_strict and response.uid != uid:
+        raise ConversionError(f'expected response.uid="{uid}", got "{response.uid}"')
+    result = response.result
+    if result.status != "Success":
+        raise ConversionError(result.message or f"response.result.status was '{result.status}', not 'Success'")
+    return response.converted_objects or []
+
+
+def with_original_metadata(old: Object, new: Any, api_version: str) -> Object:
+    """`new` with the metadata that are not a webhook's to change as they were in `old`."""
+    if not isinstance(new, dict):
+        raise ConversionError("it is not an object")
+    if new.get("apiVersion") != api_version:
+        got = new.get("apiVersion", "")
+        raise WrongKind(f"invalid groupVersion (expected {api_version}, received {got})")
+    if new.get("kind") != old["kind"]:
+        raise WrongKind(f"invalid kind (expected {old['kind']}, received {new.get('kind', '')})")
+    before, after = old["metadata"], new.get("metadata")
+    if not isinstance(after, dict):
+        raise ConversionError("missing metadata in converted object")
+    for field, word in IDENTITY_FIELDS.items():
+        if before.get(field, "") != after.get(field, ""):
+            raise ConversionError(f"must have the same {word}: {before.get(field, '')} != {after.get(field, '')}")
+    kept = {key: value for key, value in before.items() if key not in MUTABLE_METADATA}
+    return {
+        "apiVersion": api_version,
+        **new,
+        "metadata": kept
+        | {field: converted_text_map(before, after, field) for field in MUTABLE_METADATA if after.get(field)},
+    }
+
+
+def converted_text_map(before: Object, after: Object, field: str) -> Object:
+    """Labels or annotations, as a webhook wants them."""
+    found = after[field]
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ConversionError(f"metadata.{field} must be texts by their keys in converted object")
+    if found != before.get(field) and (faults := list(MUTABLE_METADATA[field](found, f"metadata.{field}"))):
+        raise ConversionError(", ".join(map(str, faults)))
+    return found
+
+
+def object_description(number: int, count: int, error: ConversionError) -> str:
+    """How Kubernetes calls an object that came back wrong, which is not the same for one and for many."""
+    if count > 1:
+        return f"converted object at index {number}"
+    return "object at index 0" if isinstance(error, WrongKind) else "object"
+
+
+def conversion_failure(why: str) -> ServerError:
+    return ServerError(500, "", why)

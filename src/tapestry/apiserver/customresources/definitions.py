@@ -1,0 +1,363 @@
+"""Custom resources: a CustomResourceDefinition becomes rows of the table, and its schema a judge of its objects."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from tapestry.apiserver import api_errors
+from tapestry.apiserver.customresources.rule_validation import rule_faults
+from tapestry.apiserver.customresources.structural_schema import Fault, SchemaNode, compile_schema, first_faults
+from tapestry.apiserver.customresources.validation_rules import RuleNode, compile_rules, subschemas
+from tapestry.apiserver.pipeline import report_field_errors
+from tapestry.apiserver.resource_registry import (
+    PrinterColumn,
+    ResourceInfo,
+    ResourceRegistry,
+    Subresource,
+    version_priority,
+)
+from tapestry.apiserver.storage.store import Store, WatchEvent
+from tapestry.apiserver.storage_versions import StorageVersion
+from tapestry.apiserver.type_decoders import TypeDecoders
+from tapestry.apiserver.validation.faults import invalid_value
+from tapestry.apiserver.validation.names import dns_1035_label_errors
+from tapestry.apiserver.verbs import WriteRequest
+from tapestry.kube.conditions import new_condition, with_condition
+from tapestry.kube.errors import Invalid
+from tapestry.kube.objects import Object, is_deleting, name_of, value_at, with_value
+from tapestry.kube.resources import Resource
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+DEFINITIONS = "customresourcedefinitions.apiextensions.k8s.io"
+VERBS = ("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch")
+TERMINATING_VERBS = ("delete", "deletecollection", "get", "list", "watch")
+AGE_COLUMN = PrinterColumn("Age", ".metadata.creationTimestamp", "date")
+OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
+
+
+@dataclass
+class Definitions:
+    """Keeps the rows equal to the definitions in the store."""
+
+    store: Store
+    registry: ResourceRegistry
+    types: TypeDecoders
+    schemas: dict[tuple[str, str, str], "CompiledSchema"] = field(default_factory=dict)
+
+    def load(self) -> None:
+        for version in self.store.list_objects(DEFINITIONS):
+            self.try_serve(msgspec.json.decode(version.raw))
+        self.store.on_change(DEFINITIONS, self.on_change)
+
+    def on_change(self, event: WatchEvent) -> None:
+        if event.new is None:
+            self.stop_serving(msgspec.json.decode(event.raw))
+        else:
+            self.try_serve(msgspec.json.decode(event.new.raw))
+
+    def try_serve(self, definition: Object) -> None:
+        try:
+            self.serve(definition)
+        except Exception:  # it is in the store, whoever wrote it there; all others are to be served
+            log.exception("cannot serve a definition", definition=name_of(definition))
+
+    def serve(self, definition: Object) -> None:
+        self.stop_serving(definition)
+        spec = definition["spec"]
+        if self.registry.has_built_in(spec["group"], spec["names"]["plural"]):
+            return  # Kubernetes lets such definitions be written, and nobody ever sees anything of them either
+        for row in served_resources(definition):
+            resource, schema = row.resource, CompiledSchema(row.schema)
+            self.registry.add(
+                replace(row, storage_version=defaulting_storage_version(row, schema))
+                if has_defaults(row.schema)
+                else row
+            )
+            self.schemas[resource.group, resource.version, resource.plural] = schema
+
+    def stop_serving(self, definition: Object) -> None:
+        spec = definition["spec"]
+        self.registry.remove(spec["group"], spec["names"]["plural"])
+        self.schemas = {
+            key: schema
+            for key, schema in self.schemas.items()
+            if (key[0], key[2]) != (spec["group"], spec["names"]["plural"])
+        }
+
+    def schema_for(self, info: ResourceInfo) -> "CompiledSchema":
+        """The schema of a row; raises NotFound where its definition has gone meanwhile."""
+        resource = info.resource
+        found = self.schemas.get((resource.group, resource.version, resource.plural))
+        if found is None:
+            raise api_errors.path_not_found()
+        return found
+
+    # -- steps
+
+    async def prune_and_default(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+        """Prune what the schema does not know, and fill in its defaults."""
+        if new is None:
+            return old or {}
+        row = request.target.info
+        if request.verb == "create" and "create" not in row.verbs:
+            raise api_errors.crd_terminating()
+        unknown: list[str] = []
+        found = self.schema_for(row).node.prune_and_default(
+            {key: each for key, each in new.items() if key != "metadata"}, "", unknown
+        )
+        metadata, reading = self.types.decode(OBJECT_META, new["metadata"], row.resource.kind)
+        strange = [path for path in unknown if path not in ("apiVersion", "kind")]
+        report_field_errors(request, [*(f"metadata.{path}" for path in reading.unknown), *strange], [])
+        return {"apiVersion": new["apiVersion"], "kind": new["kind"], **found, "metadata": metadata}
+
+    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+        """Refuse an object that its schema does not allow; what was wrong before and has not changed may stay."""
+        if new is None:
+            return old or {}
+        row = request.target.info
+        schema = self.schema_for(row)
+        faults = schema.node.faults({key: each for key, each in new.items() if key != "metadata"}, "")
+        found = first_faults(faults)
+        if found and old is not None:
+            before = {(each.path, each.message) for each in schema.node.faults(old, "")}
+            found = first_faults(each for each in chain(found, faults) if (each.path, each.message) not in before)
+        if schema.rules is not None:
+            found += schema.rules.faults(new, old, found, request.warnings)
+        if found:
+            raise invalid_object(row.resource, name_of(new), found)
+        return new
+
+
+class CompiledSchema:
+    """The schema of a custom resource, compiled when an object is first held against it."""
+
+    def __init__(self, schema: Object) -> None:
+        self._schema = schema
+
+    @cached_property
+    def node(self) -> SchemaNode:
+        return compile_schema(self._schema)
+
+    @cached_property
+    def rules(self) -> RuleNode | None:
+        return compile_rules(self._schema)
+
+
+def has_defaults(schema: Object) -> bool:
+    return "default" in schema or any(map(has_defaults, subschemas(schema)))
+
+
+def defaulting_storage_version(info: ResourceInfo, schema: CompiledSchema) -> StorageVersion:
+    """Objects of before a default came have it, too."""
+
+    def served(obj: Object) -> Object:
+        found = schema.node.prune_and_default({key: each for key, each in obj.items() if key != "metadata"}, "", [])
+        return {"kind": obj["kind"], **found, "metadata": obj["metadata"]}
+
+    return StorageVersion(info.storage_api_version, lambda obj: obj, served)
+
+
+@dataclass(frozen=True)
+class DefinitionStrategy:
+    """Steps for the definitions themselves."""
+
+    registry: ResourceRegistry
+    now: Any
+
+    async def default(self, _: WriteRequest, old: Object | None, new: Object | None) -> Object:
+        if new is None:
+            return old or {}
+        spec = new.get("spec") or {}
+        names = spec.get("names") or {}
+        kind = names.get("kind", "")
+        defaulted = {"singular": kind.lower(), "listKind": f"{kind}List" if kind else "", **names}
+        conversion = with_default_port(spec.get("conversion") or {"strategy": "None"})
+        spec = {**spec, "conversion": conversion, "names": defaulted}
+        return {**new, "spec": spec}
+
+    async def validate(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
+        if new is None:
+            return old or {}
+        if faults := first_faults(chain(definition_faults(new), self.name_conflict_faults(new))):
+            raise invalid_object(request.target.info.resource, name_of(new), faults)
+        return with_established_status(new, self.now())
+
+    def name_conflict_faults(self, definition: Object) -> Iterator[Fault]:
+        spec = definition["spec"]
+        group, plural = spec.get("group", ""), value_at(spec, "names", "plural", default="")
+        if self.registry.has_built_in(group, plural):
+            yield invalid_value("spec.names.plural", plural, f"{plural}.{group} is a resource of the server itself")
+
+
+def with_default_port(conversion: Object) -> Object:
+    service = value_at(conversion, "webhook", "clientConfig", "service")
+    if service is None:
+        return conversion
+    return with_value(conversion, ("webhook", "clientConfig", "service"), {"port": 443, **service})
+
+
+def definition_faults(definition: Object) -> Iterator[Fault]:
+    spec = definition["spec"]
+    names, versions = spec.get("names", {}), spec.get("versions") or []
+    wanted = f"{names.get('plural', '')}.{spec.get('group', '')}"
+    if name_of(definition) != wanted:
+        yield Fault(
+            "metadata.name",
+            "FieldValueInvalid",
+            f'Invalid value: "{name_of(definition)}": must be spec.names.plural+"."+spec.group',
+        )
+    if "." not in spec.get("group", ""):
+        yield invalid_value("spec.group", spec.get("group", ""), "should be a domain with at least one dot")
+    for field_name in ("plural", "singular", "kind", "listKind"):
+        if not names.get(field_name):
+            yield Fault(f"spec.names.{field_name}", "FieldValueRequired", "Required value")
+    if not versions:
+        yield Fault("spec.versions", "FieldValueRequired", "Required value")
+    elif sum(bool(each.get("storage")) for each in versions) != 1:
+        why = "Invalid value: must have exactly one version marked as storage version"
+        yield Fault("spec.versions", "FieldValueInvalid", why)
+    for number, each in enumerate(versions):
+        if complaints := dns_1035_label_errors(each.get("name", "")):
+            yield invalid_value(f"spec.versions[{number}].name", each.get("name", ""), ",".join(complaints))
+        if not value_at(each, "schema", "openAPIV3Schema"):
+            at = f"spec.versions[{number}].schema.openAPIV3Schema"
+            yield Fault(at, "FieldValueRequired", "Required value")
+        yield from required_field_faults(each, f"spec.versions[{number}]")
+    yield from version_rule_faults(versions)
+    if spec.get("scope") not in ("Namespaced", "Cluster"):
+        why = f'Unsupported value: "{spec.get("scope", "")}": supported values: "Cluster", "Namespaced"'
+        yield Fault("spec.scope", "FieldValueNotSupported", why)
+
+
+def required_field_faults(version: Object, field_path: str) -> Iterator[Fault]:
+    """What parts of a version do not say that they have to."""
+    for field_name, wanted in REQUIRED_FIELDS.items():
+        for number, each in enumerate(version.get(field_name) or ()):
+            for inner in wanted:
+                if not each.get(inner):
+                    yield Fault(f"{field_path}.{field_name}[{number}].{inner}", "FieldValueRequired", "Required value")
+    scale = value_at(version, "subresources", "scale")
+    for inner in ("specReplicasPath", "statusReplicasPath") if scale else ():
+        if not scale.get(inner):
+            yield Fault(f"{field_path}.subresources.scale.{inner}", "FieldValueRequired", "Required value")
+
+
+REQUIRED_FIELDS = {"additionalPrinterColumns": ("name", "type", "jsonPath"), "selectableFields": ("jsonPath",)}
+
+
+def version_rule_faults(versions: list[Object]) -> Iterator[Fault]:
+    """Of the rules of all versions; where these have one schema, Kubernetes shows it as that of the definition."""
+    schemas = [value_at(each, "schema", "openAPIV3Schema", default={}) for each in versions]
+    if schemas and all(each == schemas[0] for each in schemas):
+        yield from rule_faults(schemas[0], "spec.validation.openAPIV3Schema")
+        return
+    for number, each in enumerate(schemas):
+        yield from rule_faults(each, f"spec.versions[{number}].schema.openAPIV3Schema")
+
+
+def with_established_status(definition: Object, now: datetime) -> Object:
+    """A definition with the status that it is served."""
+    spec, status = definition["spec"], definition.get("status") or {}
+    conditions = status.get("conditions")
+    for type, reason, message in (
+        ("NamesAccepted", "NoConflicts", "no conflicts found"),
+        ("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+    ):
+        conditions = with_condition(conditions, new_condition(type, True, reason, message), now)
+    storage = [each["name"] for each in spec["versions"] if each.get("storage")]
+    stored = list(dict.fromkeys([*status.get("storedVersions", ()), *storage]))
+    return {
+        **definition,
+        "status": {**status, "conditions": conditions, "acceptedNames": spec["names"], "storedVersions": stored},
+    }
+
+
+def invalid_object(resource: Resource, name: str, faults: list[Fault]) -> Invalid:
+    causes = [{"reason": each.reason, "message": each.message, "field": each.path} for each in faults]
+    texts = list(dict.fromkeys(map(str, faults)))
+    listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
+    message = f'{api_errors.qualified_kind(resource)} "{name}" is invalid: {listed}'
+    details = {**api_errors.status_details(resource, name, resource.kind), "causes": causes}
+    return Invalid(422, "Invalid", message, details=details)
+
+
+def served_resources(definition: Object) -> list[ResourceInfo]:
+    """One row for each version that is served."""
+    spec = definition["spec"]
+    names, group = spec["names"], spec["group"]
+    storage = next(f"{group}/{each['name']}" for each in spec["versions"] if each.get("storage"))
+    found = []
+    for version in spec["versions"]:
+        if not version.get("served"):
+            continue
+        resource = Resource(group, version["name"], names["kind"], names["plural"], spec["scope"] == "Namespaced")
+        row = ResourceInfo(
+            resource,
+            names.get("singular") or names["kind"].lower(),
+            TERMINATING_VERBS if is_deleting(definition) else VERBS,
+            tuple(names.get("shortNames") or ()),
+            tuple(names.get("categories") or ()),
+            subresources_of(version, resource),
+            storage=resource.name,
+            schema=value_at(version, "schema", "openAPIV3Schema", default={}),
+            printer_columns=printer_columns(version),
+            selectable_fields=tuple(each["jsonPath"].lstrip(".") for each in version.get("selectableFields") or ()),
+            scale=value_at(version, "subresources", "scale", default={}),
+            conversion_webhook=conversion_webhook(spec),
+            list_kind_override=names.get("listKind", ""),
+            deprecation_warning=deprecation_warning(version, spec) if version.get("deprecated") else "",
+            schema_size=len(msgspec.json.encode(version.get("schema"))),
+        )
+        found.append(replace(row, storage_api_version=storage) if storage != resource.api_version else row)
+    return found
+
+
+def deprecation_warning(version: Object, spec: Object) -> str:
+    """What is said of a version that is deprecated: what its author says, or which one to use."""
+    if "deprecationWarning" in version:
+        return str(version["deprecationWarning"])
+    old, kind = version["name"], spec["names"]["kind"]
+    others = [each["name"] for each in spec["versions"] if each.get("served") and not each.get("deprecated")]
+    newer = sorted((each for each in others if version_priority(each) < version_priority(old)), key=version_priority)
+    use = f"; use {spec['group']}/{newer[0]} {kind}" if newer else ""
+    return f"{spec['group']}/{old} {kind} is deprecated{use}"
+
+
+def conversion_webhook(spec: Object) -> Object:
+    """The webhook that converts objects, where there is one."""
+    conversion = spec.get("conversion") or {}
+    return (conversion.get("webhook") or {}) if conversion.get("strategy") == "Webhook" else {}
+
+
+def subresources_of(version: Object, resource: Resource) -> dict[str, Subresource]:
+    asked = version.get("subresources") or {}
+    found = {}
+    if "status" in asked:
+        verbs = ("get", "patch", "update")
+        found["status"] = Subresource("status", resource.kind, verbs, resource.group, resource.version)
+    if asked.get("scale"):
+        found["scale"] = Subresource("scale", "Scale", ("get", "patch", "update"), "autoscaling", "v1")
+    return found
+
+
+def printer_columns(version: Object) -> tuple[PrinterColumn, ...]:
+    listed = version.get("additionalPrinterColumns") or ()
+    found = [
+        PrinterColumn(
+            each["name"],
+            each["jsonPath"],
+            each.get("type", "string"),
+            each.get("format", ""),
+            each.get("description", ""),
+            each.get("priority", 0),
+        )
+        for each in listed
+    ]
+    return tuple(found) or (AGE_COLUMN,)

@@ -1,0 +1,203 @@
+"""What is wrong with the rules and patterns of a schema, in Kubernetes' words: asked when a definition is written."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tapestry.apiserver.customresources.cel_types import MAX_REQUEST_BYTES, declared_type, min_size
+from tapestry.apiserver.customresources.field_paths import PathError, normalized_path
+from tapestry.apiserver.customresources.structural_schema import TYPE_CHECKS, Fault
+from tapestry.apiserver.customresources.validation_rules import RULES
+from tapestry.apiserver.validation.faults import unsupported_value
+from tapestry.kube.cel.compiler import compile_expression
+from tapestry.kube.cel.errors import CompileError, FoldingError
+from tapestry.kube.cel.regexes import RegexError, compile_regex
+from tapestry.kube.cel.types import BOOL, STRING, Type, optional_of
+from tapestry.kube.objects import Object
+
+COST_LIMIT = 10_000_000
+"""What a rule may cost in the largest object there can be."""
+COST_ADVICE = (
+    "(try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, maps, "
+    "and strings are declared)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaLocation:
+    """Where in a schema rules are."""
+
+    path: str
+    name: str = "selfType"
+    """Of the type there."""
+    is_resource_root: bool = True
+    unkeyed_list: str = ""
+    """The list above that has no keys, if there is one."""
+    max_count: int | None = 1
+    """How many values there can be; None where nothing limits them."""
+
+    def child(self, step: str, name: str, *, unkeyed_list: str = "", max_items: int | None = 1) -> "SchemaLocation":
+        times = self.max_count * max_items if self.max_count is not None and max_items is not None else None
+        return SchemaLocation(
+            f"{self.path}.{step}", f"{self.name}.{name}", False, self.unkeyed_list or unkeyed_list, times
+        )
+
+
+def rule_faults(schema: Object, path: str) -> Iterator[Fault]:
+    """What is wrong with the rules and patterns of a schema, those of its parts first."""
+    return schema_faults(schema, SchemaLocation(path))
+
+
+def schema_faults(schema: Object, location: SchemaLocation) -> Iterator[Fault]:
+    yield from branch_faults(schema, location.path)
+    if schema.get("type") and schema["type"] not in TYPE_CHECKS:
+        yield unsupported_value(f"{location.path}.type", schema["type"], sorted(TYPE_CHECKS))
+    if "pattern" in schema:
+        yield from pattern_faults(schema["pattern"], f"{location.path}.pattern")
+    for key, each in (schema.get("properties") or {}).items():
+        yield from schema_faults(each, location.child(f"properties[{key}]", key))
+    values, items = schema.get("additionalProperties"), schema.get("items")
+    if isinstance(values, dict):
+        most = schema.get("maxProperties")
+        yield from schema_faults(values, location.child("additionalProperties", "@elem", max_items=most))
+    if isinstance(items, dict):
+        unkeyed = "" if schema.get("x-kubernetes-list-type") == "map" else location.path
+        yield from schema_faults(
+            items, location.child("items", "@idx", unkeyed_list=unkeyed, max_items=schema.get("maxItems"))
+        )
+    if schema.get(RULES):
+        yield from node_rule_faults(schema, location)
+
+
+def misplaced_rule_faults(schema: Object, path: str) -> Iterator[Fault]:
+    """Rules in branches, which may only add conditions on values."""
+    if schema.get(RULES):
+        yield Fault(f"{path}.{RULES}", "FieldValueForbidden", "Forbidden: must be empty to be structural")
+    for key, each in (schema.get("properties") or {}).items():
+        yield from misplaced_rule_faults(each, f"{path}.properties[{key}]")
+    for field in ("items", "not"):
+        if isinstance(schema.get(field), dict):
+            yield from misplaced_rule_faults(schema[field], f"{path}.{field}")
+    yield from branch_faults(schema, path)
+
+
+def branch_faults(schema: Object, path: str) -> Iterator[Fault]:
+    for field in ("allOf", "anyOf", "oneOf"):
+        for number, each in enumerate(schema.get(field) or ()):
+            yield from misplaced_rule_faults(each, f"{path}.{field}[{number}]")
+
+
+def pattern_faults(pattern: str, field_path: str) -> Iterator[Fault]:
+    try:
+        compile_regex(pattern)
+    except RegexError as error:
+        why = f"must be a valid regular expression, but isn't: error parsing regexp: {error}"
+        yield quoted_fault(field_path, pattern, why)
+
+
+def node_rule_faults(schema: Object, location: SchemaLocation) -> Iterator[Fault]:
+    placed = [(rule, f"{location.path}.{RULES}[{number}]") for number, rule in enumerate(schema[RULES])]
+    shapes = [fault for rule, at in placed for fault in rule_shape_faults(rule, schema, at)]
+    yield from shapes
+    found = declared_type(schema, location.name, is_resource_root=location.is_resource_root)
+    if found is not None and not shapes:
+        times = location.max_count if location.max_count is not None else MAX_REQUEST_BYTES // (min_size(schema) + 1)
+        for rule, at in placed:
+            yield from rule_expression_faults(rule, at, found, location.unkeyed_list, times)
+
+
+def rule_shape_faults(rule: Object, schema: Object, field_path: str) -> Iterator[Fault]:
+    text, words = str(rule.get("rule") or ""), str(rule.get("message") or "")
+    if not text.strip():
+        yield Fault(f"{field_path}.rule", "FieldValueRequired", "Required value: rule is not specified")
+    elif words and not words.strip():
+        yield quoted_fault(f"{field_path}.message", words, "must be non-empty if specified")
+    elif "\n" in words.strip():
+        yield quoted_fault(f"{field_path}.message", words, "must not contain line breaks")
+    elif "\n" in text.strip() and not words:
+        why = "Required value: message must be specified if rule contains line breaks"
+        yield Fault(f"{field_path}.message", "FieldValueRequired", why)
+    expression = rule.get("messageExpression") or ""
+    if expression and not expression.strip():
+        why = "Required value: messageExpression must be non-empty if specified"
+        yield Fault(f"{field_path}.messageExpression", "FieldValueRequired", why)
+    if rule.get("reason") and rule["reason"] not in REASONS:
+        known = ", ".join(f'"{each}"' for each in REASONS)
+        why = f'Unsupported value: "{rule["reason"]}": supported values: {known}'
+        yield Fault(f"{field_path}.reason", "FieldValueNotSupported", why)
+    if rule.get("fieldPath"):
+        try:
+            normalized_path(rule["fieldPath"], schema)
+        except PathError:
+            yield quoted_fault(f"{field_path}.fieldPath", rule["fieldPath"], "must be a valid path")
+
+
+REASONS = ("FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired")
+
+
+def quoted_fault(path: str, value: str, why: str) -> Fault:
+    shown = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return Fault(path, "FieldValueInvalid", f'Invalid value: "{shown}": {why}')
+
+
+def rule_expression_faults(rule: Object, field_path: str, self_type: Type, unkeyed: str, times: int) -> Iterator[Fault]:
+    known = {"self": self_type, "oldSelf": optional_of(self_type) if rule.get("optionalOldSelf") else self_type}
+    shown = rule_json(rule)
+    try:
+        program = compile_expression(rule["rule"], known)
+    except FoldingError as error:
+        why = f"Invalid value: {shown}: program instantiation failed: {error}"
+        yield Fault(f"{field_path}.rule", "FieldValueInvalid", why)
+        return
+    except CompileError as error:
+        yield Fault(f"{field_path}.rule", "FieldValueInvalid", f"Invalid value: {shown}: compilation failed: {error}")
+        return
+    if program.type != BOOL:
+        why = f"Invalid value: {shown}: cel expression must evaluate to a bool"
+        yield Fault(f"{field_path}.rule", "FieldValueInvalid", why)
+        return
+    if program.cost * times > COST_LIMIT:
+        factor = cost_factor(program.cost * times)
+        why = f"Forbidden: estimated rule cost exceeds budget by factor of {factor} {COST_ADVICE}"
+        yield Fault(f"{field_path}.rule", "FieldValueForbidden", why)
+    if rule.get("messageExpression"):
+        why = message_expression_error(rule["messageExpression"], known)
+        if why:
+            yield Fault(f"{field_path}.messageExpression", "FieldValueInvalid", f"Invalid value: {shown}: {why}")
+    if "oldSelf" in program.variable_names:
+        if unkeyed:
+            why = f"oldSelf cannot be used on the uncorrelatable portion of the schema within {unkeyed}"
+            yield quoted_fault(f"{field_path}.rule", rule["rule"], why)
+    elif "optionalOldSelf" in rule:
+        why = f"Invalid value: {str(rule['optionalOldSelf']).lower()}: may not be set if oldSelf is not used in rule"
+        yield Fault(f"{field_path}.optionalOldSelf", "FieldValueInvalid", why)
+
+
+def cost_factor(cost: int) -> str:
+    times = cost / COST_LIMIT
+    return "more than 100x" if times > 100 else f"{times:f}x" if times < 1.5 else f"{times:.1f}x"
+
+
+def message_expression_error(text: str, variable_types: Mapping[str, Type]) -> str:
+    try:
+        found = compile_expression(text, variable_types).type
+    except CompileError as error:
+        return f"messageExpression compilation failed: {error}"
+    return "" if found == STRING else "messageExpression must evaluate to a string"
+
+
+def rule_json(rule: Object) -> str:
+    """A rule as Kubernetes shows it in complaints: as JSON, with what HTML would take amiss hidden."""
+    found = {
+        "Rule": rule["rule"],
+        "Message": rule.get("message", ""),
+        "MessageExpression": rule.get("messageExpression", ""),
+        "Reason": rule.get("reason"),
+        "FieldPath": rule.get("fieldPath", ""),
+        "OptionalOldSelf": rule.get("optionalOldSelf"),
+    }
+    text = json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+    return "".join(HTML_ESCAPES.get(each, each) for each in text)
+
+
+HTML_ESCAPES = {"&": "\\u0026", "<": "\\u003c", ">": "\\u003e"}

@@ -1,0 +1,141 @@
+"""Services, ingresses and what they are made of, in a table."""
+
+from tapestry.apiserver.printing.table_columns import (
+    AGE,
+    MAX_LISTED,
+    NAME,
+    NONE,
+    UNKNOWN,
+    UNSET,
+    ColumnsByResource,
+    TableColumn,
+    abbreviated_list,
+    computed_cell,
+    labels_text,
+    selector_text,
+    value_cell,
+)
+from tapestry.kube.objects import Object, value_at
+
+
+def service_ports_text(service: Object) -> str:
+    ports = value_at(service, "spec", "ports", default=[])
+    shown = [
+        f"{each['port']}{':' + str(each['nodePort']) if each.get('nodePort') else ''}/{each.get('protocol', 'TCP')}"
+        for each in ports
+    ]
+    return ",".join(shown) or NONE
+
+
+def external_addresses(service: Object) -> str:
+    spec = service.get("spec") or {}
+    own: list[str] = spec.get("externalIPs") or []
+    match spec.get("type"):
+        case "ClusterIP" | "NodePort":
+            return ",".join(own) or NONE
+        case "LoadBalancer":
+            return ",".join([*load_balancer_addresses(service), *own]) or "<pending>"
+        case "ExternalName":
+            return str(spec.get("externalName", ""))
+    return UNKNOWN
+
+
+def load_balancer_addresses(obj: Object) -> list[str]:
+    """Where a load balancer lets traffic in."""
+    points = value_at(obj, "status", "loadBalancer", "ingress", default=[])
+    return sorted({each.get("ip") or each.get("hostname") or "" for each in points} - {""})
+
+
+def endpoint_addresses(obj: Object) -> str:
+    subsets = obj.get("subsets") or ()
+    found: list[str] = []
+    for subset in subsets:
+        addresses = [each["ip"] for each in subset.get("addresses") or ()]
+        ports = [each["port"] for each in subset.get("ports") or ()]
+        found += [host_port(ip, port) for port in ports for ip in addresses] if ports else addresses
+    return abbreviated_list(found) if subsets else NONE
+
+
+def host_port(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def slice_ports_text(obj: Object) -> str:
+    return (
+        abbreviated_list([str(each.get("port") or each.get("name") or "*") for each in obj.get("ports") or ()]) or UNSET
+    )
+
+
+def slice_addresses_text(obj: Object) -> str:
+    return abbreviated_list([ip for each in obj.get("endpoints") or () for ip in each.get("addresses") or ()]) or UNSET
+
+
+def ingress_hosts(obj: Object) -> str:
+    """The first hosts; all rules after them count as more, with a host of their own or not."""
+    rules = value_at(obj, "spec", "rules", default=[])
+    places = [number for number, each in enumerate(rules) if each.get("host")][:MAX_LISTED]
+    shown = ",".join(rules[number]["host"] for number in places) or "*"
+    is_more = len(places) == MAX_LISTED and places[-1] + 1 < len(rules)
+    return f"{shown} + {len(rules) - MAX_LISTED} more..." if is_more else shown
+
+
+def ingress_class_parameters(obj: Object) -> str:
+    found = value_at(obj, "spec", "parameters")
+    if found is None:
+        return NONE
+    group = f".{found['apiGroup']}" if found.get("apiGroup") else ""
+    return f"{found['kind']}{group}/{found['name']}"
+
+
+def parent_reference(obj: Object) -> str:
+    found = value_at(obj, "spec", "parentRef")
+    if found is None:
+        return NONE
+    resource = ".".join(filter(None, (found.get("resource"), found.get("group")))).lower()
+    return "/".join([resource, *filter(None, [found.get("namespace")]), found.get("name", "")])
+
+
+COLUMNS: ColumnsByResource = {
+    "services": (
+        NAME,
+        TableColumn("Type", value_cell("spec", "type")),
+        TableColumn("Cluster-IP", value_cell("spec", "clusterIPs", 0, default=NONE)),
+        TableColumn("External-IP", computed_cell(external_addresses)),
+        TableColumn("Port(s)", computed_cell(service_ports_text)),
+        AGE,
+        TableColumn("Selector", computed_cell(lambda obj: labels_text(value_at(obj, "spec", "selector"))), priority=1),
+    ),
+    "endpoints": (NAME, TableColumn("Endpoints", computed_cell(endpoint_addresses)), AGE),
+    "endpointslices.discovery.k8s.io": (
+        NAME,
+        TableColumn("AddressType", value_cell("addressType")),
+        TableColumn("Ports", computed_cell(slice_ports_text)),
+        TableColumn("Endpoints", computed_cell(slice_addresses_text)),
+        AGE,
+    ),
+    "ingresses.networking.k8s.io": (
+        NAME,
+        TableColumn("Class", value_cell("spec", "ingressClassName", default=NONE)),
+        TableColumn("Hosts", computed_cell(ingress_hosts)),
+        TableColumn("Address", computed_cell(lambda obj: ",".join(load_balancer_addresses(obj)))),
+        TableColumn("Ports", computed_cell(lambda obj: "80, 443" if value_at(obj, "spec", "tls") else "80")),
+        AGE,
+    ),
+    "ingressclasses.networking.k8s.io": (
+        NAME,
+        TableColumn("Controller", value_cell("spec", "controller")),
+        TableColumn("Parameters", computed_cell(ingress_class_parameters)),
+        AGE,
+    ),
+    "networkpolicies.networking.k8s.io": (
+        NAME,
+        TableColumn("Pod-Selector", computed_cell(lambda obj: selector_text(value_at(obj, "spec", "podSelector")))),
+        AGE,
+    ),
+    "ipaddresses.networking.k8s.io": (NAME, TableColumn("ParentRef", computed_cell(parent_reference))),
+    "servicecidrs.networking.k8s.io": (
+        NAME,
+        TableColumn("CIDRs", computed_cell(lambda obj: ",".join(value_at(obj, "spec", "cidrs", default=[])))),
+        AGE,
+    ),
+}

@@ -1,0 +1,147 @@
+"""Listening: a socket, the connections that it accepts, and what becomes of them before they speak HTTP."""
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import cast
+
+from tapestry.apiserver.serving.connection_limiter import ConnectionLimiter
+from tapestry.apiserver.serving.http_connection import Exchange, HttpConnection
+from tapestry.process.logs import logger
+
+log = logger(__name__)
+
+HANDSHAKE_SECONDS = 10.0
+"""How long a TLS handshake may take."""
+SHUTDOWN_SECONDS = 1.0
+
+ExchangeHandler = Callable[[Exchange], Awaitable[None]]
+
+
+class Handshake(asyncio.Protocol):
+    """A connection before its TLS handshake is complete: it counts from the start, and can be closed at any time.
+
+    Event loops show a connection only after its handshake.  So this one is accepted without TLS, and its socket handed
+    to the loop again, in a task.
+    """
+
+    peer = owner = ""
+    is_idle = True
+
+    def __init__(self, http_server: "HttpServer", context: ssl.SSLContext) -> None:
+        self._http_server, self._context = http_server, context
+        self._pending_socket: socket.socket | None = None
+        """The socket, until the event loop has it."""
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if isinstance(peer, tuple) else ""
+        try:
+            duplicate = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        except OSError:  # too many open files, or the client is gone
+            duplicate = None
+        transport.abort()
+        if duplicate is None:
+            return
+        if self._http_server.is_stopped:
+            duplicate.close()
+            return
+        self._pending_socket = duplicate
+        self._http_server.handshakes.add(self)
+        self._task = self._http_server.group.create_task(self._run_handshake())
+        self._http_server.connection_limiter.add(self)
+
+    def abort(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._pending_socket is not None:  # the task has not begun, and never will
+            self._pending_socket.close()
+            self.finish()
+
+    def finish(self) -> None:
+        """It is over, one way or the other."""
+        self._http_server.handshakes.discard(self)
+        self._http_server.connection_limiter.remove(self)
+
+    async def _run_handshake(self) -> None:
+        client, self._pending_socket = self._pending_socket, None
+        assert client is not None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: HttpConnection(self._http_server, self),
+                client,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+            )
+        except OSError:
+            return  # no TLS, none that we speak, no end of it, or no client any more
+        except Exception:
+            log.exception("a TLS handshake failed")  # and only this one: all are in one group
+        finally:
+            self.finish()
+
+
+class HttpServer:
+    """A socket that is listened to."""
+
+    def __init__(
+        self,
+        handle: ExchangeHandler,
+        group: asyncio.TaskGroup,
+        idle_timeout: float,
+        connection_limiter: ConnectionLimiter,
+    ) -> None:
+        self.handle = handle
+        """It answers whatever happens; what it raises breaks the connection."""
+        self.group = group
+        """Whose tasks exchanges are."""
+        self.idle_timeout = idle_timeout
+        """Seconds that a connection may be without a whole head of a request."""
+        self.connection_limiter = connection_limiter
+        """Counts connections, and closes some where there are too many."""
+        self.connections: set[HttpConnection] = set()
+        self.handshakes: set[Handshake] = set()
+        self.is_stopped = False
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+
+        def made() -> asyncio.Protocol:
+            return HttpConnection(self) if tls is None else Handshake(self, tls)
+
+        self._server = await loop.create_server(made, host, port, backlog=1024)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        sockets = self._server.sockets if self._server is not None else ()
+        return [each.getsockname()[:2] for each in sockets]
+
+    async def stop(self) -> None:
+        """Stop listening; what is under way has a moment to end."""
+        if self._server is None:
+            return
+        self.is_stopped = True
+        loop = asyncio.get_running_loop()
+        for door in self._server.sockets:
+            loop.remove_reader(door)
+        await asyncio.sleep(0)  # a server that is closed forgets whom it has just accepted: CPython's issue 109564
+        self._server.close()
+        for handshake in list(self.handshakes):
+            handshake.abort()
+        for each in list(self.connections):
+            if each.is_idle:
+                each.close()
+        tasks = [each.task for each in self.connections if each.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SHUTDOWN_SECONDS)
+        for each in list(self.connections):
+            each.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_SECONDS):
+                await self._server.wait_closed()

@@ -1,0 +1,49 @@
+"""What is read of the text of an object, and changed in it, without reading the rest: labels and resourceVersion."""
+
+import msgspec
+
+from tapestry.kube.objects import Object
+
+FIELDS_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+LABELS_DECODER = msgspec.json.Decoder(dict[str, str] | None)
+ENCODER = msgspec.json.Encoder()
+
+
+def with_revision(raw: bytes, revision: int) -> tuple[bytes, Object]:
+    """The object as it is served, its apiVersion first, and its labels.  Raises msgspec.DecodeError."""
+    fields, metadata = split_metadata(raw)
+    metadata["resourceVersion"] = msgspec.Raw(b'"%d"' % revision)
+    labels = LABELS_DECODER.decode(metadata["labels"]) if "labels" in metadata else None
+    return join_metadata(fields, metadata), labels or {}
+
+
+def without_revision(raw: bytes) -> bytes:
+    """The object as etcd keeps it: there, the revision is beside it."""
+    fields, metadata = split_metadata(raw)
+    metadata.pop("resourceVersion", None)
+    return join_metadata(fields, metadata)
+
+
+class _Metadata(msgspec.Struct):
+    labels: dict[str, str] | None = None
+
+
+class _Object(msgspec.Struct):
+    metadata: _Metadata
+
+
+METADATA_DECODER = msgspec.json.Decoder(_Object)
+
+
+def raw_labels(raw: bytes) -> Object:
+    return METADATA_DECODER.decode(raw).metadata.labels or {}
+
+
+def split_metadata(raw: bytes) -> tuple[dict[str, msgspec.Raw], dict[str, msgspec.Raw]]:
+    fields = FIELDS_DECODER.decode(raw)
+    return fields, FIELDS_DECODER.decode(fields["metadata"]) if "metadata" in fields else {}
+
+
+def join_metadata(fields: dict[str, msgspec.Raw], metadata: dict[str, msgspec.Raw]) -> bytes:
+    first = {"apiVersion": fields["apiVersion"]} if "apiVersion" in fields else {}
+    return ENCODER.encode({**first, **fields, "metadata": metadata})

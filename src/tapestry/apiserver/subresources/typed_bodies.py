@@ -1,0 +1,53 @@
+"""Bodies of what is asked beside objects: reviews, tokens, bindings, evictions and scales are of a type, too."""
+
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from tapestry.apiserver import api_errors
+from tapestry.apiserver.admission.matching import subresource_kind
+from tapestry.apiserver.request_bodies import decoded_body
+from tapestry.apiserver.requests import Call, Target
+from tapestry.apiserver.server import ApiResponse, ResourceHandler
+from tapestry.apiserver.type_decoders import TypeDecoders
+from tapestry.apiserver.workers import reserve_memory, run_if_large
+
+BODY_TYPES = {
+    "Binding": "io.k8s.api.core.v1.Binding",
+    "Eviction": "io.k8s.api.policy.v1.Eviction",
+    "Scale": "io.k8s.api.autoscaling.v1.Scale",
+    "TokenRequest": "io.k8s.api.authentication.v1.TokenRequest",
+}
+"""Of those that are posted to an object; the others have rows of their own."""
+IDENTITY_FIELDS = ("apiVersion", "kind")
+
+
+@dataclass(frozen=True)
+class TypedBodies:
+    """Lets handlers have what they expect."""
+
+    types: TypeDecoders
+
+    def typed_handler(self, handler: ResourceHandler) -> ResourceHandler:
+        """The handler, where a body is what it should be; one of another type is a bad request."""
+
+        async def check(call: Call, target: Target) -> ApiResponse:
+            if call.method in ("POST", "PUT"):
+                await reserve_memory(len(call.body))
+                call = await run_if_large(len(call.body), self.read_body, call, target)
+            return await handler(call, target)
+
+        return check
+
+    def read_body(self, call: Call, target: Target) -> Call:
+        """The call with its body as objects are read: without nulls, and without what its type does not know."""
+        kind, body = subresource_kind(target.info, target.subresource), decoded_body(call)
+        if not isinstance(body, dict | None):
+            raise api_errors.not_an_object(kind.kind, body)
+        said = {
+            key: each for key, each in (body or {}).items() if key in IDENTITY_FIELDS
+        }  # which is for the handler to judge
+        named = {**(body or {}), "apiVersion": kind.api_version, "kind": kind.kind}
+        found, _ = self.types.decode(BODY_TYPES.get(kind.kind) or target.info.schema_name, named, kind.kind)
+        bare = {key: each for key, each in found.items() if key not in IDENTITY_FIELDS}
+        return structs.replace(call, decoded_body={**said, **bare})

@@ -1,0 +1,203 @@
+"""Garbage: what no owner of it is left for goes, too.
+
+An object names its owners.  Once none of them is there any more, it is deleted; while some are, it only loses the names
+of those that are not.  How an owner is deleted says when:
+
+    background   the owner goes at once, its dependents after it
+    foreground   the owner waits for the dependents that block it (finalizer foregroundDeletion)
+    orphan       the dependents stay, and no longer name it (finalizer orphan)
+
+Caches may lag behind.  So an owner that they do not have is asked for before it counts as gone, and a dependent is
+changed and deleted only in the version that was judged: if it has other owners by now, the server refuses.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from tapestry.client.client import Client
+from tapestry.client.options import Propagation
+from tapestry.controller import Manager
+from tapestry.controller.queue import Queue
+from tapestry.controlplane.metadata_informers import MetadataInformers
+from tapestry.kube.errors import NotFound
+from tapestry.kube.objects import Object, is_deleting, key_of, namespace_of, uid_of, without_field
+from tapestry.kube.resources import Resource
+
+FOREGROUND_FINALIZER, ORPHAN_FINALIZER = "foregroundDeletion", "orphan"
+PROPAGATION_BY_FINALIZER = {ORPHAN_FINALIZER: Propagation.ORPHAN, FOREGROUND_FINALIZER: Propagation.FOREGROUND}
+
+
+class OwnerState(Enum):
+    """What an owner is to a dependent."""
+
+    PRESENT = auto()
+    WAITING_FOR_DEPENDENTS = auto()
+    """Deleting, and waiting for its dependents to go first."""
+    ABSENT = auto()
+
+
+@dataclass(frozen=True)
+class GarbageCollector:
+    """Judges one object at a time, as an owner that is deleting and as a dependent."""
+
+    metadata_informers: MetadataInformers
+    reads: Client
+    client: Client
+
+    async def reconcile(self, key: str) -> None:
+        await self.metadata_informers.synced.wait()
+        name, _, place = key.partition(" ")
+        informer = self.metadata_informers.informers.get(name)
+        obj = informer.store.get(place) if informer is not None else None
+        if informer is None or obj is None:
+            return
+        try:
+            if not is_deleting(obj):
+                await self.collect_dependent(informer.resource, obj)
+            elif ORPHAN_FINALIZER in finalizers_of(obj):
+                await self.orphan_dependents(informer.resource, obj)
+            elif FOREGROUND_FINALIZER in finalizers_of(obj):
+                await self.finish_foreground_deletion(informer.resource, obj)
+        except NotFound:
+            return  # it went meanwhile
+
+    # -- as a dependent
+
+    async def collect_dependent(self, resource: Resource, obj: Object) -> None:
+        owners = owners_of(obj)
+        states = [await self.owner_state(each, obj) for each in owners]
+        present = [owner for owner, state in zip(owners, states, strict=True) if state is OwnerState.PRESENT]
+        if len(present) == len(owners):
+            return
+        if present:
+            await self.patch_metadata(resource, obj, ownerReferences=present)
+            return
+        policy = next(
+            (PROPAGATION_BY_FINALIZER[each] for each in PROPAGATION_BY_FINALIZER if each in finalizers_of(obj)),
+            Propagation.BACKGROUND,
+        )
+        dependents = (
+            [each for _, each in self.metadata_informers.dependents(obj)]
+            if OwnerState.WAITING_FOR_DEPENDENTS in states
+            else []
+        )
+        if dependents:
+            policy = Propagation.FOREGROUND  # as its owner: what is below goes first
+            if any(is_foreground_deleting(each) for each in dependents):  # a circle: somebody has to give way
+                released = [without_field(each, "blockOwnerDeletion") for each in owners]
+                obj = await self.patch_metadata(resource, obj, ownerReferences=released)
+        await self.client.delete(resource, obj, propagation=policy)
+
+    async def owner_state(self, owner: Object, dependent: Object) -> OwnerState:
+        resource = self.resource_of(owner)
+        namespace = namespace_of(dependent)
+        if resource is None or (resource.namespaced and namespace is None):
+            return OwnerState.PRESENT  # nobody can say that it is gone
+        found = self.cached_owner(resource, owner, dependent)
+        if found is None:
+            try:
+                found = await self.reads.get(resource, owner["name"], namespace if resource.namespaced else None)
+            except NotFound:
+                return OwnerState.ABSENT
+        if uid_of(found) != owner["uid"]:
+            return OwnerState.ABSENT  # a namesake
+        return OwnerState.WAITING_FOR_DEPENDENTS if is_foreground_deleting(found) else OwnerState.PRESENT
+
+    def cached_owner(self, resource: Resource, owner: Object, dependent: Object) -> Object | None:
+        informer = self.metadata_informers.informers.get(resource.name)
+        found = informer.store.get(owner_key(resource, owner, dependent)) if informer is not None else None
+        return found if found is not None and uid_of(found) == owner["uid"] else None
+
+    def resource_of(self, owner: Object) -> Resource | None:
+        """The resource of an owner's kind, whatever the version it is named in."""
+        group = owner["apiVersion"].rpartition("/")[0]
+        return self.metadata_informers.resources_by_kind.get((group, owner["kind"]))
+
+    # -- as an owner that is deleting
+
+    async def finish_foreground_deletion(self, resource: Resource, owner: Object) -> None:
+        """Let the owner go once nothing blocks it."""
+        if not any(blocks_owner_deletion(each, owner) for _, each in self.metadata_informers.dependents(owner)):
+            await self.patch_metadata(
+                resource, owner, finalizers=[each for each in finalizers_of(owner) if each != FOREGROUND_FINALIZER]
+            )
+
+    async def orphan_dependents(self, resource: Resource, owner: Object) -> None:
+        """Have every dependent forget the owner, and let it go."""
+        for each, dependent in list(self.metadata_informers.dependents(owner)):
+            others = [ref for ref in owners_of(dependent) if ref["uid"] != uid_of(owner)]
+            try:
+                await self.patch_metadata(each, dependent, ownerReferences=others)
+            except NotFound:
+                continue
+        await self.patch_metadata(
+            resource, owner, finalizers=[each for each in finalizers_of(owner) if each != ORPHAN_FINALIZER]
+        )
+
+    async def patch_metadata(self, resource: Resource, obj: Object, **metadata: Sequence[object]) -> Object:
+        """Patch the object's metadata, if it is still what was judged."""
+        return await self.client.patch(resource, obj, {"metadata": metadata})
+
+    # -- what is to be looked at
+
+    def object_changed(self, queue: Queue, resource: Resource, old: Object | None, new: Object | None) -> None:
+        owner = new or old
+        if owner is not None and (
+            new is None or (is_foreground_deleting(new) and (old is None or not is_foreground_deleting(old)))
+        ):
+            for each, dependent in self.metadata_informers.dependents(owner):
+                queue.add(queue_key(each, dependent))
+        if new is not None and any(now := deletion_state(new)) and now != deletion_state(old):
+            queue.add(queue_key(resource, new))
+        if old is not None and (new is None or owners_of(new) != owners_of(old)):
+            for waiting in self.waiting_owners(old):
+                queue.add(waiting)
+
+    def waiting_owners(self, dependent: Object) -> Iterable[str]:
+        for owner in owners_of(dependent):
+            resource = self.resource_of(owner)
+            found = self.cached_owner(resource, owner, dependent) if resource is not None else None
+            if resource is not None and found is not None and is_foreground_deleting(found):
+                yield queue_key(resource, found)
+
+
+def queue_key(resource: Resource, obj: Object) -> str:
+    return f"{resource.name} {key_of(obj)}"
+
+
+def owner_key(resource: Resource, owner: Object, dependent: Object) -> str:
+    """Where an owner is kept: namespaced ones own in their namespace alone."""
+    return f"{namespace_of(dependent)}/{owner['name']}" if resource.namespaced else str(owner["name"])
+
+
+def owners_of(obj: Object) -> list[Object]:
+    return obj["metadata"].get("ownerReferences") or []
+
+
+def finalizers_of(obj: Object) -> list[str]:
+    return obj["metadata"].get("finalizers") or []
+
+
+def is_foreground_deleting(obj: Object) -> bool:
+    """Whether the object is deleting, and only after its dependents."""
+    return is_deleting(obj) and FOREGROUND_FINALIZER in finalizers_of(obj)
+
+
+def blocks_owner_deletion(dependent: Object, owner: Object) -> bool:
+    return any(each["uid"] == uid_of(owner) and each.get("blockOwnerDeletion") for each in owners_of(dependent))
+
+
+def deletion_state(obj: Object | None) -> tuple[list[Object], list[str]]:
+    """What makes an object our business: its owners, and how it is deleted."""
+    if obj is None:
+        return [], []
+    return owners_of(obj), [
+        each for each in finalizers_of(obj) if is_deleting(obj) and each in PROPAGATION_BY_FINALIZER
+    ]
+
+
+def install(manager: Manager, metadata_informers: MetadataInformers) -> None:
+    garbage = GarbageCollector(metadata_informers, manager.reads, manager.client)
+    controller = manager.controller("garbage", garbage.reconcile)
+    metadata_informers.on_change(lambda *change: garbage.object_changed(controller.queue, *change))

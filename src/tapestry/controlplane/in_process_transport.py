@@ -1,0 +1,101 @@
+"""The way to an API server in this process: a Transport without a socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from tapestry.apiserver.requests import Call, User
+from tapestry.apiserver.server import ApiResponse, CallHandler
+from tapestry.apiserver.storage.log import StorageError
+from tapestry.apiserver.watches import WatchResponse
+from tapestry.client.transport import Request, Response, Stream
+from tapestry.kube.errors import TransportError
+
+
+class InProcessTransport:
+    """Carries requests to `server`, in the name of `user`."""
+
+    def __init__(self, server: CallHandler, user: User) -> None:
+        self._server = server
+        self._user = user
+        self._timeouts: set[asyncio.Timeout] = set()
+
+    async def send(self, request: Request) -> Response:
+        async with self.stream(request) as stream, self._limit_time(request, request.timeout):
+            body = b"".join([chunk async for chunk in stream.chunks()])
+            return Response(stream.status, stream.headers if isinstance(stream, BufferedStream) else {}, body)
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[Stream]:
+        async with self._limit_time(request, request.timeout):
+            answer = await self._handle(request)
+        if isinstance(answer, ApiResponse) and answer.stream is None:
+            yield BufferedStream(answer)
+            return
+        source = answer.stream if isinstance(answer, ApiResponse) else answer
+        assert source is not None
+        try:
+            async with self._limit_time(request, None), aclosing(source.chunks()) as chunks:
+                yield ChunkStream(chunks)
+        finally:
+            source.end()
+
+    def abort(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for each in self._timeouts:
+            each.reschedule(now)
+
+    async def close(self) -> None:
+        self.abort()
+
+    async def _handle(self, request: Request) -> ApiResponse | WatchResponse:
+        headers = {"content-type": request.content_type, "accept": request.accept}
+        call = Call(request.method, request.path, request.query, headers, request.body or b"", self._user)
+        try:
+            return await self._server.handle(call)
+        except StorageError as error:
+            raise TransportError(f"{request}: {error}", maybe_sent=True) from error
+
+    @asynccontextmanager
+    async def _limit_time(self, request: Request, seconds: float | None) -> AsyncIterator[None]:
+        """Ends with an error after so many seconds, or when the connection is cut."""
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                self._timeouts.add(limit)
+                try:
+                    yield
+                finally:
+                    self._timeouts.discard(limit)
+        except TimeoutError as error:
+            why = f"{request}: the connection was cut, or no answer came in time"
+            raise TransportError(why, maybe_sent=True) from error
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedStream:
+    """An answer that is all there, as a stream."""
+
+    response: ApiResponse
+
+    @property
+    def status(self) -> int:
+        return self.response.status
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.response.headers.items()}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self.response.body
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStream:
+    """A watch, or what else comes in pieces."""
+
+    source: AsyncIterator[bytes]
+    status: int = 200
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        return self.source

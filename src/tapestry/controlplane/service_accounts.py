@@ -1,0 +1,64 @@
+"""Accounts: every namespace has an account that its pods can run as, and the CA that they know the server by."""
+
+from dataclasses import dataclass
+
+from tapestry.client.client import Client
+from tapestry.controller import Manager
+from tapestry.controller.controller import own_namespace
+from tapestry.controller.store import Store
+from tapestry.kube.errors import AlreadyExists, NotFound
+from tapestry.kube.objects import Object, is_deleting
+from tapestry.kube.resources import CONFIGMAPS, NAMESPACES, SERVICE_ACCOUNTS, Resource
+
+DEFAULT_ACCOUNT = "default"
+ROOT_CA_CONFIGMAP = "kube-root-ca.crt"
+DESCRIPTION_ANNOTATION = "kubernetes.io/description"
+DESCRIPTION = "Certificates to know the API server of this cluster by; pods find them beside their tokens."
+
+
+@dataclass(frozen=True)
+class ServiceAccountReconciler:
+    """Keeps in each namespace what every namespace has."""
+
+    namespaces: Store
+    accounts: Store
+    ca_configmaps: Store
+    client: Client
+    ca_bundle: str
+    """Certificates in PEM; without any, there is nothing to know the server by."""
+
+    async def reconcile(self, name: str) -> None:
+        namespace = self.namespaces.get(name)
+        if namespace is None or is_deleting(namespace):
+            return
+        await self.ensure(SERVICE_ACCOUNTS, self.accounts, {"metadata": {"name": DEFAULT_ACCOUNT, "namespace": name}})
+        if self.ca_bundle:
+            metadata = {
+                "name": ROOT_CA_CONFIGMAP,
+                "namespace": name,
+                "annotations": {DESCRIPTION_ANNOTATION: DESCRIPTION},
+            }
+            await self.ensure(
+                CONFIGMAPS, self.ca_configmaps, {"metadata": metadata, "data": {"ca.crt": self.ca_bundle}}
+            )
+
+    async def ensure(self, resource: Resource, store: Store, desired: Object) -> None:
+        metadata = desired["metadata"]
+        current = store.get(f"{metadata['namespace']}/{metadata['name']}")
+        if current is not None and is_deleting(current):
+            return  # its end brings us back
+        try:
+            await self.client.converge(resource, current, desired)
+        except (AlreadyExists, NotFound):
+            return  # the cache is about to tell of it, or of the end of the namespace
+
+
+def install(manager: Manager, ca_bundle: str) -> None:
+    namespaces = manager.informer(NAMESPACES)
+    accounts = manager.informer(SERVICE_ACCOUNTS, fields=f"metadata.name={DEFAULT_ACCOUNT}")
+    roots = manager.informer(CONFIGMAPS, fields=f"metadata.name={ROOT_CA_CONFIGMAP}")
+    reconciler = ServiceAccountReconciler(namespaces.store, accounts.store, roots.store, manager.client, ca_bundle)
+    controller = manager.controller("accounts", reconciler.reconcile)
+    controller.watch(namespaces)
+    for informer in (accounts, roots):
+        controller.watch(informer, own_namespace)

@@ -1,0 +1,189 @@
+"""A person's hand in a cluster: everything that `tapestry k` does there, one verb each."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from tapestry.client.client import Client
+from tapestry.client.logs import pod_log
+from tapestry.client.options import Propagation
+from tapestry.client.waiting import wait_for
+from tapestry.inspect.anykind.resource_mapper import (
+    ServedResource,
+    Target,
+    discover,
+    display_name,
+    parse_targets,
+    resource_of_object,
+)
+from tapestry.inspect.anykind.views import ListOptions, description, event_selector, fetch_objects
+from tapestry.inspect.anykind.wait_conditions import parse_wait_condition
+from tapestry.inspect.snapshots import QueryError
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.errors import Conflict, NotFound
+from tapestry.kube.objects import Object, name_of, namespace_of, object_named, value_at, version_of, with_value
+from tapestry.kube.resources import CRDS, EVENTS, PODS, Resource
+
+FIELD_MANAGER = "tapestry-k"
+AnnotationChanges = dict[str, str | None]
+"""Values by key; None takes away what is there."""
+ESTABLISHED_TIMEOUT = 30.0
+"""Seconds for a new kind to be served."""
+
+
+@dataclass
+class KubectlLite:
+    """Works in one namespace, unless an object names another."""
+
+    client: Client
+    namespace: str
+    _served: list[ServedResource] = field(default_factory=list)
+
+    async def served_resources(self) -> list[ServedResource]:
+        if not self._served:
+            self._served = await discover(self.client)
+        return self._served
+
+    async def targets(self, words: Sequence[str]) -> list[Target]:
+        return parse_targets(words, await self.served_resources())
+
+    async def resource_for(self, obj: Object) -> Resource:
+        """Where an object lives; a kind that is not known may have come since."""
+        found = resource_of_object(obj, await self.served_resources())
+        if found is None:
+            self._served = []
+            found = resource_of_object(obj, await self.served_resources())
+        if found is None:
+            raise QueryError(f"the server has no kind {obj['kind']} of {obj['apiVersion']}; is its definition applied?")
+        return found
+
+    def with_namespace(self, resource: Resource, obj: Object) -> Object:
+        """An object in its namespace: its own, or that of the hand."""
+        if not resource.namespaced or namespace_of(obj):
+            return obj
+        return with_value(obj, ("metadata", "namespace"), self.namespace)
+
+    # -- verbs, each of which says what came of it
+
+    async def apply(self, obj: Object, *, force: bool = False) -> str:
+        resource = await self.resource_for(obj)
+        wanted = self.with_namespace(resource, obj)
+        before = await self.current_version(resource, wanted)
+        try:
+            after = await self.client.apply(resource, wanted, manager=FIELD_MANAGER, force=force)
+        except Conflict as error:
+            raise QueryError(
+                f"{display_name(resource, name_of(obj))}: {error.message}; --force-conflicts overrides"
+            ) from None
+        if resource == CRDS:
+            await self.wait_for_established(name_of(obj))
+        outcome = "created" if not before else "unchanged" if before == version_of(after) else "configured"
+        return f"{display_name(resource, name_of(obj))} {outcome}"
+
+    async def current_version(self, resource: Resource, obj: Object) -> str:
+        """The version at which an object stands; empty where there is none."""
+        found = await self.client.find(resource, name_of(obj), namespace_of(obj))
+        return version_of(found) if found is not None else ""
+
+    async def wait_for_established(self, definition: str) -> None:
+        await wait_for(
+            self.client,
+            CRDS,
+            definition,
+            until=lambda obj: obj is not None and is_condition_true(obj, "Established"),
+            timeout=ESTABLISHED_TIMEOUT,
+        )
+        self._served = []
+
+    async def create(self, obj: Object) -> str:
+        resource = await self.resource_for(obj)
+        await self.client.create(resource, self.with_namespace(resource, obj))
+        return f"{display_name(resource, name_of(obj))} created"
+
+    async def annotate(self, resource: Resource, name: str, changes: AnnotationChanges) -> str:
+        target = self.with_namespace(resource, object_named(name))
+        await self.client.patch(resource, target, {"metadata": {"annotations": changes}})
+        return f"{display_name(resource, name)} annotated"
+
+    async def delete(self, resource: Resource, obj: Object, *, grace: int | None, wait: float) -> str:
+        """Delete an object and, for `wait` seconds, see that it goes."""
+        target = self.with_namespace(resource, object_named(name_of(obj), namespace_of(obj)))
+        now = await self.client.get(resource, name_of(target), namespace_of(target))
+        await self.client.delete(resource, target, grace_seconds=grace, propagation=Propagation.BACKGROUND)
+        if wait:
+            gone = parse_wait_condition("delete", now)
+            await wait_for(self.client, resource, name_of(now), namespace_of(now), until=gone, timeout=wait)
+        return f"{display_name(resource, name_of(obj))} deleted"
+
+    async def wait(self, resource: Resource, name: str, goal: str, timeout: float) -> str:
+        namespace = self.namespace if resource.namespaced else None
+        now: Object | None = None
+        try:
+            now = await self.client.get(resource, name, namespace)
+        except NotFound:
+            if goal not in ("create", "delete"):
+                raise
+        until = parse_wait_condition(goal, now)
+        await wait_for(self.client, resource, name, namespace, until=until, timeout=timeout)
+        return f"{display_name(resource, name)} {'deleted' if goal == 'delete' else 'condition met'}"
+
+    async def describe(self, obj: Object) -> str:
+        told = await self.client.list(EVENTS, namespace_of(obj), fields=event_selector(obj))
+        return description(obj, told)
+
+    async def pod_name_for(self, words: Sequence[str]) -> str:
+        """The pod that is meant by its name, or one of those that a workload selects."""
+        if "/" not in words[0]:
+            return words[0]
+        (aim,) = await self.targets(words)
+        if aim.resource == PODS:
+            return aim.names[0]
+        (owner,) = await fetch_objects(self.client, aim, ListOptions(self.namespace))
+        labels = value_at(owner, "spec", "selector", "matchLabels")
+        if not labels:
+            raise QueryError(f"{words[0]} selects no pods; name one of `tapestry k get pods`")
+        chosen = ",".join(f"{key}={value}" for key, value in labels.items())
+        found = await self.client.list(PODS, self.namespace, labels=chosen)
+        if not found:
+            raise QueryError(f"{words[0]} has no pods in namespace {self.namespace}")
+        return name_of(min(found, key=pod_preference))
+
+    async def logs(self, pod: str, query: dict[str, str]) -> AsyncIterator[bytes]:
+        """What a container wrote, in pieces as they come."""
+        async with pod_log(self.client, pod, self.namespace, query) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+def split_annotation_arguments(words: Sequence[str]) -> tuple[Sequence[str], AnnotationChanges]:
+    """The words that name objects, and what those after them change: `KEY=VALUE`, or `KEY-`."""
+    count = sum(1 for _ in takewhile(lambda word: "=" not in word and not word.endswith("-"), words))
+    changes: AnnotationChanges = {}
+    for word in words[count:]:
+        key, equals, value = word.partition("=")
+        if not equals and not key.endswith("-"):
+            raise ValueError(f"{word!r}: KEY=VALUE or KEY- was expected, as in those before it")
+        changes[key if equals else key[:-1]] = value if equals else None
+    if not changes:
+        raise ValueError("nothing is to change; KEY=VALUE or KEY- says what")
+    return words[:count], changes
+
+
+def pod_preference(pod: Object) -> tuple[bool, str]:
+    """Running pods come before others, and of these the first by name."""
+    return value_at(pod, "status", "phase") != "Running", name_of(pod)
+
+
+def kind_rows(known: Iterable[ServedResource]) -> list[list[str]]:
+    """Every kind that can be listed, as people name it."""
+    return [
+        [
+            each.resource.plural,
+            ",".join(sorted(each.names - {each.resource.plural, each.resource.kind.lower()})),
+            each.resource.api_version,
+            "yes" if each.resource.namespaced else "no",
+            each.resource.kind,
+        ]
+        for each in known
+        if "list" in each.verbs
+    ]

@@ -1,0 +1,64 @@
+"""What there is to wait for: a condition, a value at a path, that something comes, or that it is gone."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tapestry.apiserver import jsonpath
+from tapestry.kube.conditions import find_condition
+from tapestry.kube.objects import Object, uid_of, value_at
+
+WaitCondition = Callable[[Object | None], bool]
+CONDITION_FORMS = "condition=TYPE[=STATUS], jsonpath={.PATH}[=VALUE], create or delete"
+
+
+def parse_wait_condition(text: str, now: Object | None) -> WaitCondition:
+    """Whether an object is as `text` wants it; what is to be deleted is the object that is there `now`."""
+    what, _, rest = text.partition("=")
+    if what == "delete" and not rest:
+        gone = uid_of(now) if now is not None else ""
+        return lambda obj: obj is None or uid_of(obj) != gone
+    if what == "create" and not rest:
+        return lambda obj: obj is not None
+    if what == "condition" and rest:
+        type, _, status = rest.partition("=")
+        return lambda obj: obj is not None and has_condition(obj, type, status or "True")
+    if what == "jsonpath" and rest:
+        path, value = path_and_value(rest)
+        jsonpath.parse_path(path)  # what cannot be read is said now
+        return lambda obj: obj is not None and has_value_at_path(obj, path, value)
+    raise ValueError(f"--for {text!r}: not {CONDITION_FORMS}")
+
+
+def has_condition(obj: Object, type: str, status: str) -> bool:
+    """Whether a condition has been given that status, for the object as it is now."""
+    conditions = value_at(obj, "status", "conditions", default=[])
+    named = next((each["type"] for each in conditions if each["type"].lower() == type.lower()), type)
+    found = find_condition(conditions, named)
+    if found is None or found.get("observedGeneration", 0) < required_generation(obj, found):
+        return False
+    return str(found.get("status", "")).lower() == status.lower()
+
+
+def required_generation(obj: Object, condition: Object) -> int:
+    """The generation that a condition has to be about; none, where it does not say which it is about."""
+    return int(obj["metadata"].get("generation") or 0) if "observedGeneration" in condition else 0
+
+
+def path_and_value(text: str) -> tuple[str, str | None]:
+    """`{.status.phase}=Running`, in braces or not; without a value, that there is one is enough."""
+    if text.startswith("{"):
+        path, brace, rest = text.partition("}")
+        if not brace:
+            raise ValueError(f"--for jsonpath={text}: the brace is not closed")
+        return path[1:], rest[1:] if rest.startswith("=") else None
+    path, equals, value = text.partition("=")
+    return path, value if equals else None
+
+
+def has_value_at_path(obj: Object, path: str, value: str | None) -> bool:
+    found = jsonpath.find_all(obj, path)
+    return bool(found) if value is None else any(text_of(each) == value for each in found)
+
+
+def text_of(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

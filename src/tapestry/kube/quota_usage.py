@@ -1,0 +1,252 @@
+"""Usage: what objects count for in a ResourceQuota, under the names that quotas limit.
+
+    totals      what a pod asks for as a whole
+    usage       what an object uses: `{"pods": 1, "requests.cpu": 500m, ...}`
+    counted     those names of a quota that the objects of a resource count towards
+    in_scopes   whether a quota is about an object at all
+
+Resources are named as rights name them: `pods`, `deployments.apps`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+
+from tapestry.kube.objects import Object, value_at
+from tapestry.kube.pods import TERMINAL_PHASES, is_sidecar
+from tapestry.kube.quantity import ONE, Quantity, ResourceList, parse_quantity
+from tapestry.kube.times import parse_time
+
+POD_QUOTA_NAMES = frozenset(
+    {
+        *("count/pods", "pods", "cpu", "memory", "ephemeral-storage"),
+        *(f"{prefix}.{each}" for prefix in ("requests", "limits") for each in ("cpu", "memory", "ephemeral-storage")),
+    }
+)
+SERVICE_QUOTA_NAMES = frozenset({"count/services", "services", "services.nodeports", "services.loadbalancers"})
+CLAIM_QUOTA_NAMES = frozenset({"count/persistentvolumeclaims", "persistentvolumeclaims", "requests.storage"})
+STORAGE_CLASS_INFIX = ".storageclass.storage.k8s.io/"
+COUNTED_BY_PLURAL = frozenset({"configmaps", "secrets", "replicationcontrollers", "resourcequotas"})
+"""Resources that quotas counted under their own name before there was `count/`."""
+UNCOUNTED_RESOURCES = frozenset({"events", "events.events.k8s.io"})
+POD_LEVEL_RESOURCES = ("cpu", "memory")
+"""What a pod can ask for as a whole, in the place of its containers."""
+
+
+def pod_resource_totals(spec: Object, field: str) -> ResourceList:
+    """The `requests` or `limits` of a pod's containers: the larger of its init phase and its running phase.
+
+    Init containers run one after the other; those that restart for ever are sidecars and go on beside everything later.
+    """
+    sidecars, highest = ResourceList(), ResourceList()
+    for container in spec.get("initContainers") or ():
+        if is_sidecar(container):
+            sidecars = sidecars + container_resources(container, field)
+            highest = highest.larger(sidecars)
+        else:
+            highest = highest.larger(sidecars + container_resources(container, field))
+    running = sidecars
+    for container in spec.get("containers") or ():
+        running = running + container_resources(container, field)
+    of_the_pod = {
+        name: amount for name, amount in container_resources(spec, field).items() if name in POD_LEVEL_RESOURCES
+    }
+    return ResourceList({**highest.larger(running), **of_the_pod})
+
+
+def container_resources(container: Object, field: str) -> ResourceList:
+    return ResourceList.parse(value_at(container, "resources", field))
+
+
+# -- usage
+
+
+def object_usage(resource: str, obj: Object, now: datetime) -> ResourceList:
+    """What the object uses now."""
+    special = {"pods": pod_usage, "services": service_usage, "persistentvolumeclaims": claim_usage}.get(resource)
+    count = ResourceList({f"count/{resource}": ONE})
+    if special is not None:
+        return count + special(obj, now)
+    return count + ResourceList({resource: ONE}) if resource in COUNTED_BY_PLURAL else count
+
+
+def pod_usage(pod: Object, now: datetime) -> ResourceList:
+    if is_terminated_or_overdue(pod, now):
+        return ResourceList()
+    spec = pod["spec"]
+    overhead = ResourceList.parse(spec.get("overhead"))
+    limits = pod_resource_totals(spec, "limits")
+    return pod_quota_usage(
+        pod_resource_totals(spec, "requests") + overhead,
+        limits + ResourceList({name: amount for name, amount in overhead.items() if limits[name]}),
+    )
+
+
+def pod_quota_usage(requests: ResourceList, limits: ResourceList) -> ResourceList:
+    """Requests and limits under the names of a quota, and the pod itself."""
+    found = {"pods": ONE}
+    for name, amount in requests.items():
+        if name in ("cpu", "memory", "ephemeral-storage") or name.startswith("hugepages-"):
+            found |= {name: amount, f"requests.{name}": amount}
+        elif is_extended_resource(name):
+            found[f"requests.{name}"] = amount
+    for name in ("cpu", "memory", "ephemeral-storage"):
+        if name in limits:
+            found[f"limits.{name}"] = limits[name]
+    return ResourceList(found)
+
+
+def is_terminated_or_overdue(pod: Object, now: datetime) -> bool:
+    """Whether the pod has ended, or should have by now."""
+    if value_at(pod, "status", "phase") in TERMINAL_PHASES:
+        return True
+    metadata = pod["metadata"]
+    if metadata.get("deletionTimestamp") is None or metadata.get("deletionGracePeriodSeconds") is None:
+        return False
+    grace = timedelta(seconds=metadata["deletionGracePeriodSeconds"])
+    return now > parse_time(metadata["deletionTimestamp"]) + grace
+
+
+def is_extended_resource(name: str) -> bool:
+    """Whether it is a resource that somebody else than Kubernetes defined: `example.com/gpu`."""
+    return "/" in name and "kubernetes.io/" not in name
+
+
+def service_usage(service: Object, _: datetime) -> ResourceList:
+    spec = service.get("spec") or {}
+    ports, kind = spec.get("ports") or (), spec.get("type")
+    on_nodes = len(ports) if kind in ("NodePort", "LoadBalancer") else 0
+    if kind == "LoadBalancer" and spec.get("allocateLoadBalancerNodePorts") is False:
+        on_nodes = sum(1 for port in ports if port.get("nodePort"))
+    return ResourceList(
+        {
+            "services": ONE,
+            "services.nodeports": parse_quantity(on_nodes),
+            "services.loadbalancers": parse_quantity(int(kind == "LoadBalancer")),
+        }
+    )
+
+
+def claim_usage(claim: Object, _: datetime) -> ResourceList:
+    found = {"persistentvolumeclaims": ONE}
+    asked = value_at(claim, "spec", "resources", "requests", "storage")
+    if asked is not None:
+        given = value_at(claim, "status", "allocatedResources", "storage", default=0)
+        found["requests.storage"] = rounded_up_to_bytes(max(parse_quantity(asked), parse_quantity(given)))
+    storage_class = value_at(claim, "spec", "storageClassName")
+    of_class = (
+        {f"{storage_class}{STORAGE_CLASS_INFIX}{name}": amount for name, amount in found.items()}
+        if storage_class
+        else {}
+    )
+    return ResourceList({**found, **of_class})
+
+
+def rounded_up_to_bytes(amount: Quantity) -> Quantity:
+    """In whole bytes, rounded up."""
+    return Quantity(amount.value() * ONE.nano, amount.format)
+
+
+# -- quotas
+
+
+def matching_quota_names(resource: str, names: Iterable[str]) -> list[str]:
+    """Which of a quota's names the objects of a resource count towards."""
+    match resource:
+        case "pods":
+            claims: Callable[[str], bool] = is_pod_quota_name
+        case "services":
+            claims = SERVICE_QUOTA_NAMES.__contains__
+        case "persistentvolumeclaims":
+            claims = is_claim_quota_name
+        case _:
+            own = {f"count/{resource}", *([resource] if resource in COUNTED_BY_PLURAL else [])}
+            claims = own.__contains__
+    return [name for name in names if claims(name)]
+
+
+def is_pod_quota_name(name: str) -> bool:
+    if name in POD_QUOTA_NAMES or name.startswith(("hugepages-", "requests.hugepages-")):
+        return True
+    return name.startswith("requests.") and is_extended_resource(name)
+
+
+def is_claim_quota_name(name: str) -> bool:
+    _, at, of_class = name.partition(STORAGE_CLASS_INFIX)
+    return name in CLAIM_QUOTA_NAMES or (bool(at) and of_class in ("persistentvolumeclaims", "requests.storage"))
+
+
+def matches_scopes(resource: str, quota: Object, obj: Object) -> bool:
+    """Whether all scopes of a quota are those of the object; only pods and claims have any."""
+    spec = quota.get("spec") or {}
+    scopes = [{"scopeName": each, "operator": "Exists"} for each in spec.get("scopes") or ()]
+    scopes += value_at(spec, "scopeSelector", "matchExpressions", default=[])
+    return all(matches_scope(resource, obj, each) for each in scopes)
+
+
+def matches_scope(resource: str, obj: Object, scope: Object) -> bool:
+    name = scope["scopeName"]
+    if resource == "persistentvolumeclaims":
+        return name == "VolumeAttributesClass" and is_selected_by_scope(attribute_classes(obj), scope)
+    if resource != "pods":
+        return False
+    if name == "PriorityClass":
+        return is_selected_by_scope({value_at(obj, "spec", "priorityClassName")}, scope)
+    holds = POD_SCOPES.get(name)
+    return holds is not None and holds(obj)
+
+
+def is_selected_by_scope(values: set[str | None], scope: Object) -> bool:
+    """Whether a scope selector chooses an object with one of these values."""
+    given, listed = {each for each in values if each}, set(scope.get("values") or ())
+    match scope.get("operator"):
+        case "Exists":
+            return bool(given)
+        case "DoesNotExist":
+            return not given
+        case "In":
+            return bool(given & listed)
+        case "NotIn":
+            return not given or bool(given - listed)
+    return False
+
+
+def attribute_classes(claim: Object) -> set[str | None]:
+    return {
+        value_at(claim, "spec", "volumeAttributesClassName"),
+        value_at(claim, "status", "currentVolumeAttributesClassName"),
+        value_at(claim, "status", "modifyVolumeStatus", "targetVolumeAttributesClassName"),
+    }
+
+
+def is_terminating(pod: Object) -> bool:
+    """Whether the pod has a deadline: what quotas mean by that word."""
+    deadline: int | None = value_at(pod, "spec", "activeDeadlineSeconds")
+    return deadline is not None and deadline >= 0
+
+
+def is_best_effort(pod: Object) -> bool:
+    return bool(value_at(pod, "status", "qosClass") == "BestEffort")
+
+
+def uses_cross_namespace_affinity(pod: Object) -> bool:
+    """Whether the pod's affinity is to pods of other namespaces."""
+    affinity = value_at(pod, "spec", "affinity", default={})
+    for kind in ("podAffinity", "podAntiAffinity"):
+        rules = affinity.get(kind) or {}
+        terms = list(rules.get("requiredDuringSchedulingIgnoredDuringExecution") or ())
+        terms += [
+            each.get("podAffinityTerm") or {}
+            for each in rules.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+        ]
+        if any(each.get("namespaces") or each.get("namespaceSelector") is not None for each in terms):
+            return True
+    return False
+
+
+POD_SCOPES: Mapping[str, Callable[[Object], bool]] = {
+    "Terminating": is_terminating,
+    "NotTerminating": lambda pod: not is_terminating(pod),
+    "BestEffort": is_best_effort,
+    "NotBestEffort": lambda pod: not is_best_effort(pod),
+    "CrossNamespacePodAffinity": uses_cross_namespace_affinity,
+}

@@ -1,0 +1,273 @@
+"""A pod whose containers are processes: who starts when, who is started again, and how it all ends.
+
+Init containers run one after the other, sidecars beside whatever comes after them, the containers all at once.  One
+that ends is started again as the pod's restart policy says: the first time at once, then after pauses that grow.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, Protocol
+
+import aiohttp
+
+from tapestry.kube.objects import Object, uid_of, value_at
+from tapestry.kube.pods import is_sidecar
+from tapestry.kube.times import parse_time
+from tapestry.local.child_processes import child
+from tapestry.local.container_commands import Launch
+from tapestry.local.container_logs import ContainerLog
+from tapestry.local.probes import Prober, probe_results
+from tapestry.local.statuses import (
+    ContainerStatuses,
+    container_status,
+    exit_code,
+    restart_policy,
+    running_state,
+    terminated_state,
+    waiting_state,
+)
+
+MIN_BACKOFF, MAX_BACKOFF = 10.0, 300.0
+BACKOFF_RESET_SECONDS = 600.0
+"""Seconds that a container has to run for its pauses to begin anew."""
+SHUTDOWN_GRACE = 5.0
+"""Seconds for processes to end when we have to."""
+SIGKILL_EXIT_CODE, START_FAILED_CODE = 137, 128
+DEFAULT_GRACE = 30
+
+RecordEvent = Callable[[Literal["Normal", "Warning"], str, str], None]
+"""Records an event of the pod."""
+
+
+class Launcher(Protocol):
+    """What to run, as things stand."""
+
+    def launch(self, container: Object) -> Launch: ...
+
+    def probe(self, container: Object, command: Sequence[str]) -> Launch: ...
+
+    def log(self, container: str, run: int) -> Path: ...
+
+
+@dataclass
+class Container:
+    """What is known of one container."""
+
+    spec: Object
+    uid: str
+    state: Object = field(default_factory=lambda: waiting_state("ContainerCreating"))
+    restarts: int = 0
+    last_state: Object | None = None
+    started: bool = False
+    ready: bool = False
+    pid: int = 0
+    log: ContainerLog | None = None
+    unhealthy: asyncio.Event = field(default_factory=asyncio.Event)
+    started_or_failed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it started, or will not."""
+
+    @property
+    def name(self) -> str:
+        name: str = self.spec["name"]
+        return name
+
+    def status(self) -> Object:
+        identity = f"process://{self.uid}/{self.name}/{self.restarts}"
+        said = container_status(self.spec, self.state, identity, self.restarts, self.last_state, ready=self.ready)
+        return {**said, "started": self.started}
+
+    def resume(self, before: Object | None, now: datetime) -> None:
+        """Take up what was said of it by a kubelet that is no more: what ran then does not run any more."""
+        if before is None:
+            return
+        self.restarts, self.last_state = before["restartCount"], before.get("lastState") or None
+        if exit_code(before) is not None:
+            self.state = before["state"]
+        elif began := value_at(before, "state", "running", "startedAt"):
+            self.state = terminated_state(
+                SIGKILL_EXIT_CODE, parse_time(began), now, "it ended with the process that ran it"
+            )
+
+
+@dataclass
+class PodWorker:
+    """Runs a pod.  `run` ends when nothing of it runs any more, and will not."""
+
+    pod: Object
+    address: str
+    launcher: Launcher
+    session: aiohttp.ClientSession
+    now: Callable[[], datetime]
+    on_change: Callable[[], None]
+    record_event: RecordEvent
+    containers: dict[str, Container] = field(init=False)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    grace: float = field(init=False)
+    is_done: bool = False
+
+    def __post_init__(self) -> None:
+        spec, status = self.pod["spec"], self.pod.get("status") or {}
+        self.grace = spec.get("terminationGracePeriodSeconds", DEFAULT_GRACE)
+        self.containers = {}
+        for specs, statuses in (("initContainers", "initContainerStatuses"), ("containers", "containerStatuses")):
+            before = {each["name"]: each for each in status.get(statuses) or ()}
+            for each in spec.get(specs) or ():
+                container = Container(each, uid_of(self.pod))
+                container.resume(before.get(each["name"]), self.now())
+                self.containers[each["name"]] = container
+
+    def stop(self, grace: float) -> None:
+        """Ask all containers to end, within so many seconds; the second call can only shorten them."""
+        self.grace = min(grace, self.grace) if self.stopping.is_set() else grace
+        self.stopping.set()
+
+    def container_statuses(self) -> ContainerStatuses:
+        def of(field: str) -> list[Object]:
+            return [self.containers[each["name"]].status() for each in self.pod["spec"].get(field) or ()]
+
+        return ContainerStatuses(of("containers"), of("initContainers"))
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._run(group)
+        finally:
+            self.is_done = True
+            self.on_change()
+
+    async def _run(self, group: asyncio.TaskGroup) -> None:
+        sidecars, policy = [], restart_policy(self.pod)
+        for spec in self.pod["spec"].get("initContainers") or ():
+            container = self.containers[spec["name"]]
+            if is_sidecar(spec):
+                sidecars.append(group.create_task(self.run_with_restarts(container, "Always")))
+                await container.started_or_failed.wait()
+            elif await self.run_with_restarts(container, "Never" if policy == "Never" else "OnFailure") != 0:
+                break
+        else:
+            main = [self.containers[each["name"]] for each in self.pod["spec"]["containers"]]
+            await asyncio.wait([group.create_task(self.run_with_restarts(each, policy)) for each in main])
+        self.stopping.set()  # nobody is left for sidecars to help
+        if sidecars:
+            await asyncio.wait(sidecars)
+
+    async def run_with_restarts(self, container: Container, policy: str) -> int:
+        """Have a container run until it is not to be started again; what it ended with last."""
+        failures = 0
+        while not self.stopping.is_set():
+            code = exit_code({"state": container.state})
+            if code is not None:
+                if policy == "Never" or (policy == "OnFailure" and code == 0):
+                    break
+                await self.back_off(container, failures)
+                if self.stopping.is_set():
+                    break
+            began = self.now()
+            await self.run_once(container)
+            lasted = (self.now() - began).total_seconds()
+            failures = failures + 1 if lasted < BACKOFF_RESET_SECONDS else 1
+        container.started_or_failed.set()
+        code = exit_code({"state": container.state})
+        if code is None:  # it never ran
+            container.state, code = terminated_state(SIGKILL_EXIT_CODE, self.now(), self.now()), SIGKILL_EXIT_CODE
+        return code
+
+    async def back_off(self, container: Container, failures: int) -> None:
+        """Wait before another run; what the last one came to is history from now on."""
+        container.last_state = container.state
+        if failures > 1:
+            seconds = min(MIN_BACKOFF * 2 ** (failures - 2), MAX_BACKOFF)
+            message = f"back-off {seconds:g}s restarting failed container={container.name}"
+            container.state = waiting_state("CrashLoopBackOff", message)
+            self.record_event("Warning", "BackOff", message)
+            self.on_change()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), seconds)
+        if self.stopping.is_set():
+            container.state = container.last_state
+
+    async def run_once(self, container: Container) -> None:
+        """One run of a container, from its start to its end."""
+        began = self.now()
+        container.restarts += container.last_state is not None
+        container.unhealthy.clear()
+        container.log = ContainerLog(self.launcher.log(container.name, container.restarts), self.now)
+        code, message = START_FAILED_CODE, ""
+        try:
+            launch = self.launcher.launch(container.spec)
+            async with child(launch.command, launch.environment, launch.folder, container.log.write) as running:
+                container.pid, container.state = running.pid, running_state(began)
+                self.record_event("Normal", "Started", f"Started container {container.name}")
+                self.on_change()
+                try:
+                    await self.monitor(container, running.ended)
+                    await running.stop(self.grace)
+                except asyncio.CancelledError:
+                    await running.stop(min(self.grace, SHUTDOWN_GRACE))
+                    raise
+                finally:
+                    container.started = container.ready = False
+                code = await running.wait() if running.ended.done() else SIGKILL_EXIT_CODE
+        except OSError as error:
+            message = str(error)
+            self.record_event("Warning", "Failed", f"Error: {message}")
+        finally:
+            container.log.close()
+            container.pid = 0
+            container.state = terminated_state(code, began, self.now(), message)
+            self.on_change()
+
+    async def monitor(self, container: Container, ended: asyncio.Future[None]) -> None:
+        """Probe the container until it has ended, or has to."""
+        async with asyncio.TaskGroup() as group:
+            probing = group.create_task(self.probe(container))
+            reasons = [group.create_task(wait_for_event(each)) for each in (self.stopping, container.unhealthy)]
+            await asyncio.wait([ended, *reasons], return_when=asyncio.FIRST_COMPLETED)
+            for task in (probing, *reasons):
+                task.cancel()
+        if not ended.done():
+            self.record_event("Normal", "Killing", f"Stopping container {container.name}")
+
+    async def probe(self, container: Container) -> None:
+        spec = container.spec
+        ports = {each["name"]: each["containerPort"] for each in spec.get("ports") or () if "name" in each}
+        prober = Prober(self.session, self.address, ports, lambda command: self.launcher.probe(spec, command))
+
+        async def found(kind: str) -> str | None:
+            why = await prober.attempt(spec[f"{kind.lower()}Probe"])
+            if why is not None:
+                self.record_event("Warning", "Unhealthy", f"{kind} probe failed: {why}")
+            return why
+
+        if startup := spec.get("startupProbe"):
+            async with aclosing(probe_results(startup, lambda: found("Startup"))) as opinions:
+                if not await anext(opinions):
+                    container.unhealthy.set()
+                    return
+        container.started, container.ready = True, not spec.get("readinessProbe")
+        container.started_or_failed.set()
+        self.on_change()
+        async with asyncio.TaskGroup() as group:
+            if liveness := spec.get("livenessProbe"):
+                group.create_task(self.watch_liveness(container, probe_results(liveness, lambda: found("Liveness"))))
+            if readiness := spec.get("readinessProbe"):
+                group.create_task(
+                    self.watch_readiness(container, probe_results(readiness, lambda: found("Readiness"), eager=True))
+                )
+
+    async def watch_liveness(self, container: Container, opinions: AsyncIterator[bool]) -> None:
+        async for well in opinions:
+            if not well:
+                container.unhealthy.set()
+
+    async def watch_readiness(self, container: Container, opinions: AsyncIterator[bool]) -> None:
+        async for container.ready in opinions:
+            self.on_change()
+
+
+async def wait_for_event(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,96 @@
+"""Simulated kubelets: nodes by the thousand in one process, whose pods say that they run.
+
+Which nodes are simulated, a label says.  `nodes` keeps them alive; what their pods say is decided in `simulation`, what
+they use in `usage`.  Anybody who asks for a pod's log gets one line.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tapestry.apis import keys
+from tapestry.client.client import Client
+from tapestry.controller import Manager, Result
+from tapestry.kube.errors import NotFound
+from tapestry.kube.objects import Object, is_deleting, key_of
+from tapestry.kube.resources import PODS
+from tapestry.local import nodes
+from tapestry.local.addresses import SIMULATED_POD_NETWORK
+from tapestry.local.bound_pods import BoundPods, bound_pods
+from tapestry.local.kubelet_api import KubeletServer, LogQuery
+from tapestry.local.nodes import NodeType, new_node
+from tapestry.local.simulated_pods import deletion_time, final_status, status_update
+from tapestry.local.statuses import PodAddresses
+from tapestry.local.usage import PodUsage, requested_usage
+
+SIMULATED_NODES = NodeType(keys.SIMULATED_NODE, "simulated", "this node is simulated")
+WORKERS = 32
+
+
+def simulated_node(name: str, capacity: Mapping[str, str], labels: Mapping[str, str] | None = None) -> Object:
+    """A node to be created; kubelets see to the rest."""
+    return new_node(SIMULATED_NODES, name, capacity, labels)
+
+
+@dataclass(frozen=True)
+class SimulatedPods:
+    """Says how the pods of simulated nodes fare."""
+
+    client: Client
+    now: Callable[[], datetime]
+    pods: BoundPods
+
+    async def reconcile(self, key: str) -> Result | None:
+        pod = self.pods.informer.store.get(key)
+        if pod is None:
+            self.pods.addresses.release(key)
+            return None
+        node = self.pods.node_of(pod)
+        if node is None:
+            return None
+        now, place = self.now(), self.pods.addresses_of(pod, node)
+        try:
+            if is_deleting(pod):
+                return await self.stop(pod, now, place)
+            status, again = status_update(pod, now, place)
+            if status is not None:
+                await self.client.patch(PODS, pod, {"status": status}, subresource="status")
+        except NotFound:
+            return None
+        return Result(requeue_at=again) if again is not None else None
+
+    async def stop(self, pod: Object, now: datetime, addresses: PodAddresses) -> Result | None:
+        due = deletion_time(pod)
+        if due > now:
+            return Result(requeue_at=due)
+        if status := final_status(pod, now, addresses):
+            pod = await self.client.patch(PODS, pod, {"status": status}, subresource="status")
+        await self.pods.confirm_deletion(pod)
+        return None
+
+
+@dataclass(frozen=True)
+class SimulatedRuntime:
+    """What the kubelets of simulated nodes answer."""
+
+    pods: BoundPods
+    now: Callable[[], datetime]
+
+    def log(self, pod: Object, container: str, _: LogQuery) -> AsyncIterator[bytes]:
+        return single_chunk(f"{key_of(pod)} is simulated: nothing runs in {container}, and nothing is written\n")
+
+    def usage(self, node: Object) -> Sequence[PodUsage]:
+        return requested_usage(self.pods.on_node(node), self.now())
+
+
+async def single_chunk(text: str) -> AsyncIterator[bytes]:
+    yield text.encode()
+
+
+def install(manager: Manager, port: Callable[[], int]) -> KubeletServer:
+    """Have the simulated nodes of a cluster live; `port` is where what is returned is served."""
+    simulated = nodes.install(manager, SIMULATED_NODES, port)
+    pods = bound_pods(manager, simulated, SIMULATED_POD_NETWORK)
+    running = SimulatedPods(manager.client, manager.now, pods)
+    pods.watch_with(manager.controller("simulated-pods", running.reconcile, workers=WORKERS))
+    return KubeletServer(manager.client, simulated, pods.informer, SimulatedRuntime(pods, manager.now), manager.now)

@@ -1,0 +1,85 @@
+"""Node leases: the heartbeat of every virtual node, from one queue and a few workers.
+
+A virtual node is alive as long as its physical cluster answers: a node that is not ready says so in its conditions.
+While the cluster is out of reach no lease is renewed.  Each renewal also notes when the cluster last answered, which
+may be a few seconds earlier.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from tapestry.apis import keys
+from tapestry.controller import Result
+from tapestry.kube.errors import AlreadyExists, Conflict, NotFound
+from tapestry.kube.objects import Object, annotations_of, is_deleting, name_of, owner_reference
+from tapestry.kube.resources import LEASES, NODE_LEASE_NAMESPACE
+from tapestry.kube.times import micro_timestamp, timestamp
+from tapestry.syncer.context import SyncContext
+
+RENEW_INTERVAL = 10.0
+LEASE_DURATION_SECONDS = 40
+JITTER = 0.1
+"""The part of `RENEW_SECONDS` by which a renewal may come early.  Leases that were all written at the start would be
+renewed all at once for ever, and keep pods waiting each time."""
+
+
+@dataclass(frozen=True)
+class NodeLeaseReconciler:
+    """Renews the Lease of each virtual node; keyed by the virtual node's name."""
+
+    context: SyncContext
+    written_leases: dict[str, Object] = field(default_factory=dict)
+    """Each Lease as we last wrote it: a renewal needs no read."""
+
+    async def reconcile(self, name: str) -> Result | None:
+        node = self.context.virtual_nodes.store.get(name)
+        if node is None or is_deleting(node):
+            await self.remove(name)
+            return None
+        if self.context.partition.since is not None:
+            return None
+        try:
+            self.written_leases[name] = await self.renew(node)
+        except (Conflict, NotFound) as error:
+            self.written_leases.pop(name, None)
+            if isinstance(error, AlreadyExists):
+                self.written_leases[name] = await self.context.virtual_client.get(LEASES, name, NODE_LEASE_NAMESPACE)
+            return Result(requeue_after=0.05)
+        return Result(requeue_after=RENEW_INTERVAL * random.uniform(1 - JITTER, 1))
+
+    async def renew(self, node: Object) -> Object:
+        name, now = name_of(node), micro_timestamp(self.context.now())
+        held, annotations = self.written_leases.get(name), self.annotations()
+        if held is not None:
+            metadata = {**held["metadata"], "annotations": {**annotations_of(held), **annotations}}
+            renewed = {**held, "metadata": metadata, "spec": {**held["spec"], "renewTime": now}}
+            return await self.context.virtual_client.replace(LEASES, renewed)
+        owner = owner_reference({"apiVersion": "v1", "kind": "Node", **node}, controller=False, block_deletion=False)
+        lease = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {
+                "name": name,
+                "namespace": NODE_LEASE_NAMESPACE,
+                "ownerReferences": [owner],
+                "annotations": annotations,
+            },
+            "spec": {"holderIdentity": name, "leaseDurationSeconds": LEASE_DURATION_SECONDS, "renewTime": now},
+        }
+        return await self.context.virtual_client.create(LEASES, lease)
+
+    def annotations(self) -> dict[str, str]:
+        seen = self.context.last_seen()
+        return {keys.LAST_SEEN: timestamp(seen)} if seen is not None else {}
+
+    async def remove(self, name: str) -> None:
+        """The Lease goes with its node, where no garbage collector sees to that."""
+        held = self.written_leases.pop(name, None)
+        if held is not None:
+            await self.delete(held)
+
+    async def delete(self, lease: Object) -> None:
+        try:
+            await self.context.virtual_client.delete(LEASES, lease)
+        except (NotFound, Conflict):
+            return

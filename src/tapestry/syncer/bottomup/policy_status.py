@@ -1,0 +1,132 @@
+"""What policies came to: whether they are valid and open, when that changes, and what is lent under them.
+
+The operator's policies are in the virtual cluster and belong to one writer.  An owner's policy may serve several
+virtual clusters; each writes its own entry of `status.leases` and nobody else's.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import Binding
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.controller import Result, Store
+from tapestry.kube.conditions import new_condition, with_condition
+from tapestry.kube.objects import Object, annotations_of, is_deleting, value_at
+from tapestry.kube.patches import exact_map_patch, owned_patch
+from tapestry.kube.quantity import ResourceList
+from tapestry.kube.times import timestamp
+from tapestry.syncer.context import SyncContext
+from tapestry.syncer.leasing import LeaseState, Policy, PolicySide
+from tapestry.syncer.policies import ParsedPolicy, applies_to_binding, parsed_policy
+from tapestry.syncer.virtual_nodes import lease_state_of, leased_amounts
+
+
+@dataclass(frozen=True)
+class PolicyStatusReconciler:
+    """Keeps the status of one side's policies; keyed by the policy's name."""
+
+    context: SyncContext
+    side: PolicySide
+
+    async def reconcile(self, name: str) -> Result | None:
+        site, now = self.context, self.context.now()
+        binding, policy = site.binding(), self.store().get(name)
+        if binding is None or policy is None or is_deleting(policy) or not applies_to_binding(policy, binding):
+            return None
+        reading = parsed_policy(policy, self.side, site.config.time_zone)
+        nodes = leased_nodes(site, reading.policy, now)
+        status = policy_status(policy, reading, nodes, now)
+        if self.side is PolicySide.OWNER:
+            ours = None if site.is_unbinding else lease_entry(binding, status, nodes)
+            status |= owner_totals(policy, merged_leases(policy, binding, ours))
+        if patch := owned_patch(policy, {"status": status}):
+            await self.client().patch(POLICIES, policy, patch, subresource="status")
+        return Result(requeue_at=reading.policy.schedule.next_change(now))
+
+    def store(self) -> Store:
+        informer = self.context.operator_policies if self.side is PolicySide.OPERATOR else self.context.owner_policies
+        return informer.store
+
+    def client(self) -> Client:
+        return self.context.virtual_client if self.side is PolicySide.OPERATOR else self.context.physical_client
+
+
+def leased_nodes(context: SyncContext, policy: Policy, now: datetime) -> list[Object]:
+    """The virtual nodes that a policy lends now: none while it is closed, and none that another policy closes."""
+    if not policy.is_open(now):
+        return []
+    found = [node for node in context.virtual_nodes.store.list() if lease_state_of(node) is LeaseState.OPEN]
+    return [node for node in found if str(policy) in annotations_of(node).get(keys.POLICIES_APPLIED, "").split(",")]
+
+
+def policy_status(policy: Object, reading: ParsedPolicy, nodes: list[Object], now: datetime) -> Object:
+    generation = policy["metadata"].get("generation", 0)
+    active, change = reading.policy.is_open(now), reading.policy.schedule.next_change(now)
+    conditions = value_at(policy, "status", "conditions", default=[])
+    valid = (
+        new_condition("Valid", False, "Invalid", reading.error, observed_generation=generation)
+        if reading.error
+        else new_condition("Valid", True, "Valid", observed_generation=generation)
+    )
+    windows = new_condition(
+        "Active", active, "InTimeWindow" if active else "OutOfTimeWindows", observed_generation=generation
+    )
+    for each in (valid, windows):
+        conditions = with_condition(conditions, each, now)
+    status: Object = {
+        "phase": "Failed" if not reading.policy.is_valid else "Active" if active else "Inactive",
+        "conditions": conditions,
+        "observedGeneration": generation,
+        "active": active,
+        "nextChange": timestamp(change) if change else None,
+        "nodes": len(nodes),
+        "leased": exact_map_patch(value_at(policy, "status", "leased"), total_leased(nodes)),
+    }
+    if not reading.error:
+        status["lastGood"] = policy["spec"]
+    return status
+
+
+def total_leased(nodes: list[Object]) -> dict[str, str]:
+    """What the nodes lend together."""
+    return sum(map(leased_amounts, nodes), ResourceList()).texts()
+
+
+def lease_entry(binding: Binding, status: Object, nodes: list[Object]) -> Object:
+    return {
+        "virtualCluster": binding.virtual_cluster,
+        "clusterBinding": binding.name,
+        "active": status["active"],
+        "nodes": len(nodes),
+        "leased": total_leased(nodes),
+    }
+
+
+def merged_leases(policy: Object, binding: Binding, ours: Object | None) -> list[Object]:
+    """The leases under an owner's policy, with ours as it is now; None takes it away."""
+    others = [
+        each
+        for each in value_at(policy, "status", "leases", default=[])
+        if (each["virtualCluster"], each["clusterBinding"]) != (binding.virtual_cluster, binding.name)
+    ]
+    return sorted(
+        [*others, *([ours] if ours else [])], key=lambda each: (each["virtualCluster"], each["clusterBinding"])
+    )
+
+
+def owner_totals(policy: Object, leases: list[Object]) -> Object:
+    """The status of an owner's policy as far as all virtual clusters make it together, whichever of them writes it."""
+    leased = sum((ResourceList.parse(lease["leased"]) for lease in leases), ResourceList()).texts()
+    return {
+        "leases": leases,
+        "nodes": sum(lease["nodes"] for lease in leases),
+        "leased": exact_map_patch(value_at(policy, "status", "leased"), leased),
+    }
+
+
+def policy_names(node: Object) -> list[str]:
+    """The names of the policies that a virtual node is lent under, of either side."""
+    applied = annotations_of(node).get(keys.POLICIES_APPLIED, "")
+    return [name.partition("/")[2] for name in applied.split(",") if name]

@@ -1,0 +1,87 @@
+"""Questions choose and order objects; how they are written is read once and for all."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apiext.list_query import Candidate, parse_list_query, sorted_candidates, value_text
+from tapestry.kube.errors import BadRequest
+
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.floats(-5, 5), st.text("ab1", max_size=3))
+
+
+def candidate(**fields: Any) -> Candidate:
+    return Candidate({"reason": "Because", "metadata": {"generation": 3}}, {"name": "a", "labels": {}, **fields})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "phase=Running",
+        "phase==Running",
+        "phase!=Failed",
+        "phase~RUN",
+        "phase!~fail",
+        "phase=Running,name=a",
+        "phase = Running , name = a",
+        "labels.app.kubernetes.io/name=web",
+        "spec.tags=x",
+        "spec.tags~Y",
+        "spec.tags!=z",
+        "spec.on=true",
+        "spec.missing=",
+        "spec.text=a\\,b=c",
+        ".reason=Because",
+        ".metadata.generation=3",
+    ],
+)
+def test_a_filter_holds_what_it_says(written: str) -> None:
+    spec = {"tags": ["x", "y"], "on": True, "text": "a,b=c"}
+    one = candidate(phase="Running", spec=spec, labels={"app.kubernetes.io/name": "web"})
+    assert parse_list_query({"filter": written}).matches(one)
+
+
+@pytest.mark.parametrize("written", ["phase=run", "phase!=Running", "name~b", "spec.tags=z", "phase=Running,name=b"])
+def test_a_filter_keeps_out_what_it_does_not_mean(written: str) -> None:
+    assert not parse_list_query({"filter": written}).matches(candidate(phase="Running", spec={"tags": ["x"]}))
+
+
+@pytest.mark.parametrize("written", ["=x", "~", "phase", "nothing=x", ".=x", "!=x"])
+def test_a_filter_that_is_none_is_refused(written: str) -> None:
+    with pytest.raises(BadRequest, match="filter: "):
+        parse_list_query({"filter": written})
+
+
+@given(st.lists(SCALARS), st.booleans())
+def test_whatever_the_values_are_they_are_sorted_and_what_lacks_one_comes_last(
+    values: list[Any], descending: bool
+) -> None:
+    keys = parse_list_query({"sort": "-spec.v" if descending else "spec.v"}).keys
+    found = [one.value("spec.v") for one in sorted_candidates([candidate(spec={"v": each}) for each in values], keys)]
+    having = [each for each in found if each is not None]
+    assert found == having + [None] * (len(values) - len(having))
+    numbers = [each for each in having if isinstance(each, int | float) and not isinstance(each, bool)]
+    assert numbers == sorted(numbers, reverse=descending)
+    texts = [value_text(each) for each in having if isinstance(each, str | bool)]
+    assert texts == sorted(texts, reverse=descending)
+
+
+@given(st.lists(st.integers(0, 3)), st.integers(1, 5))
+def test_the_pages_of_a_list_are_the_list(values: list[int], limit: int) -> None:
+    candidates = [candidate(spec={"v": each}) for each in values]
+    asked = parse_list_query({"sort": "spec.v", "limit": str(limit)})
+    pages = [
+        parse_list_query({"sort": "spec.v", "limit": str(limit), "page": str(number)}).page_of(candidates)
+        for number in range(1, asked.page_count(len(values)) + 1)
+    ]
+    assert all(pages)
+    assert [one.value("spec.v") for page in pages for one in page] == sorted(values)
+
+
+@given(st.text(max_size=30))
+def test_no_text_breaks_a_filter(written: str) -> None:
+    with suppress(BadRequest):
+        assert parse_list_query({"filter": written}).matches(candidate(phase="Running")) in (True, False)

@@ -1,0 +1,295 @@
+"""Plain REST over a whole API server, in this process."""
+
+from typing import Any
+
+import pytest
+
+from tapestry.apiext import rest_api
+from tapestry.apiext.resource_mapper import ResourceMapper
+from tapestry.apiext.rest_api import RestApi
+from tapestry.apiserver.requests import User
+from tapestry.kube.objects import object_named
+from tapestry.kube.resources import CONFIGMAPS, CRDS, SECRETS, Resource
+
+from .conftest import WIDGETS, Page, a_definition
+
+
+async def made(page: Page, name: str, **spec: Any) -> None:
+    status, found = await page("POST", "/v1/widgets", {"name": name, "spec": spec})
+    assert status == 201, found
+
+
+async def in_phase(page: Page, name: str, phase: str) -> None:
+    status = {"status": {"phase": phase, "conditions": [{"type": "Ready", "status": "True", "reason": "Fine"}]}}
+    await page.client.patch(WIDGETS, object_named(name, "default"), status, subresource="status")
+
+
+async def test_what_is_created_is_shown_flat_and_can_be_posted_again(page: Page) -> None:
+    body = {"name": "a", "labels": {"app": "web"}, "spec": {"color": "red", "tags": ["x", "y"]}}
+    created = await page.reply("POST", "/v1/widgets", body)
+    assert created.status == 201
+    assert created.headers["Location"] == "/apiext/v1/widgets.example.com/a?namespace=default"
+    await in_phase(page, "a", "Running")
+    status, found = await page("GET", "/v1/widgets/a")
+    assert status == 200
+    assert found["uid"]
+    assert found["created"]
+    assert {name: found[name] for name in ("kind", "name", "namespace", "deleting")} == {
+        "kind": "Widget",
+        "name": "a",
+        "namespace": "default",
+        "deleting": False,
+    }
+    assert found["labels"] == {"app": "web"}
+    assert found["spec"] == {"color": "red", "tags": ["x", "y"]}
+    assert found["phase"] == "Running"
+    assert found["conditions"]["Ready"]["reason"] == "Fine"
+
+    status, again = await page("POST", "/v1/widgets", {**found, "name": "b"})
+    assert status == 201
+    assert again["spec"] == found["spec"]
+    assert again["labels"] == found["labels"]
+    assert again["phase"] is None
+
+
+async def test_an_object_as_kubernetes_has_it_can_be_posted_too(page: Page) -> None:
+    body = {"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"generateName": "w-"}, "spec": {"size": 1}}
+    status, found = await page("POST", "/v1/widgets", body, namespace="kube-public")
+    assert status == 201
+    assert found["name"].startswith("w-")
+    assert found["namespace"] == "kube-public"
+
+
+async def test_a_kind_has_several_names_and_is_there_as_soon_as_it_is_defined(page: Page) -> None:
+    assert await page.names("/v1/widgets") == []
+    gadgets = Resource("example.com", "v1", "Gadget", "gadgets", namespaced=False)
+    await page.client.create(CRDS, a_definition(gadgets))
+    for name in ("gadgets", "gadget", "Gadget", "gadgets.example.com"):
+        assert await page.names(f"/v1/{name}") == []
+    assert await page.refusal("POST", "/v1/gadgets", {"name": "g", "namespace": "default"}) == (
+        400,
+        "namespace: gadgets.example.com are in none; leave it out",
+    )
+    assert (await page("POST", "/v1/gadgets", {"name": "g"}))[0] == 201
+
+
+async def test_of_namesakes_the_core_is_meant_and_others_by_their_full_name(page: Page) -> None:
+    for group in ("one.example", "two.example"):
+        await page.client.create(CRDS, a_definition(Resource(group, "v1", "Thing", "things")))
+        await page.client.create(CRDS, a_definition(Resource(group, "v1", "Pod", "pods")))
+    assert await page.refusal("GET", "/v1/things") == (
+        400,
+        "kind 'things' is ambiguous; say things.one.example or things.two.example",
+    )
+    assert await page.names("/v1/things.two.example") == []
+    _, index = await page("GET", "/v1")
+    names = [each["name"] for each in index["kinds"]]
+    assert {"pods", "pods.one.example", "things.one.example", "widgets", "deployments"} <= set(names)
+    assert len(names) == len(set(names))
+
+
+async def test_the_index_says_what_can_be_done_with_each_kind(page: Page) -> None:
+    _, index = await page("GET", "/v1")
+    (widgets,) = [each for each in index["kinds"] if each["name"] == "widgets"]
+    assert widgets == {
+        "name": "widgets",
+        "kind": "Widget",
+        "group": "example.com",
+        "version": "v1",
+        "namespaced": True,
+        "verbs": ["list", "get", "create", "delete"],
+        "path": "/apiext/v1/widgets",
+    }
+
+
+async def test_only_the_kinds_that_are_meant_to_be_shown_are(page: Page) -> None:
+    narrow = Page(page.server, RestApi(ResourceMapper(["*.example.com", "configmaps"])))
+    _, index = await narrow("GET", "/v1")
+    assert [each["name"] for each in index["kinds"]] == ["configmaps", "widgets"]
+    assert await narrow.refusal("GET", "/v1/secrets") == (
+        404,
+        "there is no kind 'secrets'; /apiext/v1 lists those there are",
+    )
+
+
+async def test_lists_are_filtered_sorted_and_paged(page: Page) -> None:
+    for name, size in (("web-1", 10), ("web-2", 9), ("db", 30), ("web-3", 2)):
+        await made(page, name, size=size, color="red")
+    await in_phase(page, "web-1", "Running")
+    await in_phase(page, "db", "Running")
+    assert await page.names("/v1/widgets", filter="phase=Running,name~WEB") == ["web-1"]
+    assert await page.names("/v1/widgets", filter="phase!=Running", sort="name") == ["web-2", "web-3"]
+    assert await page.names("/v1/widgets", filter="conditions.Ready.status=True", sort="-name") == ["web-1", "db"]
+    assert await page.names("/v1/widgets", sort="spec.size") == ["web-3", "web-2", "web-1", "db"]
+    assert await page.names("/v1/widgets", sort="spec.color,-spec.size") == ["db", "web-1", "web-2", "web-3"]
+    _, second = await page("GET", "/v1/widgets", sort="name", limit="3", page="2")
+    assert [each["name"] for each in second["items"]] == ["web-3"]
+    assert (second["total"], second["page"], second["pages"], second["next"]) == (4, 2, 2, None)
+    assert await page.names("/v1/widgets", page="9") == []
+
+
+async def test_without_filter_and_sort_a_cursor_leads_through_the_servers_own_pages(page: Page) -> None:
+    for number in range(5):
+        await made(page, f"w{number}")
+    seen, query, totals = [], {"limit": "2"}, []
+    while True:
+        _, found = await page("GET", "/v1/widgets", **query)
+        seen += [each["name"] for each in found["items"]]
+        totals.append(found["total"])
+        if found["next"] is None:
+            break
+        query = {"limit": "2", "cursor": found["next"]}
+    assert seen == ["w0", "w1", "w2", "w3", "w4"]
+    assert totals[0] == 5
+    status, message = await page.refusal("GET", "/v1/widgets", cursor="nonsense")
+    assert status == 400
+    assert "continue" in message
+
+
+async def test_a_namespace_can_be_named_and_none_is_all_of_them(page: Page) -> None:
+    await made(page, "here")
+    await page("POST", "/v1/widgets", {"name": "there", "namespace": "kube-public"})
+    assert await page.names("/v1/widgets") == ["here", "there"]
+    assert await page.names("/v1/widgets", namespace="kube-public") == ["there"]
+    assert (await page.refusal("GET", "/v1/widgets/there"))[0] == 404
+    assert (await page("GET", "/v1/widgets/there", namespace="kube-public"))[0] == 200
+
+
+async def test_lists_show_the_keys_of_data_and_never_the_data(page: Page) -> None:
+    secret = {"metadata": {"name": "s", "namespace": "default"}, "stringData": {"password": "hunter2"}}
+    await page.client.create(SECRETS, secret)
+    await page.client.create(CONFIGMAPS, {"metadata": {"name": "c", "namespace": "default"}, "data": {"a": "b"}})
+    _, found = await page("GET", "/v1/secrets", filter="name=s")
+    assert found["items"][0]["data"] == ["password"]
+    _, found = await page("GET", "/v1/configmaps/c")
+    assert found["data"] == {"a": "b"}
+
+
+async def test_what_is_deleted_is_gone_or_on_its_way(page: Page) -> None:
+    await made(page, "a")
+    assert await page("DELETE", "/v1/widgets/a") == (200, {"name": "a", "namespace": "default", "deleted": True})
+    assert await page.refusal("DELETE", "/v1/widgets/a") == (404, 'widgets.example.com "a" not found')
+    held = {"metadata": {"name": "b", "finalizers": ["example.com/hold"]}}
+    await page("POST", "/v1/widgets", held)
+    assert await page("DELETE", "/v1/widgets/b") == (202, {"name": "b", "namespace": "default", "deleted": False})
+    assert (await page("GET", "/v1/widgets/b"))[1]["deleting"] is True
+
+
+async def test_the_rights_are_those_of_the_caller(page: Page) -> None:
+    await made(page, "a")
+    await page.names("/v1/widgets")  # by now the kinds are known
+    eve = page.being(User("eve"))
+    for method, path, verb in (
+        ("GET", "/v1/widgets", "list"),
+        ("GET", "/v1/widgets/a", "get"),
+        ("DELETE", "/v1/widgets/a", "delete"),
+    ):
+        status, message = await eve.refusal(method, path)
+        assert status == 403
+        assert f'User "eve" cannot {verb} resource "widgets"' in message
+    status, message = await eve.refusal("POST", "/v1/widgets", {"name": "b"})
+    assert status == 403
+    assert 'User "eve" cannot create' in message
+    assert (await page("GET", "/v1/widgets/a"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ({"filter": "phase"}, "write field=text, field!=text, field~part or field!~part"),
+        ({"filter": "phas=x"}, "filter: there is no field 'phas'; there are kind, name,"),
+        ({"sort": "size"}, "sort: there is no field 'size'"),
+        ({"limit": "0"}, "limit: '0' is not a number from 1 to 500"),
+        ({"limit": "501"}, "limit: '501' is not a number from 1 to 500"),
+        ({"page": "x"}, "page: 'x' is not a number from 1 on"),
+        ({"lmit": "1"}, "lmit: there is no such parameter; there are namespace, filter,"),
+        ({"cursor": "x", "sort": "name"}, "cursor: it goes on with a list that has no filter, sort or page"),
+        ({"namespace": "a/b"}, "'a/b' may not be a name"),
+    ],
+)
+async def test_a_question_that_makes_no_sense_is_answered_with_what_to_write(
+    page: Page, query: dict[str, str], told: str
+) -> None:
+    status, message = await page.refusal("GET", "/v1/widgets", **query)
+    assert status == 400
+    assert told in message
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        (b"{", 400, "the body is not JSON"),
+        (b"[" * 100_000, 400, "the body is not JSON"),
+        ([1], 400, "the body is not an object; send"),
+        ({"spec": {}}, 400, "name: missing; send"),
+        ({"name": "a", "kind": "Gadget"}, 400, "kind: 'Gadget' was posted to widgets.example.com"),
+        ({"metadata": "a"}, 400, "metadata: this is not an object"),
+        ({"name": "a", "spec": {"colour": "red"}}, 400, 'unknown field "spec.colour"'),
+        ({"nam": "a", "name": "b"}, 400, 'unknown field "nam"'),
+        ({"name": "a", "spec": {"color": 1}}, 422, "spec.color"),
+        ({"name": "a", "namespace": "nowhere"}, 404, 'namespaces "nowhere" not found'),
+        ({"name": "a", "namespace": 1}, 400, ""),
+    ],
+)
+async def test_an_object_that_makes_no_sense_is_refused_in_words(page: Page, body: Any, code: int, told: str) -> None:
+    status, message = await page.refusal("POST", "/v1/widgets", body)
+    assert status == code
+    assert told in message
+
+
+async def test_fields_that_are_wrong_are_named_for_forms(page: Page) -> None:
+    _, found = await page("POST", "/v1/widgets", {"name": "a", "spec": {"color": 1}})
+    assert [each["field"] for each in found["fields"]] == ["spec.color"]
+
+
+async def test_two_namespaces_in_one_request_are_refused(page: Page) -> None:
+    body = {"name": "a", "namespace": "default"}
+    assert await page.refusal("POST", "/v1/widgets", body, namespace="kube-public") == (
+        400,
+        "namespace: 'default' in the body and 'kube-public' in the query; keep one",
+    )
+
+
+async def test_what_is_not_done_here_says_what_is(page: Page) -> None:
+    reply = await page.reply("PATCH", "/v1/widgets/a", {})
+    assert reply.status == 405
+    assert reply.headers["Allow"] == "GET, DELETE"
+    assert (await page.refusal("GET", "/v2/widgets"))[0] == 404
+    assert (await page.reply("POST", "/v1/widgets", {"name": "a"}, kind="text/plain")).status == 415
+    assert (await page.refusal("GET", "/v1/widgets/a", filter="x=y"))[0] == 400
+
+
+async def test_a_name_that_is_taken_is_refused(page: Page) -> None:
+    await made(page, "a")
+    told = 'widgets.example.com "a" already exists'
+    assert await page.refusal("POST", "/v1/widgets", {"name": "a"}) == (409, told)
+
+
+async def test_more_objects_than_can_be_sorted_are_refused(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_api, "BATCH", 2)
+    monkeypatch.setattr(rest_api, "MOST_READ", 3)
+    for number in range(4):
+        await made(page, f"w{number}")
+    assert await page.names("/v1/widgets", sort="-name") == ["w3", "w2", "w1", "w0"]
+    await made(page, "w4")
+    status, message = await page.refusal("GET", "/v1/widgets", sort="-name")
+    assert status == 413
+    assert "more than 3 widgets.example.com; ask for one namespace" in message
+
+
+async def test_openapi_names_every_path_and_every_answer(page: Page) -> None:
+    _, found = await page("GET", "/openapi.json")
+    assert found["openapi"].startswith("3.")
+    assert set(found["paths"]) == {"/apiext/v1", "/apiext/v1/{kind}", "/apiext/v1/{kind}/{name}"}
+    known = {f"#/components/schemas/{name}" for name in found["components"]["schemas"]}
+    assert references(found) <= known
+    await made(page, "a")
+    _, item = await page("GET", "/v1/widgets/a")
+    assert set(found["components"]["schemas"]["Whole"]["required"]) <= set(item)
+
+
+def references(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if "$ref" in value else set()
+        return own.union(*(references(each) for each in value.values()))
+    return set().union(*(references(each) for each in value)) if isinstance(value, list) else set()

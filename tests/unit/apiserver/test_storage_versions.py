@@ -1,0 +1,122 @@
+"""Objects that are shown otherwise than they are stored: in another group, another version, with a newer default."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.apiserver.storage_versions import STORAGE_VERSIONS
+from tapestry.apiserver.watches import WatchResponse
+from tapestry.kube.objects import Object
+
+from .conftest import Hand
+from .test_documents import DEFINITIONS, a_definition
+
+OLD, NEW = "/api/v1/namespaces/default/events", "/apis/events.k8s.io/v1/namespaces/default/events"
+SCALERS = "/apis/autoscaling/{}/namespaces/default/horizontalpodautoscalers"
+WIDGETS = "/apis/example.com/v1/namespaces/default/widgets"
+TARGET = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
+
+
+def an_event(name: str = "e") -> Object:
+    return {
+        "metadata": {"name": name},
+        "regarding": {"kind": "Pod", "name": "web", "namespace": "default"},
+        "reason": "Tried",
+        "action": "Trying",
+        "note": "It was tried.",
+        "type": "Normal",
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "example.com/trier",
+        "reportingInstance": "trier-0",
+    }
+
+
+async def test_an_event_is_one_object_in_both_groups(call: Hand) -> None:
+    made = await call.made(NEW, an_event())
+    assert (made["apiVersion"], made["note"]) == ("events.k8s.io/v1", "It was tried.")
+    _, old = await call("GET", f"{OLD}/e")
+    assert (old["apiVersion"], old["message"], old["involvedObject"]["name"]) == ("v1", "It was tried.", "web")
+    assert old["metadata"]["uid"] == made["metadata"]["uid"]
+    assert (await call("PUT", f"{OLD}/e", {**old, "count": 7}))[0] == 200
+    _, new = await call("GET", f"{NEW}/e")
+    assert (new["deprecatedCount"], new["regarding"]) == (7, made["regarding"])
+    assert "involvedObject" not in new
+
+
+@pytest.mark.parametrize(
+    ("path", "selector", "found"),
+    [
+        (OLD, "source=example.com/trier", 1),
+        (OLD, "involvedObject.kind=Pod", 1),
+        (OLD, "involvedObject.kind=Node", 0),
+        (NEW, "reportingController=example.com/trier", 1),
+        (NEW, "regarding.name=web", 1),
+        (NEW, "regarding.name=db", 0),
+    ],
+)
+async def test_events_are_selected_by_the_fields_of_their_group(
+    call: Hand, path: str, selector: str, found: int
+) -> None:
+    await call.made(NEW, an_event())
+    status, listed = await call("GET", path, fieldSelector=selector)
+    assert (status, len(listed["items"])) == (200, found)
+
+
+async def test_a_watcher_sees_events_in_the_group_it_asked_for(call: Hand) -> None:
+    watching = await call.answer("GET", NEW, watch="true", resourceVersion="0", timeoutSeconds="1")
+    assert isinstance(watching, WatchResponse)
+    await call.made(OLD, {"metadata": {"name": "old"}, "involvedObject": {"namespace": "default"}, "message": "So."})
+    async for chunk in watching.chunks():
+        if b'"ADDED"' in chunk:
+            seen = msgspec.json.decode(chunk.splitlines()[0])["object"]
+            assert (seen["apiVersion"], seen["note"]) == ("events.k8s.io/v1", "So.")
+            break
+    else:
+        pytest.fail("the event was not seen")
+
+
+async def test_an_autoscaler_is_one_object_in_both_versions(call: Hand) -> None:
+    spec = {"scaleTargetRef": TARGET, "maxReplicas": 5, "targetCPUUtilizationPercentage": 70}
+    await call.made(SCALERS.format("v1"), {"metadata": {"name": "web"}, "spec": spec})
+    _, second = await call("GET", SCALERS.format("v2") + "/web")
+    assert second["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"] == 70
+    memory = {"type": "Resource", "resource": {"name": "memory", "target": {"type": "Value", "value": "1Gi"}}}
+    changed = {**second, "spec": {**second["spec"], "metrics": [*second["spec"]["metrics"], memory]}}
+    assert (await call("PUT", SCALERS.format("v2") + "/web", changed))[0] == 200
+    _, first = await call("GET", SCALERS.format("v1") + "/web")
+    assert first["spec"]["targetCPUUtilizationPercentage"] == 70
+    first["spec"]["maxReplicas"] = 9
+    assert (await call("PUT", SCALERS.format("v1") + "/web", first))[0] == 200
+    _, third = await call("GET", SCALERS.format("v2") + "/web")
+    assert (third["spec"]["maxReplicas"], third["spec"]["metrics"]) == (9, changed["spec"]["metrics"])
+
+
+VALUES = st.one_of(st.integers(0, 9), st.text(max_size=3))
+KEYS = st.sampled_from(["regarding", "note", "reason", "deprecatedCount", "series", "reportingController"])
+
+
+@given(st.dictionaries(KEYS, VALUES))
+def test_what_is_stored_of_an_event_shows_all_that_was_sent(event: dict[str, Any]) -> None:
+    guise = STORAGE_VERSIONS["events.k8s.io/v1"]
+    assert guise.from_storage(guise.to_storage(event)) == event
+
+
+async def test_an_object_of_before_a_default_came_has_it_too(call: Hand) -> None:
+    schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
+    definition = await call.made(DEFINITIONS, a_definition(schema))
+    await call.made(WIDGETS, {"metadata": {"name": "w"}})
+    assert "size" not in (await call("GET", f"{WIDGETS}/w"))[1]
+    definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["size"]["default"] = 3
+    assert (await call("PUT", f"{DEFINITIONS}/widgets.example.com", definition))[0] == 200
+    assert (await call("GET", f"{WIDGETS}/w"))[1]["size"] == 3
+    assert [each["size"] for each in (await call("GET", WIDGETS))[1]["items"]] == [3]
+
+
+async def test_a_list_of_custom_resources_is_called_as_their_definition_says(call: Hand) -> None:
+    definition = a_definition()
+    definition["spec"]["names"]["listKind"] = "Assortment"
+    await call.made(DEFINITIONS, definition)
+    assert (await call("GET", WIDGETS))[1]["kind"] == "Assortment"

@@ -1,0 +1,56 @@
+"""Who has the terminal: only a job that is in front writes on it."""
+
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+
+IN_FRONT_AND_BEHIND = """
+import os, sys
+from tapestry.cli.live_view import view_of_terminal
+child = os.fork()
+if child == 0:
+    os.setpgid(0, 0)
+has_view = view_of_terminal() is not None
+if child == 0:
+    os._exit(has_view)
+assert has_view, "in front"
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+KILLED = """
+import os, signal
+from tapestry.cli.live_view import view_of_terminal
+view_of_terminal().have_screen(True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def on_a_terminal(script: str) -> tuple[int, bytes]:
+    """How a script ends that has a terminal to itself, and all that is written there."""
+    master, slave = pty.openpty()
+    ran = subprocess.run(
+        ["setsid", "--wait", "--ctty", sys.executable, "-c", script],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color"},
+        timeout=60,
+        check=False,
+    )
+    os.close(slave)
+    written = b""
+    with open(master, "rb", buffering=0) as terminal, suppress(OSError):  # when the last that had it is gone
+        while more := terminal.read(1 << 16):
+            written += more
+    return ran.returncode, written
+
+
+def test_a_job_has_a_view_unless_it_is_in_the_background() -> None:
+    assert on_a_terminal(IN_FRONT_AND_BEHIND) == (0, b"")
+
+
+def test_a_terminal_is_given_back_by_one_that_is_killed() -> None:
+    _, written = on_a_terminal(KILLED)
+    assert written.startswith(b"\x1b[?1049h")
+    assert written.endswith(b"\x1b[?1049l\x1b[?25h")

@@ -1,0 +1,942 @@
+"""HTTP as it is on the wire: real sockets on loopback, and servers that behave well, badly, or not at all."""
+
+import asyncio
+import base64
+import gc
+import json
+import re
+import socket
+import ssl
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+import uvloop
+from aiohttp import web
+
+from tapestry import __version__
+from tapestry.client.access import Access
+from tapestry.client.addresses import AddressPolicy
+from tapestry.client.client import Client
+from tapestry.client.credentials import AuthorizationSource, Credentials, StaticAuthorization, TokenFile
+from tapestry.client.http_transport import KEEPALIVE_OPTIONS, HttpTransport
+from tapestry.client.metrics import RECEIVED, SENT
+from tapestry.client.tls import KeyPair, Pem, ServerVerification, TlsContextSource, temporary_file
+from tapestry.client.transport import Request, Response
+from tapestry.kube.errors import AnswerTooLarge, TransportError
+from tapestry.kube.objects import name_of
+from tapestry.kube.resources import CONFIGMAPS
+from tapestry.process import metrics
+
+TOKEN = "the-token-of-the-administrator"
+PASSWORD = "the-password-of-the-proxy"
+READ = Request("GET", "/api/v1/pods")
+WRITE = Request("PUT", "/api/v1/namespaces/default/pods/web", body=b"{}")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Dialogue = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """The URL of a server that gives every request to `handler`."""
+
+    async def route(request: web.Request) -> web.StreamResponse:
+        return await handler(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", route)
+    runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        yield f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def listening(dialogue: Dialogue, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """The URL of a server that has `dialogue` on every connection, and closes it afterwards."""
+    under_way: set[asyncio.Task[Any] | None] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        under_way.add(asyncio.current_task())
+        try:
+            await dialogue(reader, writer)
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls) as server:
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.wait([task for task in under_way if task is not None])
+
+
+@asynccontextmanager
+async def connected_to(
+    url: str, *, source: AuthorizationSource | None = None, in_flight: int = 64, max_body: int = 1 << 20, **access: Any
+) -> AsyncIterator[HttpTransport]:
+    credentials = Credentials(source or StaticAuthorization(f"Bearer {TOKEN}"), access.pop("tls", None))
+    transport = HttpTransport(Access(url, credentials, **access), max_in_flight=in_flight, max_body=max_body)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+async def echo(request: web.Request) -> web.Response:
+    return web.json_response(
+        {
+            "line": f"{request.method} {request.raw_path}",
+            "headers": [[name.lower(), text] for name, text in request.headers.items()],
+            "body": (await request.read()).decode(),
+            "peer": request.transport.get_extra_info("peername")[1] if request.transport else None,
+        }
+    )
+
+
+class Gate:
+    """A handler that holds every request until it is opened."""
+
+    def __init__(self) -> None:
+        self.arrived = asyncio.Semaphore(0)
+        self.left = asyncio.Semaphore(0)
+        self.opened = asyncio.Event()
+        self.seen: Counter[str] = Counter()
+        self.inside = self.most_inside = 0
+
+    async def __call__(self, request: web.Request) -> web.Response:
+        self.seen[request.method] += 1
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        self.arrived.release()
+        try:
+            await self.opened.wait()
+        finally:
+            self.inside -= 1
+            self.left.release()
+        return web.Response()
+
+
+def json_of(response: Response) -> Any:
+    assert response.status == 200, response
+    return json.loads(response.body)
+
+
+async def failure_of(answer: Coroutine[Any, Any, Any]) -> TransportError:
+    with pytest.raises(TransportError) as caught:
+        await answer
+    return caught.value
+
+
+async def streamed(transport: HttpTransport, request: Request = READ) -> bytes:
+    async with transport.stream(request) as stream:
+        return b"".join([chunk async for chunk in stream.chunks()])
+
+
+# -- what is on the wire
+
+
+async def test_a_request_says_who_we_are_and_for_whom_we_speak() -> None:
+    impersonation = (("Impersonate-User", "eve"), ("Impersonate-Group", "staff"), ("Impersonate-Group", "ops"))
+    async with serving(echo) as url, connected_to(url, impersonation=impersonation) as transport:
+        got = json_of(await transport.send(Request("GET", "/api/v1/pods", accept="application/yaml")))
+    assert [(name, text) for name, text in got["headers"] if name != "host"] == [
+        ("user-agent", f"tapestry/{__version__}"),
+        ("accept-encoding", "identity"),
+        ("impersonate-user", "eve"),
+        ("impersonate-group", "staff"),
+        ("impersonate-group", "ops"),
+        ("authorization", f"Bearer {TOKEN}"),
+        ("accept", "application/yaml"),
+    ]
+
+
+async def test_a_request_is_sent_as_it_was_written() -> None:
+    query = {"labelSelector": "app in (a,b),x=é&y", "limit": "5"}
+    request = Request("PATCH", "/apis/g/v1/things/a%20b:c", query, b'{"a":1}', "application/merge-patch+json")
+    async with serving(echo) as url, connected_to(f"{url}/prefix") as transport:
+        got = json_of(await transport.send(request))
+    path, _, sent = got["line"].partition("?")
+    assert path == "PATCH /prefix/apis/g/v1/things/a%20b:c"
+    assert dict(parse_qsl(sent)) == query
+    assert got["body"] == '{"a":1}'
+    assert ["content-type", "application/merge-patch+json"] in got["headers"]
+
+
+async def test_an_answer_is_passed_on_whatever_its_code() -> None:
+    async def busy(_: web.Request) -> web.Response:
+        return web.Response(status=429, body=b"later", headers={"Retry-After": "7"})
+
+    async with serving(busy) as url, connected_to(url) as transport:
+        answer = await transport.send(READ)
+    assert (answer.status, answer.body, answer.headers["retry-after"]) == (429, b"later", "7")
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async def elsewhere(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        raise web.HTTPFound("/elsewhere")
+
+    asked: list[str] = []
+    async with serving(elsewhere) as url, connected_to(url) as transport:
+        assert (await transport.send(READ)).status == 302
+        async with transport.stream(READ) as stream:
+            assert stream.status == 302
+    assert asked == [READ.path, READ.path]
+
+
+async def test_a_connection_is_used_again() -> None:
+    async with serving(echo) as url, connected_to(url) as transport:
+        peers = {json_of(await transport.send(READ))["peer"] for _ in range(3)}
+    assert len(peers) == 1
+
+
+async def test_cookies_are_not_kept() -> None:
+    async def sticky(request: web.Request) -> web.Response:
+        answer = await echo(request)
+        answer.set_cookie("session", "1")
+        return answer
+
+    async with serving(sticky) as url, connected_to(url) as transport:
+        await transport.send(READ)
+        assert "cookie" not in dict(json_of(await transport.send(READ))["headers"])
+
+
+async def test_a_stream_is_read_as_it_arrives() -> None:
+    more = asyncio.Event()
+
+    async def two_parts(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"one")
+        await more.wait()
+        await answer.write(b"two")
+        return answer
+
+    async with serving(two_parts) as url, connected_to(url) as transport, transport.stream(READ) as stream:
+        chunks = aiter(stream.chunks())
+        assert (stream.status, await anext(chunks)) == (200, b"one")
+        more.set()
+        assert await anext(chunks) == b"two"
+        assert [chunk async for chunk in chunks] == []
+
+
+# -- no answer
+
+
+async def test_where_nobody_listens_nothing_was_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    async with connected_to(url) as transport:
+        error = await failure_of(transport.send(WRITE))
+        assert not error.maybe_sent
+        assert str(error).startswith(f"{WRITE}: {url} cannot be reached")
+        assert not (await failure_of(streamed(transport))).maybe_sent
+
+
+async def test_a_deadline_passes_while_the_server_is_silent() -> None:
+    gate = Gate()
+    async with serving(gate) as url, connected_to(url) as transport:
+        hasty = Request("PUT", "/x", timeout=0.5)
+        error = await failure_of(transport.send(hasty))
+        assert error.maybe_sent
+        assert str(error) == f"PUT /x to {url}: no answer in 0.5 s"
+        assert (await failure_of(streamed(transport, hasty))).maybe_sent
+        await gate.left.acquire()  # both connections are closed, not left to the server
+        await gate.left.acquire()
+
+
+async def test_a_deadline_covers_the_body_of_an_answer_but_not_a_stream() -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"begun")
+        await done.wait()
+        return answer
+
+    done = asyncio.Event()
+    async with serving(endless) as url, connected_to(url) as transport:
+        hasty = Request("GET", "/x", timeout=0.5)
+        async with transport.stream(hasty) as stream:
+            assert "no answer in" in str(await failure_of(transport.send(hasty)))
+            done.set()
+            assert b"".join([chunk async for chunk in stream.chunks()]) == b"begun"
+
+
+async def test_a_deadline_covers_the_wait_for_a_turn() -> None:
+    gate = Gate()
+    async with serving(gate) as url, connected_to(url, in_flight=1) as transport, asyncio.TaskGroup() as group:
+        group.create_task(transport.send(READ))
+        await gate.arrived.acquire()
+        assert "no answer in 0.05 s" in str(await failure_of(transport.send(Request("PUT", "/x", timeout=0.05))))
+        gate.opened.set()
+    assert gate.seen == {"GET": 1}
+
+
+def sockets_to(url: str) -> list[socket.socket]:
+    """The sockets of this process that are connected to a server."""
+    found = []
+    for each in gc.get_objects():
+        if isinstance(each, socket.socket) and each.family == socket.AF_INET:
+            with suppress(OSError):  # it is connected to nobody
+                found += [each] if url.endswith(f":{each.getpeername()[1]}") else []
+    return found
+
+
+async def test_a_peer_that_vanishes_is_asked_for_signs_of_life() -> None:
+    async with serving(echo) as url, connected_to(url) as transport:
+        await transport.send(READ)
+        [ours] = sockets_to(url)
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        probes = {name: getattr(socket, name) for name in KEEPALIVE_OPTIONS if hasattr(socket, name)}
+        assert probes
+        assert all(
+            ours.getsockopt(socket.IPPROTO_TCP, option) == KEEPALIVE_OPTIONS[name] for name, option in probes.items()
+        )
+
+
+BREAKS: dict[str, Dialogue] = {}
+
+
+def breaking(dialogue: Dialogue) -> Dialogue:
+    BREAKS[dialogue.__name__] = dialogue
+    return dialogue
+
+
+@breaking
+async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+
+
+@breaking
+async def is_no_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+    await writer.drain()
+
+
+@breaking
+async def has_broken_headers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\n no colon\x00\r\n\r\n")
+    await writer.drain()
+
+
+@breaking
+async def ends_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+    await writer.drain()
+
+
+@breaking
+async def ends_inside_a_chunk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n{")
+    await writer.drain()
+
+
+@breaking
+async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST", "PATCH", "DELETE"])
+@pytest.mark.parametrize("break_", BREAKS.values(), ids=BREAKS.keys())
+async def test_safety_rule_7_a_broken_answer_is_an_error_without_secrets_and_nothing_is_sent_twice(
+    break_: Dialogue, method: str
+) -> None:
+    async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await break_(reader, writer)
+
+    connections: list[asyncio.StreamWriter] = []
+    request = Request(method, "/api/v1/pods")
+    async with listening(counted) as url, connected_to(url) as transport:
+        error = await failure_of(transport.send(request))
+        assert len(connections) == 1
+        broken_stream = await failure_of(streamed(transport, request))
+    for each in (error, broken_stream):
+        assert each.maybe_sent
+        assert str(each).startswith(f"{request} to {url}: ")
+        assert TOKEN not in "".join(traceback.format_exception(each))
+
+
+# -- too large an answer
+
+
+def of_size(size: int, **options: Any) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if options.get("chunked"):
+            stream = web.StreamResponse()
+            await stream.prepare(request)
+            await stream.write(b"x" * size)
+            return stream
+        whole = web.Response(body=b"x" * size)
+        if options.get("packed"):
+            whole.enable_compression(web.ContentCoding.gzip)
+        return whole
+
+    return answer
+
+
+@pytest.mark.parametrize("options", [{}, {"chunked": True}], ids=["announced", "chunked"])
+async def test_an_answer_over_the_limit_is_given_up(options: dict[str, bool]) -> None:
+    async with serving(of_size(100_001, **options)) as url, connected_to(url, max_body=100_000) as transport:
+        error = await failure_of(transport.send(WRITE))
+    assert str(error) == f"{WRITE}: the answer is over 100000 bytes"
+    assert error.maybe_sent
+
+
+async def test_a_compressed_answer_is_not_unpacked() -> None:
+    async with serving(of_size(10_000_000, packed=True)) as url, connected_to(url) as transport:
+        error = await failure_of(transport.send(READ))
+        assert str(error).endswith("the answer is compressed, which was not asked for")
+
+
+async def test_a_request_may_ask_for_less_than_the_transport_allows() -> None:
+    async with serving(of_size(2000)) as url, connected_to(url) as transport:
+        assert len((await transport.send(READ)).body) == 2000
+        error = await failure_of(transport.send(replace(READ, max_body=1000)))
+        assert isinstance(error, AnswerTooLarge)
+
+
+async def test_a_list_too_large_for_one_answer_comes_in_smaller_pages() -> None:
+    limits: list[int] = []
+
+    async def listed(request: web.Request) -> web.Response:
+        limits.append(int(request.query["limit"]))
+        begin = int(request.query.get("continue", "0"))
+        end = min(begin + limits[-1], 40)
+        items = [{"metadata": {"name": str(number)}, "data": {"x": "x" * 1000}} for number in range(begin, end)]
+        metadata = {"resourceVersion": "1", "continue": str(end) if end < 40 else ""}
+        return web.json_response({"metadata": metadata, "items": items})
+
+    async with serving(listed) as url, connected_to(url, max_body=10_000) as transport:
+        found = await Client(transport).list(CONFIGMAPS, "default", page_size=20)
+    assert [name_of(each) for each in found] == [str(number) for number in range(40)]
+    assert limits == [20, *[5] * 8]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_the_address_is_checked_when_it_is_dialed(host: str) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response()
+
+    async with serving(answer) as url:
+        async with connected_to(url.replace("127.0.0.1", host), addresses=AddressPolicy()) as transport:
+            error = await failure_of(transport.send(READ))
+        assert "is a loopback address, which a kubeconfig from a Secret may not lead to" in str(error)
+        assert (asked, error.maybe_sent) == ([], False)
+        async with connected_to(url, addresses=AddressPolicy(allow_loopback=True)) as transport:
+            assert (await transport.send(READ)).status == 200
+
+
+@pytest.mark.parametrize("options", [{}, {"chunked": True}], ids=["announced", "chunked"])
+async def test_an_answer_at_the_limit_is_read(options: dict[str, bool]) -> None:
+    async with serving(of_size(100_000, **options)) as url, connected_to(url, max_body=100_000) as transport:
+        assert (await transport.send(READ)).body == b"x" * 100_000
+
+
+async def test_an_answer_that_announces_too_much_is_not_waited_for() -> None:
+    async def boasts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n")
+        assert await reader.read() == b""  # until we hang up
+
+    async with listening(boasts) as url, connected_to(url) as transport:
+        assert "the answer is over" in str(await failure_of(transport.send(READ)))
+
+
+# -- credentials
+
+
+class Guard:
+    """A handler that lets one token in, and notes all that it was shown."""
+
+    def __init__(self, good: str) -> None:
+        self.good = good
+        self.shown: list[str] = []
+
+    async def __call__(self, request: web.Request) -> web.Response:
+        token = request.headers["Authorization"].removeprefix("Bearer ")
+        self.shown.append(token)
+        return web.Response(status=200 if token == self.good else 401)
+
+
+async def test_a_refused_token_is_read_again_and_sent_once_more(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    guard = Guard("old")
+    async with serving(guard) as url, connected_to(url, source=TokenFile(file, "tokenFile")) as transport:
+        assert (await transport.send(WRITE)).status == 200
+        file.write_text("new")
+        guard.good = "new"
+        assert (await transport.send(WRITE)).status == 200
+        assert guard.shown == ["old", "old", "new"]
+
+
+async def test_a_token_that_stays_the_same_is_refused_for_good(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    guard = Guard("new")
+    async with serving(guard) as url, connected_to(url, source=TokenFile(file, "tokenFile")) as transport:
+        assert (await transport.send(READ)).status == 401
+        assert guard.shown == ["old"]
+        file.write_text("no better")
+        assert (await transport.send(READ)).status == 401
+        assert guard.shown == ["old", "old", "no better"]
+
+
+async def test_a_stream_that_was_refused_makes_the_next_one_better(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    guard = Guard("new")
+    async with serving(guard) as url, connected_to(url, source=TokenFile(file, "tokenFile")) as transport:
+        async with transport.stream(READ) as stream:
+            assert stream.status == 401
+            file.write_text("new")
+        async with transport.stream(READ) as stream:
+            assert stream.status == 401
+        async with transport.stream(READ) as stream:
+            assert stream.status == 200
+
+
+# -- cut
+
+
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+
+def on(new_loop: Callable[[], asyncio.AbstractEventLoop], story: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(story)
+
+
+@LOOPS
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST", "DELETE"])
+def test_safety_rule_4_abort_cuts_a_request_and_it_is_not_sent_again(
+    method: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def story() -> None:
+        gate = Gate()
+        async with serving(gate) as url, connected_to(url) as transport:
+            async with asyncio.TaskGroup() as group:
+                cut = group.create_task(failure_of(transport.send(Request(method, "/x"))))
+                await gate.arrived.acquire()
+                transport.abort()
+            assert cut.result().maybe_sent
+            await gate.left.acquire()  # the server sees it too
+            assert gate.seen == {method: 1}
+            gate.opened.set()
+            assert (await transport.send(READ)).status == 200
+
+    on(new_loop, story())
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    await answer.write(b"begun")
+    await asyncio.Event().wait()
+    return answer
+
+
+@LOOPS
+def test_abort_cuts_a_stream(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def read_on(transport: HttpTransport) -> None:
+        async with transport.stream(READ) as stream:
+            async for _ in stream.chunks():
+                transport.abort()
+
+    async def story() -> None:
+        async with serving(endless) as url, connected_to(url) as transport:
+            assert (await failure_of(read_on(transport))).maybe_sent
+
+    on(new_loop, story())
+
+
+@LOOPS
+def test_to_close_a_transport_ends_its_streams(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def read_on(transport: HttpTransport, begun: asyncio.Event) -> None:
+        async with transport.stream(READ) as stream:
+            async for _ in stream.chunks():
+                begun.set()
+
+    async def story() -> None:
+        begun = asyncio.Event()
+        async with serving(endless) as url, connected_to(url) as transport:
+            async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+                cut = group.create_task(failure_of(read_on(transport, begun)))
+                await begun.wait()
+                await asyncio.sleep(0)  # the reader waits
+                await transport.close()
+            assert cut.result().maybe_sent
+
+    on(new_loop, story())
+
+
+@LOOPS
+def test_after_abort_the_next_request_connects_anew(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def story() -> None:
+        async with serving(echo) as url, connected_to(url) as transport:
+            first = json_of(await transport.send(WRITE))["peer"]
+            transport.abort()  # and no turn of the loop in which it could notice
+            second = json_of(await transport.send(WRITE))["peer"]
+            transport.abort()
+            transport.abort()
+            third = json_of(await transport.send(WRITE))["peer"]
+        assert len({first, second, third}) == 3
+
+    on(new_loop, story())
+
+
+@LOOPS
+def test_safety_rule_4_what_was_still_connecting_is_cut_before_it_is_sent(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], authority: Any
+) -> None:
+    async def story() -> None:
+        connected = asyncio.Event()
+
+        async def no_handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connected.set()
+            while await reader.read(1000):
+                pass
+
+        tls = TlsContextSource(ServerVerification(Pem("ca", authority.pem)))
+        async with (
+            listening(no_handshake) as url,
+            connected_to(url.replace("http:", "https:"), tls=tls) as transport,
+            asyncio.TaskGroup() as group,
+        ):
+            cut = group.create_task(failure_of(transport.send(WRITE)))
+            await connected.wait()
+            transport.abort()
+            assert not (await cut).maybe_sent
+
+    on(new_loop, story())
+
+
+@LOOPS
+@pytest.mark.parametrize("turns", [1, 2])
+def test_safety_rule_4_what_was_looking_up_a_name_is_not_sent(
+    turns: int, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def story() -> None:
+        gate = Gate()
+        async with serving(gate) as url, connected_to(url.replace("127.0.0.1", "localhost")) as transport:
+            async with asyncio.TaskGroup() as group:
+                cut = group.create_task(failure_of(transport.send(WRITE)))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                transport.abort()
+            assert not cut.result().maybe_sent
+            gate.opened.set()
+            assert (await transport.send(READ)).status == 200
+        assert gate.seen == {"GET": 1}
+
+    on(new_loop, story())
+
+
+class Slow:
+    """Credentials that take their time."""
+
+    key_pair: KeyPair | None = None
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    async def authorization(self) -> str | None:
+        self.asked.set()
+        await self.ready.wait()
+        return None
+
+    def rejected(self) -> bool:
+        return False
+
+
+async def test_safety_rule_4_what_waited_for_credentials_is_not_sent_after_abort() -> None:
+    gate, slow = Gate(), Slow()
+    async with serving(gate) as url, connected_to(url, source=slow) as transport:
+        async with asyncio.TaskGroup() as group:
+            cut = group.create_task(failure_of(transport.send(WRITE)))
+            await slow.asked.wait()
+            transport.abort()
+            slow.ready.set()
+        assert not cut.result().maybe_sent
+    assert not gate.seen
+
+
+async def test_safety_rule_4_what_waited_for_its_turn_is_not_sent_after_abort() -> None:
+    gate = Gate()
+    async with serving(gate) as url, connected_to(url, in_flight=1) as transport:
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(failure_of(transport.send(READ)))
+            await gate.arrived.acquire()
+            second = group.create_task(failure_of(transport.send(WRITE)))
+            await asyncio.sleep(0)
+            transport.abort()
+        assert first.result().maybe_sent
+        assert not second.result().maybe_sent
+        assert gate.seen == {"GET": 1}
+
+
+async def test_to_abort_or_close_what_was_never_used_does_nothing() -> None:
+    async with serving(echo) as url, connected_to(url) as transport:
+        transport.abort()
+        await transport.close()
+        await transport.close()
+        assert (await transport.send(READ)).status == 200
+
+
+# -- many at once
+
+
+async def test_only_so_many_requests_are_under_way_and_streams_do_not_count() -> None:
+    gate = Gate()
+
+    async def mixed(request: web.Request) -> web.StreamResponse:
+        return await (echo if request.path == "/watch" else gate)(request)
+
+    async with serving(mixed) as url, connected_to(url, in_flight=2) as transport:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(transport.send(READ)) for _ in range(5)]
+            await gate.arrived.acquire()
+            await gate.arrived.acquire()
+            assert b"GET /watch" in await streamed(transport, Request("GET", "/watch"))
+            gate.opened.set()
+        assert [task.result().status for task in tasks] == [200] * 5
+    assert gate.most_inside == 2
+
+
+@pytest.mark.parametrize("kind", ["request", "stream"])
+async def test_who_is_cancelled_hangs_up_and_gives_its_turn_to_another(kind: str) -> None:
+    gate = Gate()
+    async with serving(gate) as url, connected_to(url, in_flight=1) as transport:
+        asking = transport.send(READ) if kind == "request" else streamed(transport)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(asking)
+            await gate.arrived.acquire()
+            task.cancel()
+        await gate.left.acquire()  # the server was told
+        gate.opened.set()
+        assert (await transport.send(READ)).status == 200
+
+
+async def test_who_leaves_a_stream_hangs_up() -> None:
+    gone = asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+        return answer
+
+    async with serving(endless) as url, connected_to(url) as transport:
+        async with transport.stream(READ):
+            assert not gone.is_set()
+        await gone.wait()
+
+
+# -- TLS
+
+
+def server_context(pair: Any, *, clients: bytes | None = None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with temporary_file(pair.certificate) as certificate, temporary_file(pair.key) as key:
+        context.load_cert_chain(certificate, key)
+    if clients:
+        context.load_verify_locations(cadata=clients.decode())
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+async def who(request: web.Request) -> web.Response:
+    """The common name of the client's certificate, and the name that it asked for."""
+    assert request.transport is not None
+    seen = request.transport.get_extra_info("peercert")
+    return web.Response(text=seen["subject"][0][0][1] if seen else "nobody")
+
+
+def trusting(authority: Any, pair: Any = None) -> TlsContextSource:
+    keys = KeyPair(Pem("client-certificate", pair.certificate), Pem("client-key", pair.key)) if pair else None
+    return TlsContextSource(ServerVerification(Pem("certificate-authority", authority.pem)), keys)
+
+
+async def test_a_server_of_our_authority_is_trusted_by_its_name(authority: Any) -> None:
+    context = server_context(authority.issue("server.test"), clients=authority.pem)
+    async with serving(who, context) as url:
+        async with connected_to(url, tls=trusting(authority), tls_server_name="server.test") as transport:
+            assert (await transport.send(READ)).body == b"nobody"
+        async with connected_to(url, tls=trusting(authority)) as transport:  # it is not called 127.0.0.1
+            error = await failure_of(transport.send(WRITE))
+    assert not error.maybe_sent
+    assert "certificate" in str(error)
+
+
+async def test_a_server_of_another_authority_is_refused(authority: Any, other_authority: Any) -> None:
+    async with (
+        serving(who, server_context(other_authority.issue("server.test"))) as url,
+        connected_to(url, tls=trusting(authority), tls_server_name="server.test") as transport,
+    ):
+        for error in (await failure_of(transport.send(WRITE)), await failure_of(streamed(transport))):
+            assert not error.maybe_sent
+            assert "certificate verify failed" in str(error)
+
+
+async def test_a_client_shows_its_certificate(authority: Any) -> None:
+    context = server_context(authority.issue("server.test"), clients=authority.pem)
+    tls = trusting(authority, authority.issue("administrator"))
+    async with serving(who, context) as url, connected_to(url, tls=tls, tls_server_name="server.test") as transport:
+        assert (await transport.send(READ)).body == b"administrator"
+
+
+@LOOPS
+@pytest.mark.parametrize("kind", ["a request", "a stream"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["a living server", "a frozen server"])
+def test_a_transport_that_was_closed_leaves_nothing_open(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], kind: str, frozen: bool, authority: Any
+) -> None:
+    async def story() -> None:
+        arrived, hung_up = asyncio.Event(), asyncio.Event()
+
+        async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+            if frozen:
+                writer.transport.pause_reading()  # it will not even say goodbye
+            arrived.set()
+            await (hung_up.wait() if frozen else reader.read())
+            writer.transport.abort()
+
+        context = server_context(authority.issue("server.test"))
+        access = {"tls": trusting(authority), "tls_server_name": "server.test"}
+        async with listening(hold, context) as url, connected_to(url, **access) as transport:
+            asking = transport.send(READ) if kind == "a request" else streamed(transport)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(asking)
+                await arrived.wait()
+                [ours] = sockets_to(url)
+                task.cancel()
+            await transport.close()
+            assert ours.fileno() < 0
+            hung_up.set()
+
+    on(new_loop, story())
+
+
+async def test_a_client_whose_certificate_changed_connects_with_the_new_one(authority: Any, tmp_path: Path) -> None:
+    def issue(name: str) -> None:
+        pair = authority.issue(name)
+        (tmp_path / "crt").write_bytes(pair.certificate)
+        (tmp_path / "key").write_bytes(pair.key)
+
+    issue("before")
+    seconds = iter(range(0, 1000, 100))
+    files = KeyPair(Pem("client-certificate", tmp_path / "crt"), Pem("client-key", tmp_path / "key"))
+    tls = TlsContextSource(
+        ServerVerification(Pem("certificate-authority", authority.pem)), files, monotonic=lambda: next(seconds)
+    )
+    context = server_context(authority.issue("server.test"), clients=authority.pem)
+    async with serving(who, context) as url, connected_to(url, tls=tls, tls_server_name="server.test") as transport:
+        assert (await transport.send(READ)).body == b"before"
+        issue("after")
+        assert (await transport.send(READ)).body == b"after"
+
+
+# -- proxies
+
+
+class Proxy:
+    """An HTTP proxy that opens tunnels for those who know the password."""
+
+    def __init__(self) -> None:
+        self.asked_for: list[str] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, target, _ = head.split(" ", 2)
+        self.asked_for.append(f"{method} {target}")
+        if base64.b64encode(f"us:{PASSWORD}".encode()).decode() not in head:
+            writer.write(b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n")
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", int(target.rpartition(":")[2]))
+        writer.write(b"HTTP/1.1 200 Go ahead\r\n\r\n")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(copied(reader, back))
+            group.create_task(copied(there, writer))
+
+
+async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+
+async def test_a_proxy_carries_what_it_cannot_read(authority: Any) -> None:
+    proxy = Proxy()
+    async with serving(echo, server_context(authority.issue("server.test"))) as url, listening(proxy) as proxy_url:
+        access = {"tls": trusting(authority), "tls_server_name": "server.test"}
+        through = proxy_url.replace("//", f"//us:{PASSWORD}@")
+        async with connected_to(url, proxy_url=through, **access) as transport:
+            got = json_of(await transport.send(READ))
+    assert ["authorization", f"Bearer {TOKEN}"] in got["headers"]
+    assert not [name for name, _ in got["headers"] if name.startswith("proxy-")]
+    assert proxy.asked_for == [url.replace("https://", "CONNECT ")]
+
+
+@pytest.mark.parametrize("proxy", [Proxy(), *BREAKS.values()], ids=["refuses", *BREAKS])
+async def test_safety_rule_7_a_proxy_that_fails_is_an_error_without_secrets(proxy: Dialogue, authority: Any) -> None:
+    access = {"tls": trusting(authority), "tls_server_name": "server.test"}
+    async with listening(proxy) as proxy_url:
+        through = proxy_url.replace("//", f"//us:not-{PASSWORD}@")
+        async with connected_to("https://server.test", proxy_url=through, **access) as transport:
+            failed = await failure_of(transport.send(WRITE))
+    async with connected_to("https://server.test", proxy_url=through, **access) as transport:
+        unreachable = await failure_of(transport.send(WRITE))
+    assert not unreachable.maybe_sent
+    if isinstance(proxy, Proxy):
+        assert str(failed).endswith("the proxy refused: 407 Who are you")
+        assert not failed.maybe_sent
+    for error in (failed, unreachable):
+        assert str(error).startswith(str(WRITE))
+        shown = "".join(traceback.format_exception(error))
+        assert PASSWORD not in shown
+        assert base64.b64encode(f"us:not-{PASSWORD}".encode()).decode() not in shown
+        assert TOKEN not in shown
+
+
+async def test_bytes_of_bodies_are_counted_both_ways() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=b"x" * 3000)
+
+    def counted() -> tuple[float, float]:
+        return SENT.values().get((), 0), RECEIVED.values().get((), 0)
+
+    async with serving(answer) as url, connected_to(url) as transport:
+        sent, received = counted()
+        await transport.send(Request("POST", "/", body=b"y" * 200))
+        assert counted() == (sent + 200, received + 3000)
+        assert len(await streamed(transport)) == 3000
+        assert counted() == (sent + 200, received + 6000)
+        shown = re.search(rb"^tapestry_client_received_bytes_total (\S+)$", metrics.render()[0], re.MULTILINE)
+        assert shown is not None
+        assert float(shown[1]) == received + 6000

@@ -1,0 +1,62 @@
+"""Roles: an aggregated one has what the others have that it selects, and no more."""
+
+from typing import Any
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.controlplane.cluster_role_aggregation import aggregated_rules
+from tapestry.kube.objects import Object
+from tapestry.kube.resources import CLUSTER_ROLES
+
+from .conftest import Beside
+
+
+def a_role(name: str, *verbs: str, selects: list[Object] | None = None, **labels: str) -> Object:
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": [verb]} for verb in verbs]
+    found: Object = {"metadata": {"name": name, "labels": labels}, "rules": rules}
+    return {**found, "aggregationRule": {"clusterRoleSelectors": selects}} if selects is not None else found
+
+
+def verbs_of(rules: list[Any]) -> list[str]:
+    return [verb for rule in rules for verb in rule["verbs"]]
+
+
+def test_rules_come_by_selector_and_then_by_name_each_once() -> None:
+    others = [a_role("b", "list", team="red"), a_role("a", "get", "watch", team="red"), a_role("c", "get", team="blue")]
+    whole = a_role("all", "delete", selects=[{"matchLabels": {"team": "blue"}}, {"matchLabels": {"team": "red"}}])
+    assert verbs_of(aggregated_rules(whole, [*others, whole])) == ["get", "watch", "list"]
+
+
+def test_a_role_is_no_part_of_itself_and_without_selectors_it_is_empty() -> None:
+    own = a_role("own", "get", selects=[{"matchLabels": {"team": "red"}}], team="red")
+    assert aggregated_rules(own, [own]) == []
+    assert aggregated_rules(a_role("none", selects=[]), [a_role("a", "get")]) == []
+
+
+async def test_the_roles_for_people_are_filled_from_the_start(client: Client, beside: Beside) -> None:
+    async with beside("roles"):
+        for name in ("view", "edit", "admin"):
+            assert await wait_for(
+                client, CLUSTER_ROLES, name, until=lambda role: bool(role and role.get("rules")), timeout=10
+            )
+
+
+async def test_a_role_follows_those_that_it_selects(client: Client, beside: Beside) -> None:
+    async with beside("roles"):
+        await client.create(CLUSTER_ROLES, a_role("whole", selects=[{"matchLabels": {"team": "red"}}]))
+        part = await client.create(CLUSTER_ROLES, a_role("part", "get", team="red"))
+
+        async def wait_for_verbs(*verbs: str) -> None:
+            assert await wait_for(
+                client,
+                CLUSTER_ROLES,
+                "whole",
+                until=lambda role: role is not None and verbs_of(role.get("rules") or []) == list(verbs),
+                timeout=10,
+            )
+
+        await wait_for_verbs("get")
+        part = await client.patch(CLUSTER_ROLES, part, {"rules": a_role("part", "get", "list")["rules"]})
+        await wait_for_verbs("get", "list")
+        await client.delete(CLUSTER_ROLES, part)
+        await wait_for_verbs()

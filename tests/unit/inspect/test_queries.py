@@ -1,0 +1,306 @@
+"""Questions, asked of two clusters: where the facts come from, and what is said where they cannot be had."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tapestry.apis import keys
+from tapestry.apis.clusterbindings import CLUSTER_BINDINGS
+from tapestry.apis.policies import POLICIES
+from tapestry.client.client import Client
+from tapestry.client.transport import Request, Response
+from tapestry.controller.testing import InProcessApi, run, running_clock
+from tapestry.inspect.doctor import Doctor
+from tapestry.inspect.queries import Queries
+from tapestry.inspect.snapshots import ClusterUnreadable, QueryError
+from tapestry.kube.objects import Object, object_named, with_type_meta
+from tapestry.kube.resources import DEPLOYMENTS, LEASES, NAMESPACES, NODES, PODS, SECRETS
+from tapestry.syncer.leasing import PolicySide
+
+KUBECONFIG = {
+    "clusters": [{"name": "c", "cluster": {"server": "https://east.example"}}],
+    "users": [{"name": "u", "user": {"token": "t"}}],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    "current-context": "c",
+}
+
+
+@dataclass
+class World:
+    virtual: Client
+    physical: Client
+    questions: Queries
+    identity: str
+    """Of the physical cluster."""
+
+    async def bind(self, *, secret: bool = True, identity: str | None = None) -> None:
+        if secret:
+            data = {"kubeconfig": base64.b64encode(json.dumps(KUBECONFIG).encode()).decode()}
+            await self.virtual.create(SECRETS, {**object_named("east", keys.SYSTEM_NAMESPACE), "data": data})
+        reference = {"name": "east", "namespace": keys.SYSTEM_NAMESPACE}
+        spec = {"clusterID": "e1", "secretRef": reference, "mountNamespace": "leased"}
+        binding = {**object_named("east"), "spec": spec}
+        made = await self.virtual.create(CLUSTER_BINDINGS, with_type_meta(CLUSTER_BINDINGS, binding))
+        status = {"status": {"identity": identity or self.identity}}
+        await self.virtual.patch(CLUSTER_BINDINGS, made, status, subresource="status")
+        labels = {keys.NODE_TYPE: keys.NODE_TYPE_VIRTUAL, keys.CLUSTER_BINDING_UID: made["metadata"]["uid"]}
+        annotations = {keys.PHYSICAL_NODE_NAME: "n1", keys.POLICIES_APPLIED: "owner/half"}
+        node = {"metadata": {"name": "vnode-e1-n1", "labels": labels, "annotations": annotations}}
+        await self.virtual.create(NODES, {**node, "status": {"allocatable": {"cpu": "2"}}})
+
+    async def add_owner(self, name: str, **spec: Any) -> None:
+        policy = {**object_named(name), "spec": {"cluster": "east", **spec}}
+        await self.physical.create(POLICIES, with_type_meta(POLICIES, policy))
+
+
+Scenario = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def in_a_world(scenario: Scenario, *below: Any) -> None:
+    async def main() -> None:
+        clock = running_clock()
+        kinds = below or (NAMESPACES, NODES, PODS, POLICIES)
+        physical_api = InProcessApi(kinds, now=clock.now)
+        virtual = Client(
+            InProcessApi(
+                [CLUSTER_BINDINGS, POLICIES, NAMESPACES, NODES, PODS, SECRETS, LEASES, DEPLOYMENTS], now=clock.now
+            ).connect()
+        )
+        physical = Client(physical_api.connect())
+        identities = [await each.create(NAMESPACES, object_named("kube-system")) for each in (virtual, physical)]
+        for name in ("n1", "n2"):
+            await physical.create(NODES, {**object_named(name), "status": {"allocatable": {"cpu": "4"}}})
+        questions = Queries(virtual, lambda _: physical_api.connect(), clock.now())
+        await scenario(World(virtual, physical, questions, identities[1]["metadata"]["uid"]))
+
+    run(main())
+
+
+def a_pod(name: str, node: str, **metadata: Any) -> Object:
+    requests = {"requests": {"cpu": "1"}}
+    spec = {"nodeName": node, "containers": [{"name": "c", "image": "busybox:1", "resources": requests}]}
+    return {"metadata": {"name": name, "namespace": "default", **metadata}, "spec": spec}
+
+
+@pytest.mark.parametrize("name", ["vnode-e1-n1", "n1"])
+def test_a_node_is_found_by_either_name_and_explained_from_both_clusters(name: str) -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
+        await world.physical.create(PODS, a_pod("shop", "n1"))
+        await world.physical.create(PODS, a_pod("other", "n2"))
+        (answer,) = await world.questions.node(name)
+        (cpu,) = answer.resources
+        assert (cpu.foreign, cpu.leased, cpu.decided_by) == ("1", "1500m", "owner/half")
+        assert (answer.node, answer.behind) == ("vnode-e1-n1", ("cpu",))
+
+    in_a_world(scenario)
+
+
+@pytest.mark.parametrize("name", ["vnode-e1-n2", "n2"])
+def test_a_physical_node_that_lends_nothing_is_explained_too(name: str) -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        (answer,) = await world.questions.node(name)
+        assert (answer.node, answer.physical_node, answer.reason) == ("", "n2", "NoPolicy")
+
+    in_a_world(scenario)
+
+
+def test_a_node_that_nobody_has_is_unknown() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        with pytest.raises(QueryError, match=r"has a node n9, virtual or not$"):
+            await world.questions.node("n9")
+
+    in_a_world(scenario)
+
+
+def test_without_the_secret_the_answer_is_what_the_virtual_node_shows() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind(secret=False)
+        (answer,) = await world.questions.node("n1")
+        assert (answer.reason, answer.resources[0].leased) == ("AsShown", "2")
+        assert 'secrets "east" not found' in answer.unseen
+        with pytest.raises(QueryError, match="east could not be looked into"):
+            await world.questions.node("n2")
+
+    in_a_world(scenario)
+
+
+def test_another_cluster_than_was_bound_is_not_looked_into() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind(identity="another")
+        (answer,) = await world.questions.node("n1")
+        assert answer.unseen.endswith("another was bound")
+
+    in_a_world(scenario)
+
+
+def test_policies_of_both_sides_are_shown_and_those_for_others_are_not() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("half")
+        await world.add_owner("not-ours", cluster="somebody-elses")
+        await world.virtual.create(
+            POLICIES, with_type_meta(POLICIES, {**object_named("all"), "spec": {"cluster": "e1"}})
+        )
+        found, unseen = await world.questions.policies()
+        assert [(each.side, each.name) for each in found] == [("operator", "all"), ("owner", "half")]
+        assert unseen == []
+
+    in_a_world(scenario)
+
+
+def test_owners_that_cannot_be_seen_are_told_of() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind(secret=False)
+        found, (sentence,) = await world.questions.policies()
+        assert found == []
+        assert sentence.startswith("the owner's policies of east are not shown: ")
+        with pytest.raises(QueryError, match=r"there is no policy half .*are not shown"):
+            await world.questions.policy("half")
+
+    in_a_world(scenario)
+
+
+def test_a_cluster_that_knows_no_policies_has_none() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        assert await world.questions.policies() == ([], [])
+
+    in_a_world(scenario, NAMESPACES, NODES, PODS)
+
+
+def test_a_policy_is_asked_for_by_name_or_by_side_and_name() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("half")
+        spec = {"cluster": "nobody"}
+        await world.virtual.create(POLICIES, with_type_meta(POLICIES, {**object_named("half"), "spec": spec}))
+        both = await world.questions.policy("half")
+        assert [(each.policy, each.binding) for each in both] == [("operator/half", ""), ("owner/half", "east")]
+        (owners,) = await world.questions.policy("owner/half")
+        assert [each.node for each in owners.nodes] == ["vnode-e1-n1"]
+
+    in_a_world(scenario)
+
+
+def test_nodes_are_shown_with_the_pods_on_them_but_not_with_placeholders() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.virtual.create(PODS, a_pod("work", "vnode-e1-n1"))
+        await world.virtual.create(PODS, a_pod("elsewhere", "n7"))
+        hidden = a_pod("ports", "vnode-e1-n1", namespace=keys.HOST_PORTS_NAMESPACE, labels={keys.HOST_PORTS: "x"})
+        await world.virtual.create(PODS, hidden)
+        (node,) = await world.questions.nodes()
+        assert (node.name, node.pods, node.used["cpu"]) == ("vnode-e1-n1", 1, "1")
+
+    in_a_world(scenario)
+
+
+def test_a_cluster_without_our_kinds_says_how_to_prepare_it() -> None:
+    async def main() -> None:
+        api = InProcessApi([NODES], now=running_clock().now)
+        questions = Queries(Client(api.connect()), lambda _: api.connect(), running_clock().now())
+        with pytest.raises(QueryError, match="tapestry manifests"):
+            await questions.bindings()
+
+    run(main())
+
+
+def test_windows_that_name_no_zone_are_in_that_of_the_syncer_unless_the_question_names_one() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("night", timeWindows=[{"start": "22:00", "end": "06:00"}])
+        (policy,), _ = await world.questions.policies()
+        assert policy.windows == ["22:00-06:00 UTC"]
+        told = {"status": {"timeZone": "Asia/Shanghai"}}
+        await world.virtual.patch(CLUSTER_BINDINGS, object_named("east"), told, subresource="status")
+        (policy,), _ = await world.questions.policies()
+        (explained,) = await world.questions.policy("night")
+        (answer,) = await world.questions.node("n1")
+        shown = ["22:00-06:00 Asia/Shanghai"]
+        assert (policy.windows, explained.windows, answer.policies[0].windows) == (shown, shown, shown)
+        (explained,) = await replace(world.questions, zone="Europe/Berlin").policy("night")
+        assert explained.windows == ["22:00-06:00 Europe/Berlin"]
+
+    in_a_world(scenario)
+
+
+# -- silence
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A transport to a server that takes connections and never answers."""
+
+    async def send(self, _: Request) -> Response:
+        await asyncio.sleep(3600)
+        raise AssertionError("nobody waits for so long")
+
+    def abort(self) -> None:
+        """There is nothing to cut."""
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+def frozen(world: World) -> Queries:
+    return replace(world.questions, connect=lambda _: Frozen())
+
+
+def test_that_a_cluster_is_silent_is_known_in_less_than_two_seconds() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        began, now = running_clock().monotonic(), running_clock().now
+        (answer,) = await frozen(world).node("n1")
+        assert (answer.state, answer.reason) == ("Unknown", "PhysicalClusterUnreachable")
+        assert running_clock().monotonic() - began < 2
+        began = running_clock().monotonic()
+        found = await Doctor(frozen(world), now).findings()
+        assert "its cluster does not answer" in next(each.found for each in found if each.about == "binding east")
+        assert running_clock().monotonic() - began < 2
+
+    in_a_world(scenario)
+
+
+def test_what_a_policy_would_lend_is_not_told_of_a_silent_cluster() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        with pytest.raises(ClusterUnreadable, match="what the cluster of east has idle is not known: no answer in"):
+            await frozen(world).plan(
+                with_type_meta(POLICIES, {**object_named("new"), "spec": {"cluster": "east"}}), None
+            )
+
+    in_a_world(scenario)
+
+
+# -- a policy that is not there yet
+
+
+def test_a_policy_of_a_file_is_of_the_side_that_has_one_of_the_name() -> None:
+    async def scenario(world: World) -> None:
+        await world.bind()
+        await world.add_owner("half", resourceLimits=[{"resource": "cpu", "percent": 50}])
+        limit = [{"resource": "cpu", "quantity": "1"}]
+        proposed = with_type_meta(
+            POLICIES, {**object_named("half"), "spec": {"cluster": "east", "resourceLimits": limit}}
+        )
+        (plan,) = await world.questions.plan(proposed, None)
+        assert (plan.policy, plan.is_new, plan.leased_now["cpu"], plan.leased_then["cpu"]) == (
+            *("owner/half", False),
+            *("4", "2"),
+        )
+        (plan,) = await world.questions.plan(proposed, PolicySide.OPERATOR)
+        assert (plan.policy, plan.is_new) == ("operator/half", True)
+        stray = with_type_meta(POLICIES, {**object_named("x"), "spec": {"cluster": "west"}})
+        with pytest.raises(QueryError, match=r"spec.cluster: no ClusterBinding .* west; known are: east"):
+            await world.questions.plan(stray, None)
+
+    in_a_world(scenario)

@@ -1,0 +1,235 @@
+"""Processes that do not outlive us, and what they write."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tapestry.local.child_processes import ChildProcess, child
+from tapestry.local.container_logs import ContainerLog, read_log
+from tapestry.local.kubelet_api import LogQuery
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+ENVIRON = {"PATH": os.environ["PATH"]}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process that is not our child is gone: the kernel says so by the end of its pidfd."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        async with asyncio.timeout(30):
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+# -- children
+
+
+async def ended_with(tmp_path: Path, script: str) -> tuple[int, bytes]:
+    said: list[bytes] = []
+    async with child(["sh", "-c", script], ENVIRON, tmp_path, said.append) as running:
+        code = await running.wait()
+    return code, b"".join(said)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
+)
+async def test_what_a_process_ended_with_is_as_a_shell_has_it(tmp_path: Path, script: str, code: int) -> None:
+    assert (await ended_with(tmp_path, script))[0] == code
+
+
+async def test_all_that_it_wrote_arrives(tmp_path: Path) -> None:
+    code, said = await ended_with(tmp_path, "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; pwd >&2")
+    lines = said.decode().splitlines()
+    assert (code, len(lines), lines[-1]) == (0, 20001, str(tmp_path))
+
+
+async def test_nothing_that_it_started_survives_it(tmp_path: Path) -> None:
+    _, said = await ended_with(tmp_path, "sleep 1000 & echo $!")
+    await gone(int(said))
+    assert not is_alive(int(said))
+
+
+@asynccontextmanager
+async def speaking(script: str, folder: Path, said: list[bytes]) -> AsyncIterator[ChildProcess]:
+    """A process that has said something."""
+    spoke = asyncio.Event()
+
+    def write(data: bytes) -> None:
+        said.append(data)
+        spoke.set()
+
+    async with child(["sh", "-c", script], ENVIRON, folder, write) as running:
+        await spoke.wait()
+        yield running
+
+
+async def test_asked_to_stop_it_has_time_to_end(tmp_path: Path) -> None:
+    said: list[bytes] = []
+    script = "trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.05; done"
+    async with speaking(script, tmp_path, said) as running:
+        await running.stop(10)
+        assert await running.wait() == 7
+    assert b"".join(said) == b"up\nbye\n"
+
+
+async def test_what_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+    script = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+    async with speaking(script, tmp_path, []) as running:
+        await running.stop(0.1)
+        assert is_alive(running.pid)
+    assert not is_alive(running.pid)
+
+
+async def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        async with child(["no-such-program"], ENVIRON, tmp_path, print):
+            raise AssertionError("unreachable")
+
+
+def test_it_is_the_same_on_the_loop_that_we_run_on(tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(ended_with(tmp_path, "echo hello; exit 4")) == (4, b"hello\n")
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from tapestry.local.child_processes import Child, child
+
+def write(data):
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+async def main():
+    script = "sleep 1000 & echo $$ $!; wait"
+    async with child(["sh", "-c", script], {"PATH": sys.argv[1]}, Path("."), write) as running:
+        await running.wait()
+
+asyncio.run(main())
+"""
+
+
+def test_when_we_are_killed_nothing_is_left(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, os.environ["PATH"]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path) as parent:
+        assert parent.stdout is not None
+        pids = [int(each) for each in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(map(is_alive, pids))
+        parent.kill()
+    for pid in pids:
+        asyncio.run(gone(pid))
+
+
+async def test_without_its_guard_it_does_not_go_on(tmp_path: Path) -> None:
+    async with speaking("echo up; sleep 1000", tmp_path, []) as running:
+        os.kill(running.group_id, signal.SIGKILL)
+        assert await running.wait() == 137
+
+
+# -- logs
+
+
+@pytest.fixture
+def clock() -> Callable[[], datetime]:
+    """Each look at it is a second later."""
+
+    def moments() -> Iterator[datetime]:
+        moment = BEGIN
+        while True:
+            yield moment
+            moment += timedelta(seconds=1)
+
+    following = moments()
+    return lambda: next(following)
+
+
+async def text_of(chunks: AsyncIterator[bytes]) -> str:
+    return b"".join([chunk async for chunk in chunks]).decode()
+
+
+async def test_a_log_can_be_read_whole_or_in_part(tmp_path: Path, clock: Callable[[], datetime]) -> None:
+    log = ContainerLog(tmp_path / "0.log", clock)
+    for line in (b"one\ntw", b"o\nthree\n", b"fo", b"ur"):
+        log.write(line)
+    log.close()
+
+    async def read(query: LogQuery) -> str:
+        return await text_of(read_log(log.path, query, log))
+
+    assert await read(LogQuery()) == "one\ntwo\nthree\nfour\n"
+    assert await read(LogQuery(follow=True)) == "one\ntwo\nthree\nfour\n"
+    assert await read(LogQuery(tail=2)) == "three\nfour\n"
+    assert await read(LogQuery(tail=0)) == ""
+    assert await read(LogQuery(limit=6)) == "one\ntw"
+    assert await read(LogQuery(since=BEGIN + timedelta(seconds=1))) == "two\nthree\nfour\n"
+    assert (await read(LogQuery(tail=1, timestamps=True))) == "2026-01-01T00:00:02.000000Z four\n"
+
+
+async def test_a_log_is_followed_until_it_ends_also_into_another_file(
+    tmp_path: Path, clock: Callable[[], datetime]
+) -> None:
+    log = ContainerLog(tmp_path / "0.log", clock, max_bytes=200)
+    log.write(b"before\n")
+    found: list[str] = []
+
+    async def follow() -> None:
+        found.extend([line.decode() async for line in read_log(log.path, LogQuery(follow=True, tail=1), log)])
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(follow())
+        for number in range(50):
+            await asyncio.sleep(0)
+            log.write(f"line {number}\n".encode())
+            await asyncio.sleep(0)
+        log.close()
+    assert found == ["before\n", *(f"line {number}\n" for number in range(50))]
+    assert log.rotations > 5
+
+
+def test_a_log_stays_small(tmp_path: Path, clock: Callable[[], datetime]) -> None:
+    log = ContainerLog(tmp_path / "0.log", clock, max_bytes=10_000)
+    for _ in range(1000):
+        log.write(b"x" * 99 + b"\n")
+    log.close()
+    assert len(list(tmp_path.iterdir())) <= 2
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 21_000
+
+
+async def test_a_line_without_end_is_cut_somewhere(tmp_path: Path, clock: Callable[[], datetime]) -> None:
+    log = ContainerLog(tmp_path / "0.log", clock)
+    for _ in range(100):
+        log.write(b"y" * 1000)
+    log.close()
+    text = await text_of(read_log(log.path, LogQuery(), None))
+    assert text.replace("\n", "") == "y" * 100_000
+    assert max(map(len, text.splitlines())) < 20_000
+
+
+async def test_there_is_nothing_to_read_of_a_container_that_wrote_nothing(tmp_path: Path) -> None:
+    assert await text_of(read_log(tmp_path / "0.log", LogQuery(), None)) == ""

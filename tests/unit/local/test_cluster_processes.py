@@ -1,0 +1,71 @@
+"""The clusters of a world as processes: how long they have to start, and what is told of their end."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.kube.names import dns_label_error
+from tapestry.local.cluster import ClusterPlan
+from tapestry.local.cluster_processes import ClusterProcess, StallDetector, exit_text
+
+
+class Clock:
+    time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def test_what_gets_somewhere_has_time_however_slow_it_is() -> None:
+    clock = Clock()
+    progress = StallDetector(10, 1000, clock)
+    for step in range(50):
+        clock.time += 9
+        assert not progress.has_stalled(step)
+    clock.time += 11
+    assert progress.has_stalled(49)
+
+
+def test_what_gets_nowhere_in_the_end_does_not_go_on_for_ever() -> None:
+    clock = Clock()
+    progress = StallDetector(10, 100, clock)
+    clock.time = 99
+    assert not progress.has_stalled("busy")
+    clock.time = 101
+    assert progress.has_stalled("busier")
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "text"),
+    [
+        (137, "a\nb\n", "was ended by SIGKILL"),
+        (1, "a\nError: the port is taken\n", "ended with 1: Error: the port is taken"),
+        (0, "", "ended with 0"),
+    ],
+)
+def test_an_end_is_told_by_its_signal_or_by_last_words(code: int, log: str, text: str) -> None:
+    assert exit_text(code, log) == text
+
+
+def test_on_a_full_disk_there_are_no_last_words_to_believe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = ClusterProcess(tmp_path, ())
+    member.log.write_text("all is well\n")
+    assert exit_text(1, member.log_tail()) == "ended with 1: all is well"
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    assert exit_text(1, member.log_tail()) == f"ended with 1: no space is left on the disk of {tmp_path}; make room"
+
+
+@given(st.text(min_size=1, max_size=80).filter(lambda name: "/" not in name and "\0" not in name))
+def test_a_cluster_in_any_folder_has_a_name_that_nodes_can_have(name: str) -> None:
+    assert dns_label_error(f"{ClusterPlan(Path('/data') / name).name}-500") is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("a_b", "a-b"), ("East.1", "east-1"), ("_", "cluster"), ("cluster-1", "cluster-1")]
+)
+def test_the_name_of_a_cluster_is_as_like_its_folders_as_can_be(folder: str, name: str) -> None:
+    assert ClusterPlan(Path("/data") / folder).name == name

@@ -1,0 +1,114 @@
+"""Probes: one at a time, and what many of them come to."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tapestry.controller.testing import run
+from tapestry.kube.objects import Object
+from tapestry.local.container_commands import Launch
+from tapestry.local.probes import Prober, probe_results
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """A server that is well on one page only."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        if request.path == "/slow":
+            await asyncio.sleep(5)
+        return web.Response(status={"/well": 204, "/moved": 302}.get(request.path, 500))
+
+    runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield runner.addresses[0][1]
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def prober(port: int, tmp_path: Path) -> AsyncIterator[Prober]:
+    async with aiohttp.ClientSession() as session:
+        environ = {"PATH": os.environ["PATH"]}
+        yield Prober(session, "127.0.0.1", {"web": port}, lambda command: Launch(command, environ, tmp_path))
+
+
+def http(path: str, port: object = "web") -> Object:
+    return {"httpGet": {"path": path, "port": port}}
+
+
+@pytest.mark.parametrize(
+    ("probe", "why"),
+    [
+        (http("/well"), None),
+        (http("/moved"), None),
+        (http("/ill"), "HTTP probe failed with statuscode: 500"),
+        (http("/slow"), "it did not answer in time"),
+        (http("/well", "other"), "the container has no port called other"),
+        ({"tcpSocket": {"port": "web"}}, None),
+        ({"exec": {"command": ["sh", "-c", "exit 0"]}}, None),
+        ({"exec": {"command": ["sh", "-c", "echo no; exit 2"]}}, "command ended with 2: no"),
+        ({"exec": {"command": ["sleep", "60"]}}, "it did not answer in time"),
+    ],
+)
+async def test_a_probe_says_what_is_wrong(prober: Prober, probe: Object, why: str | None) -> None:
+    assert await prober.attempt(probe) == why
+
+
+async def test_where_nobody_listens_nobody_is_well(prober: Prober) -> None:
+    for probe in (http("/well", 1), {"tcpSocket": {"port": 1}}):
+        assert await prober.attempt(probe) is not None
+
+
+def verdicts_of(found: list[bool], *, eager: bool = False, **probe: int) -> list[tuple[bool, float]]:
+    """What attempts that come out like this amount to, and when."""
+
+    async def amount() -> list[tuple[bool, float]]:
+        remaining, said = iter(found), []
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        async def attempt() -> str | None:
+            well = next(remaining, None)
+            if well is None:
+                raise EOFError
+            return None if well else "ill"
+
+        opinions = probe_results(probe, attempt, eager=eager)
+        with suppress(EOFError):
+            while True:
+                said.append((await anext(opinions), loop.time() - began))
+        return said
+
+    return run(amount())
+
+
+def test_a_verdict_takes_as_many_in_a_row_as_it_takes() -> None:
+    found = [True, False, False, True, False, False, False, False, True, True]
+    said = verdicts_of(found, failureThreshold=3, successThreshold=2, periodSeconds=5, initialDelaySeconds=7)
+    assert said == [(False, 7 + 6 * 5), (True, 7 + 9 * 5)]
+
+
+def test_by_default_one_success_and_three_failures_decide() -> None:
+    assert verdicts_of([False, False, True, False, False, False]) == [(True, 20), (False, 50)]
+
+
+def test_the_eager_ask_every_second_until_it_is_well_for_the_first_time() -> None:
+    said = verdicts_of([False, False, True, False, True], eager=True, failureThreshold=1)
+    assert said == [(False, 0), (True, 2), (False, 12), (True, 22)]
+
+
+@given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.integers(1, 4))
+def test_no_verdict_without_its_threshold(found: list[bool], success: int, failure: int) -> None:
+    said = verdicts_of(found, successThreshold=success, failureThreshold=failure, periodSeconds=1)
+    for verdict, moment in said:
+        needed, at = success if verdict else failure, round(moment)
+        assert found[at - needed + 1 : at + 1] == [verdict] * needed

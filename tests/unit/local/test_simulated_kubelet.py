@@ -1,0 +1,272 @@
+"""Simulated nodes and their pods, on virtual time."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tapestry.client.client import Client
+from tapestry.client.waiting import wait_for
+from tapestry.client.watch import Changes, Watch
+from tapestry.controller import Manager
+from tapestry.controller.config import ManagerConfig, Metrics, Probes
+from tapestry.controller.testing import InProcessApi, Scenario, perturb, run, running_clock
+from tapestry.kube.conditions import is_condition_true
+from tapestry.kube.objects import Object, name_of, value_at
+from tapestry.kube.resources import EVENTS, LEASES, NODE_LEASE_NAMESPACE, NODES, PODS
+from tapestry.kube.times import parse_time
+from tapestry.local import simulated_kubelet
+from tapestry.local.nodes import internal_ip
+from tapestry.local.simulated_kubelet import simulated_node
+
+from .pods import a_pod, simulated
+
+AN_HOUR = 3600.0
+PORT = 10250
+ROOM = {"cpu": "8", "memory": "16Gi", "pods": "110"}
+
+Story = Callable[[Client], Awaitable[None]]
+
+
+@asynccontextmanager
+async def a_cluster(nodes: int = 1) -> AsyncIterator[Client]:
+    """A cluster whose nodes are simulated."""
+    clock = running_clock()
+    api = InProcessApi([NODES, PODS, LEASES, EVENTS], now=clock.now)
+    config = ManagerConfig(name="kubelets", metrics=Metrics(address=""), probes=Probes(address=""))
+    manager = Manager(config, api.connect, identity="test", now=clock.now, monotonic=clock.monotonic)
+    manager.register("kubelets", lambda each: simulated_kubelet.install(each, lambda: PORT))
+    client = Client(api.connect())
+    for number in range(nodes):
+        await client.create(NODES, simulated_node(f"n{number or ''}", ROOM))
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(manager.run())
+        yield client
+        manager.stop()
+        await asyncio.wait([working])
+
+
+def told(story: Story, nodes: int = 1) -> None:
+    async def world() -> None:
+        async with a_cluster(nodes) as client:
+            await story(client)
+
+    run(world())
+
+
+async def wait_for_node(client: Client, until: Callable[[Object], bool], name: str = "n") -> Object:
+    found = await wait_for(client, NODES, name, until=lambda obj: obj is not None and until(obj), timeout=AN_HOUR)
+    assert found is not None
+    return found
+
+
+async def wait_for_pod(client: Client, until: Callable[[Object], bool], name: str = "web") -> Object:
+    found = await wait_for(
+        client, PODS, name, "default", until=lambda obj: obj is not None and until(obj), timeout=AN_HOUR
+    )
+    assert found is not None
+    return found
+
+
+async def wait_until_gone(client: Client, name: str = "web") -> None:
+    await wait_for(client, PODS, name, "default", until=lambda obj: obj is None, timeout=AN_HOUR)
+
+
+def is_ready(obj: Object) -> bool:
+    return is_condition_true(obj, "Ready")
+
+
+# -- nodes
+
+
+def test_a_node_says_what_a_kubelet_says() -> None:
+    async def story(client: Client) -> None:
+        node = await wait_for_node(client, is_ready)
+        status = node["status"]
+        assert status["capacity"] == status["allocatable"] == ROOM
+        assert status["daemonEndpoints"] == {"kubeletEndpoint": {"Port": PORT}}
+        assert {each["type"] for each in status["addresses"]} == {"InternalIP", "Hostname"}
+        assert internal_ip(node).startswith("127.")
+        assert status["nodeInfo"]["kubeletVersion"].startswith("v1.")
+        assert {each["type"]: each["status"] for each in status["conditions"]} == {
+            "MemoryPressure": "False",
+            "DiskPressure": "False",
+            "PIDPressure": "False",
+            "Ready": "True",
+        }
+
+    told(story)
+
+
+def test_a_node_that_others_gave_up_is_ready_again() -> None:
+    async def story(client: Client) -> None:
+        node = await wait_for_node(client, is_ready)
+        unknown = [{**each, "status": "Unknown"} for each in node["status"]["conditions"]]
+        await client.patch(NODES, node, {"status": {"conditions": unknown}}, subresource="status")
+        await wait_for_node(client, is_ready)
+
+    told(story)
+
+
+def test_every_node_has_an_address_of_its_own() -> None:
+    async def story(client: Client) -> None:
+        for number in range(50):
+            await wait_for_node(client, is_ready, f"n{number or ''}")
+        addresses = {internal_ip(node) for node in await client.list(NODES)}
+        assert len(addresses) == 50
+
+    told(story, nodes=50)
+
+
+def test_leases_are_renewed_every_ten_seconds_and_not_all_at_once() -> None:
+    async def story(client: Client) -> None:
+        await asyncio.sleep(20)  # everything has begun
+        renewals: Counter[str] = Counter()
+        moments: Counter[float] = Counter()
+        try:
+            async with asyncio.timeout(30):
+                async for event in Watch(client, LEASES, NODE_LEASE_NAMESPACE).events():
+                    if isinstance(event, Changes):
+                        for _, lease in event.changes:
+                            renewals[name_of(lease)] += 1
+                            moments[parse_time(lease["spec"]["renewTime"]).timestamp()] += 1
+        except TimeoutError:
+            pass
+        assert len(renewals) == 200
+        assert set(renewals.values()) <= {2, 3, 4}
+        assert max(moments.values()) <= 10  # of 200 nodes, in 100 slots
+
+    told(story, nodes=200)
+
+
+def test_a_lease_that_somebody_took_away_is_made_again() -> None:
+    async def story(client: Client) -> None:
+        await wait_for_node(client, is_ready)
+        lease = await wait_for(client, LEASES, "n", NODE_LEASE_NAMESPACE, until=lambda obj: obj is not None)
+        assert lease is not None
+        assert lease["metadata"]["ownerReferences"][0]["name"] == "n"
+        await client.delete(LEASES, lease)
+        again = await wait_for(client, LEASES, "n", NODE_LEASE_NAMESPACE, until=lambda obj: obj is not None, timeout=60)
+        assert again is not None
+
+    told(story)
+
+
+def test_nobody_renews_the_lease_of_a_node_that_is_gone() -> None:
+    async def story(client: Client) -> None:
+        node = await wait_for_node(client, is_ready)
+        await wait_for(client, LEASES, "n", NODE_LEASE_NAMESPACE, until=lambda obj: obj is not None)
+        await client.delete(NODES, node)
+        await asyncio.sleep(11)
+        lease = await client.get(LEASES, "n", NODE_LEASE_NAMESPACE)
+        await asyncio.sleep(60)
+        assert await client.get(LEASES, "n", NODE_LEASE_NAMESPACE) == lease
+
+    told(story)
+
+
+# -- pods
+
+
+def test_a_pod_runs_ends_and_is_left_alone() -> None:
+    async def story(client: Client) -> None:
+        annotations = simulated(starts_after="3s", ready_after="3s", ends_after="20s")
+        await client.create(PODS, a_pod(annotations=annotations, restartPolicy="Never"))
+        await wait_for_pod(client, is_ready)
+        ended = await wait_for_pod(client, lambda pod: value_at(pod, "status", "phase") == "Succeeded")
+        await asyncio.sleep(60)
+        assert await client.get(PODS, "web", "default") == ended
+
+    told(story)
+
+
+def test_pods_have_addresses_of_their_own_unless_they_use_their_nodes() -> None:
+    async def story(client: Client) -> None:
+        for number in range(20):
+            await client.create(PODS, {**a_pod(f"p{number}")})
+        await client.create(PODS, a_pod("host", hostNetwork=True))
+        for number in range(20):
+            await wait_for_pod(client, is_ready, f"p{number}")
+        host = await wait_for_pod(client, is_ready, "host")
+        assert host["status"]["podIP"] == internal_ip(await client.get(NODES, "n"))
+        assert len({pod["status"]["podIP"] for pod in await client.list(PODS)}) == 21
+
+    told(story)
+
+
+def test_a_pod_that_was_there_before_its_node_runs_when_that_comes() -> None:
+    async def story(client: Client) -> None:
+        await client.create(PODS, {**a_pod(), "spec": {**a_pod()["spec"], "nodeName": "late"}})
+        await asyncio.sleep(5)
+        assert value_at(await client.get(PODS, "web", "default"), "status", "startTime") is None
+        await client.create(NODES, simulated_node("late", ROOM))
+        await wait_for_pod(client, is_ready)
+
+    told(story)
+
+
+def test_pods_of_other_nodes_are_not_ours() -> None:
+    async def story(client: Client) -> None:
+        await client.create(NODES, {"metadata": {"name": "another"}})
+        await client.create(PODS, {**a_pod(), "spec": {**a_pod()["spec"], "nodeName": "another"}})
+        await asyncio.sleep(60)
+        assert value_at(await client.get(PODS, "web", "default"), "status", "startTime") is None
+
+    told(story)
+
+
+@pytest.mark.parametrize(("grace", "least"), [(None, 4), (2, 2)])
+def test_a_deleted_pod_goes_when_it_is_time(grace: int | None, least: float) -> None:
+    async def story(client: Client) -> None:
+        await client.create(PODS, a_pod(annotations=simulated(stops_after="4s")))
+        pod = await wait_for_pod(client, is_ready)
+        began = asyncio.get_running_loop().time()
+        await client.delete(PODS, pod, grace_seconds=grace)
+        await wait_until_gone(client)
+        assert least - 1 <= asyncio.get_running_loop().time() - began <= least + 1
+
+    told(story)
+
+
+def test_a_deleted_pod_that_others_hold_on_to_has_failed() -> None:
+    async def story(client: Client) -> None:
+        pod = a_pod(restartPolicy="Never", annotations=simulated(ends_after="never"))
+        await client.create(PODS, {**pod, "metadata": {**pod["metadata"], "finalizers": ["example.com/counted"]}})
+        pod = await wait_for_pod(client, is_ready)
+        await client.delete(PODS, pod)
+        held = await wait_for_pod(client, lambda pod: pod["metadata"].get("deletionGracePeriodSeconds") == 0)
+        assert held["status"]["phase"] == "Failed"
+        await client.patch(PODS, held, {"metadata": {"finalizers": None}})
+        await wait_until_gone(client)
+
+    told(story)
+
+
+# -- whatever happens
+
+
+async def pods_that_come_and_go(client: Client) -> None:
+    await client.create(NODES, simulated_node("n", ROOM))
+    await wait_for_node(client, is_ready)
+    await client.create(PODS, a_pod("long"))
+    await client.create(PODS, a_pod("job", simulated(ends_after="3s", exit_code="1"), restartPolicy="Never"))
+    await client.create(PODS, a_pod("brief", simulated(starts_after="2s", stops_after="5s")))
+    await wait_for_pod(client, lambda pod: value_at(pod, "status", "phase") == "Failed", "job")
+    await wait_for_pod(client, is_ready, "long")
+    brief = await wait_for_pod(client, is_ready, "brief")
+    await client.delete(PODS, brief)
+    await wait_until_gone(client, "brief")
+
+
+def test_nodes_and_pods_come_to_the_same_end_whatever_happens() -> None:
+    def set_up(manager: Manager) -> None:
+        simulated_kubelet.install(manager, lambda: PORT)
+
+    def counts(call: str) -> bool:
+        return "/leases" not in call
+
+    report = perturb(Scenario("kubelets", [NODES, PODS], set_up, pods_that_come_and_go, counts=counts))
+    assert report.calls > 0
+    assert not report.failures, report

@@ -1,0 +1,120 @@
+"""Which namespaces are followed for their ConfigMaps and Secrets, and for how long; on virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tapestry.client.client import Client
+from tapestry.controller.store import Store
+from tapestry.controller.testing import InProcessApi, in_virtual_time, running_clock
+from tapestry.kube.objects import Object, key_of, object_named
+from tapestry.kube.resources import CONFIGMAPS, SECRETS
+from tapestry.syncer.cache_transforms import dependency_namespace
+from tapestry.syncer.context import SyncContext
+from tapestry.syncer.topdown.source_cache import IDLE_TIMEOUT, SourceCache
+
+
+class Namespaces:
+    """A virtual cluster, and pods of ours in it."""
+
+    def __init__(self) -> None:
+        self.api = InProcessApi([CONFIGMAPS, SECRETS], now=running_clock().now)
+        self.client = Client(self.api.connect())
+        self.pods = Store({"namespace": dependency_namespace})
+        self.told: list[tuple[str, bool, bool]] = []
+        self.known: list[str] = []
+        site: Any = SimpleNamespace(
+            virtual_pods=SimpleNamespace(store=self.pods),
+            manager=SimpleNamespace(reads=Client(self.api.connect())),
+            now=running_clock().now,
+        )
+        self.sources = SourceCache(cast(SyncContext, site), self.tell, self.known.append)
+
+    def tell(self, key: str, old: Object | None, new: Object | None) -> None:
+        self.told.append((key, old is not None, new is not None))
+
+    async def add(self, namespace: str, name: str) -> None:
+        await self.client.create(CONFIGMAPS, {**object_named(name, namespace), "data": {"k": "v"}})
+
+    async def look(self, namespace: str) -> float | None:
+        """Have a namespace looked at; when to do so again, in seconds."""
+        result = await self.sources.reconcile(namespace)
+        await asyncio.sleep(0.1)
+        at = result.requeue_at if result is not None else None
+        return None if at is None else round((at - running_clock().now()).total_seconds())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each.run()) for each in self.sources.informers.values()]
+            yield
+            for task in tasks:
+                task.cancel()
+
+
+def a_pod(name: str, namespace: str, phase: str = "Running") -> Object:
+    return {**object_named(name, namespace), "status": {"phase": phase}}
+
+
+@in_virtual_time
+async def test_a_namespace_is_known_once_a_pod_of_ours_is_there() -> None:
+    world = Namespaces()
+    await world.add("shop", "settings")
+    async with world.running():
+        assert await world.look("shop") is None
+        assert not world.sources.is_synced("configmaps/shop/settings")
+        world.pods.put(a_pod("web", "shop"))
+        assert await world.look("shop") is None
+        assert world.sources.is_synced("configmaps/shop/settings")
+        assert world.sources.get("configmaps/shop/settings") is not None
+        assert world.sources.get("secrets/shop/settings") is None
+        assert not world.sources.is_synced("configmaps/bank/settings")
+        assert world.sources.get("configmaps/bank/settings") is None
+        assert set(world.known) == {"shop"}
+
+
+@in_virtual_time
+async def test_of_a_source_that_comes_changes_or_goes_one_hears() -> None:
+    world = Namespaces()
+    world.pods.put(a_pod("web", "shop"))
+    async with world.running():
+        await world.look("shop")
+        await world.add("shop", "settings")
+        await world.client.patch(CONFIGMAPS, object_named("settings", "shop"), {"data": {"k": "w"}})
+        await world.client.delete(CONFIGMAPS, object_named("settings", "shop"))
+        await world.add("bank", "settings")
+        await asyncio.sleep(1)
+        key = "configmaps/shop/settings"
+        assert world.told == [(key, False, True), (key, True, True), (key, True, False)]
+
+
+@in_virtual_time
+async def test_a_namespace_is_followed_for_a_while_after_its_last_pod() -> None:
+    world = Namespaces()
+    world.pods.put(a_pod("web", "shop"))
+    async with world.running():
+        await world.look("shop")
+        world.pods.put(a_pod("web", "shop", "Succeeded"))
+        assert await world.look("shop") == IDLE_TIMEOUT.total_seconds()
+        await asyncio.sleep(IDLE_TIMEOUT.total_seconds() / 2)
+        world.pods.put(a_pod("next", "shop"))
+        assert await world.look("shop") is None
+        world.pods.remove(key_of(a_pod("next", "shop")))
+        await world.look("shop")
+        await asyncio.sleep(IDLE_TIMEOUT.total_seconds())
+        assert await world.look("shop") is None
+        assert not world.sources.is_synced("configmaps/shop/settings")
+        await world.add("shop", "settings")
+        await asyncio.sleep(1)
+        assert world.told == []
+
+
+@in_virtual_time
+async def test_pods_of_the_virtual_cluster_itself_have_nothing_followed() -> None:
+    world = Namespaces()
+    world.pods.put(a_pod("proxy", "kube-system"))
+    async with world.running():
+        assert await world.look("kube-system") is None
+        assert not world.sources.is_synced("configmaps/kube-system/proxy")
