@@ -49,7 +49,7 @@ def server(folder: Path, assets: Path) -> Iterator[Path]:
     command = [TAPESTRY, "apiserver", "--file-rootpath", data, "--bind-address", "127.0.0.1:0"]
     environment = {**os.environ, "TAPESTRY_HISTORY_SECONDS": str(HISTORY_SECONDS), "TAPESTRY_LOG_FORMAT": "json"}
     with running([*command, "--token-auth-file", tokens], folder / "server.log", environment) as process:
-        address = str(said(process, folder / "server.log", "serving")["secure"])
+        address = str(said(process, folder / "server.log", "API server started")["secure"])
         authority = (data / "pki" / "ca.crt").read_bytes()
         config = private(folder / "kubeconfig", json.dumps(kubeconfig(f"https://{address}", authority, token)))
         with node_alive([assets / "kubectl", "--kubeconfig", config]):

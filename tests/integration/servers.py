@@ -70,7 +70,9 @@ class OwnServer:
     def _serves(self, said: int) -> bool:
         with self.log.open("rb") as log:
             log.seek(said)
-            return any(b'"serving"' in line and json.loads(line)["message"] == "serving" for line in log)
+            return any(
+                b'"API server started"' in line and json.loads(line)["message"] == "API server started" for line in log
+            )
 
     def _write_kubeconfig(self) -> None:
         authority = base64.b64encode(self.ca.read_bytes()).decode()

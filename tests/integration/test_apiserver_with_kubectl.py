@@ -67,7 +67,7 @@ def served(folder: Path, *flags: str) -> Iterator[dict[str, Any]]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        yield next(line for line in map(json.loads, process.stderr) if line["message"] == "serving")
+        yield next(line for line in map(json.loads, process.stderr) if line["message"] == "API server started")
         process.terminate()
         assert process.wait(30) == 0
     finally:

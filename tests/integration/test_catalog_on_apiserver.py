@@ -31,7 +31,7 @@ def shell(kube_assets: Path, tmp_path: Path) -> Iterator[Shell]:
     )
     try:
         assert process.stderr is not None
-        said = next(line for line in map(json.loads, process.stderr) if line["message"] == "serving")
+        said = next(line for line in map(json.loads, process.stderr) if line["message"] == "API server started")
 
         def run(script: str) -> str:
             command = ["bash", "-euc", script.replace("127.0.0.1:6080", said["local"])]

@@ -1,1 +1,1 @@
-"""A Kubernetes API where there is no Kubernetes: durable on one disk, served by one process."""
+"""API server that is compatible with Kubernetes and runs in one process with durable storage."""

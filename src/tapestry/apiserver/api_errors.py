@@ -1,4 +1,4 @@
-"""The refusals of an API server, in Kubernetes' own words: people and programs look for them."""
+"""Constructors for API errors, with the same reasons and messages as Kubernetes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +40,9 @@ CAUSE_REASONS = {
 
 
 def status_details(resource: Resource, name: str, kind: str = "") -> Object:
-    """What a Status says of the object; `kind` is the resource's plural unless given."""
-    found = {"name": name, "group": resource.group, "kind": kind or resource.plural}
-    return {key: value for key, value in found.items() if value}
+    """Return the `details` of a Status; `kind` defaults to the plural of the resource."""
+    result = {"name": name, "group": resource.group, "kind": kind or resource.plural}
+    return {key: value for key, value in result.items() if value}
 
 
 def qualified_kind(resource: Resource) -> str:
@@ -87,12 +87,12 @@ def uid_mismatch(resource: Resource, name: str, expected: str, actual: str) -> C
 
 
 def failed_precondition(resource: Resource, name: str, field: str, expected: str, actual: str) -> Conflict:
-    """Of a deletion; `field` is UID or ResourceVersion."""
-    fate = "deleted and then recreated" if field == "UID" else "modified"
+    """Return the error for a failed precondition of a deletion; `field` is UID or ResourceVersion."""
+    change = "deleted and then recreated" if field == "UID" else "modified"
     message = (
         f'Operation cannot be fulfilled on {qualified_kind(resource)} "{name}": '
         f"the {field} in the precondition ({expected}) does not match the {field} in record ({actual}). "
-        f"The object might have been {fate}"
+        f"The object might have been {change}"
     )
     return Conflict(409, "Conflict", message, details=status_details(resource, name, resource.kind))
 
@@ -102,7 +102,7 @@ def resource_version_expired(requested: int, oldest: int) -> Gone:
 
 
 class ExpiredList(Gone):
-    """A list of a moment that is no longer remembered; with a token it can go on, though not as of one moment."""
+    """A list at a compacted revision; with a token, the client can continue at the current revision."""
 
     def __init__(self, token: str) -> None:
         page = "The provided continue parameter is too old to display a consistent list result."
@@ -125,7 +125,7 @@ def unsupported_patch_type(accepted: str) -> UnsupportedMediaType:
 
 
 def invalid_field(resource: Resource, name: str, field: str, why: str) -> Invalid:
-    """`why` begins with one of the words of CAUSES and a colon."""
+    """`why` starts with a key of CAUSE_REASONS and a colon."""
     causes = [{"reason": CAUSE_REASONS[why.partition(":")[0]], "message": why, "field": field}]
     message = f'{qualified_kind(resource)} "{name}" is invalid: {field}: {why}'
     return Invalid(422, "Invalid", message, details={**status_details(resource, name, resource.kind), "causes": causes})
@@ -136,7 +136,7 @@ def invalid_patch(why: str) -> Invalid:
 
 
 def invalid_patch_result(why: str) -> Invalid:
-    """Of a patch that makes of the object what cannot be one."""
+    """Return the error for a patch whose result is not a valid object."""
     causes = [{"reason": "FieldValueInvalid", "message": f"Invalid value: {why}", "field": "patch"}]
     return Invalid(422, "Invalid", f' "" is invalid: patch: Invalid value: {why}', details={"causes": causes})
 
@@ -201,7 +201,7 @@ def request_timed_out() -> Timeout:
 
 
 def storage_failure(error: StorageError) -> ServerError:
-    """A write that may be tried again, one of which nobody knows whether it was made, or one that was not."""
+    """Map a failed write to 503 if it can be retried, 504 if its outcome is unknown, 500 otherwise."""
     match error:
         case StorageUnavailable():
             return Unavailable(503, "ServiceUnavailable", str(error), details={"retryAfterSeconds": 1})
@@ -216,18 +216,18 @@ def internal_error(why: str) -> ServerError:
 
 
 JSON_TYPES = {dict: "object", list: "array", str: "string", bool: "bool", int: "number", float: "number"}
-"""As Go's decoder calls what it has found."""
+"""JSON type names as in the messages of Go's JSON decoder."""
 
 
 def unmarshal_message(value: Any, go_type: str) -> str:
-    """What Go's decoder says of a value of the wrong type."""
+    """Return the message of Go's JSON decoder for a value of the wrong type."""
     return f"json: cannot unmarshal {JSON_TYPES.get(type(value), 'value')} into {go_type}"
 
 
 def not_an_object(kind: str, body: Any) -> BadRequest:
-    """A body that is no object at all."""
-    found = "the body is empty" if body is None else unmarshal_message(body, "an object")
-    return bad_request(f"the object provided is unrecognized (must be of type {kind}): {found}")
+    """Return the error for a body that is not a JSON object."""
+    result = "the body is empty" if body is None else unmarshal_message(body, "an object")
+    return bad_request(f"the object provided is unrecognized (must be of type {kind}): {result}")
 
 
 def invalid_metadata(resource: Resource, metadata: Any) -> BadRequest:
@@ -237,7 +237,7 @@ def invalid_metadata(resource: Resource, metadata: Any) -> BadRequest:
 
 
 def check_patch_type(patch: Any, expected: type, go_type: str) -> None:
-    """Raises BadRequest where a patch, or a part of one, has another type than the one called `name`."""
+    """Raise BadRequest if a patch, or a part of one, is not of the expected type."""
     if patch is None:
         raise bad_request("error decoding patch: unexpected end of JSON input")
     if not isinstance(patch, expected):

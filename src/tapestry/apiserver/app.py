@@ -1,4 +1,4 @@
-"""An API server as a process: its store, its rights, its listeners, and an orderly end."""
+"""Assembly of an API server process: storage, authorization, listeners and shutdown."""
 
 import asyncio
 import ipaddress
@@ -100,24 +100,24 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 COMPACTIONS_PER_RETENTION = 5
-"""How often history is cut, in the time that it goes back."""
+"""Number of compactions within the history retention time."""
 RESERVED_FILES = 256
-"""Files that a server may have open beside connections."""
+"""Open files that the server needs in addition to connections."""
 DEFAULT_SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "127.0.0.1", "::1")
-"""What the server may always be called."""
+"""Names that are always in the serving certificate."""
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that answers."""
+    """A server that is ready for requests."""
 
     server: Server
     request_handler: RequestHandler
-    """The server as its clients find it."""
+    """The server with auditing, metrics and health checks."""
     store: Store
     account_tokens: ServiceAccountTokens
     addresses: dict[str, str]
-    """Where: under `secure` and `local`."""
+    """Listening addresses, under `secure` and `local`."""
     folder: Path
 
 
@@ -127,59 +127,59 @@ async def run_apiserver(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     mounted_handlers: Mapping[str, MountedHandler] = EMPTY_MAPPING,
 ) -> AsyncIterator[RunningServer]:
-    """Serve as configured, for as long as the context lasts; raises ValueError or OSError where that is impossible."""
+    """Run the server for the duration of the context. Raises ValueError or OSError if it cannot start."""
     folder = Path(config.file_rootpath)
     async with open_store(config, folder) as store:
-        accounts = build_account_tokens(config, store, folder, now)
+        account_tokens = build_account_tokens(config, store, folder, now)
         remove_expired_tokens(folder, now())
-        ways, gate, clients = (
-            build_authenticators(config, accounts),
+        authenticators, inflight_limiter, connection_limiter = (
+            build_authenticators(config, account_tokens),
             build_inflight_limiter(config),
             build_connection_limiter(config),
         )
-        server = build_server(config, store, accounts, ways, now)
+        server = build_server(config, store, account_tokens, authenticators, now)
         worker = Worker()
-        reception = replace(
-            build_request_handler(config, server, accounts, gate, clients),
+        request_handler = replace(
+            build_request_handler(config, server, account_tokens, inflight_limiter, connection_limiter),
             mounted_handlers=mounted_handlers,
             worker=worker,
         )
         async with asyncio.TaskGroup() as group:
-            chores = store.run(), compact_history(store, config.history_seconds)
-            tasks = [group.create_task(chore) for chore in chores]
+            background_work = store.run(), compact_history(store, config.history_seconds)
+            tasks = [group.create_task(work) for work in background_work]
             await store.wait_for_latest()
             await bootstrap.install(server)
-            listener = HttpHandler(
+            http_handler = HttpHandler(
                 *(
-                    reception,
-                    UnionAuthenticator(ways, allow_anonymous=config.anonymous_auth),
-                    gate,
+                    request_handler,
+                    UnionAuthenticator(authenticators, allow_anonymous=config.anonymous_auth),
+                    inflight_limiter,
                     config.request_timeout,
                 ),
                 kubectl_disabled=config.kubectl_disabled,
-                connection_limiter=clients,
+                connection_limiter=connection_limiter,
             )
-            runners = await start_listeners(config, listener, folder, group)
+            http_servers = await start_listeners(config, http_handler, folder, group)
             try:
-                addresses = {name: bound_address(runner) for name, runner in runners.items()}
-                if "secure" in runners:
+                addresses = {name: bound_address(http_server) for name, http_server in http_servers.items()}
+                if "secure" in http_servers:
                     await kubernetes_service.publish_service(
-                        server, service_range(config), *runners["secure"].addresses[0][:2]
+                        server, service_range(config), *http_servers["secure"].addresses[0][:2]
                     )
-                    authorities = "".join(each.read_text() for each in client_ca_files(config, folder))
-                    front_proxies = CertificateAuthority(folder / "pki", "front-proxy-ca")
-                    await bootstrap.publish_client_cas(server, authorities, front_proxies.certificate_pem())
-                log.info("serving", objects=sum(map(store.count, store.resources())), **addresses)
-                yield RunningServer(server, reception, store, accounts, addresses, folder)
+                    client_cas = "".join(each.read_text() for each in client_ca_files(config, folder))
+                    front_proxy_ca = CertificateAuthority(folder / "pki", "front-proxy-ca")
+                    await bootstrap.publish_client_cas(server, client_cas, front_proxy_ca.certificate_pem())
+                log.info("API server started", objects=sum(map(store.count, store.resources())), **addresses)
+                yield RunningServer(server, request_handler, store, account_tokens, addresses, folder)
             finally:
-                for runner in runners.values():
-                    await runner.stop()
+                for http_server in http_servers.values():
+                    await http_server.stop()
                 await server.close()
                 worker.close()
                 for task in tasks:
                     task.cancel()
-                if reception.auditor is not None:
-                    reception.auditor.log_file.close()
+                if request_handler.auditor is not None:
+                    request_handler.auditor.log_file.close()
 
 
 def build_server(
@@ -189,120 +189,127 @@ def build_server(
     authenticators: list[Authenticator],
     now: Callable[[], datetime],
 ) -> Server:
-    table = published_api()
-    rows, types = ResourceRegistry(table.resources), TypeDecoders(table.schemas)
-    authorize, objection = build_authorizer(config, store)
-    definitions, rules = Definitions(store, rows, types), DefinitionStrategy(rows, now)
+    api = published_api()
+    registry, types = ResourceRegistry(api.resources), TypeDecoders(api.schemas)
+    authorize, denial_reason = build_authorizer(config, store)
+    definitions, crd_strategy = Definitions(store, registry, types), DefinitionStrategy(registry, now)
     definitions.load()
-    ownership = FieldManager(MergeSchemas(table.schemas), now, tracks_from_creation=config.managed_fields == "Always")
-    chance, limits = random.Random(), LimitRanger(store)
-    addresses = ServiceAllocator(store, service_range(config), chance)
-    addresses.load()
-    policies, policy_rules = ValidatingPolicies(store, rows, authorize), PolicyStrategy(rows, table.schemas)
-    crds, hooks, requested = is_one_of(CRDS.name), is_one_of(*MATCH_FIELDS), is_one_of(SIGNING_REQUESTS)
-    pods, bearers, giving = is_one_of("pods"), is_one_of("pods", "persistentvolumeclaims"), is_one_of(*ROLES, *BINDINGS)
-    reading = (
+    field_manager = FieldManager(MergeSchemas(api.schemas), now, tracks_from_creation=config.managed_fields == "Always")
+    rng, limit_ranger = random.Random(), LimitRanger(store)
+    allocator = ServiceAllocator(store, service_range(config), rng)
+    allocator.load()
+    policies, policy_strategy = ValidatingPolicies(store, registry, authorize), PolicyStrategy(registry, api.schemas)
+    is_crd, is_policy, is_csr = is_one_of(CRDS.name), is_one_of(*MATCH_FIELDS), is_one_of(SIGNING_REQUESTS)
+    is_pod, has_limits = is_one_of("pods"), is_one_of("pods", "persistentvolumeclaims")
+    grants_rights, is_restricted = is_one_of(*ROLES, *BINDINGS), is_one_of(*RESTRICTED_RESOURCES)
+    decoding = (
         *(
             ResourceStep(is_built_in, PureStep(BuiltInDecoder(types))),
             ResourceStep(is_custom, PureStep(definitions.prune_and_default)),
         ),
         *(ResourceStep(is_one_of("secrets"), PureStep(admission.merge_string_data)), PureStep(defaults.apply_defaults)),
-        *(ResourceStep(crds, PureStep(rules.default)), ResourceStep(hooks, PureStep(policy_rules.default))),
+        *(
+            ResourceStep(is_crd, PureStep(crd_strategy.default)),
+            ResourceStep(is_policy, PureStep(policy_strategy.default)),
+        ),
     )
-    on_pods = (
-        *(limits.default, admission.PriorityAdmission(store), admission.default_toleration_seconds),
-        *((admission.ServiceAccountAdmission(store, chance),) if config.pod_accounts else ()),
+    pod_plugins = (
+        *(limit_ranger.default, admission.PriorityAdmission(store), admission.default_toleration_seconds),
+        *((admission.ServiceAccountAdmission(store, rng),) if config.pod_accounts else ()),
     )
     plugins = (
-        *(ResourceStep(pods, step) for step in on_pods),
+        *(ResourceStep(is_pod, step) for step in pod_plugins),
         ResourceStep(is_one_of(*RESOURCES_WITH_CLASS), ClassDefaults(store)),
     )
-    callouts = WebhookClient(store, chance)
-    conversions, kubelets = Converter(callouts, definitions), KubeletClient(store, config.kubelet)
-    webhooks = AdmissionWebhooks(store, rows, callouts, conversions, authorize, Pipeline(reading), Pipeline(plugins))
-    requests, restriction = SigningRequests(authorize, now), NodeRestriction(store, authorize)
-    nodes_write = is_one_of(*RESTRICTED_RESOURCES)
+    webhook_client = WebhookClient(store, rng)
+    converter, kubelets = Converter(webhook_client, definitions), KubeletClient(store, config.kubelet)
+    webhooks = AdmissionWebhooks(
+        store, registry, webhook_client, converter, authorize, Pipeline(decoding), Pipeline(plugins)
+    )
+    csrs, restriction = SigningRequests(authorize, now), NodeRestriction(store, authorize)
     prepare = Pipeline(
         [
-            *(*reading, ResourceStep(nodes_write, restriction)),
+            *(*decoding, ResourceStep(is_restricted, restriction)),
             *(
-                ResourceStep(requested, requests.prepare),
-                PureStep(ownership.track_update),
+                ResourceStep(is_csr, csrs.prepare),
+                PureStep(field_manager.track_update),
                 admission.NamespaceLifecycle(store),
             ),
             *plugins,
             webhooks.mutate,
         ]
     )
-    judges = policies, webhooks.validate
-    settle = Pipeline(
+    validators = policies, webhooks.validate
+    validate = Pipeline(
         [
-            ResourceStep(nodes_write, restriction.check_deletion),
-            *((ResourceStep(giving, EscalationCheck(authorize)),) if isinstance(authorize, RbacAuthorizer) else ()),
+            ResourceStep(is_restricted, restriction.check_deletion),
+            *(
+                (ResourceStep(grants_rights, EscalationCheck(authorize)),)
+                if isinstance(authorize, RbacAuthorizer)
+                else ()
+            ),
             *(
                 ResourceStep(is_one_of("namespaces"), admission.protect_immortal_namespaces),
                 admission.prepare_for_write,
             ),
             *(
-                ResourceStep(is_one_of(SERVICES.name), addresses),
+                ResourceStep(is_one_of(SERVICES.name), allocator),
                 PureStep(validation.validation_step),
                 ResourceStep(is_custom, PureStep(definitions.validate)),
             ),
             *(
-                ResourceStep(crds, PureStep(rules.validate)),
-                ResourceStep(hooks, PureStep(policy_rules.validate)),
-                ResourceStep(requested, requests.check),
+                ResourceStep(is_crd, PureStep(crd_strategy.validate)),
+                ResourceStep(is_policy, PureStep(policy_strategy.validate)),
+                ResourceStep(is_csr, csrs.check),
             ),
             *(
                 PureStep(advice.add_warnings),
-                PureStep(ownership.ignore_timestamp_changes),
-                ResourceStep(bearers, limits.check),
+                PureStep(field_manager.ignore_timestamp_changes),
+                ResourceStep(has_limits, limit_ranger.check),
             ),
-            *(PodSecurity(store), *judges),
+            *(PodSecurity(store), *validators),
             ResourceQuotaAdmission(
-                store, rows.info_for(RESOURCE_QUOTAS), now
-            ),  # the last: what is charged follows at once
+                store, registry.info_for(RESOURCE_QUOTAS), now
+            ),  # last, because the charged object is stored immediately after it
         ]
     )
     verbs = Verbs(
-        *(store, now, prepare, settle, ownership.apply, chance),
+        *(store, now, prepare, validate, field_manager.apply, rng),
         unrestricted=config.unrestricted_update,
-        convert=conversions,
-        admission_validate=Pipeline(judges),
+        convert=converter,
+        admission_validate=Pipeline(validators),
         is_allowed=lambda user, verb, target: authorize(Attributes(user, verb, target)),
     )
-    posted = {
-        **TokensAndBindings(verbs, rows, account_tokens).handlers(),
-        ("pods", "eviction"): EvictionHandler(verbs, rows.info_for(DISRUPTION_BUDGETS)).evict,
+    post_handlers = {
+        **TokensAndBindings(verbs, registry, account_tokens).handlers(),
+        ("pods", "eviction"): EvictionHandler(verbs, registry.info_for(DISRUPTION_BUDGETS)).evict,
     }
-    reviews, checked = (
-        ReviewHandlers(rows, authorize, account_tokens, UnionAuthenticator(authenticators).user_for_token),
+    reviews, typed = (
+        ReviewHandlers(registry, authorize, account_tokens, UnionAuthenticator(authenticators).user_for_token),
         TypedBodies(types).typed_handler,
     )
     special = {
-        **{at: checked(handler) for at, handler in reviews.handlers().items()},
+        **{key: typed(handler) for key, handler in reviews.handlers().items()},
         **{
-            at: checked(restriction.restricted_handler(webhooks.admitted_handler(handler)))
-            for at, handler in posted.items()
+            key: typed(restriction.restricted_handler(webhooks.admitted_handler(handler)))
+            for key, handler in post_handlers.items()
         },
         **dict.fromkeys(CONNECT_SUBRESOURCES, ConnectHandler(store, webhooks).handle),
         ("pods", "log"): kubelets.pod_log,
-        ("*", "scale"): checked(ScaleHandler(verbs, webhooks).handle),
+        ("*", "scale"): typed(ScaleHandler(verbs, webhooks).handle),
     }
-    documents = DocumentCache(rows, table.schemas)
-    closing = callouts.close, kubelets.close
-    return Server(
-        rows, verbs, documents, version_info(table.version), authorize, objection, special, close_callbacks=closing
-    )
+    documents = DocumentCache(registry, api.schemas)
+    version, close = version_info(api.version), (webhook_client.close, kubelets.close)
+    return Server(registry, verbs, documents, version, authorize, denial_reason, special, close_callbacks=close)
 
 
 def build_authorizer(config: ApiServerConfig, store: Store) -> tuple[Authorize, Callable[[Attributes], str]]:
-    """Who may do what, and why somebody may not: by the rules for nodes, and by roles."""
+    """Return the authorizer (node rules and roles) and the function that explains denials."""
     if config.authorization != "RBAC":
         return allow_all, no_denial_reason
-    nodes = NodeAuthorizer(NodeGraph(store), node_rules())
-    found = RbacAuthorizer(RoleIndex(store), nodes.denial_reason)
-    return found, found.denial_reason
+    node_authorizer = NodeAuthorizer(NodeGraph(store), node_rules())
+    authorizer = RbacAuthorizer(RoleIndex(store), node_authorizer.denial_reason)
+    return authorizer, authorizer.denial_reason
 
 
 def service_range(config: ApiServerConfig) -> Network:
@@ -313,11 +320,11 @@ def service_range(config: ApiServerConfig) -> Network:
 
 
 RELEASES = {"v1.34.3": ("df11db1c0f08fab3c0baee1e5ce6efbf816af7f1", "2025-12-09T14:59:13Z")}
-"""The commit of each release of Kubernetes that our data are of, and when it was built."""
+"""Commit and build date of each Kubernetes release whose API data we ship."""
 
 
 def version_info(version: str) -> Object:
-    """What /version says: of which release of Kubernetes it is the API, and which Python runs it.
+    """Return the body of /version: the Kubernetes release of the API, and the Python version.
 
     `kubectl --match-server-version` compares version, commit and tree state with its own.
     """
@@ -343,8 +350,8 @@ def version_info(version: str) -> Object:
 def build_account_tokens(
     config: ApiServerConfig, store: Store, folder: Path, now: Callable[[], datetime]
 ) -> ServiceAccountTokens:
-    own = config.service_account_signing_key_file
-    signing = Path(own) if own else folder / "pki" / "service-accounts.key"
+    configured = config.service_account_signing_key_file
+    signing = Path(configured) if configured else folder / "pki" / "service-accounts.key"
     keys = load_token_keys(signing, map(Path, config.service_account_key_files))
     return ServiceAccountTokens(store, keys, config.service_account_issuer, now, tuple(config.api_audiences))
 
@@ -354,12 +361,11 @@ def build_inflight_limiter(config: ApiServerConfig) -> InflightLimiter:
 
 
 def build_connection_limiter(config: ApiServerConfig) -> ConnectionLimiter:
-    """The bounds on connections, as far as the process may open files."""
+    """Build the connection limits, reduced to what the open file limit allows."""
     files = raise_open_file_limit(config.max_connections + MAX_UNAUTHENTICATED + RESERVED_FILES)
-    unknown = min(MAX_UNAUTHENTICATED, files // 4)
-    return ConnectionLimiter(
-        min(config.max_connections, files - unknown - RESERVED_FILES), config.max_connections_per_user, unknown
-    )
+    unauthenticated = min(MAX_UNAUTHENTICATED, files // 4)
+    total = min(config.max_connections, files - unauthenticated - RESERVED_FILES)
+    return ConnectionLimiter(total, config.max_connections_per_user, unauthenticated)
 
 
 def build_request_handler(
@@ -369,11 +375,11 @@ def build_request_handler(
     inflight_limiter: InflightLimiter,
     connection_limiter: ConnectionLimiter,
 ) -> RequestHandler:
-    """The server as its clients find it: counted, timed, watched over, and with pages about itself."""
+    """Build the request handler with auditing, metrics, health checks and OpenID documents."""
     store, now = server.verbs.store, server.verbs.now
     storage = StorageCheck(store, server.registry.info_for(NAMESPACES))
     health = HealthHandlers({"ping": ping, "storage": storage, BOOTSTRAP_CHECK: partial(check_bootstrap_roles, store)})
-    pages: dict[str, PathHandler] = {
+    path_handlers: dict[str, PathHandler] = {
         "metrics": MetricsHandler(
             ServerCollector(store, lambda: inflight_limiter.inflight, lambda: connection_limiter.counts)
         ),
@@ -383,42 +389,42 @@ def build_request_handler(
     auditor = None
     if config.audit_log_path:
         policy = load_policy(Path(config.audit_policy_file)) if config.audit_policy_file else METADATA_POLICY
-        largest, backups = config.audit_log_maxsize << 20, config.audit_log_maxbackup
+        max_bytes, backups = config.audit_log_maxsize << 20, config.audit_log_maxbackup
         auditor = Auditor(
-            policy, AuditLog(config.audit_log_path, max_bytes=largest, backups=backups), server.authorize, now
+            policy, AuditLog(config.audit_log_path, max_bytes=max_bytes, backups=backups), server.authorize, now
         )
-    return RequestHandler(replace(server, path_handlers=pages), config.request_timeout, auditor)
+    return RequestHandler(replace(server, path_handlers=path_handlers), config.request_timeout, auditor)
 
 
 def build_authenticators(config: ApiServerConfig, account_tokens: ServiceAccountTokens) -> list[Authenticator]:
-    """How users are known."""
-    ways: list[Authenticator] = []
+    authenticators: list[Authenticator] = []
     if config.token_auth_file:
         users = ReloadingFile(Path(config.token_auth_file), load_token_file)
-        ways.append(StaticTokenAuthenticator(users, rejects_kubectl=config.kubectl_ephemeral_token))
+        authenticators.append(StaticTokenAuthenticator(users, rejects_kubectl=config.kubectl_ephemeral_token))
     tokens = ReloadingFile(Path(config.file_rootpath) / TOKENS, load_tokens)
-    return [*ways, EphemeralTokenAuthenticator(tokens, account_tokens.now), authenticate_certificate, account_tokens]
+    authenticators.append(EphemeralTokenAuthenticator(tokens, account_tokens.now))
+    return [*authenticators, authenticate_certificate, account_tokens]
 
 
 async def start_listeners(
     config: ApiServerConfig, http_handler: HttpHandler, folder: Path, group: asyncio.TaskGroup
 ) -> dict[str, HttpServer]:
-    found = {}
+    servers = {}
     if (secure := parse_address(config.secure_address)) is not None:
         tls = server_tls_context(config, folder, secure.host)
-        found["secure"] = await start_http_server(http_handler, secure.host, secure.port, tls, group=group)
+        servers["secure"] = await start_http_server(http_handler, secure.host, secure.port, tls, group=group)
     local = parse_address(config.local_address) if config.authn_allow_localhost else None
     if local is not None:
         if not local.is_loopback:
             raise ValueError(f"localAddress: {local} is not on loopback, and plain HTTP is for this machine alone")
-        trusting = replace(
+        authenticator = replace(
             http_handler.authenticate,
             authenticators=[*http_handler.authenticate.authenticators, authenticate_localhost],
         )
-        found["local"] = await start_http_server(
-            replace(http_handler, authenticate=trusting), local.host, local.port, group=group
+        servers["local"] = await start_http_server(
+            replace(http_handler, authenticate=authenticator), local.host, local.port, group=group
         )
-    return found
+    return servers
 
 
 def server_tls_context(config: ApiServerConfig, folder: Path, host: str) -> Any:
@@ -437,7 +443,7 @@ def server_tls_context(config: ApiServerConfig, folder: Path, host: str) -> Any:
 
 
 def client_ca_files(config: ApiServerConfig, folder: Path) -> list[Path]:
-    """The CAs by whose certificates clients are known."""
+    """Return the files with the CAs whose client certificates are accepted."""
     own = [Path(config.tls.client_ca)] if config.tls.client_ca else []
     return [CertificateAuthority(folder / "pki").certificate_file, *own]
 
@@ -448,11 +454,11 @@ def bound_address(http_server: HttpServer) -> str:
 
 
 async def compact_history(store: Store, seconds: float) -> None:
-    """Forget what happened longer ago than that."""
+    """Periodically drop watch history that is older than `seconds`."""
     marks: deque[tuple[float, int]] = deque()
     while True:
         await asyncio.sleep(seconds / COMPACTIONS_PER_RETENTION)
-        moment = time.monotonic()
-        marks.append((moment, store.revision))
-        while marks and marks[0][0] <= moment - seconds:
+        now = time.monotonic()
+        marks.append((now, store.revision))
+        while marks and marks[0][0] <= now - seconds:
             store.compact_events(marks.popleft()[1])

@@ -1,4 +1,4 @@
-"""What is there before anybody asked for it: the namespaces and roles without which nothing works."""
+"""Creation of the objects that every cluster starts with: system namespaces and bootstrap roles."""
 
 from tapestry.apiserver.access import bootstrap_roles
 from tapestry.apiserver.access.rbac import GROUP, RBAC_PLURALS
@@ -11,19 +11,19 @@ from tapestry.kube.objects import Object
 
 APISERVER_USER = User("system:apiserver", ("system:masters",))
 BOOTSTRAP_USER = User("system:apiserver", ("system:masters",))
-"""The same, while it has its own things in order: webhooks, which may not be up yet, have no say in that."""
+"""The same user during startup. Admission webhooks are not called for its writes, since they may not run yet."""
 REQUEST_HEADERS = {
     "requestheader-allowed-names": '["front-proxy-client"]',
     "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
     "requestheader-group-headers": '["X-Remote-Group"]',
     "requestheader-username-headers": '["X-Remote-User"]',
 }
-"""What a proxy is called, and in which headers it names the user."""
+"""Allowed names of front proxies, and the headers in which they send the user."""
 SYSTEM_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
 async def install(server: Server) -> None:
-    """Have everything that is missing of it."""
+    """Create all missing bootstrap objects."""
     for name in SYSTEM_NAMESPACES:
         await create_if_missing(server, "", "namespaces", namespace_object(name))
     await bootstrap_roles.install(
@@ -48,7 +48,7 @@ async def create_if_missing(server: Server, group: str, plural: str, obj: Object
 
 
 async def create_or_replace(server: Server, group: str, plural: str, obj: Object) -> None:
-    """Have an object just like that, whatever stood in its place."""
+    """Create the object, or replace the existing one."""
     row = served_resource(server, group, plural)
     namespace, name = obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
     if server.verbs.store.get(row.storage, namespace, name) is None:
@@ -58,10 +58,9 @@ async def create_or_replace(server: Server, group: str, plural: str, obj: Object
 
 
 async def publish_client_cas(server: Server, client_cas: str, front_proxy_ca: str) -> None:
-    """Let others know clients as the server does, by certificates of these CAs: where Kubernetes has them, too.
+    """Publish the client CAs in the ConfigMap that extension API servers read, as Kubernetes does.
 
-    `front_proxies` is the CA of proxies that name the user in headers.  It has to be another one than those of users:
-    whoever has a certificate of it can be anybody.
+    `front_proxy_ca` must differ from the CAs of users: holders of its certificates can act as any user.
     """
     metadata = {"name": "extension-apiserver-authentication", "namespace": "kube-system"}
     data = {"client-ca-file": client_cas, "requestheader-client-ca-file": front_proxy_ca, **REQUEST_HEADERS}

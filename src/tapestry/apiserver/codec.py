@@ -1,4 +1,4 @@
-"""Bodies: what a client sent, as an object; and in which form it wants the answer."""
+"""Decoding of request bodies and negotiation of the response format."""
 
 import re
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ YAML_TYPES = frozenset({YAML, "application/apply-patch+yaml"})
 MAX_BODY_BYTES = 3 << 20
 MAX_ACCEPT_LENGTH = 4096
 MAX_DEPTH = 200
-"""How deep JSON may be nested: deeper than any object, shallower than any stack."""
+"""Maximum nesting depth of JSON: more than any real object needs, less than the recursion limit."""
 MAX_COLLECTIONS = 200_000
-"""Objects and lists in one body."""
+"""Maximum number of objects and lists in one body."""
 JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""A string in JSON; one that does not end reaches to the end, so that no part of a body is looked at twice."""
+"""A JSON string. An unterminated string matches up to the end of the body, so matching stays linear."""
 
 
 def media_type(header: str) -> str:
@@ -27,7 +27,7 @@ def media_type(header: str) -> str:
 
 
 def decode_body(body: bytes, content_type: str) -> Any:
-    """The body as plain data; None where there is none."""
+    """Return the body as plain data, or None if it is empty."""
     if not body:
         return None
     match media_type(content_type) or JSON:
@@ -45,32 +45,32 @@ def decode_body(body: bytes, content_type: str) -> Any:
 
 def decode_json(body: bytes) -> Any:
     brackets = body.count(b"{") + body.count(b"[")
-    if brackets > MAX_COLLECTIONS:  # perhaps within strings
+    if brackets > MAX_COLLECTIONS:  # some may be within strings
         bare = JSON_STRING.sub(b"", body)
         if bare.count(b"{") + bare.count(b"[") > MAX_COLLECTIONS:
             raise api_errors.bad_request(f"the body has more than {MAX_COLLECTIONS} objects and lists")
     try:
-        found = msgspec.json.decode(body)
+        result = msgspec.json.decode(body)
     except RecursionError as error:
         raise api_errors.bad_request("the body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise api_errors.bad_request(
             f"the object provided is unrecognized: couldn't get version/kind; {error}"
         ) from error
-    if brackets > MAX_DEPTH:  # with fewer it cannot be too deep
-        check_size(found)
-    return found
+    if brackets > MAX_DEPTH:  # fewer brackets cannot nest too deeply
+        check_size(result)
+    return result
 
 
 def check_size(value: Any) -> None:
-    """Refuse what is nested too deeply or has too many objects and lists."""
-    level, left = [value], MAX_COLLECTIONS
+    """Raise BadRequest for data that is nested too deeply or has too many objects and lists."""
+    level, remaining = [value], MAX_COLLECTIONS
     for _ in range(MAX_DEPTH):
         level = [each for outer in level for each in child_values(outer) if isinstance(each, dict | list)]
-        left -= len(level)
+        remaining -= len(level)
         if not level:
             return
-        if left < 0:
+        if remaining < 0:
             raise api_errors.bad_request(f"the body has more than {MAX_COLLECTIONS} objects and lists")
     raise api_errors.bad_request(f"the body is nested more than {MAX_DEPTH} deep")
 
@@ -90,43 +90,43 @@ def decode_yaml(body: bytes) -> yaml_decoder.YamlDocument:
 
 def decode_protobuf(body: bytes) -> Any:
     try:
-        found = protobuf.decode_object(body)
+        result = protobuf.decode_object(body)
     except RecursionError as error:
         raise api_errors.bad_request("the body is nested too deeply") from error
     except protobuf.MalformedMessage as error:
         raise api_errors.bad_request(f"the object provided is unrecognized: {error}") from error
-    check_size(found)
-    return found
+    check_size(result)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedType:
-    """One of the forms that a client would take."""
+    """One entry of an Accept header."""
 
     type: str
     parameters: dict[str, str]
 
     @property
     def form(self) -> str:
-        """`Table`, `PartialObjectMetadata`, or nothing for the object as it is."""
+        """`Table`, `PartialObjectMetadata`, or empty for the full object."""
         return self.parameters.get("as", "")
 
 
-@lru_cache(maxsize=256)  # programs ask for the same over and over
+@lru_cache(maxsize=256)  # clients repeat the same header
 def accepted_types(header: str) -> Sequence[AcceptedType]:
-    """The forms of an Accept header, best first; raises NotAcceptable for one that nobody writes."""
+    """Return the entries of an Accept header, best first. Raises NotAcceptable for an oversized header."""
     if len(header) > MAX_ACCEPT_LENGTH:
         raise api_errors.not_acceptable(f"{header[:100]}...")
-    found = []
+    result = []
     for each in header.split(",") if header else ("application/json",):
         name, *rest = (part.strip() for part in each.split(";"))
         parameters = dict(part.partition("=")[::2] for part in rest)
-        found.append((-quality_value(parameters.pop("q", "1")), AcceptedType(name, parameters)))
-    return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+        result.append((-quality_value(parameters.pop("q", "1")), AcceptedType(name, parameters)))
+    return [each for _, each in sorted(result, key=lambda pair: pair[0])]
 
 
 def quality_value(text: str) -> float:
-    """How much a form is wanted: where that is no number, as much as any."""
+    """Return the q value of an Accept entry; 1.0 if it is not a number."""
     try:
         return float(text or 0)
     except ValueError:
@@ -134,7 +134,7 @@ def quality_value(text: str) -> float:
 
 
 def negotiated_form(header: str, supported: frozenset[str]) -> str:
-    """The form to answer in; raises NotAcceptable where the client takes none that there is."""
+    """Return the first acceptable response form. Raises NotAcceptable if none is supported."""
     for each in accepted_types(header):
         if each.type in ("*/*", "application/*", JSON) and (not each.form or each.form in supported):
             return each.form

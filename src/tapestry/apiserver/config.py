@@ -1,4 +1,4 @@
-"""The configuration of an API server."""
+"""Configuration options of the API server."""
 
 from typing import Annotated, Literal
 
@@ -9,102 +9,101 @@ from tapestry.process.logs import Format, Level
 
 
 class Tls(Section, frozen=True):
-    """The server's certificate; without one, a CA and a certificate are made below the data folder."""
+    """TLS certificate of the server. Without one, a CA and a certificate are created in the data folder."""
 
     certificate: str = ""
     key: str = ""
     client_ca: str = ""
-    """A file with the CAs whose client certificates are trusted."""
+    """File with the CAs whose client certificates are trusted."""
 
 
 class KubeletClientConfig(Section, frozen=True):
-    """How the server calls kubelets."""
+    """Credentials with which the server connects to kubelets."""
 
     client_certificate: str = ""
-    """A file with the certificate that says who the server is."""
+    """File with the client certificate that the server presents to kubelets."""
     client_key: str = ""
     certificate_authority: str = ""
-    """A file with the CAs of the kubelets' own certificates; without it, these are not checked."""
+    """File with the CAs of kubelet serving certificates. Without it, these certificates are not verified."""
 
 
 class Etcd(Section, frozen=True):
-    """Where etcd is, and who we are to it."""
+    """Connection to etcd."""
 
     servers: list[str] = field(default_factory=list)
-    """The URLs of its members."""
+    """URLs of the etcd members."""
     cafile: str = ""
-    """A file with the CAs of their certificates."""
+    """File with the CAs of the etcd serving certificates."""
     certfile: str = ""
-    """A file with our certificate."""
+    """File with the client certificate that the server presents to etcd."""
     keyfile: str = ""
     prefix: str = "/registry"
-    """What the keys of all objects begin with."""
+    """Prefix of all object keys in etcd."""
 
 
 class ApiServerConfig(Section, frozen=True):
-    """Everything `tapestry apiserver` can be told."""
+    """All options of `tapestry apiserver`."""
 
     backend: Literal["file", "etcd", "memory"] = "file"
-    """Where objects are kept."""
+    """Storage backend for objects."""
     etcd: Etcd = Etcd()
     file_rootpath: str = "tapestry-data"
-    """The folder of the file backend; certificates and signing keys are kept there, too."""
+    """Folder of the file backend. Certificates and signing keys are stored there too."""
     secure_address: str = "127.0.0.1:6443"
-    """Where to serve HTTPS; empty serves none."""
+    """Address for HTTPS; empty disables HTTPS."""
     local_address: str = "127.0.0.1:6080"
-    """Where to serve plain HTTP, on loopback, if this machine is trusted."""
+    """Loopback address for plain HTTP; used only with `authn_allow_localhost`."""
     authn_allow_localhost: bool = False
-    """Whether whoever is on this machine may do everything, without credentials."""
+    """Grant every client on this machine full access without credentials."""
     token_auth_file: str = ""
-    """A CSV file of tokens and their users."""
+    """CSV file with tokens and their users."""
     authorization: Literal["RBAC", "AlwaysAllow"] = "RBAC"
-    """Whether roles decide what users may do."""
+    """Authorization mode: RBAC roles, or no restrictions."""
     pod_accounts: bool = True
-    """Whether pods get a service account and its token; for that, namespaces must have accounts."""
+    """Assign a service account and its token to each pod. Requires service accounts in every namespace."""
     unrestricted_update: bool = False
-    """Whether a write to an object may change its status, too."""
+    """Allow writes to an object to change its status too."""
     managed_fields: Literal["Always", "AfterApply"] = "Always"
-    """Whether account is kept of who owns which fields of every object, or only of those that were applied once."""
+    """Track field owners of every object, or only of objects that were applied at least once."""
     kubectl_disabled: bool = False
-    """Whether requests of kubectl are refused."""
+    """Reject requests from kubectl."""
     kubectl_ephemeral_token: bool = False
-    """Whether kubectl may not use the tokens of the token file, but only such as expire."""
+    """Reject kubectl requests with tokens of the token file; only tokens that expire are accepted."""
     anonymous_auth: bool = True
-    """Whether requests without credentials are served, with the few rights of `system:anonymous`."""
+    """Serve requests without credentials as `system:anonymous`."""
     request_timeout: Annotated[float, Meta(gt=0)] = 60.0
     """Seconds that a request may take; watches are exempt."""
     max_requests_inflight: Annotated[int, Meta(ge=0)] = 400
-    """How many reads may be under way at once, watches aside, and half as many of one user; 0 is no limit."""
+    """Maximum number of concurrent reads, without watches. One user gets half of it. 0 means no limit."""
     max_mutating_requests_inflight: Annotated[int, Meta(ge=0)] = 200
-    """The same for writes."""
+    """Maximum number of concurrent writes. One user gets half of it. 0 means no limit."""
     max_connections: Annotated[int, Meta(gt=0)] = 10_000
-    """How many connections users may have in all, one for each watch among them; fewer where the process may not open
-    as many files."""
+    """Maximum number of connections of all users, including one per watch. Lower if the open file limit is lower."""
     max_connections_per_user: Annotated[int, Meta(gt=0)] = 2_000
-    """The same for one user; `system:masters` have no limit."""
+    """Maximum number of connections of one user; `system:masters` has no limit."""
     service_cluster_ip_range: str = "10.0.0.0/24"
-    """Where the addresses of Services come from."""
+    """Range from which cluster IPs of Services are allocated."""
     service_account_issuer: str = "https://kubernetes.default.svc.cluster.local"
-    """Who signs the tokens of service accounts."""
+    """Issuer of service account tokens."""
     service_account_signing_key_file: str = ""
-    """The key that they are signed with; without one, it is made below the data folder."""
+    """Key that signs service account tokens. By default, a key is created in the data folder."""
     service_account_key_files: list[str] = field(default_factory=list)
-    """Keys that tokens are known by beside that one, private or public: those of yesterday, or of tomorrow."""
+    """Additional private or public keys that verify service account tokens, for key rotation."""
     api_audiences: list[str] = field(default_factory=list)
-    """What tokens for this server may name as their audience; the issuer unless given."""
+    """Accepted audiences of service account tokens; the issuer by default."""
     audit_log_path: str = ""
-    """Where to write down who asked for what; `-` is stderr."""
+    """File of the audit log; `-` is stderr."""
     audit_policy_file: str = ""
-    """What of it: a Policy of audit.k8s.io/v1.  Without one, everything is, but for the bodies."""
+    """Audit policy, a Policy of audit.k8s.io/v1. Without one, all requests are logged without bodies."""
     audit_log_maxsize: Annotated[int, Meta(ge=0)] = 100
-    """The size in MiB at which the audit log is moved away; 0 is never."""
+    """Size in MiB at which the audit log is rotated; 0 disables rotation."""
     audit_log_maxbackup: Annotated[int, Meta(ge=0)] = 0
-    """How many that were moved away are kept; 0 is all."""
+    """Number of rotated audit logs to keep; 0 keeps all."""
     controllers: list[str] = field(default_factory=lambda: ["*"])
-    """Names and globs of the controllers that run beside the server; one that begins with `-` takes away again.
-    `none` leaves them to a kube-controller-manager."""
+    """Names and globs of the controllers that run with the server; a leading `-` excludes. `none` leaves them to a
+    kube-controller-manager."""
     history_seconds: Annotated[float, Meta(gt=0)] = 300.0
-    """For how long watches and pages can go back."""
+    """Seconds for which watches and paginated lists can read past revisions."""
     tls: Tls = Tls()
     kubelet: KubeletClientConfig = KubeletClientConfig()
     log_level: Level = "info"

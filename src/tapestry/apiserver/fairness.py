@@ -1,6 +1,6 @@
 """Fair queues: a bounded capacity that requests share, with a turn for each user in rotation.
 
-One user with many requests waits for its own requests and delays those of another user by one request at most.
+A user with many requests delays the requests of another user by one request at most.
 """
 
 import asyncio
@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 
 
 class FairQueue:
-    """Gives out a capacity.  A request for more than all of it gets all of it."""
+    """A shared capacity. A request for more than the capacity gets all of it."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = self._free = capacity
         self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
-        """By user; the first user in this dict is the next to get a turn."""
+        """Waiting requests by user; the first user in this dict is the next to get a turn."""
 
     @asynccontextmanager
     async def turn(self, user: str, amount: int = 1) -> AsyncIterator[None]:
-        """Hold an amount of the capacity; waits until it is free."""
+        """Hold an amount of the capacity for the duration of the context; wait until it is free."""
         amount = min(amount, self._capacity)
         await self._acquire(user, amount)
         try:
@@ -36,10 +36,10 @@ class FairQueue:
         try:
             await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():  # it was granted in the same moment
+            if granted.done() and not granted.cancelled():  # it was granted at the same time
                 self._release(amount)
             else:
-                self._serve_next()  # those behind it may fit
+                self._serve_next()  # smaller requests behind it may fit
             raise
 
     def _release(self, amount: int) -> None:
@@ -60,4 +60,4 @@ class FairQueue:
             self._free -= amount
             granted.set_result(None)
             if queue:
-                self._waiting[user] = queue  # the last in the rotation
+                self._waiting[user] = queue  # the user moves to the end of the rotation

@@ -1,4 +1,4 @@
-"""JSONPath, as far as column and field definitions use it: `.spec.items[0].name`, `.metadata.labels['a.b/c']`."""
+"""The subset of JSONPath in columns and fields: `.spec.items[0].name`, `.metadata.labels['a.b/c']`."""
 
 import re
 from typing import Any
@@ -18,19 +18,19 @@ STEP_PATTERN = re.compile(
 
 
 class JsonPathError(ValueError):
-    """The path is not one that we follow."""
+    """The path uses unsupported syntax."""
 
 
 @bounded_cache(1024)
 def parse_path(path: str) -> tuple[tuple[str, str], ...]:
-    """The steps of a path, as (what, argument)."""
+    """Return the steps of a path as (type, argument) pairs."""
     rest = path.strip().removeprefix("{").removesuffix("}").removeprefix("$")
-    steps, at = [], 0
-    while at < len(rest):
-        match = STEP_PATTERN.match(rest, at)
+    steps, position = [], 0
+    while position < len(rest):
+        match = STEP_PATTERN.match(rest, position)
         if match is None:
-            raise JsonPathError(f"{path}: cannot be read from {rest[at:]!r} on")
-        at = match.end()
+            raise JsonPathError(f"{path}: cannot be read from {rest[position:]!r} on")
+        position = match.end()
         if match["field"] is not None:
             steps.append(("filter", f"{match['field']}={match['value']}"))
         elif match["index"] is not None:
@@ -45,15 +45,15 @@ def parse_path(path: str) -> tuple[tuple[str, str], ...]:
 
 
 def find_all(obj: Any, path: str) -> list[Any]:
-    """Everything that a path leads to."""
+    """Return all values that a path selects."""
     values = [obj]
-    for what, argument in parse_path(path):
-        values = [each for value in values for each in step_values(value, what, argument)]
+    for step, argument in parse_path(path):
+        values = [each for value in values for each in step_values(value, step, argument)]
     return values
 
 
 def find_first(obj: Any, path: str) -> Any:
-    """The first thing that a path leads to; None where it leads nowhere."""
+    """Return the first value that a path selects, or None."""
     values = find_all(obj, path)
     return values[0] if values else None
 
@@ -66,7 +66,7 @@ def step_values(value: Any, what: str, argument: str) -> list[Any]:
     if not isinstance(value, list):
         return []
     if what == "index":
-        at = int(argument)
-        return [value[at]] if -len(value) <= at < len(value) else []
-    name, _, wanted = argument.partition("=")
-    return [each for each in value if isinstance(each, dict) and str(each.get(name)) == wanted]
+        index = int(argument)
+        return [value[index]] if -len(value) <= index < len(value) else []
+    name, _, expected = argument.partition("=")
+    return [each for each in value if isinstance(each, dict) and str(each.get(name)) == expected]

@@ -1,4 +1,4 @@
-"""The Service `kubernetes`, by which pods find the server, with what is behind it, and the range it comes from."""
+"""The Service `kubernetes`, its endpoints, and the ServiceCIDR of its cluster IP."""
 
 import ipaddress
 import socket
@@ -14,11 +14,11 @@ from tapestry.kube.objects import Object, with_value
 SERVICE_NAME, SERVICE_NAMESPACE = "kubernetes", "default"
 DISCOVERY, NETWORKING = "discovery.k8s.io", "networking.k8s.io"
 UNROUTED_ADDRESS = ("192.0.2.1", 9)
-"""An address that nobody has; asked for the way to it, the system names its own."""
+"""A documentation address that is never assigned; its route reveals the address of this machine."""
 
 
 async def publish_service(server: Server, network: Network, host: str, port: int) -> None:
-    """Have the Service, and its endpoint at `host`, or at the machine's own address where that is loopback."""
+    """Create the Service and its endpoint. If `host` is loopback, the endpoint is the address of this machine."""
     await create_if_missing(
         server, NETWORKING, "servicecidrs", {"metadata": {"name": SERVICE_NAME}, "spec": {"cidrs": [str(network)]}}
     )
@@ -34,8 +34,8 @@ async def mark_service_cidr_ready(server: Server) -> None:
     target = Target(served_resource(server, NETWORKING, "servicecidrs"), "", SERVICE_NAME)
 
     def with_status(current: Object) -> Object:
-        mark = new_condition("Ready", True, "", "Kubernetes Service CIDR is ready")
-        conditions = with_condition((current.get("status") or {}).get("conditions"), mark, server.verbs.now())
+        condition = new_condition("Ready", True, "", "Kubernetes Service CIDR is ready")
+        conditions = with_condition((current.get("status") or {}).get("conditions"), condition, server.verbs.now())
         return with_value(current, ("status", "conditions"), conditions)
 
     await server.verbs.update(WriteRequest("update", target, BOOTSTRAP_USER, {}), with_status, unrestricted=True)
@@ -69,17 +69,17 @@ def object_metadata(labels: Object) -> Object:
 
 
 def advertise_address(host: str) -> str | None:
-    """The address under which others find a server that listens at `host`; None where the machine has none."""
+    """Return the address at which others reach a server that listens at `host`, or None if there is none."""
     try:
-        given = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host)
     except ValueError:
-        given = None
-    if given is not None and not given.is_loopback and not given.is_unspecified:
-        return str(given)
+        address = None
+    if address is not None and not address.is_loopback and not address.is_unspecified:
+        return str(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(UNROUTED_ADDRESS)  # of a datagram socket: nothing is sent
+            probe.connect(UNROUTED_ADDRESS)  # a datagram socket sends nothing on connect
         except OSError:
             return None
-        found: str = probe.getsockname()[0]
-    return None if ipaddress.ip_address(found).is_loopback else found
+        local_address: str = probe.getsockname()[0]
+    return None if ipaddress.ip_address(local_address).is_loopback else local_address

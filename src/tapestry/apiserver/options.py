@@ -1,4 +1,4 @@
-"""Options of writes: what a client may say in the query, or in the body of a deletion, about how it is done."""
+"""Validation of write options in the query or in the body of a deletion."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ PROPAGATION_POLICIES = ("Foreground", "Background", "Orphan", "nil")
 
 
 def validate_options(verb: str, query: Query) -> None:
-    """Raise Invalid for a value that an option cannot have."""
+    """Raise Invalid for an unsupported value of an option."""
     if query.get("dryRun", "All") != "All":
         raise unsupported_option(verb, "dryRun", f'["{query["dryRun"]}"]', ("All",))
     if query.get("fieldValidation", "") not in FIELD_VALIDATION_MODES:
@@ -30,13 +30,15 @@ DELETE_OPTION_TYPES = {
     "preconditions": dict,
     "propagationPolicy": str,
 }
-"""Of which types what a deletion says is."""
+"""Expected types of the delete options."""
 
 
 def validate_delete_options(options: Mapping[str, Any]) -> None:
-    for field, wanted in DELETE_OPTION_TYPES.items():
-        if options.get(field) is not None and type(options[field]) is not wanted:
-            raise api_errors.bad_request(f"DeleteOptions: {field}: {options[field]!r} is not of type {wanted.__name__}")
+    for field, expected in DELETE_OPTION_TYPES.items():
+        if options.get(field) is not None and type(options[field]) is not expected:
+            raise api_errors.bad_request(
+                f"DeleteOptions: {field}: {options[field]!r} is not of type {expected.__name__}"
+            )
     policy = options.get("propagationPolicy")
     if policy is not None and policy not in PROPAGATION_POLICIES[:3]:
         raise unsupported_option("delete", "propagationPolicy", f'"{policy}"', PROPAGATION_POLICIES)

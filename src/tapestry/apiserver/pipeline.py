@@ -1,4 +1,4 @@
-"""What happens to a write on its way in: a list of steps, each of which may change the object, refuse it, or warn."""
+"""The steps of a write: each step may change the object, reject it, or add warnings."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -20,29 +20,29 @@ from tapestry.kube.errors import BadRequest
 from tapestry.kube.objects import Object
 
 MAX_REPORTED_FIELDS = 100
-"""Fields that a refusal or a warning lists, as in Kubernetes."""
+"""Maximum number of fields that an error or a warning lists, as in Kubernetes."""
 NO_SLICE = nullcontext()
 encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class PureStep:
-    """A step that never waits and looks at nothing but what it is given: it may run in a thread."""
+    """A step that never waits and depends on its arguments only, so it may run in a thread."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceStep:
-    """A step that concerns some resources, and of which the others see nothing."""
+    """A step that applies to some resources only."""
 
     applies_to: Callable[[ResourceInfo], bool]
     step: Step | PureStep
 
 
 def is_one_of(*resources: str) -> Callable[[ResourceInfo], bool]:
-    """Whether a row is one of these."""
-    return lambda row: row.storage in resources
+    """Return a predicate that matches the given resources."""
+    return lambda info: info.storage in resources
 
 
 def is_custom(info: ResourceInfo) -> bool:
@@ -55,13 +55,13 @@ def is_built_in(info: ResourceInfo) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:
-    """Steps that follow each other, all of them pure or none; pure ones never wait, so they are also one slice."""
+    """Consecutive steps that are all pure, or all not. Pure steps never wait, so they form one slice of work."""
 
     steps: Sequence[Step]
     is_pure: bool
 
     def run_pure(self, request: WriteRequest, old: Object | None, new: Object, warning_count: int) -> Object:
-        """What pure steps make of an object; they may begin again, so `warnings` is how many there were before."""
+        """Run pure steps; a rerun first drops the warnings after the first `warning_count`."""
         del request.warnings[warning_count:]
         checkpoint()
         for step in self.steps:
@@ -71,87 +71,87 @@ class StepGroup:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Steps one after the other, as one."""
+    """A sequence of steps that acts as one step."""
 
     steps: Sequence[Step | ResourceStep | PureStep]
     _groups_by_resource: dict[str, Sequence[StepGroup]] = field(default_factory=dict)
-    """Those that concern a resource."""
+    """The step groups that apply to each resource."""
 
     def groups_for(self, info: ResourceInfo) -> Sequence[StepGroup]:
-        found = self._groups_by_resource.get(info.storage)
-        if found is None:
-            concerned = [each for each in self.steps if not isinstance(each, ResourceStep) or each.applies_to(info)]
-            steps = [each.step if isinstance(each, ResourceStep) else each for each in concerned]
-            found = self._groups_by_resource[info.storage] = [
+        result = self._groups_by_resource.get(info.storage)
+        if result is None:
+            applicable = [each for each in self.steps if not isinstance(each, ResourceStep) or each.applies_to(info)]
+            steps = [each.step if isinstance(each, ResourceStep) else each for each in applicable]
+            result = self._groups_by_resource[info.storage] = [
                 StepGroup([each.step if isinstance(each, PureStep) else each for each in group], is_pure)
                 for is_pure, group in groupby(steps, lambda each: isinstance(each, PureStep))
             ]
-        return found
+        return result
 
     async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
-        stretches, work = self.groups_for(request.target.info), current_request_budget()
+        groups, budget = self.groups_for(request.target.info), current_request_budget()
         if new is None:
             assert old is not None
-            for stretch in stretches:
-                for step in stretch.steps:
+            for group in groups:
+                for step in group.steps:
                     await step(request, old, None)
             return old
-        for stretch in stretches:
-            if not stretch.is_pure:
-                for step in stretch.steps:
+        for group in groups:
+            if not group.is_pure:
+                for step in group.steps:
                     new = await step(request, old, new)
                 continue
-            warnings, given = len(request.warnings), new
-            if work is None or request.size < LARGE_BYTES:
+            warnings, original = len(request.warnings), new
+            if budget is None or request.size < LARGE_BYTES:
                 try:
-                    with work or NO_SLICE:
-                        for step in stretch.steps:
+                    with budget or NO_SLICE:
+                        for step in group.steps:
                             new = await step(request, old, new)
                     continue
                 except SliceExceeded:
                     pass
-            new = await run_if_large(LARGE_BYTES, stretch.run_pure, request, old, given, warnings)
+            new = await run_if_large(LARGE_BYTES, group.run_pure, request, old, original, warnings)
         return new
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltInDecoder:
-    """A step: objects of built-in kinds have the fields of their type and no others, and no nulls."""
+    """A step that drops unknown fields and nulls from objects of built-in kinds."""
 
     types: TypeDecoders
 
     async def __call__(self, request: WriteRequest, old: Object | None, new: Object | None) -> Object:
         if new is None:
             return old or {}
-        row = request.target.info
-        # What a patch has left alone was read when it was written.
+        info = request.target.info
+        # Fields that a patch left same were decoded when they were written.
         changed = (
             new if old is None else {key: each for key, each in new.items() if each is None or each is not old.get(key)}
         )
         try:
-            found, reading = self.types.decode(row.schema_name, changed, row.resource.kind)
+            result, report = self.types.decode(info.schema_name, changed, info.resource.kind)
         except BadRequest as error:
             if request.verb == "patch":
                 raise api_errors.invalid_patch_result(error.message) from error
             raise
         report_field_errors(
-            request, reading.unknown, duplicate_fields(request.body) if may_have_duplicate_fields(request) else ()
+            request, report.unknown, duplicate_fields(request.body) if may_have_duplicate_fields(request) else ()
         )
         if changed is new:
-            return found
-        kept = {key: each for key, each in new.items() if key not in changed}
-        return {key: kept.get(key, found.get(key)) for key in {**new, **found} if key in kept or key in found}
+            return result
+        same = {key: each for key, each in new.items() if key not in changed}
+        return {key: same.get(key, result.get(key)) for key in {**new, **result} if key in same or key in result}
 
 
 def may_have_duplicate_fields(request: WriteRequest) -> bool:
-    """Whether the body may name a field twice: its text has more keys than what was read of it."""
+    """Return whether the body may set a field twice: its text has more keys than the decoded data."""
     return request.verb in ("create", "update") and request.body.count(b'":') > encode(request.decoded_body).count(
         b'":'
     )
 
 
 def report_duplicate_keys(request: WriteRequest) -> None:
-    """Refuse or warn of keys that a body in YAML has twice."""
+    """Reject or warn about keys that a YAML body sets twice."""
     mode = request.query.get("fieldValidation") or "Warn"
     if mode == "Ignore" or not request.duplicate_keys:
         return
@@ -162,21 +162,21 @@ def report_duplicate_keys(request: WriteRequest) -> None:
 
 
 def report_field_errors(request: WriteRequest, unknown: Sequence[str], duplicates: Sequence[str]) -> None:
-    """Refuse, warn of, or ignore what was not understood, as the client asked for; warn unless told otherwise."""
+    """Reject, warn about, or ignore unknown and duplicate fields, as `fieldValidation` demands; the default is Warn."""
     if not unknown and not duplicates:
         return
-    complaints = [f'unknown field "{path}"' for path in unknown[:MAX_REPORTED_FIELDS]]
-    complaints += [f'duplicate field "{path}"' for path in duplicates[:MAX_REPORTED_FIELDS]]
+    messages = [f'unknown field "{path}"' for path in unknown[:MAX_REPORTED_FIELDS]]
+    messages += [f'duplicate field "{path}"' for path in duplicates[:MAX_REPORTED_FIELDS]]
     mode = request.query.get("fieldValidation") or "Warn"
     if mode == "Strict":
-        listed = ", ".join(complaints)
+        listed = ", ".join(messages)
         raise api_errors.bad_request(f"{decode_error_prefix(request)}strict decoding error: {listed}")
     if mode == "Warn":
-        request.warnings.extend(complaints)
+        request.warnings.extend(messages)
 
 
 def decode_error_prefix(request: WriteRequest) -> str:
-    """How a refusal of a whole body begins; that of a patch says nothing of a version."""
+    """Return the prefix of decoding errors; empty for patches."""
     if request.verb not in ("create", "update"):
         return ""
     resource = request.target.info.resource
@@ -184,27 +184,27 @@ def decode_error_prefix(request: WriteRequest) -> str:
 
 
 class JsonPairs(list[tuple[str, Any]]):
-    """A JSON object as it was written: keys in order, some perhaps twice."""
+    """A JSON object as key-value pairs, in order and with duplicates."""
 
 
 def duplicate_fields(body: bytes) -> list[str]:
-    """The first paths that a JSON text sets more than once; none where it is no JSON."""
+    """Return the first paths that a JSON text sets more than once; empty if it is not JSON."""
     try:
-        written = json.loads(body, object_pairs_hook=JsonPairs)
+        decoded = json.loads(body, object_pairs_hook=JsonPairs)
     except (ValueError, RecursionError):
         return []
-    return list(dict.fromkeys(islice(duplicate_fields_in(written, ""), MAX_REPORTED_FIELDS)))
+    return list(dict.fromkeys(islice(duplicate_fields_in(decoded, ""), MAX_REPORTED_FIELDS)))
 
 
 def duplicate_fields_in(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, JsonPairs):
         seen: set[str] = set()
         for key, each in value:
-            below = child_path(path, key)
+            child = child_path(path, key)
             if key in seen:
-                yield below
+                yield child
             seen.add(key)
-            yield from duplicate_fields_in(each, below)
+            yield from duplicate_fields_in(each, child)
     elif isinstance(value, list):
         for number, each in enumerate(value):
             yield from duplicate_fields_in(each, f"{path}[{number}]")

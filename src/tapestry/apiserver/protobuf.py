@@ -1,12 +1,12 @@
-"""Protobuf: the form in which Go programs send objects of built-in kinds, read into what their JSON would have been.
+"""Protobuf decoder for objects of built-in kinds, which returns the same data as their JSON form.
 
-A body is four bytes, MAGIC, and an envelope that says of which kind the message in it is.  What the fields of a
-message are called, and how their values look in JSON, is in a table made of published data (tools/protobuf_tables.py);
-it is not read before the first such body comes.  A message is compiled when it is first met, into a dict from tags (a
-field's number and wire type, as they stand before each value) to functions that put a value where it belongs.
+A body consists of MAGIC (four bytes) and an envelope that names the kind of the message in it. The names of the fields
+and the JSON form of their values are in a table of published data (tools/protobuf_tables.py), which is loaded on first
+use. A message type is compiled on first use into a dict from tags (field number and wire type) to functions that store
+a value.
 
-As in Kubernetes, what comes twice is merged or replaces the first, and fields that the table does not have are passed
-over.  Unlike there, text that is not UTF-8 and groups, which nobody has sent for decades, are refused.
+As in Kubernetes, a repeated field is merged or replaces the first value, and unknown fields are skipped. Unlike
+Kubernetes, the decoder rejects text that is not UTF-8, and groups, a deprecated feature of protobuf.
 """
 
 import gzip
@@ -26,25 +26,25 @@ from tapestry.kube.objects import Object
 DATA_FILE = "protobuf.json.gz"
 MAGIC = b"k8s\0"
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Wire types: how a value is written."""
+"""Wire types: the encodings of values."""
 FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 FieldDecoder = Callable[[bytes, int, int, Object], None]
-"""Puts what `data[at:end]` says into an object."""
+"""Stores the value of `data[at:end]` in an object."""
 VarintDecoder = Callable[[int, Object], None]
 ValueReader = Callable[[bytes, int, int], Any]
-"""What `data[at:end]` says."""
+"""Returns the value of `data[at:end]`."""
 FieldEntry = tuple[int, int, FieldDecoder | VarintDecoder]
-"""A number, a wire type, and what to do with values: PutNumber is for varints, Put for all others."""
+"""A field number, a wire type and a decoder: VarintDecoder for varints, FieldDecoder for all others."""
 
 
 class MalformedMessage(ValueError):
-    """The bytes are not an object of a kind that can be read."""
+    """The bytes are not an object of a known kind."""
 
 
 def decode_object(body: bytes) -> Object:
-    """The object in a body; raises Malformed, or RecursionError for what is nested too deeply."""
+    """Return the object in a body. Raises MalformedMessage, or RecursionError for deep nesting."""
     if not body.startswith(MAGIC):
         raise MalformedMessage("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")
     try:
@@ -63,24 +63,24 @@ def message_decoders() -> "MessageDecoders":
 
 
 class MessageDecoders:
-    """The messages of the published table, whose notation tools/protobuf_tables.py explains."""
+    """Compiled message types of the published table; tools/protobuf_tables.py explains its notation."""
 
     def __init__(self, kinds: dict[str, str], rows: dict[str, list[tuple[int, str, str, bool]]]) -> None:
         self.kinds, self._rows = kinds, rows
         self._compiled: dict[str, FieldDecoder] = {}
 
     def decode(self, body: bytes) -> Object:
-        """What the envelope is around."""
+        """Return the object in the envelope."""
         envelope: Object = {"type": {}, "message": (0, 0)}
         DECODE_ENVELOPE(body, len(MAGIC), len(body), envelope)
-        found: Object = envelope["type"]
-        version, kind = found.get("apiVersion", ""), found.get("kind", "")
+        result: Object = envelope["type"]
+        version, kind = result.get("apiVersion", ""), result.get("kind", "")
         name = self.kinds.get(f"{version}/{kind}") or self.kinds.get(kind)
         if name is None:
             raise MalformedMessage(f'no kind "{kind}" is registered for version "{version}"')
         at, end = envelope["message"]
-        self._decoder_for(name)(body, at, end, found)
-        return found
+        self._decoder_for(name)(body, at, end, result)
+        return result
 
     def _decoder_for(self, name: str) -> FieldDecoder:
         if name not in self._compiled:
@@ -88,16 +88,16 @@ class MessageDecoders:
         return self._compiled[name]
 
     def _field_entries(self, name: str) -> Iterator[FieldEntry]:
-        for number, key, kind, drops in self._rows[name]:
+        for number, key, kind, omit_empty in self._rows[name]:
             if kind in INTEGER_CONVERSIONS:
-                yield number, VARINT, integer_field(key, INTEGER_CONVERSIONS[kind], omit_empty=drops)
+                yield number, VARINT, integer_field(key, INTEGER_CONVERSIONS[kind], omit_empty=omit_empty)
             elif kind.startswith("[]") and kind[2:] in INTEGER_CONVERSIONS:
                 yield number, VARINT, repeated_integer_field(key, INTEGER_CONVERSIONS[kind[2:]])
                 yield number, BYTES, packed_integer_field(key, INTEGER_CONVERSIONS[kind[2:]])
             elif kind == "double":
                 yield number, FIXED64, value_field(key, read_double)
             else:
-                yield number, BYTES, self._length_delimited_decoder(key, kind, omit_empty=drops)
+                yield number, BYTES, self._length_delimited_decoder(key, kind, omit_empty=omit_empty)
 
     def _length_delimited_decoder(self, key: str, kind: str, *, omit_empty: bool) -> FieldDecoder:
         if kind.startswith("[]"):
@@ -124,7 +124,7 @@ class MessageDecoders:
 
 
 def message_decoder(fields: Callable[[], Iterable[FieldEntry]]) -> FieldDecoder:
-    """Reads a message, whose fields are asked for when the first one comes."""
+    """Return a decoder for a message; `fields` is called when the first message is decoded."""
     known: dict[int, Any] = {}
 
     def put(data: bytes, at: int, end: int, into: Object) -> None:
@@ -135,7 +135,7 @@ def message_decoder(fields: Callable[[], Iterable[FieldEntry]]) -> FieldDecoder:
             at += 1
             if tag > 127:
                 tag, at = read_varint(data, at - 1)
-            found = known.get(tag) or unknown_field_decoder(tag, known)
+            decode = known.get(tag) or unknown_field_decoder(tag, known)
             wire = tag & 7
             if wire in FIXED_SIZES:
                 size = FIXED_SIZES[wire]
@@ -145,11 +145,11 @@ def message_decoder(fields: Callable[[], Iterable[FieldEntry]]) -> FieldDecoder:
                 if size > 127:
                     size, at = read_varint(data, at - 1)
                 if wire == VARINT:
-                    found(size, into)
+                    decode(size, into)
                     continue
             if at + size > end:
                 raise MalformedMessage("unexpected EOF")
-            found(data, at, at + size, into)
+            decode(data, at, at + size, into)
             at += size
         if at > end:
             raise MalformedMessage("unexpected EOF")
@@ -158,19 +158,19 @@ def message_decoder(fields: Callable[[], Iterable[FieldEntry]]) -> FieldDecoder:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that is written from `at` on, seven bits a byte, and where it ends."""
-    found = 0
+    """Return the varint that starts at `at`, and the position after it."""
+    result = 0
     for shift in range(0, 64, 7):
         byte = data[at]
         at += 1
-        found |= (byte & 127) << shift
+        result |= (byte & 127) << shift
         if byte < 128:
-            return found & (1 << 64) - 1, at
+            return result & (1 << 64) - 1, at
     raise MalformedMessage("integer overflow")
 
 
 def unknown_field_decoder(tag: int, known: dict[int, Any]) -> Callable[..., None]:
-    """What to do with the value of a field that a message does not have: nothing, if that is what it is."""
+    """Return a decoder that skips the value of an unknown field. Raises MalformedMessage for an invalid tag."""
     number, wire = tag >> 3, tag & 7
     if not number or wire not in (VARINT, FIXED64, BYTES, FIXED32):
         raise MalformedMessage(f"illegal tag {number} (wire type {wire})")
@@ -180,7 +180,7 @@ def unknown_field_decoder(tag: int, known: dict[int, Any]) -> Callable[..., None
 
 
 def ignore_value(*_: Any) -> None:
-    """Leaves a value aside."""
+    """Skip a value."""
 
 
 # -- fields
@@ -188,11 +188,11 @@ def ignore_value(*_: Any) -> None:
 
 def value_field(key: str, read: ValueReader, *, omit_empty: bool = False) -> FieldDecoder:
     def put(data: bytes, at: int, end: int, into: Object) -> None:
-        found = read(data, at, end)
-        if found is None or (omit_empty and not found):
+        result = read(data, at, end)
+        if result is None or (omit_empty and not result):
             into.pop(key, None)
         else:
-            into[key] = found
+            into[key] = result
 
     return put
 
@@ -209,11 +209,11 @@ def text_field(key: str, *, omit_empty: bool = False) -> FieldDecoder:
 
 def integer_field(key: str, convert: Callable[[int], int], *, omit_empty: bool = False) -> VarintDecoder:
     def put(value: int, into: Object) -> None:
-        found = convert(value)
-        if omit_empty and not found:
+        result = convert(value)
+        if omit_empty and not result:
             into.pop(key, None)
         else:
-            into[key] = found
+            into[key] = result
 
     return put
 
@@ -227,10 +227,10 @@ def repeated_integer_field(key: str, convert: Callable[[int], int]) -> VarintDec
 
 def packed_integer_field(key: str, convert: Callable[[int], int]) -> FieldDecoder:
     def put(data: bytes, at: int, end: int, into: Object) -> None:
-        found = into.setdefault(key, [])
+        result = into.setdefault(key, [])
         while at < end:
             value, at = read_varint(data, at)
-            found.append(convert(value))
+            result.append(convert(value))
         if at > end:
             raise MalformedMessage("unexpected EOF")
 
@@ -238,13 +238,11 @@ def packed_integer_field(key: str, convert: Callable[[int], int]) -> FieldDecode
 
 
 def nested_message_field(key: str, inner: FieldDecoder) -> FieldDecoder:
-    """A message within the message."""
-
     def put(data: bytes, at: int, end: int, into: Object) -> None:
-        found = into.get(key)
-        if found is None:
-            found = into[key] = {}
-        inner(data, at, end, found)
+        result = into.get(key)
+        if result is None:
+            result = into[key] = {}
+        inner(data, at, end, result)
 
     return put
 
@@ -257,13 +255,13 @@ def repeated_field(key: str, read: ValueReader) -> FieldDecoder:
 
 
 def map_entry_field(key: str, read: ValueReader) -> FieldDecoder:
-    """An entry of a map, which is a message of its own."""
+    """Return a decoder for a map entry, which is a message with a key and a value."""
     pair = message_decoder(lambda: [(1, BYTES, text_field("key")), (2, BYTES, value_field("value", read))])
 
     def put(data: bytes, at: int, end: int, into: Object) -> None:
-        found: Object = {"key": ""}
-        pair(data, at, end, found)
-        into.setdefault(key, {})[found["key"]] = found["value"] if "value" in found else read(b"", 0, 0)
+        result: Object = {"key": ""}
+        pair(data, at, end, result)
+        into.setdefault(key, {})[result["key"]] = result["value"] if "value" in result else read(b"", 0, 0)
 
     return put
 
@@ -273,25 +271,25 @@ def map_entry_field(key: str, read: ValueReader) -> FieldDecoder:
 
 def message_reader(put: FieldDecoder) -> ValueReader:
     def read(data: bytes, at: int, end: int) -> Object:
-        found: Object = {}
-        put(data, at, end, found)
-        return found
+        result: Object = {}
+        put(data, at, end, result)
+        return result
 
     return read
 
 
 def list_reader(read: ValueReader) -> ValueReader:
-    """The list in a message that has nothing else."""
-    found = message_reader(message_decoder(lambda: [(1, BYTES, repeated_field("items", read))]))
-    return lambda data, at, end: found(data, at, end).get("items", [])
+    """Return a reader for a message whose only field is a list."""
+    result = message_reader(message_decoder(lambda: [(1, BYTES, repeated_field("items", read))]))
+    return lambda data, at, end: result(data, at, end).get("items", [])
 
 
 def union_reader(put: FieldDecoder) -> ValueReader:
-    """That field of a message which counts if several are set; they are named by their numbers."""
-    found = message_reader(put)
+    """Return a reader for a message of which only the set field with the highest number counts."""
+    result = message_reader(put)
 
     def read(data: bytes, at: int, end: int) -> Any:
-        fields = found(data, at, end)
+        fields = result(data, at, end)
         return fields[max(fields)] if fields else None
 
     return read
@@ -312,11 +310,11 @@ def read_base64(data: bytes, at: int, end: int) -> str:
 
 
 def read_double(data: bytes, at: int, _: int) -> float:
-    """A whole number is one, as in the JSON that Go writes."""
-    found: float = struct.unpack_from("<d", data, at)[0]
-    if not math.isfinite(found):
-        raise MalformedMessage(f"{found} is no number that JSON has")
-    return int(found) if found.is_integer() and abs(found) < 1 << 53 else found
+    """Return a whole number as an int, as in the JSON that Go writes."""
+    result: float = struct.unpack_from("<d", data, at)[0]
+    if not math.isfinite(result):
+        raise MalformedMessage(f"{result} is no number that JSON has")
+    return int(result) if result.is_integer() and abs(result) < 1 << 53 else result
 
 
 def read_json(data: bytes, at: int, end: int) -> Any:
@@ -364,10 +362,10 @@ def read_time(data: bytes, at: int, end: int, precision: str = "seconds") -> str
         return None
     stamp = READ_TIMESTAMP(data, at, end)
     try:
-        found = EPOCH + timedelta(seconds=stamp.get("seconds", 0), microseconds=stamp.get("nanos", 0) // 1000)
+        result = EPOCH + timedelta(seconds=stamp.get("seconds", 0), microseconds=stamp.get("nanos", 0) // 1000)
     except OverflowError as error:
         raise MalformedMessage(f"{stamp['seconds']} seconds after 1970 are not in this calendar") from error
-    return found.isoformat(timespec=precision).replace("+00:00", "Z")
+    return result.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def read_micro_time(data: bytes, at: int, end: int) -> str | None:
@@ -375,8 +373,8 @@ def read_micro_time(data: bytes, at: int, end: int) -> str | None:
 
 
 def read_int_or_string(data: bytes, at: int, end: int) -> int | str:
-    found = READ_INT_OR_STRING(data, at, end)
-    value: int | str = found.get("string", "") if found.get("is_string") else found.get("integer", 0)
+    result = READ_INT_OR_STRING(data, at, end)
+    value: int | str = result.get("string", "") if result.get("is_string") else result.get("integer", 0)
     return value
 
 

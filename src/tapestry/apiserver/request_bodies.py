@@ -1,7 +1,7 @@
-"""Payloads: the body of a request, received once its sender is authorized, and decoded once.
+"""Reading and decoding of request bodies, after the request is authorized.
 
-A small body is decoded on the event loop.  A large one waits for room in memory and is decoded in the worker's thread,
-so that other requests are answered meanwhile.
+A small body is decoded on the event loop. A large one waits for a memory reservation and is decoded in the worker
+thread, so that other requests are served meanwhile.
 """
 
 from typing import Any
@@ -15,20 +15,20 @@ from tapestry.apiserver.workers import LARGE_BYTES, reserve_memory, run_if_large
 
 
 def has_pending_body(call: Call) -> bool:
-    """Whether a call needs `received` before its handler: its body has not arrived, is large, or may not be JSON."""
+    """Return whether a call needs `receive_body`: its body has not arrived, is large, or may not be JSON."""
     body = call.body
     return call.body_reader is not None or len(body) >= LARGE_BYTES or (body != b"" and body[:1] != b"{")
 
 
 async def read_body(call: Call) -> Call:
-    """The call with all of its body."""
+    """Return the call with its complete body."""
     if call.body_reader is None:
         return call
     return structs.replace(call, body=await call.body_reader.read(), body_reader=None)
 
 
 async def receive_body(call: Call) -> Call:
-    """The call with all of its body, decoded if that is slow.  Raises BadRequest where it cannot be decoded."""
+    """Return the call with its complete body, decoded if that is slow. Raises BadRequest for a malformed body."""
     call = await read_body(call)
     content_type, body = call.headers.get("content-type", ""), call.body
     await reserve_memory(len(body))
@@ -41,10 +41,10 @@ async def receive_body(call: Call) -> Call:
 
 
 def decoded_body(call: Call) -> Any:
-    """The body of a call that was received, as data; None where there is none.  Raises BadRequest."""
-    found = call.decoded_body
-    if found is msgspec.UNSET:
-        found = decode_body(call.body, call.headers.get("content-type", ""))
+    """Return the body of a received call as data, or None if it is empty. Raises BadRequest."""
+    result = call.decoded_body
+    if result is msgspec.UNSET:
+        result = decode_body(call.body, call.headers.get("content-type", ""))
     if call.audited_body is not None:
-        call.audited_body.fill(found, len(call.body))
-    return found
+        call.audited_body.fill(result, len(call.body))
+    return result

@@ -1,4 +1,4 @@
-"""Requests: what a path names, and what the query of a list or a watch chooses."""
+"""API requests: the target that a path names, and the selection of a list or a watch."""
 
 import base64
 import re
@@ -28,8 +28,6 @@ Query = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who asks."""
-
     name: str
     groups: tuple[str, ...] = ()
     uid: str = ""
@@ -37,21 +35,21 @@ class User:
 
 
 class BodyReader(Protocol):
-    """A body that is still arriving."""
+    """A request body that is still arriving."""
 
     async def read(self) -> bytes:
-        """All of it.  Raises TooLarge, Timeout or TooManyRequests where it is not taken."""
+        """Return the complete body. Raises TooLarge, Timeout or TooManyRequests if it is rejected."""
         ...
 
 
 @dataclass(slots=True)
 class AuditedBody:
-    """What an audit log wants to know of a body: nothing but what the server itself has decoded."""
+    """The decoded body for the audit log; filled only when the server decodes it."""
 
     is_filled: bool = False
     body: Any = None
     size: int = 0
-    """In bytes, as it came."""
+    """Size of the encoded body in bytes."""
 
     def fill(self, body: Any, size: int) -> None:
         if not self.is_filled:
@@ -59,7 +57,7 @@ class AuditedBody:
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One request, as far as the API is concerned.  Names of headers are in lower case."""
+    """One API request. Header names are in lower case."""
 
     method: str
     path: str
@@ -68,25 +66,25 @@ class Call(msgspec.Struct, frozen=True):
     body: bytes
     user: User
     impersonation_headers: tuple[tuple[str, str], ...] = ()
-    """The headers that say in whose name it is made, some perhaps more than once."""
+    """Impersonation headers, including repeated ones."""
     uri: str = ""
-    """The path and the query as they were sent."""
+    """Path and query as sent by the client."""
     source_ip: str = ""
-    """The address that it came from."""
+    """IP address of the client."""
     audit_annotations: dict[str, str] = msgspec.field(default_factory=dict)
-    """What an audit log is to say of it beside all this; whoever has a say in it may add to that."""
+    """Additional annotations for the audit event; handlers and admission steps may add some."""
     body_reader: BodyReader | None = None
-    """Where the body comes from, until it is received: not before the call is authorized."""
+    """Source of the body until it is received, which happens after authorization."""
     decoded_body: Any = msgspec.UNSET
-    """The body as data, once it is decoded."""
+    """Decoded body, once it is decoded."""
     duplicate_keys: tuple[str, ...] = ()
-    """Keys that a body in YAML has twice, in the words of Kubernetes."""
+    """Messages about keys that a YAML body sets twice, as in Kubernetes."""
     audited_body: AuditedBody | None = None
-    """Where there is an audit log."""
+    """Set if the request is audited."""
 
 
 class Target(NamedTuple):
-    """What a path names: a collection where `name` is empty."""
+    """Object or collection that a path names: a collection if `name` is empty."""
 
     info: ResourceInfo
     namespace: str = ""
@@ -99,18 +97,21 @@ class Target(NamedTuple):
 
 
 def target_of(path: str, registry: ResourceRegistry) -> Target:
-    """What `path` names; raises NotFound where nothing is served."""
+    """Return the target of `path`. Raises NotFound if no resource is served there."""
     group, version, namespace, rest = split_path(path)
     if len(rest) > 3 and rest[2] == "proxy":
-        rest = rest[:3]  # what follows is for whoever is behind it
-    row = registry.get(group, version, rest[0]) if rest else None
-    if row is None or len(rest) > 3 or not is_valid_target(row, namespace, rest[1:]):
+        rest = rest[:3]  # the proxied server gets the rest of the path
+    info = registry.get(group, version, rest[0]) if rest else None
+    if info is None or len(rest) > 3 or not is_valid_target(info, namespace, rest[1:]):
         raise api_errors.path_not_found()
-    return Target(row, namespace, *rest[1:])
+    return Target(info, namespace, *rest[1:])
 
 
 def unserved_target(path: str) -> Target | None:
-    """What `path` would name if it were served, for rights come before the news that it is not; None if no resource."""
+    """Return the target of a path that is not served, or None if it is no resource path.
+
+    The caller authorizes it before it reports NotFound.
+    """
     group, version, namespace, rest = split_path(path)
     if not rest:
         return None
@@ -118,7 +119,7 @@ def unserved_target(path: str) -> Target | None:
 
 
 def split_path(path: str) -> tuple[str, str, str, list[str]]:
-    """Group, version and namespace of a path, and what follows; nothing does where it is no path of a resource."""
+    """Return group, version, namespace and remaining segments; all are empty for other paths."""
     segments = path.strip("/").split("/")
     if "%" in path:
         segments = [unquote(each) for each in segments]
@@ -149,28 +150,28 @@ def is_valid_target(info: ResourceInfo, namespace: str, rest: list[str]) -> bool
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which objects of a resource a request is about."""
+    """Label and field selectors of a request."""
 
     labels: LabelSelector
     fields: FieldSelector
     name: str = ""
-    """The one name that can match, where the fields say so."""
+    """The only name that can match, if the field selector gives one."""
     storage_fields: Query = field(default_factory=dict)
-    """What fields are called in the store, where that is something else."""
+    """Names of fields in the store, where they differ."""
     _field_requirements: dict[str, tuple[set[str], set[str]]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
-    """The values that a field must have, of which there can be one, and those that it must not have."""
+    """The required values (at most one can match) and the excluded values of each field."""
 
     def __post_init__(self) -> None:
         for term in self.fields.terms:
             path = self.storage_fields.get(term.field, term.field)
-            wanted, refused = self._field_requirements.setdefault(path, (set(), set()))
-            (wanted if term.equal else refused).add(term.value)
+            required, excluded = self._field_requirements.setdefault(path, (set(), set()))
+            (required if term.equal else excluded).add(term.value)
 
     @property
     def matches(self) -> Callable[[ObjectVersion], bool] | None:
-        """Whether a version of that name is chosen; None where every one is."""
+        """Predicate for object versions that have the selected name, or None if all of them match."""
         if any(term.field != NAME_FIELD or not term.equal or term.value != self.name for term in self.fields.terms):
             return self.matches_labels_and_fields
         return self.matches_labels if self.labels.requirements else None
@@ -182,24 +183,24 @@ class Selection:
         if not self.labels.matches(version.labels):
             return False
         texts = version.field_values
-        for path, (wanted, refused) in self._field_requirements.items():
+        for path, (required, excluded) in self._field_requirements.items():
             if path not in texts:
                 cache_field_values(version, path)
             text = texts[path]
-            if text in refused or (wanted and wanted != {text}):
+            if text in excluded or (required and required != {text}):
                 return False
         return True
 
 
 def cache_field_values(version: ObjectVersion, path: str) -> None:
-    """Note the text of a field, and of those that are mostly asked for with it, for whoever selects by them next."""
+    """Cache the text of a field, and of the fields that are usually selected together with it."""
     obj: Object = msgspec.json.decode(version.raw)
     for each in (path, *SELECTABLE_FIELDS.get(version.key.resource, ())):
         version.field_values[each] = field_text(obj, each)
 
 
 def selection_of(info: ResourceInfo, query: Query) -> Selection:
-    """What the selectors of a query choose; raises BadRequest for a field that the kind cannot be selected by."""
+    """Return the selection of a query. Raises BadRequest for an unsupported field."""
     try:
         labels = parse_label_selector(query.get("labelSelector", ""))
         fields = parse_field_selector(query.get("fieldSelector", ""))
@@ -226,13 +227,11 @@ def unknown_field(info: ResourceInfo, name: str) -> str:
 
 
 NAME_FIELD = "metadata.name"
-LONGEST_NUMBER = 19
-"""Digits of a number of 64 bits."""
 BOOLEAN_FIELDS = ("spec.hostNetwork", "spec.unschedulable")
 
 
 def field_text(obj: Object, path: str) -> str:
-    """A field as field selectors compare it: absent is empty, booleans are `true` and `false`."""
+    """Return a field in the form that field selectors compare: absent is empty, booleans are `true` and `false`."""
     if path == "source":
         return str(value_at(obj, "source", "component") or obj.get("reportingComponent", ""))
     value = value_at(obj, *path.split("."), default="")
@@ -242,7 +241,7 @@ def field_text(obj: Object, path: str) -> str:
 
 
 def parse_number(text: str, field: str) -> int:
-    """A parameter that is a 64-bit integer and not negative; raises BadRequest for any other text."""
+    """Parse a non-negative 64-bit integer parameter. Raises BadRequest for any other text."""
     if not DIGITS.fullmatch(text):
         raise api_errors.bad_request(f'{field}: Invalid value: "{text[:40]}": it is not a number')
     if int(text) > MAX_INT64:
@@ -255,7 +254,7 @@ MAX_INT64 = 2**63 - 1
 
 
 class ContinueToken(NamedTuple):
-    """Where a list goes on: after this object, at that revision."""
+    """Position in a paginated list: after this object, at this revision."""
 
     revision: int
     namespace: str
@@ -269,5 +268,5 @@ def decode_continue_token(token: str) -> ContinueToken:
     try:
         padded = token + "=" * (-len(token) % 4)
         return msgspec.json.decode(base64.urlsafe_b64decode(padded), type=ContinueToken)
-    except ValueError as error:  # of the alphabet, or of what is written in it
+    except ValueError as error:  # invalid base64, or invalid JSON within
         raise api_errors.bad_request(f"continue key is not valid: {error}") from error

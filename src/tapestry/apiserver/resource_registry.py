@@ -1,7 +1,7 @@
-"""The table of resources: what the server serves, one row each.
+"""Registry of served resources, with one ResourceInfo per resource and version.
 
-Built-in rows come out of data that Kubernetes publishes of itself (tools/api_tables.py); CustomResourceDefinitions add
-and remove rows while the server runs.  What the published data does not say of a kind is in the sets at the end.
+Built-in resources come from published Kubernetes data (tools/api_tables.py). CustomResourceDefinitions add and
+remove entries at run time. The sets at the end of this file hold properties of kinds that the published data lacks.
 """
 
 import gzip
@@ -30,7 +30,7 @@ class Subresource:
 
 @dataclass(frozen=True, slots=True)
 class PrinterColumn:
-    """What `kubectl get` shows of a custom resource."""
+    """A column of `kubectl get` for a custom resource."""
 
     name: str
     path: str
@@ -42,8 +42,6 @@ class PrinterColumn:
 
 @dataclass(frozen=True)
 class ResourceInfo:
-    """One resource in one version."""
-
     resource: Resource
     singular: str
     verbs: tuple[str, ...]
@@ -51,31 +49,31 @@ class ResourceInfo:
     categories: tuple[str, ...] = ()
     subresources: Mapping[str, Subresource] = field(default_factory=dict)
     storage: str = ""
-    """Where its objects are kept: two versions of a resource share it."""
+    """Key of its objects in the store, shared by all versions of the resource."""
     storage_api_version: str = ""
-    """The apiVersion that objects have in the store, where that is another one."""
+    """apiVersion of the stored objects, if it differs from the served one."""
     storage_version: StorageVersion | None = None
-    """How objects are shown that are not as they are in the store."""
+    """Conversion between the served and the stored form, if they differ."""
     schema: Object = field(default_factory=dict)
-    """Structural, of a custom resource; that of a built-in kind is `types[type]`."""
+    """Structural schema of a custom resource; that of a built-in kind is found by `schema_name`."""
     schema_name: str = ""
     patch_schema: PatchSchema | None = None
-    """How strategic merge patches apply; None for custom resources, which have none."""
+    """Rules for strategic merge patches; None for custom resources, which do not support them."""
     printer_columns: tuple[PrinterColumn, ...] = ()
     selectable_fields: tuple[str, ...] = ()
-    """Fields that a custom resource can be selected by, beside its name and namespace."""
+    """Selectable fields of a custom resource, in addition to name and namespace."""
     scale: Object = field(default_factory=dict)
-    """Where a custom resource has what its scale subresource shows."""
+    """Paths of the fields of a custom resource that its scale subresource maps."""
     conversion_webhook: Object = field(default_factory=dict)
-    """The webhook that converts a custom resource from version to version; without one, only the name changes."""
+    """Webhook that converts a custom resource between versions; without one, only apiVersion changes."""
     initial_status: Object | None = None
-    """The status of a new object, where there is one from the start."""
+    """Status of a new object, if it has one from the start."""
     list_kind_override: str = ""
-    """What a list is called, where that is not the kind and `List`."""
+    """Kind of lists, if it is not the kind plus `List`."""
     deprecation_warning: str = ""
-    """What is said to whoever still uses it."""
+    """Warning for clients that use a deprecated resource."""
     schema_size: int = 0
-    """Bytes of the schema of a custom resource, as JSON."""
+    """Size of the schema of a custom resource in bytes of JSON."""
 
     @property
     def list_kind(self) -> str:
@@ -87,7 +85,7 @@ class ResourceInfo:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether objects are stored as they are shown."""
+        """True if objects are stored in the form in which they are served."""
         return not self.is_custom and self.storage_version is None
 
     @cached_property
@@ -101,7 +99,7 @@ class ResourceInfo:
 
 @dataclass(frozen=True, slots=True)
 class PublishedApi:
-    """The published data."""
+    """Published API data of one Kubernetes release."""
 
     version: str
     resources: tuple[ResourceInfo, ...]
@@ -109,7 +107,7 @@ class PublishedApi:
 
 
 def published_api() -> PublishedApi:
-    """The table as it ships."""
+    """Load the API data that ships with this package."""
     data = load_data_file("kubernetes.json.gz")
     patches = PatchSchemas(data["schemas"])
     return PublishedApi(
@@ -118,9 +116,9 @@ def published_api() -> PublishedApi:
 
 
 def type_descriptions() -> Mapping[str, Mapping[str, str]]:
-    """What the types are for, under no name, and their fields under theirs."""
-    found: Mapping[str, Mapping[str, str]] = load_data_file("descriptions.json.gz")["types"]
-    return found
+    """Return the descriptions of types (under the empty key) and of their fields."""
+    result: Mapping[str, Mapping[str, str]] = load_data_file("descriptions.json.gz")["types"]
+    return result
 
 
 def load_data_file(name: str) -> Any:
@@ -131,7 +129,7 @@ def load_data_file(name: str) -> Any:
 
 def resource_info_from(entry: Object, patch_schemas: PatchSchemas) -> ResourceInfo:
     resource = Resource(entry["group"], entry["version"], entry["kind"], entry["plural"], entry["namespaced"])
-    guise = STORAGE_VERSIONS.get(resource.api_version)
+    storage_version = STORAGE_VERSIONS.get(resource.api_version)
     return ResourceInfo(
         resource,
         entry["singular"],
@@ -140,8 +138,8 @@ def resource_info_from(entry: Object, patch_schemas: PatchSchemas) -> ResourceIn
         tuple(entry["categories"]),
         {sub["name"]: subresource_of(sub, resource) for sub in entry["subresources"]},
         storage=STORAGE_ALIASES.get(resource.name, resource.name),
-        storage_api_version=guise.api_version if guise else "",
-        storage_version=guise,
+        storage_api_version=storage_version.api_version if storage_version else "",
+        storage_version=storage_version,
         schema_name=entry["schema"],
         initial_status=entry.get("blankStatus"),
         patch_schema=patch_schemas.of(entry["schema"]),
@@ -160,20 +158,20 @@ def subresource_of(entry: Object, resource: Resource) -> Subresource:
 
 
 class ResourceRegistry:
-    """The rows that are served now, by where they are served."""
+    """The resources that are served now, by group, version and plural."""
 
     def __init__(self, resources: Iterable[ResourceInfo]) -> None:
         self._resources: dict[tuple[str, str, str], ResourceInfo] = {}
         self.generation = 0
-        """Grows with every change, for whoever keeps something that was made of the rows."""
-        for row in resources:
-            self.add(row)
+        """Incremented with each change; consumers use it to invalidate derived data."""
+        for info in resources:
+            self.add(info)
 
     def get(self, group: str, version: str, plural: str) -> ResourceInfo | None:
         return self._resources.get((group, version, plural))
 
     def info_for(self, resource: Resource) -> ResourceInfo:
-        """The row of a resource that is always served."""
+        """Return the info of a resource that is always served."""
         return self._resources[resource.group, resource.version, resource.plural]
 
     def add(self, info: ResourceInfo) -> None:
@@ -181,47 +179,51 @@ class ResourceRegistry:
         self.generation += 1
 
     def remove(self, group: str, plural: str) -> None:
-        """Serve no version of the custom resource any more."""
+        """Stop serving all versions of a custom resource."""
         self._resources = {
-            key: row for key, row in self._resources.items() if (key[0], key[2]) != (group, plural) or not row.is_custom
+            key: info
+            for key, info in self._resources.items()
+            if (key[0], key[2]) != (group, plural) or not info.is_custom
         }
         self.generation += 1
 
     def has_built_in(self, group: str, plural: str) -> bool:
         return any(
-            (key[0], key[2]) == (group, plural) and not row.is_custom for key, row in list(self._resources.items())
+            (key[0], key[2]) == (group, plural) and not info.is_custom for key, info in list(self._resources.items())
         )
 
     def __iter__(self) -> Iterator[ResourceInfo]:
         return iter(list(self._resources.values()))
 
     def groups(self) -> dict[str, dict[str, list[ResourceInfo]]]:
-        """The rows by group and version, each in the order that clients should prefer."""
-        found: dict[str, dict[str, list[ResourceInfo]]] = {}
-        for row in list(self._resources.values()):
-            found.setdefault(row.resource.group, {}).setdefault(row.resource.version, []).append(row)
+        """Return the resources by group and version, in order of preference."""
+        result: dict[str, dict[str, list[ResourceInfo]]] = {}
+        for info in list(self._resources.values()):
+            result.setdefault(info.resource.group, {}).setdefault(info.resource.version, []).append(info)
         return {
             group: dict(sorted(versions.items(), key=lambda each: version_priority(each[0])))
-            for group, versions in found.items()
+            for group, versions in result.items()
         }
 
     def of_kind(self, group: str, kind: str) -> ResourceInfo | None:
-        """The preferred version of a kind."""
-        found = [row for row in self._resources.values() if (row.resource.group, row.resource.kind) == (group, kind)]
-        return min(found, key=lambda row: version_priority(row.resource.version), default=None)
+        """Return the preferred version of a kind."""
+        result = [
+            info for info in self._resources.values() if (info.resource.group, info.resource.kind) == (group, kind)
+        ]
+        return min(result, key=lambda info: version_priority(info.resource.version), default=None)
 
 
 def version_priority(version: str) -> tuple[int, int, int, str]:
-    """Versions as Kubernetes ranks them: v2, v1, v2beta1, v1beta2, v1alpha1, then everything else by name."""
-    head, _, rest = version.partition("alpha") if "alpha" in version else version.partition("beta")
-    if not (head.startswith("v") and head[1:].isdecimal() and (not rest or rest.isdecimal())):
+    """Rank versions as Kubernetes does: v2, v1, v2beta1, v1beta2, v1alpha1, then all others by name."""
+    major, _, minor = version.partition("alpha") if "alpha" in version else version.partition("beta")
+    if not (major.startswith("v") and major[1:].isdecimal() and (not minor or minor.isdecimal())):
         return 3, 0, 0, version
-    rank = 2 if "alpha" in version else 1 if "beta" in version else 0
-    return rank, -int(head[1:]), -int(rest or 0), version
+    stability = 2 if "alpha" in version else 1 if "beta" in version else 0
+    return stability, -int(major[1:]), -int(minor or 0), version
 
 
 STORAGE_ALIASES = {"events.events.k8s.io": "events"}
-"""Resources that are another one under a second name."""
+"""Resources that share the storage of another resource."""
 
 WITH_GENERATION = frozenset(
     {
@@ -241,13 +243,13 @@ WITH_GENERATION = frozenset(
         *("resourceslices.resource.k8s.io", "deviceclasses.resource.k8s.io", "endpointslices.discovery.k8s.io"),
     }
 )
-"""Built-in kinds whose objects count the changes of what is wanted of them."""
+"""Built-in kinds whose objects have metadata.generation."""
 
 DEPRECATED = {
     "endpoints": "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
     "componentstatuses": "v1 ComponentStatus is deprecated in v1.19+",
 }
-"""Built-in kinds that clients are told to do without."""
+"""Warnings for clients that use deprecated built-in kinds."""
 
 RETURNS_DELETED_OBJECT = frozenset(
     {
@@ -258,7 +260,7 @@ RETURNS_DELETED_OBJECT = frozenset(
         "deviceclasses.resource.k8s.io",
     }
 )
-"""Resources whose deletion answers with the object that went."""
+"""Resources whose deletion returns the deleted object."""
 
 REQUIRES_RESOURCE_VERSION = frozenset(
     {
@@ -277,7 +279,7 @@ REQUIRES_RESOURCE_VERSION = frozenset(
         *("customresourcedefinitions.apiextensions.k8s.io", "apiservices.apiregistration.k8s.io"),
     }
 )
-"""Built-in resources that a PUT must name the version of; every custom resource is one, too."""
+"""Built-in resources for which a PUT must set resourceVersion; custom resources always require it."""
 
 STATUS_WRITE_KEEPS_METADATA = frozenset(
     {
@@ -286,7 +288,7 @@ STATUS_WRITE_KEEPS_METADATA = frozenset(
         *("validatingadmissionpolicies.admissionregistration.k8s.io", "apiservices.apiregistration.k8s.io"),
     }
 )
-"""Built-in resources of which a write to the status changes nothing else, not even labels; as of all custom ones."""
+"""Built-in resources whose status writes change only the status, as with all custom resources."""
 
 ALLOWS_CREATE_ON_UPDATE = frozenset(
     {
@@ -298,13 +300,13 @@ ALLOWS_CREATE_ON_UPDATE = frozenset(
         *("runtimeclasses.node.k8s.io", "events.events.k8s.io"),
     }
 )
-"""Resources that a PUT creates where there is none."""
+"""Resources for which a PUT creates a missing object."""
 
 ORPHANS_BY_DEFAULT = frozenset({"jobs.batch", "replicationcontrollers"})
-"""Resources whose deletion leaves what they own behind, unless it says otherwise."""
+"""Resources whose dependents are orphaned on deletion by default."""
 
 DELETION_FINALIZERS = {"customresourcedefinitions.apiextensions.k8s.io": "customresourcecleanup.apiextensions.k8s.io"}
-"""The finalizer that objects get when they are deleted, so that a controller can clean up after them."""
+"""Finalizers that are added on deletion, so that a controller can clean up."""
 
 SELECTABLE_FIELDS = {
     "pods": (
@@ -328,4 +330,4 @@ SELECTABLE_FIELDS = {
         *("reason", "reportingComponent", "source", "type"),
     ),
 }
-"""Fields that built-in kinds can be selected by, beside their name and namespace."""
+"""Selectable fields of built-in kinds, in addition to name and namespace."""

@@ -1,6 +1,6 @@
-"""The server: from a request to an answer, without a socket in sight.
+"""API server core: routes an authenticated call to a handler and returns the response, without sockets.
 
-Who asks has been found out before (`Call.user`); whether they may is asked here, before anything is read or done.
+The caller has authenticated the user (`Call.user`). This module authorizes each call before it reads the body.
 """
 
 import re
@@ -35,15 +35,15 @@ log = logger(__name__)
 
 TRUE_VALUES = ("1", "true")
 MAX_UNCHUNKED_BYTES = 8 << 20
-"""Bytes of a list that is sent as a whole."""
+"""Maximum size in bytes of a list response that is sent in one piece."""
 MAX_SELECTOR_LENGTH = 4 << 10
-"""Of fields, in which a name is looked for that somebody may have rights to."""
+"""Maximum length of a field selector that is parsed for the authorization of a single object."""
 CHUNK_BYTES = 1 << 18
-"""Bytes that are sent at a time of one that is not."""
+"""Chunk size in bytes of a longer response."""
 
 
 class Stream(Protocol):
-    """What comes in pieces, for as long as it may take: `end` it, whether or not it was read."""
+    """A response body in chunks. `end` must be called even if the body was not read."""
 
     def chunks(self) -> AsyncGenerator[bytes, None]: ...
 
@@ -56,18 +56,18 @@ class ApiResponse(msgspec.Struct, frozen=True):
     content_type: str = JSON
     headers: Mapping[str, str] = EMPTY_MAPPING
     stream: Stream | None = None
-    """What follows the body."""
+    """Sent after the body."""
 
 
 class Attributes(msgspec.Struct, frozen=True):
-    """What somebody wants to do: to a resource, or to a path that is none."""
+    """Attributes of a request for authorization: a resource target, or a non-resource path."""
 
     user: User
     verb: str
     target: Target | None = None
     path: str = ""
     field_selector: str = ""
-    """The field selector, of a list, a watch or a deletion of many."""
+    """Field selector of a list, a watch or a collection deletion."""
 
 
 Authorize = Callable[[Attributes], bool]
@@ -76,18 +76,18 @@ PathHandler = Callable[[Call], Awaitable[ApiResponse]]
 
 
 class CallHandler(Protocol):
-    """A server, or whoever receives calls for one."""
+    """A server, or a wrapper that handles calls for one."""
 
     async def handle(self, call: Call) -> ApiResponse | WatchResponse: ...
 
 
 class RejectingCallHandler(CallHandler, Protocol):
-    """One that also wants to know of calls that do not get so far."""
+    """A handler that is also told of calls that were rejected before they reached it."""
 
     def reject(self, call: Call, error: ApiError) -> ApiResponse: ...
 
     def is_long_running(self, call: Call) -> bool:
-        """Whether a call is a watch or follows a log: it lasts as long as its client wants."""
+        """Return whether a call is a watch or follows a log, and so lasts as long as its client wants."""
         ...
 
 
@@ -101,7 +101,7 @@ def no_denial_reason(_: Attributes) -> str:
 
 @dataclass(frozen=True)
 class Server:
-    """Answers calls.  `special` has the subresources that are not a view of the object's own."""
+    """Handles API calls."""
 
     registry: ResourceRegistry
     verbs: Verbs
@@ -109,47 +109,47 @@ class Server:
     version: Object
     authorize: Authorize = allow_all
     denial_reason: Callable[[Attributes], str] = no_denial_reason
-    """Why somebody may not do what `authorize` refuses; empty where there is nothing to add."""
+    """Explains why `authorize` denies a call; empty if there is nothing to add."""
     special_handlers: Mapping[tuple[str, str], ResourceHandler] = field(default_factory=dict)
-    """By resource, `*` being any, and subresource: `("pods", "eviction")`; what is not stored at all has none."""
+    """Handlers by resource (`*` for any) and subresource, which may be empty: `("pods", "eviction")`."""
     path_handlers: Mapping[str, PathHandler] = field(default_factory=dict)
-    """What the server says of itself, by the first segment of the path: `metrics`, `readyz`."""
+    """Handlers by the first segment of a non-resource path: `metrics`, `readyz`."""
     address: str = ""
     close_callbacks: Sequence[Callable[[], Awaitable[None]]] = ()
-    """What holds connections of its own."""
+    """Close connections to other servers."""
 
     async def close(self) -> None:
         for close in self.close_callbacks:
             await close()
 
     async def handle(self, call: Call, target: Target | None = None) -> ApiResponse | WatchResponse:
-        """What is to be sent back; refusals are answers, too.  `target` is what the path names, if that is known."""
+        """Return the response; errors are responses too. `target` is the parsed path, if the caller knows it."""
         try:
             return await (self.route(call) if target is None else self.handle_authorized(call, target))
         except ApiError as error:
             return error_response(error)
         except StorageError as error:
-            log.warning("cannot write", error=str(error))
+            log.warning("storage write failed", error=str(error))
             return error_response(api_errors.storage_failure(error))
-        except RecursionError:  # of JSON in an annotation or a key: bodies are not as deep
+        except RecursionError:  # from JSON within an annotation or a key; bodies are checked for depth
             return error_response(api_errors.bad_request("a text in the request is nested too deeply"))
         except BudgetExceeded:
             return error_response(api_errors.work_limit_exceeded())
         except DeadlineExceeded:
             raise TimeoutError from None
         except Exception:
-            log.exception("cannot answer", method=call.method, path=call.path)
+            log.exception("request failed with an internal error", method=call.method, path=call.path)
             return error_response(api_errors.internal_error("the server failed; its log says where"))
 
     async def route(self, call: Call) -> ApiResponse | WatchResponse:
-        page = self.path_handlers.get(first_segment(call.path))
-        if page is not None:
+        path_handler = self.path_handlers.get(first_segment(call.path))
+        if path_handler is not None:
             self.authorize_path(call)
-            return await page(call)
-        if (found := await self.handle_non_resource(call)) is not None:
-            return found
+            return await path_handler(call)
+        if (result := await self.handle_non_resource(call)) is not None:
+            return result
         if call.method not in ("GET", "HEAD"):
-            await self.verbs.store.wait_for_latest()  # it may be defined by now
+            await self.verbs.store.wait_for_latest()  # the resource may have been defined by another server
         try:
             target = target_of(call.path, self.registry)
         except NotFound:
@@ -159,8 +159,8 @@ class Server:
         return await self.handle_authorized(call, target)
 
     async def handle_authorized(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
-        """The answer, if its sender may have it; a body is not received before that is known."""
-        if call.method not in ("GET", "HEAD"):  # these say themselves how new it must be what they read
+        """Authorize the call, receive its body, and handle it."""
+        if call.method not in ("GET", "HEAD"):  # reads state the required resourceVersion themselves
             await self.verbs.store.wait_for_latest()
         verb = verb_of(call, target)
         self.authorize_call(call, target, verb)
@@ -173,16 +173,16 @@ class Server:
         return await self.handle_resource(call, target)
 
     async def handle_deprecated(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
-        """The same of a resource that is deprecated, with a word of warning; refusals have it, too."""
+        """Handle a call to a deprecated resource, and add a warning to the response or the error."""
         try:
-            found = await self.handle_resource(call, target)
+            result = await self.handle_resource(call, target)
         except ApiError as error:
-            found = error_response(error)
-        if isinstance(found, WatchResponse):
-            return found
-        said = found.headers.get("Warning", "")
-        words = ", ".join(filter(None, (warning_header(target.info.deprecation_warning), said)))
-        return structs.replace(found, headers={**found.headers, "Warning": words})
+            result = error_response(error)
+        if isinstance(result, WatchResponse):
+            return result
+        existing = result.headers.get("Warning", "")
+        warnings = ", ".join(filter(None, (warning_header(target.info.deprecation_warning), existing)))
+        return structs.replace(result, headers={**result.headers, "Warning": warnings})
 
     async def handle_resource(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
         name, subresource = target.info.resource.name, target.subresource
@@ -195,10 +195,10 @@ class Server:
             return await self.handle_object(call, target)
         return await self.handle_collection(call, target)
 
-    # -- the server itself
+    # -- non-resource paths
 
     async def handle_non_resource(self, call: Call) -> ApiResponse | None:
-        """What is under paths that name no resource; None where the path may name one."""
+        """Return the response for a non-resource path, or None if the path may name a resource."""
         segments = call.path.strip("/").split("/")
         if segments[0] == "openapi":
             self.authorize_path(call)
@@ -215,15 +215,15 @@ class Server:
             raise api_errors.method_not_allowed()
 
     def authorize_call(self, call: Call, target: Target | None, verb: str) -> None:
-        """Raise Forbidden if its sender may not do that, to a resource or to the path itself."""
+        """Raise Forbidden if the user may not use the verb on the target, or on the path if there is no target."""
         if target is not None and not target.name and verb in FIELD_SELECTOR_VERBS and "fieldSelector" in call.query:
             target = target._replace(name=selected_name(call.query["fieldSelector"]))
-        asked = Attributes(call.user, verb, target, call.path, call.query.get("fieldSelector", ""))
-        if self.authorize(asked):
+        attributes = Attributes(call.user, verb, target, call.path, call.query.get("fieldSelector", ""))
+        if self.authorize(attributes):
             return
         if target is None:
             raise api_errors.forbidden_path(call.user.name, verb, call.path)
-        raise api_errors.forbidden_resource(call.user.name, verb, target, self.denial_reason(asked))
+        raise api_errors.forbidden_resource(call.user.name, verb, target, self.denial_reason(attributes))
 
     def discovery_response(self, call: Call, segments: list[str]) -> ApiResponse | None:
         match segments:
@@ -238,7 +238,7 @@ class Server:
         return None
 
     def group_discovery(self, group: str, version: str = "") -> ApiResponse | None:
-        """A group, or one version of it, as the older form of discovery has it; None where it is not served."""
+        """Return the unaggregated discovery document of a group or a version, or None if it is not served."""
         versions = self.registry.groups().get(group)
         if versions is None or (version and version not in versions):
             return None
@@ -247,7 +247,7 @@ class Server:
         return json_response(200, discovery.api_group(group, list(versions)))
 
     async def openapi_response(self, call: Call, rest: list[str]) -> ApiResponse | None:
-        with suppress(KeyError):  # a group or a version that is not served
+        with suppress(KeyError):  # the group or version is not served
             match rest:
                 case ["v2"] if any(each.type in MEDIA_TYPES for each in accepted_types(call.headers.get("accept", ""))):
                     return etag_response(call, await self.documents.openapi_v2_protobuf(), CONTENT_TYPE)
@@ -292,7 +292,7 @@ class Server:
     async def start_watch(self, call: Call, target: Target, form: str, include: str) -> ApiResponse | WatchResponse:
         try:
             return await self.verbs.watch(target, call.query, views.watch_encoder(target.info, form, include))
-        except Gone as error:  # said in the stream: clients look for it there
+        except Gone as error:  # clients expect this error in the stream
             return ApiResponse(200, watch_line("ERROR", msgspec.json.encode(error.status())))
 
     async def handle_object(self, call: Call, target: Target) -> ApiResponse | WatchResponse:
@@ -351,13 +351,13 @@ class Server:
 
 MAX_WARNING_LENGTH = 4096
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
-"""What would end a header, or is none of it."""
+"""Characters that are not allowed in a header."""
 OBJECT_SUBRESOURCES = frozenset({"status", "finalize", "approval", "ephemeralcontainers", "resize"})
-"""Subresources that are the object itself, of which a write may change a part."""
+"""Subresources that are views of the object itself; a write may change a part of it."""
 WRITE_VERBS: Mapping[str, Any] = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 METHODS = frozenset({"GET", *WRITE_VERBS})
 FIELD_SELECTOR_VERBS = frozenset({"list", "watch"})
-"""Verbs for which a field selector can name the one object that a right is about, as in Kubernetes."""
+"""Verbs for which a field selector can name the single object to authorize, as in Kubernetes."""
 METHOD_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get", "HEAD": "get"}
 
 
@@ -366,7 +366,7 @@ def first_segment(path: str) -> str:
 
 
 def verb_of(call: Call, target: Target) -> str:
-    """The verb that rights are about."""
+    """Return the verb for authorization."""
     if call.method in ("GET", "HEAD") and (not target.name or call.query.get("watch") in TRUE_VALUES):
         return "watch" if call.query.get("watch") in TRUE_VALUES else "list"
     if call.method == "DELETE" and not target.name:
@@ -375,13 +375,13 @@ def verb_of(call: Call, target: Target) -> str:
 
 
 def is_verb_supported(target: Target, verb: str) -> bool:
-    """Whether a resource has a verb; what a custom one has not says so itself, in words of its own."""
-    row = target.info
-    return row.is_custom or verb in (row.subresources[target.subresource] if target.subresource else row).verbs
+    """Return whether a resource supports a verb. Custom resources report unsupported verbs themselves."""
+    info = target.info
+    return info.is_custom or verb in (info.subresources[target.subresource] if target.subresource else info).verbs
 
 
 def selected_name(field_selector: str) -> str:
-    """The name of the one object that a field selector can choose: who may see that one may look for it so."""
+    """Return the only name that a field selector can match, or an empty string."""
     if len(field_selector) > MAX_SELECTOR_LENGTH:
         return ""
     try:
@@ -392,34 +392,34 @@ def selected_name(field_selector: str) -> str:
 
 
 def requested_form(call: Call) -> tuple[str, str]:
-    """In which form the client wants objects, and how much of them beside a table."""
+    """Return the negotiated form of objects, and the part of them that a table includes."""
     return negotiated_form(call.headers.get("accept", ""), views.FORMS), call.query.get("includeObject") or "Metadata"
 
 
 @dataclass(frozen=True)
 class ChunkedBody:
-    """A long answer that is there already, in pieces: all of it is never copied."""
+    """A long response that is complete, sent in chunks without a copy of the whole."""
 
     chunk_parts: Sequence[bytes | memoryview]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        waiting: list[bytes | memoryview] = []
+        pending: list[bytes | memoryview] = []
         size = 0
         for part in self.chunk_parts:
-            waiting.append(part)
+            pending.append(part)
             size += len(part)
             if size >= CHUNK_BYTES:
-                yield b"".join(waiting)
-                waiting, size = [], 0
-        if waiting:
-            yield b"".join(waiting)
+                yield b"".join(pending)
+                pending, size = [], 0
+        if pending:
+            yield b"".join(pending)
 
     def end(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: the body holds no resources."""
 
 
 def list_response(parts: Sequence[bytes | memoryview]) -> ApiResponse:
-    """The answer with a list; one that is long goes out in pieces."""
+    """Return a list response; a long one is sent in chunks."""
     if sum(map(len, parts)) <= MAX_UNCHUNKED_BYTES:
         return ApiResponse(200, b"".join(parts))
     return ApiResponse(200, b"", stream=ChunkedBody(parts))
@@ -430,7 +430,7 @@ def json_response(status: int, body: Any, content_type: str = JSON) -> ApiRespon
 
 
 def etag_response(call: Call, document: Document, content_type: str = JSON) -> ApiResponse:
-    """A document, unless the client has it already; one that was asked for by its tag stays what it is."""
+    """Return a document, or 304 if the client has it. A document requested by its hash is cacheable forever."""
     headers = {"ETag": f'"{document.etag}"', "Vary": "Accept"}
     if call.query.get("hash") == document.etag:
         headers["Cache-Control"] = "public, immutable, max-age=31536000"
@@ -440,33 +440,32 @@ def etag_response(call: Call, document: Document, content_type: str = JSON) -> A
 
 
 def response_with_warnings(request: WriteRequest, status: int, raw: bytes) -> ApiResponse:
-    """An answer with the warnings that came up."""
     if not request.warnings:
         return ApiResponse(status, raw)
     texts = ", ".join(map(warning_header, request.warnings))
-    if len(texts) > MAX_WARNING_LENGTH:  # clients take no longer headers: of many, the beginnings of some
+    if len(texts) > MAX_WARNING_LENGTH:  # clients reject longer headers: shorten the texts and send the first ones
         texts = ", ".join(warning_header(each[:256]) for each in request.warnings[:15])
     return ApiResponse(status, raw, headers={"Warning": texts})
 
 
 def warning_header(text: str) -> str:
-    """What a `Warning` header says of one thing."""
+    """Return the value of a `Warning` header for one text."""
     escaped = CONTROL_CHARACTERS.sub(" ", text).replace("\\", "\\\\").replace('"', '\\"')
     return f'299 - "{escaped}"'
 
 
 def error_response(error: ApiError) -> ApiResponse:
-    wait = error.retry_after
-    headers = {"Retry-After": str(int(wait))} if wait is not None else {}
+    retry_after = error.retry_after
+    headers = {"Retry-After": str(int(retry_after))} if retry_after is not None else {}
     return ApiResponse(error.code, msgspec.json.encode({"metadata": {}, **error.status()}), headers=headers)
 
 
 def delete_options_of(body: Any, call: Call) -> Mapping[str, Any]:
-    """The options of a deletion: in the body, or in the query."""
-    found: Object = dict(body or {})
+    """Return the options of a deletion, from the body and the query."""
+    result: Object = dict(body or {})
     if "gracePeriodSeconds" in call.query:
-        found["gracePeriodSeconds"] = parse_number(call.query["gracePeriodSeconds"], "gracePeriodSeconds")
+        result["gracePeriodSeconds"] = parse_number(call.query["gracePeriodSeconds"], "gracePeriodSeconds")
     if "propagationPolicy" in call.query:
-        found["propagationPolicy"] = call.query["propagationPolicy"]
-    options.validate_delete_options(found)
-    return found
+        result["propagationPolicy"] = call.query["propagationPolicy"]
+    options.validate_delete_options(result)
+    return result

@@ -1,7 +1,7 @@
-"""Addresses and node ports of Services: given from a range, carried along by updates, free again after a deletion.
+"""Allocation of cluster IPs and node ports for Services.
 
-Which are in use, the Services in the store say; what was just given and is not stored yet is spoken for, for a moment.
-As it is stored, the store has the last word: another server may have given the same to somebody else.
+The Services in the store define which values are in use. A new value is reserved until its Service is stored. The
+check is repeated then, because another server may have allocated the same value.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ from tapestry.kube.resources import SERVICES
 
 NODE_PORTS = range(30000, 32768)
 RESERVATION_SECONDS = 5.0
-"""Seconds for which an address is kept for a Service that is about to be stored."""
+"""Seconds for which a value stays reserved for a Service that is about to be stored."""
 FAMILY_FIELDS = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
 LOAD_BALANCER_FIELDS = ("allocateLoadBalancerNodePorts", "loadBalancerClass", "healthCheckNodePort")
 
@@ -34,15 +34,15 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass
 class ServiceAllocator:
-    """A step: Services get what they need of both."""
+    """A step that allocates cluster IPs and node ports for Services."""
 
     store: Store
     network: Network
     random: Random
     allocated: dict[str | int, int] = field(default_factory=dict)
-    """How many Services have an address or a port; more than one is somebody else's mistake."""
+    """Number of Services that use an address or a port; more than one is a conflict."""
     reservations: dict[str | int, tuple[str, float]] = field(default_factory=dict)
-    """By which Service, and until when."""
+    """Owner and expiry of each reservation."""
 
     def load(self) -> None:
         for version in self.store.list_objects(SERVICES.name):
@@ -67,30 +67,30 @@ class ServiceAllocator:
             return new if new is not None else old or {}
         before: Object = (old or {}).get("spec") or {}
         spec: Object = new.get("spec") or {}
-        found = (
+        result = (
             drop_type_dependent_fields(before, patch_allocated_values(before, spec))
             if old is not None
             else normalize_cluster_ips(spec)
         )
         owner = f"{request.target.namespace}/{name_of(new)}"
-        is_settled = bool(before.get("clusterIPs"))  # what became of that is for validation to say
-        faults = [] if is_settled else list(family_faults(found, self.family))
-        if not faults and found.get("type") != "ExternalName":
-            had = set(allocated_values(old)) if old is not None else set()
-            found = self.with_families(found)
-            faults += () if is_settled else self.address_faults(found, had, owner)
+        has_address = bool(before.get("clusterIPs"))  # validation checks changes of existing addresses
+        faults = [] if has_address else list(family_faults(result, self.family))
+        if not faults and result.get("type") != "ExternalName":
+            allocated_before = set(allocated_values(old)) if old is not None else set()
+            result = self.with_families(result)
+            faults += () if has_address else self.address_faults(result, allocated_before, owner)
             if not faults:
-                found = self.with_address(found, owner, reserve=not request.is_dry_run)
-                found, wrong = self.with_ports(found, had, owner, is_dry_run=request.is_dry_run)
-                faults += wrong
+                result = self.with_address(result, owner, reserve=not request.is_dry_run)
+                result, port_faults = self.with_ports(result, allocated_before, owner, is_dry_run=request.is_dry_run)
+                faults += port_faults
         if faults:
             raise invalid_object(SERVICES, name_of(new), faults)
-        made = {**new, "spec": found}
-        taken = frozenset(allocated_values(made)).difference(allocated_values(old or {}))
-        request.claim = (lambda: self.reserve_all(taken, owner)) if taken else None
-        if before.get("type") == "LoadBalancer" and found.get("type") != "LoadBalancer":
-            made = {**made, "status": {**(new.get("status") or {}), "loadBalancer": {}}}
-        return made
+        service = {**new, "spec": result}
+        new_values = frozenset(allocated_values(service)).difference(allocated_values(old or {}))
+        request.claim = (lambda: self.reserve_all(new_values, owner)) if new_values else None
+        if before.get("type") == "LoadBalancer" and result.get("type") != "LoadBalancer":
+            service = {**service, "status": {**(new.get("status") or {}), "loadBalancer": {}}}
+        return service
 
     # -- addresses
 
@@ -99,7 +99,7 @@ class ServiceAllocator:
         return "IPv6" if self.network.version == 6 else "IPv4"
 
     def with_families(self, spec: Object) -> Object:
-        if is_headless(spec) and not spec.get("selector"):  # its endpoints are whatever somebody writes
+        if is_headless(spec) and not spec.get("selector"):  # its endpoints are created by users
             return {
                 "ipFamilyPolicy": "RequireDualStack",
                 "ipFamilies": [self.family, other_family(self.family)],
@@ -108,7 +108,7 @@ class ServiceAllocator:
         return {"ipFamilyPolicy": "SingleStack", "ipFamilies": [self.family], **spec}
 
     def address_faults(self, spec: Object, allocated_before: set[str | int], owner: str) -> Iterator[Fault]:
-        """What is wrong with an address that was asked for."""
+        """Yield faults of the requested addresses."""
         for each in spec.get("clusterIPs") or ():
             address = None if each == "None" or each in allocated_before else parse_ip(each)
             if address is None:
@@ -141,15 +141,15 @@ class ServiceAllocator:
         raise range_full_error(f"failed to allocate a serviceIP: range is full: {self.network}")
 
     def is_free(self, value: str | int, owner: str = "") -> bool:
-        """Whether nobody has it, nor is about to; but perhaps the owner."""
-        speaker, until = self.reservations.get(value, ("", 0.0))
-        return value not in self.allocated and (speaker == owner or until < time.monotonic())
+        """Return whether a value is neither allocated nor reserved by another owner."""
+        reserved_by, until = self.reservations.get(value, ("", 0.0))
+        return value not in self.allocated and (reserved_by == owner or until < time.monotonic())
 
     def reserve(self, value: str | int, owner: str) -> None:
         self.reservations[value] = owner, time.monotonic() + RESERVATION_SECONDS
 
     def reserve_all(self, values: frozenset[str | int], owner: str) -> bool:
-        """Whether a Service may have all of these, which are spoken for then."""
+        """Reserve all values for a Service; return False if one of them is taken."""
         if not all(self.is_free(each, owner) for each in values):
             return False
         for each in values:
@@ -166,19 +166,19 @@ class ServiceAllocator:
         if needs_node_ports(spec):
             ports = []
             for number, port in enumerate(spec.get("ports") or ()):
-                if asked := port.get("nodePort"):
-                    if asked not in allocated_before and not is_dry_run:
-                        faults += self.port_faults(asked, f"spec.ports[{number}].nodePort", owner)
+                if requested := port.get("nodePort"):
+                    if requested not in allocated_before and not is_dry_run:
+                        faults += self.port_faults(requested, f"spec.ports[{number}].nodePort", owner)
                     ports.append(port)
                 else:
                     ports.append({**port, "nodePort": next(free)})
             spec = {**spec, "ports": ports}
         if needs_health_check(spec):
-            asked = spec.get("healthCheckNodePort")
-            if not asked:
+            requested = spec.get("healthCheckNodePort")
+            if not requested:
                 spec = {**spec, "healthCheckNodePort": next(free)}
-            elif asked not in allocated_before and not is_dry_run:
-                faults += self.port_faults(asked, "spec.healthCheckNodePort", owner)
+            elif requested not in allocated_before and not is_dry_run:
+                faults += self.port_faults(requested, "spec.healthCheckNodePort", owner)
         return spec, faults
 
     def port_faults(self, port: int, path: str, owner: str) -> Iterator[Fault]:
@@ -191,7 +191,7 @@ class ServiceAllocator:
             yield invalid_value(path, port, "provided port is already allocated")
 
     def free_ports(self, owner: str, *, reserve: bool) -> Iterator[int]:
-        """Ports that nobody has, each once; raises an error where there are no more."""
+        """Yield each free port once. Raises ServerError when none is left."""
         start = self.random.randrange(len(NODE_PORTS))
         for offset in range(len(NODE_PORTS)):
             port = NODE_PORTS[(start + offset) % len(NODE_PORTS)]
@@ -206,11 +206,11 @@ def range_full_error(why: str) -> ServerError:
     return ServerError(500, "InternalError", f"Internal error occurred: {why}")
 
 
-# -- pure
+# -- pure functions
 
 
 def first_service_ip(network: Network) -> str:
-    """That of the API server itself."""
+    """Return the address of the Service of the API server."""
     return str(network[1])
 
 
@@ -226,7 +226,7 @@ def other_family(family: str) -> str:
 
 
 def allocated_values(service: Object) -> Iterator[str | int]:
-    """The addresses and ports of a Service."""
+    """Yield the addresses and ports of a Service."""
     spec = service.get("spec") or {}
     yield from (each for each in spec.get("clusterIPs") or () if each != "None")
     ports = [each.get("nodePort") for each in spec.get("ports") or ()]
@@ -240,32 +240,34 @@ def needs_node_ports(spec: Object) -> bool:
 
 
 def normalize_cluster_ips(spec: Object) -> Object:
-    """The one address is the first of several."""
+    """Set clusterIPs from clusterIP if only the latter is set."""
     if spec.get("clusterIP") and not spec.get("clusterIPs"):
         return {**spec, "clusterIPs": [spec["clusterIP"]]}
     return spec
 
 
 def patch_allocated_values(before: Object, spec: Object) -> Object:
-    """A new spec with what the server gave to the old one, where the writer is silent about it."""
-    found = spec
+    """Return the new spec with the allocated values of the old one where the writer left them out."""
+    result = spec
     if "ExternalName" not in (before.get("type"), spec.get("type")):
-        if not found.get("clusterIP"):
-            found = {**found, "clusterIP": before.get("clusterIP", "")}
-        if not found.get("clusterIPs") and found["clusterIP"] == before.get("clusterIP"):
-            found = {**found, "clusterIPs": before.get("clusterIPs") or []}
+        if not result.get("clusterIP"):
+            result = {**result, "clusterIP": before.get("clusterIP", "")}
+        if not result.get("clusterIPs") and result["clusterIP"] == before.get("clusterIP"):
+            result = {**result, "clusterIPs": before.get("clusterIPs") or []}
         for name in ("ipFamilies", "ipFamilyPolicy"):
-            if not found.get(name) and before.get(name):
-                found = {**found, name: before[name]}
-    if found.get("clusterIP") != before.get("clusterIP") and found.get("clusterIPs") == before.get("clusterIPs"):
-        rest = (found.get("clusterIPs") or [])[1:]
-        found = {**found, "clusterIPs": [found["clusterIP"], *rest] if found.get("clusterIP") else []}
-    if needs_node_ports(before) and needs_node_ports(found):
-        had = {(each.get("protocol"), each.get("port")): each.get("nodePort") for each in before.get("ports") or ()}
-        found = {**found, "ports": [with_node_port(each, had) for each in found.get("ports") or ()]}
-    if needs_health_check(before) and needs_health_check(found) and not found.get("healthCheckNodePort"):
-        found = {**found, "healthCheckNodePort": before.get("healthCheckNodePort")}
-    return {key: value for key, value in found.items() if key not in FAMILY_FIELDS or value}
+            if not result.get(name) and before.get(name):
+                result = {**result, name: before[name]}
+    if result.get("clusterIP") != before.get("clusterIP") and result.get("clusterIPs") == before.get("clusterIPs"):
+        rest = (result.get("clusterIPs") or [])[1:]
+        result = {**result, "clusterIPs": [result["clusterIP"], *rest] if result.get("clusterIP") else []}
+    if needs_node_ports(before) and needs_node_ports(result):
+        node_ports = {
+            (each.get("protocol"), each.get("port")): each.get("nodePort") for each in before.get("ports") or ()
+        }
+        result = {**result, "ports": [with_node_port(each, node_ports) for each in result.get("ports") or ()]}
+    if needs_health_check(before) and needs_health_check(result) and not result.get("healthCheckNodePort"):
+        result = {**result, "healthCheckNodePort": before.get("healthCheckNodePort")}
+    return {key: value for key, value in result.items() if key not in FAMILY_FIELDS or value}
 
 
 def with_node_port(port: Object, node_ports: dict[tuple[str | None, int | None], int | None]) -> Object:
@@ -274,29 +276,29 @@ def with_node_port(port: Object, node_ports: dict[tuple[str | None, int | None],
 
 
 def drop_type_dependent_fields(before: Object, spec: Object) -> Object:
-    """A new spec without what only a Service of its old type has, where the writer left that as it was."""
-    found, type = spec, spec.get("type")
-    gone: list[str] = []
+    """Return the new spec without unchanged fields that apply only to the old type of the Service."""
+    result, type = spec, spec.get("type")
+    dropped: list[str] = []
     if type == "ExternalName" != before.get("type"):
-        gone += [*FAMILY_FIELDS, "internalTrafficPolicy"]
+        dropped += [*FAMILY_FIELDS, "internalTrafficPolicy"]
     if before.get("type") == "LoadBalancer" != type:
-        gone += LOAD_BALANCER_FIELDS
+        dropped += LOAD_BALANCER_FIELDS
     if (
         before.get("type") in EXTERNAL_SERVICE_TYPES
         and type not in EXTERNAL_SERVICE_TYPES
         and not spec.get("externalIPs")
     ):
-        gone.append("externalTrafficPolicy")
-    for name in gone:
-        if found.get(name) == before.get(name):
-            found = without_field(found, name)
-    if needs_node_ports(before) and type not in EXTERNAL_SERVICE_TYPES and found.get("ports") == before.get("ports"):
-        found = {**found, "ports": [without_field(each, "nodePort") for each in found.get("ports") or ()]}
-    return found
+        dropped.append("externalTrafficPolicy")
+    for name in dropped:
+        if result.get(name) == before.get(name):
+            result = without_field(result, name)
+    if needs_node_ports(before) and type not in EXTERNAL_SERVICE_TYPES and result.get("ports") == before.get("ports"):
+        result = {**result, "ports": [without_field(each, "nodePort") for each in result.get("ports") or ()]}
+    return result
 
 
 def family_faults(spec: Object, family: str) -> Iterator[Fault]:
-    """What a cluster of one family cannot give."""
+    """Yield faults of a spec that requires an IP family that the cluster lacks."""
     if spec.get("type") == "ExternalName" or is_headless(spec):
         return
     for number, each in enumerate(spec.get("ipFamilies") or ()):

@@ -1,8 +1,8 @@
-"""Parts of objects that come again: replicas have one spec, and what is found out of it holds for all of them.
+"""Interning and memoization of repeated object parts, for example the pod specs of replicas.
 
-A part that was `met` before, by its text, is one and the same value from then on.  Nobody changes values: what a
-function marked `remembered` once said of it stands, and the part that one marked `derived` made of it comes again, too.
-What is too long to be kept is new each time, and everything is forgotten once there is too much of it.
+`intern` returns the same value for the same text. Values are never modified, so results of functions marked
+`memoized` stay valid, and results of functions marked `memoized_and_interned` are interned too. Texts over the size
+limit are not cached. The cache is cleared when it is full.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 MAX_TEXT_BYTES = 1 << 14
-"""Bytes of a text that is kept."""
+"""Maximum size of a cached text in bytes."""
 MAX_ENTRIES = 256
-"""Texts that are kept."""
+"""Maximum number of cached texts."""
 
 MAX_RESULTS_PER_VALUE = 64
-"""Answers that are kept of each part."""
+"""Maximum number of cached results per interned value."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,46 +24,47 @@ MemoizableFunction = Callable[Concatenate[Any, P], T]
 
 _interned: dict[Any, tuple[Any, Any]] = {}
 _results: dict[int, tuple[Any, dict[Any, Any]]] = {}
-"""What was said of each part, which is held here, too: as long as it is, no other value has its id."""
+"""Results by the id of each interned value. The value is kept alive here, so that its id stays unique."""
 
 
 class Cache(dict[Text, T]):
-    """The answers of a function by its argument.  A lookup that hits does not run any Python code."""
+    """Results of a function by its argument. A cache hit does not run any Python code."""
 
-    def __init__(self, function: Callable[[Text], T], most: int, longest: int) -> None:
+    def __init__(self, function: Callable[[Text], T], max_entries: int, max_length: int) -> None:
         super().__init__()
         self._function: Callable[[Text], T] = function
-        self._most, self._longest = most, longest
+        self._max_entries, self._max_length = max_entries, max_length
 
     def __missing__(self, text: Text) -> T:
-        found = self._function(text)
-        if len(text) <= self._longest:
-            if len(self) >= self._most:
+        result = self._function(text)
+        if len(text) <= self._max_length:
+            if len(self) >= self._max_entries:
                 self.clear()
-            self[text] = found
-        return found
+            self[text] = result
+        return result
 
 
 def bounded_cache(max_entries: int, max_length: int = 256) -> Callable[[Callable[[Text], T]], Callable[[Text], T]]:
-    """A cache for a pure function of a text that callers send.
+    """Return a decorator that caches a pure function of a text that clients send.
 
-    Long texts are not kept: they could fill the memory.  Once `most` are kept, all of them are forgotten.
+    Texts over `max_length` are not cached, because they could exhaust memory. The cache is cleared when it has
+    `max_entries`.
     """
     return lambda function: Cache(function, max_entries, max_length).__getitem__
 
 
 def intern(text: bytes, scope: Any, read: Callable[[], tuple[T, Any]]) -> tuple[T, Any]:
-    """What `read` makes of a text in a place: a part that comes again when the text does, and whatever else."""
+    """Return the result of `read` for a text; equal texts in the same scope share the first result."""
     key = scope, text
-    found = _interned.get(key)
-    if found is None:
-        found = read()
+    result = _interned.get(key)
+    if result is None:
+        result = read()
         if len(text) <= MAX_TEXT_BYTES:
             if len(_interned) >= MAX_ENTRIES:
                 clear_cache()
-            _interned[key] = found
-            _results[id(found[0])] = found[0], {}
-    return found
+            _interned[key] = result
+            _results[id(result[0])] = result[0], {}
+    return result
 
 
 def clear_cache() -> None:
@@ -72,53 +73,52 @@ def clear_cache() -> None:
 
 
 def is_interned(value: Any) -> bool:
-    """Whether it comes again."""
     return id(value) in _results
 
 
 def memoize(value: Any, key: Any, compute: Callable[[], T], *, intern_result: bool = False) -> T:
-    """What was answered to a question about a part, for which something stands that can be hashed."""
+    """Return the result of `compute` for an interned value, cached under a hashable key."""
     known = _results.get(id(value))
     if known is None:
         return compute()
-    answers = known[1]
-    if key in answers:
-        found: T = answers[key]
-        return found
-    found = compute()
-    _keep(answers, key, found, is_part_too=intern_result)
-    return found
+    results = known[1]
+    if key in results:
+        result: T = results[key]
+        return result
+    result = compute()
+    _store_result(results, key, result, intern_result=intern_result)
+    return result
 
 
-def _keep(answers: dict[Any, Any], question: Any, found: Any, *, is_part_too: bool) -> None:
-    if len(answers) < MAX_RESULTS_PER_VALUE:
-        answers[question] = found
-        if is_part_too:
+def _store_result(results: dict[Any, Any], key: Any, found: Any, *, intern_result: bool) -> None:
+    if len(results) < MAX_RESULTS_PER_VALUE:
+        results[key] = found
+        if intern_result:
             _results.setdefault(id(found), (found, {}))
 
 
 def memoized(function: MemoizableFunction[P, T]) -> MemoizableFunction[P, T]:
-    """A pure function of a part, and of what can be hashed: it is asked once."""
-    return _asked_once(function, is_part_too=False)
+    """Cache the results of a pure function of an interned value and hashable arguments."""
+    return _memoize_function(function, intern_result=False)
 
 
 def memoized_and_interned(function: MemoizableFunction[P, T]) -> MemoizableFunction[P, T]:
-    """The same of a function that makes another part of one."""
-    return _asked_once(function, is_part_too=True)
+    """Like `memoized`, for a function whose result is interned too."""
+    return _memoize_function(function, intern_result=True)
 
 
-def _asked_once(function: MemoizableFunction[P, T], *, is_part_too: bool) -> MemoizableFunction[P, T]:
+def _memoize_function(function: MemoizableFunction[P, T], *, intern_result: bool) -> MemoizableFunction[P, T]:
     @wraps(function)
-    def answer(part: Any, /, *others: P.args, **named: P.kwargs) -> T:
-        known = _results.get(id(part))
+    def cached(value: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        known = _results.get(id(value))
         if known is None:
-            return function(part, *others, **named)
-        answers, question = known[1], (function, others, *named.items())
-        if question in answers:
-            found: T = answers[question]
-            return found
-        found = function(part, *others, **named)
-        _keep(answers, question, found, is_part_too=is_part_too)
-        return found
+            return function(value, *args, **kwargs)
+        results, key = known[1], (function, args, *kwargs.items())
+        if key in results:
+            result: T = results[key]
+            return result
+        result = function(value, *args, **kwargs)
+        _store_result(results, key, result, intern_result=intern_result)
+        return result
 
-    return answer
+    return cached

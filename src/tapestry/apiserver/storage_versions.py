@@ -1,4 +1,4 @@
-"""Built-in kinds that are served in two shapes and stored in one of them."""
+"""Conversion of built-in kinds that are served in two versions but stored in one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ Conversion = Callable[[Object], Object]
 
 @dataclass(frozen=True, slots=True)
 class StorageVersion:
-    """What objects look like that are not served as they are stored; `apiVersion` is its callers' business."""
+    """Conversion between the served and the stored form of an object. Callers set `apiVersion`."""
 
     api_version: str
     to_storage: Conversion
     from_storage: Conversion
     selector_fields: Mapping[str, str] = field(default_factory=dict)
-    """What field selectors call the fields of what is stored."""
+    """Stored field paths by the paths that field selectors use."""
 
 
 def rename_fields(obj: Object, names: Mapping[str, str]) -> Object:
@@ -38,7 +38,7 @@ EVENT_FIELDS = {
     "deprecatedLastTimestamp": "lastTimestamp",
     "deprecatedCount": "count",
 }
-"""Fields of events.k8s.io, and what they are called in the core group."""
+"""Fields of events.k8s.io and their names in the core group."""
 EVENT_FIELDS_REVERSED = {old: new for new, old in EVENT_FIELDS.items()}
 REFERENCE_FIELDS = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 
@@ -49,25 +49,25 @@ ANNOTATED_SPEC_FIELDS, ANNOTATED_STATUS_FIELDS = (
     {"behavior": "behavior"},
     {"conditions": "conditions", "currentMetrics": "current-metrics"},
 )
-"""Fields that v1 has no place for but an annotation."""
+"""Fields that v1 stores in annotations."""
 
 
 def autoscaler_v2(obj: Object) -> Object:
-    """An autoscaler of v1, which knows of no metric but CPU, as v2."""
-    spec, status, kept = dict(obj.get("spec") or {}), dict(obj.get("status") or {}), dict(annotations_of(obj))
+    """Convert an autoscaler from v1, which only supports CPU metrics, to v2."""
+    spec, status, annotations = dict(obj.get("spec") or {}), dict(obj.get("status") or {}), dict(annotations_of(obj))
     for part, fields in ((spec, ANNOTATED_SPEC_FIELDS), (status, ANNOTATED_STATUS_FIELDS)):
         for name, suffix in fields.items():
-            wanted = dict[str, Any] if name == "behavior" else list[dict[str, Any]]
-            if (value := pop_annotation(kept, suffix, wanted)) is not None:
+            expected_type = dict[str, Any] if name == "behavior" else list[dict[str, Any]]
+            if (value := pop_annotation(annotations, suffix, expected_type)) is not None:
                 part[name] = value
     metrics = [cpu_metric(cpu)] if (cpu := spec.pop("targetCPUUtilizationPercentage", None)) is not None else []
-    metrics += pop_annotation(kept, "metrics", list[dict[str, Any]]) or []
+    metrics += pop_annotation(annotations, "metrics", list[dict[str, Any]]) or []
     status.pop("currentCPUUtilizationPercentage", None)
-    return with_parts(obj, kept, spec | ({"metrics": metrics} if metrics else {}), status)
+    return with_parts(obj, annotations, spec | ({"metrics": metrics} if metrics else {}), status)
 
 
 def pop_annotation(annotations: dict[str, str], suffix: str, expected_type: Any) -> Any:
-    """What an annotation says, which is taken out; None where there is none.  Raises BadRequest for any other type."""
+    """Pop an annotation and return its decoded value, or None if missing. Raises BadRequest for a wrong type."""
     try:
         return msgspec.json.decode(annotations.pop(AUTOSCALING_PREFIX + suffix, "null"), type=expected_type | None)
     except (ValueError, RecursionError) as error:
@@ -77,22 +77,22 @@ def pop_annotation(annotations: dict[str, str], suffix: str, expected_type: Any)
 
 
 def autoscaler_v1(obj: Object) -> Object:
-    """An autoscaler of v2 as v1: what that has no field for is in annotations."""
-    spec, status, kept = dict(obj.get("spec") or {}), dict(obj.get("status") or {}), dict(annotations_of(obj))
+    """Convert an autoscaler from v2 to v1. Fields that v1 lacks become annotations."""
+    spec, status, annotations = dict(obj.get("spec") or {}), dict(obj.get("status") or {}), dict(annotations_of(obj))
     metrics = spec.pop("metrics", [])
     cpu = next((each for each in metrics if cpu_utilization(each) is not None), None)
     if cpu is not None:
         spec["targetCPUUtilizationPercentage"] = cpu_utilization(cpu)
     if others := [each for each in metrics if each is not cpu]:
-        kept[f"{AUTOSCALING_PREFIX}metrics"] = json_text(others)
+        annotations[f"{AUTOSCALING_PREFIX}metrics"] = json_text(others)
     current = next((each for each in status.get("currentMetrics") or () if is_cpu_metric(each)), None)
-    if (share := value_at(current or {}, "resource", "current", "averageUtilization")) is not None:
-        status["currentCPUUtilizationPercentage"] = share
+    if (utilization := value_at(current or {}, "resource", "current", "averageUtilization")) is not None:
+        status["currentCPUUtilizationPercentage"] = utilization
     for part, fields in ((spec, ANNOTATED_SPEC_FIELDS), (status, ANNOTATED_STATUS_FIELDS)):
         for name, suffix in fields.items():
             if name in part:
-                kept[AUTOSCALING_PREFIX + suffix] = json_text(part.pop(name))
-    return with_parts(obj, kept, spec, status)
+                annotations[AUTOSCALING_PREFIX + suffix] = json_text(part.pop(name))
+    return with_parts(obj, annotations, spec, status)
 
 
 def with_parts(obj: Object, annotations: Object, spec: Object, status: Object) -> Object:
@@ -110,7 +110,7 @@ def is_cpu_metric(metric: Object) -> bool:
 
 
 def cpu_utilization(metric: Object) -> Any:
-    """The utilization of CPU that a metric wants; None where it wants something else."""
+    """Return the CPU utilization that a metric targets, or None for other metrics."""
     return value_at(metric, "resource", "target", "averageUtilization") if is_cpu_metric(metric) else None
 
 
@@ -132,4 +132,4 @@ STORAGE_VERSIONS = {
     ),
     "autoscaling/v1": StorageVersion("autoscaling/v2", autoscaler_v2, autoscaler_v1),
 }
-"""By the version that is served; scales, which autoscaling/v1 has too, are no resources."""
+"""Conversions by served version. The scales of autoscaling/v1 are not resources."""

@@ -1,4 +1,4 @@
-"""Views: an object as a client wants to see it, which may be as a row of a table, or its metadata alone."""
+"""Encodings of objects and lists that a client can request: full, table rows, or metadata only."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -14,12 +14,11 @@ from tapestry.kube.objects import Object
 
 TABLE, PARTIAL, PARTIAL_LIST = "Table", "PartialObjectMetadata", "PartialObjectMetadataList"
 MAX_COPIED_BYTES = 8 << 20
-"""Bytes of the objects of a list that is copied together; those of a longer one go out as they are."""
+"""Maximum total size of objects that are joined into one list body; longer lists are sent in chunks."""
 FORMS = frozenset({TABLE, PARTIAL, PARTIAL_LIST})
 
 
 def encode_object(info: ResourceInfo, raw: bytes, form: str, include: str) -> bytes:
-    """A single object."""
     if not form:
         return raw
     if form != TABLE:
@@ -30,7 +29,7 @@ def encode_object(info: ResourceInfo, raw: bytes, form: str, include: str) -> by
 
 
 def scale_view(obj: Object, form: str, include: str) -> Object:
-    """How many replicas there are, and should be."""
+    """Return a Scale in the requested form."""
     if form != TABLE:
         return tables.partial_object_metadata(obj) if form else obj
     version = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
@@ -40,24 +39,24 @@ def scale_view(obj: Object, form: str, include: str) -> Object:
 async def encode_collection(
     info: ResourceInfo, listing: ListResult, form: str, include: str
 ) -> Sequence[bytes | memoryview]:
-    """A list, in pieces that follow each other."""
+    """Return a list as consecutive chunks."""
     size = sum(map(len, listing.items))
     if not form:
         if size > MAX_COPIED_BYTES:
             return encode_list_chunks(info, listing.metadata, listing.items)
         return [encode_list(info, listing.metadata, listing.items)]
-    made = table_chunks if form == TABLE else partial_list_chunks
-    return await run_if_large(size if size >= LARGE_LIST_BYTES else 0, made, info, listing, include)
+    encode = table_chunks if form == TABLE else partial_list_chunks
+    return await run_if_large(size if size >= LARGE_LIST_BYTES else 0, encode, info, listing, include)
 
 
 def table_chunks(info: ResourceInfo, listing: ListResult, include: str) -> Sequence[bytes]:
-    """A Table.  Each object is read when its row is made, so that not all of them are in memory at once."""
+    """Return a Table. Objects are decoded one row at a time, to limit memory."""
     items = listing.items
-    if info.storage == tables.FLOW_SCHEMAS:  # which are not in the order of their names
+    if info.storage == tables.FLOW_SCHEMAS:  # these are not sorted by name
         items = [msgspec.json.encode(obj) for obj in sorted(decode_all(items), key=tables.matching_precedence)]
-    made = tables.TableRowEncoder(info, include)
-    head = msgspec.json.encode({**made.empty_table(listing.metadata), "rows": []}).removesuffix(b"]}")
-    return [head, *comma_separated(made.encode_row(raw) for raw in items), b"]}"]
+    encoder = tables.TableRowEncoder(info, include)
+    head = msgspec.json.encode({**encoder.empty_table(listing.metadata), "rows": []}).removesuffix(b"]}")
+    return [head, *comma_separated(encoder.encode_row(raw) for raw in items), b"]}"]
 
 
 def partial_list_chunks(_: ResourceInfo, listing: ListResult, __: str) -> Sequence[bytes]:
@@ -67,7 +66,7 @@ def partial_list_chunks(_: ResourceInfo, listing: ListResult, __: str) -> Sequen
 
 
 def comma_separated(items: Iterable[bytes]) -> Iterator[bytes]:
-    """Texts with commas between them."""
+    """Yield the items with commas between them."""
     comma = b""
     for number, each in enumerate(items):
         if not number % 64:
@@ -77,7 +76,7 @@ def comma_separated(items: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class PartialObject(msgspec.Struct):
-    """An object of which the metadata are of interest, and these are not read."""
+    """An object whose metadata stays encoded."""
 
     metadata: msgspec.Raw
 
@@ -87,19 +86,19 @@ PARTIAL_HEAD = msgspec.json.encode(tables.partial_object_metadata({"metadata": N
 
 
 def partial_metadata(raw: bytes) -> bytes:
-    """The metadata of an object, as an object."""
+    """Return a PartialObjectMetadata with the metadata of an object."""
     return b"".join((PARTIAL_HEAD, PARTIAL_DECODER.decode(raw).metadata, b"}"))
 
 
 def encode_bookmark(info: ResourceInfo, raw: bytes, form: str) -> bytes:
-    """The object of a bookmark, of which no column can say anything."""
+    """Return the object of a bookmark; as a table, its cells are empty."""
     obj: Object = msgspec.json.decode(raw)
-    mark = tables.partial_object_metadata(obj)
+    partial = tables.partial_object_metadata(obj)
     if form != TABLE:
-        return msgspec.json.encode(mark)
+        return msgspec.json.encode(partial)
     table = tables.table(info, [], {"resourceVersion": obj["metadata"]["resourceVersion"]}, "None")
     cells = [""] * len(table["columnDefinitions"])
-    return msgspec.json.encode({**table, "rows": [{"cells": cells, "object": mark}]})
+    return msgspec.json.encode({**table, "rows": [{"cells": cells, "object": partial}]})
 
 
 def decode_all(items: Sequence[bytes]) -> list[Object]:
@@ -107,7 +106,7 @@ def decode_all(items: Sequence[bytes]) -> list[Object]:
 
 
 def watch_encoder(info: ResourceInfo, form: str, include: str) -> WatchEncoder:
-    """What a watcher sees of each object; what is made for one is kept for the next that sees the same."""
+    """Return the encoder for the events of a watch; watchers with equal encoders share cached encodings."""
     version = info.resource.api_version if info.is_custom or info.storage_version is not None else ""
     if not form:
         is_slow = info.storage_version is not None

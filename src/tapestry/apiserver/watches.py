@@ -1,7 +1,7 @@
-"""Watches: each watcher gets every change it can see, in order, once; and a line of text for each, made once for all.
+"""Watch responses: each watcher gets each visible change once, in order. Encodings are shared.
 
-A watch of a revision that is no longer remembered ends with the error Expired, one that falls too far behind just ends:
-its client comes back at the revision it has reached.
+A watch at a compacted revision ends with the error Expired. A watch that falls too far behind ends without an error;
+its client resumes at the last revision it received.
 """
 
 import asyncio
@@ -19,32 +19,32 @@ from tapestry.kube.objects import Object
 
 BOOKMARK_SECONDS = 60.0
 FINAL_BOOKMARK_SECONDS = 2.0
-"""Seconds before its end that a watch says how far it got, so that the next one need not begin earlier."""
+"""Seconds before its end at which a watch sends a final bookmark, so that the next watch resumes there."""
 BATCH_SIZE = 256
-"""Objects or events that are sent at a time."""
+"""Maximum number of objects or events per chunk."""
 INLINE_EVENTS = 16
-"""Events that are shown at once, whatever that takes."""
+"""Number of events that are always encoded on the event loop."""
 CLOCK_TOLERANCE = 0.01
-"""Seconds by which a clock may be early."""
+"""Seconds by which a timer may fire early."""
 INITIAL_EVENTS_END = {"k8s.io/initial-events-end": "true"}
 
 T = TypeVar("T")
 Matches = Callable[[ObjectVersion], bool] | None
 Encode = Callable[[bytes], bytes]
-"""An object as the watcher wants to see it."""
+"""Encodes an object in the requested form."""
 Convert = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
 class WatchEncoder:
-    """In which form objects are shown: as they are, as a row of a table, as metadata."""
+    """The form in which a watch encodes objects: full, table row, or metadata only."""
 
     cache_key: str = ""
     encode: Encode | None = None
     encode_bookmark: Encode | None = None
-    """The same for the objects of bookmarks, which have nothing but their version."""
+    """Encodes the objects of bookmarks, which only have a resourceVersion."""
     decodes_objects: bool = False
-    """Whether objects are read for that."""
+    """True if encoding decodes objects, which is slow."""
 
 
 IDENTITY_ENCODER = WatchEncoder()
@@ -52,7 +52,7 @@ IDENTITY_ENCODER = WatchEncoder()
 
 @dataclass(slots=True)
 class WatchResponse:
-    """A watch that was granted: its text, chunk by chunk, until its time is over or its reader leaves."""
+    """An accepted watch, as chunks of text until its timeout or until its client disconnects."""
 
     store: Store
     info: ResourceInfo
@@ -60,18 +60,18 @@ class WatchResponse:
     matches: Matches
     encoder: WatchEncoder
     initial_objects: list[ObjectVersion] | None
-    """What is there already, where the watcher asked for it."""
+    """Existing objects, if the client requested them."""
     revision: int
     allow_bookmarks: bool
     timeout: float
     send_initial_end: bool = False
-    """Whether the end of what is there already is marked."""
+    """Send a bookmark after the initial objects."""
     on_end: Callable[[], None] | None = None
-    """Called once, when it ends."""
+    """Called once, when the watch ends."""
     convert: Convert | None = None
-    """Where objects are not stored in the version that is watched, and it takes somebody else to convert them."""
+    """Converts objects with a webhook, if they are stored in another version."""
     budget: RequestBudget | None = None
-    """Of the request, which has been answered since."""
+    """Budget of the request that started the watch."""
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
@@ -85,7 +85,7 @@ class WatchResponse:
             async for chunk in self._initial():
                 yield chunk
             while (now := loop.time()) < deadline:
-                if alarm.when() <= now + CLOCK_TOLERANCE:  # it has rung, or is about to
+                if alarm.when() <= now + CLOCK_TOLERANCE:  # the timer fired or is about to
                     alarm.cancel()
                     alarm = loop.call_at(max(min(deadline, bookmark_at), now + CLOCK_TOLERANCE), wake)
                 events = await self.subscription.next_events()
@@ -93,8 +93,8 @@ class WatchResponse:
                     self.revision = events[-1].revision
                     if self.convert is not None:
                         await self._cache_converted(self.convert, events)
-                    for at in range(0, len(events), BATCH_SIZE):
-                        batch = events[at : at + BATCH_SIZE] if len(events) > BATCH_SIZE else events
+                    for start in range(0, len(events), BATCH_SIZE):
+                        batch = events[start : start + BATCH_SIZE] if len(events) > BATCH_SIZE else events
                         is_fast = len(batch) < INLINE_EVENTS or not self.encoder.decodes_objects
                         if text := self._lines(batch) if is_fast else await self._slow_lines(batch):
                             yield text
@@ -108,26 +108,26 @@ class WatchResponse:
                     bookmark_at = max(bookmark_at + BOOKMARK_SECONDS, loop.time())
                     self.revision = max(self.revision, self.store.revision)
                     yield self._bookmark({})
-        except ApiError as error:  # of a conversion
+        except ApiError as error:  # from a conversion
             yield watch_line("ERROR", msgspec.json.encode(error.status()))
         finally:
             alarm.cancel()
             self.end()
 
     def end(self) -> None:
-        """Ends it, also if nobody has read of it; ending it twice does nothing more."""
+        """End the watch, even if it was not read. Calling it again has no effect."""
         self.store.unwatch(self.info.storage, self.subscription)
-        over, self.on_end = self.on_end, None
-        if over is not None:
-            over()
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
 
     async def _initial(self) -> AsyncGenerator[bytes, None]:
-        """What is there already."""
-        first, self.initial_objects = self.initial_objects, None
-        if first is None:
+        """Yield the existing objects as ADDED events."""
+        objects, self.initial_objects = self.initial_objects, None
+        if objects is None:
             return
-        for at in range(0, len(first), BATCH_SIZE):
-            yield await self._encode_added(first[at : at + BATCH_SIZE])
+        for start in range(0, len(objects), BATCH_SIZE):
+            yield await self._encode_added(objects[start : start + BATCH_SIZE])
         if self.allow_bookmarks and self.send_initial_end:
             yield self._bookmark({"annotations": INITIAL_EVENTS_END})
 
@@ -139,28 +139,28 @@ class WatchResponse:
         return await self._run(size, lambda: b"".join([watch_line("ADDED", self._encode_object(raw)) for raw in raws]))
 
     async def _run(self, size: int, function: Callable[[], T]) -> T:
-        """The result of a function, in the thread where it looks at much."""
+        """Run a function, in the worker thread if it processes a large amount."""
         if size < LARGE_BYTES or self.budget is None or self.budget.worker is None:
             return function()
         return await self.budget.worker.run(self.budget.user, function)
 
     def _lines(self, events: Sequence[WatchEvent]) -> bytes:
-        """What the watcher sees of some events."""
+        """Return the encoded events that are visible to the watcher."""
         if self.matches is None:
             return b"".join([self._line(event, change_type(event)) for event in events])
         return b"".join([self._line(event, what) for event, what in self._visible_changes(events)])
 
     async def _slow_lines(self, events: Sequence[WatchEvent]) -> bytes:
-        """The same where every object is read for that, and there are many."""
+        """Like `_lines`, for many events whose objects must be decoded."""
         is_shared = self.store.watcher_count(self.info.storage) > 1
-        made = await self._run(
+        encoded = await self._run(
             LARGE_BYTES,
             lambda: [(event, what, self._encode_event(event, what)) for event, what in self._visible_changes(events)],
         )
         if is_shared:
-            for event, what, text in made:
+            for event, what, text in encoded:
                 event.encodings[what + self.encoder.cache_key] = text
-        return b"".join([text for _, _, text in made])
+        return b"".join([text for _, _, text in encoded])
 
     def _visible_changes(self, events: Iterable[WatchEvent]) -> Iterable[tuple[WatchEvent, EventType]]:
         for event in events:
@@ -169,7 +169,7 @@ class WatchResponse:
                 yield event, what
 
     async def _cache_converted(self, convert: Convert, events: Iterable[WatchEvent]) -> None:
-        """Make the lines for which objects have to be converted, in one call for all of them."""
+        """Convert objects with one webhook call and cache their encoded events."""
         new = [
             (event, what)
             for event, what in self._visible_changes(events)
@@ -180,12 +180,12 @@ class WatchResponse:
             event.encodings[what + self.encoder.cache_key] = watch_line(what, self._encode_object(raw))
 
     def _line(self, event: WatchEvent, what: EventType) -> bytes:
-        known = event.encodings.get(what + self.encoder.cache_key)
-        if known is None:
-            known = self._encode_event(event, what)
-            if self.store.watcher_count(self.info.storage) > 1:  # else it would be kept for nobody
-                event.encodings[what + self.encoder.cache_key] = known
-        return known
+        encoded = event.encodings.get(what + self.encoder.cache_key)
+        if encoded is None:
+            encoded = self._encode_event(event, what)
+            if self.store.watcher_count(self.info.storage) > 1:  # otherwise no watcher would use the cached text
+                event.encodings[what + self.encoder.cache_key] = encoded
+        return encoded
 
     def _encode_event(self, event: WatchEvent, what: EventType) -> bytes:
         return event.encodings.get(what + self.encoder.cache_key) or watch_line(
@@ -197,10 +197,10 @@ class WatchResponse:
 
     def _bookmark(self, metadata: Object) -> bytes:
         resource = self.info.resource
-        about = {"resourceVersion": str(self.revision), **metadata}
+        fields = {"resourceVersion": str(self.revision), **metadata}
         if self.encoder.encode_bookmark is None:
-            about["creationTimestamp"] = None
-        raw = msgspec.json.encode({"kind": resource.kind, "apiVersion": resource.api_version, "metadata": about})
+            fields["creationTimestamp"] = None
+        raw = msgspec.json.encode({"kind": resource.kind, "apiVersion": resource.api_version, "metadata": fields})
         return watch_line(
             "BOOKMARK", self.encoder.encode_bookmark(raw) if self.encoder.encode_bookmark is not None else raw
         )
@@ -213,12 +213,12 @@ def change_type(event: WatchEvent) -> EventType:
 
 
 def event_object(event: WatchEvent, what: EventType) -> bytes:
-    """The object of a change, as it is stored."""
+    """Return the stored object of an event."""
     return event.raw if what != "DELETED" or event.new is None else last_matching_object(event)
 
 
 def last_matching_object(event: WatchEvent) -> bytes:
-    """An object that a selector matches no more, as it last did, at the revision at which it ceased to."""
+    """Return the last version of an object that a selector no longer matches, at the revision of the event."""
     assert event.old is not None
     obj: Object = msgspec.json.decode(event.old.raw)
     obj["metadata"]["resourceVersion"] = str(event.revision)

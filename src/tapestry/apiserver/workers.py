@@ -1,11 +1,11 @@
-"""Workers: large work runs in a thread, so that the event loop answers other requests meanwhile.
+"""Worker thread for large requests, so that the event loop serves other requests meanwhile.
 
-The interpreter runs one thread at a time and changes between them every few milliseconds, so work in the thread slows
-other requests down but does not block them.  Only functions that touch nothing but their arguments may run there: the
-store belongs to the event loop.
+The interpreter runs one thread at a time and switches between them every few milliseconds, so work in the thread slows
+other requests down but does not block them. Only functions that depend on nothing but their arguments may run there:
+the store belongs to the event loop.
 
-    run_if_large(size, function, ...)   in the thread where `size` is large, or the work turns out to be
-    make_room(size)                     wait until a large request may hold its objects in memory
+    run_if_large(size, function, ...)   run in the thread if `size` is large, or if the work exceeds a slice
+    reserve_memory(size)                wait until a large request may hold its objects in memory
 """
 
 import asyncio
@@ -25,28 +25,28 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LARGE_BYTES = 16 << 10
-"""Bytes of JSON from which on work is done in the thread."""
+"""Size in bytes of JSON from which work runs in the thread."""
 LARGE_LIST_BYTES = 128 << 10
-"""The same of a list whose objects are read one by one: that takes less for each byte."""
+"""Size in bytes from which a list is processed in the thread; its objects are decoded one by one."""
 LARGE_SELECTION = 1_000
-"""Objects from which on a selector is asked in the thread."""
+"""Number of objects from which a selector is evaluated in the thread."""
 MEMORY_WAIT_BYTES = 256 << 10
-"""Bytes of JSON from which on a request waits for room before its objects are read into memory."""
+"""Size in bytes of JSON from which a request reserves memory before it is decoded."""
 MEMORY_CAPACITY_BYTES = 3 << 20
-"""Bytes of JSON that requests may hold in memory as objects, which take up to 50 times as much, at the same time."""
+"""Bytes of JSON that requests may hold decoded at the same time; decoded objects take up to 50 times as much."""
 GC_RESUME_DELAY = 0.1
-"""Seconds after its end by which the objects of a request are freed."""
+"""Seconds after the end of a request until its objects are freed."""
 MAX_GC_PAUSE = 30.0
-"""Seconds after which the garbage collector looks at what is new, whatever is under way."""
+"""Seconds after which young objects are collected even if large requests are in flight."""
 THREAD_SWITCH_INTERVAL = 0.001
-"""How often the interpreter changes threads while the thread works."""
+"""Thread switch interval in seconds while the worker thread runs."""
 
 
 class GarbageCollectorPause:
-    """Keeps the cyclic garbage collector away while large requests are under way.
+    """Pauses the cyclic garbage collector while large requests are in flight.
 
-    It would look at all of their objects again and again, and nobody is served meanwhile.  What these requests leave
-    behind has no cycles, so nearly all of it is freed without the collector.
+    The collector would scan all of their objects repeatedly and block the event loop. The objects of these requests
+    have no cycles, so nearly all of them are freed without the collector.
     """
 
     def __init__(self) -> None:
@@ -73,37 +73,37 @@ class GarbageCollectorPause:
 
 
 GC_PAUSE = GarbageCollectorPause()
-"""There is one in a process."""
+"""The instance of this process."""
 
 
 class Worker:
-    """The thread.  Users take turns at it."""
+    """The worker thread. Users take turns in it."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "large-requests")
         self._thread_queue, self.memory_queue = FairQueue(1), FairQueue(MEMORY_CAPACITY_BYTES)
 
     async def run(self, user: str, function: Callable[[], T]) -> T:
-        """The result of the function, called in the thread in the caller's context."""
+        """Return the result of the function, called in the thread in the caller's context."""
         context = copy_context()
         async with self._thread_queue.turn(user):
             return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, self._call, function)
 
     def _call(self, function: Callable[[], T]) -> T:
-        checkpoint()  # it may have waited for its turn too long
-        usual = sys.getswitchinterval()
+        checkpoint()  # the deadline may have passed while it waited
+        interval = sys.getswitchinterval()
         sys.setswitchinterval(THREAD_SWITCH_INTERVAL)
         try:
             return function()
         finally:
-            sys.setswitchinterval(usual)
+            sys.setswitchinterval(interval)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class RequestBudget(Budget):
-    """The work of one request: its budget, and what it holds until it is answered."""
+    """Work budget of one request, and the resources that it holds until it ends."""
 
     __slots__ = ("_due", "_has_paused", "_held", "_is_cancelled", "user", "worker")
 
@@ -112,12 +112,12 @@ class RequestBudget(Budget):
         self.worker, self.user = worker, user
         self._due, self._is_cancelled = 0.0, False
         self._held: AsyncExitStack | None = None
-        """What the request gives back at its end."""
+        """Resources to release at the end of the request."""
         self._has_paused = False
-        """Whether the garbage collector waits for its end."""
+        """True while this request pauses the garbage collector."""
 
     def set_timeout(self, seconds: float) -> None:
-        """Give the request so much time from now on."""
+        """Set the deadline of the request, in seconds from now."""
         self._due = time.monotonic() + seconds
         self.is_over = self._is_late
 
@@ -125,7 +125,7 @@ class RequestBudget(Budget):
         return self._is_cancelled or time.monotonic() >= self._due
 
     async def run(self, function: Callable[[], T]) -> T:
-        """The result of a function, called in the thread; without one, at once."""
+        """Return the result of a function, called in the worker thread if there is one."""
         if self.worker is None:
             return function()
         if not self._has_paused:
@@ -139,8 +139,8 @@ class RequestBudget(Budget):
             await self._held.enter_async_context(self.worker.memory_queue.turn(self.user, size))
 
     async def end(self) -> None:
-        """Give back what the request held; to call it again does nothing."""
-        self._is_cancelled = True  # a thread that still works for it stops at its next checkpoint
+        """Release the resources of the request. Calling it again has no effect."""
+        self._is_cancelled = True  # stops the worker thread at its next checkpoint
         if self._has_paused:
             self._has_paused = False
             GC_PAUSE.resume()
@@ -150,42 +150,42 @@ class RequestBudget(Budget):
 
 
 def current_request_budget() -> RequestBudget | None:
-    """The work of the request that is being served; None where all is done at once."""
-    found = CURRENT_BUDGET.get()
-    return found if isinstance(found, RequestBudget) else None
+    """Return the budget of the current request; None outside of requests."""
+    result = CURRENT_BUDGET.get()
+    return result if isinstance(result, RequestBudget) else None
 
 
 async def run_if_large(size: int, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """The result of a function of its arguments alone; `size` is that of what it looks at, in bytes of JSON.
+    """Return the result of a function that depends only on its arguments; `size` is the input size in bytes of JSON.
 
-    The function begins again where its work turns out to be more than a slice of the budget.
+    The function is restarted in the thread if its work exceeds a slice of the budget.
     """
-    work = current_request_budget()
-    if work is None:
+    budget = current_request_budget()
+    if budget is None:
         return function(*args, **named)
     if size < LARGE_BYTES:
         try:
-            with work:
+            with budget:
                 return function(*args, **named)
         except SliceExceeded:
             pass
-    return await work.run(lambda: function(*args, **named))
+    return await budget.run(lambda: function(*args, **named))
 
 
 async def reserve_memory(size: int) -> None:
-    """Wait until objects of that size may be read into memory; they may stay there until the request is answered."""
-    work = current_request_budget()
-    if work is not None:
-        await work.reserve_memory(size)
+    """Wait until objects of that size may be decoded; the reservation lasts until the request ends."""
+    budget = current_request_budget()
+    if budget is not None:
+        await budget.reserve_memory(size)
 
 
 def run_sync(step: Coroutine[Any, Any, T] | Awaitable[T]) -> T:
-    """The result of a coroutine that never waits."""
+    """Return the result of a coroutine that never waits."""
     assert isinstance(step, Coroutine)
     try:
         step.send(None)
     except StopIteration as end:
-        found: T = end.value
-        return found
+        result: T = end.value
+        return result
     step.close()
     raise RuntimeError("a step that runs in a thread must not wait")

@@ -1,11 +1,11 @@
-"""What a write makes of an object: the rules that hold for every kind, as pure functions.
+"""Rules for writes that hold for every kind, as pure functions.
 
-    placed      the body of a request as an object of the place that the path names
-    created     what is stored for a POST
-    updated     what is stored for a PUT, or for the result of a PATCH
-    deleted     what is left after a DELETE: the object marked as deleting, or None
+    object_from_body    the body of a request as an object at the path of the request
+    created_object      the object that a POST stores
+    updated_object      the object that a PUT or a PATCH stores
+    deleted_object      the object after a DELETE: marked as deleting, or None
 
-Each raises the error that Kubernetes would answer with.
+Each raises the same error as Kubernetes.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ SERVER_OWNED_METADATA = frozenset(
     }
 )
 MAX_GRACE_SECONDS = 2**31
-"""Seconds, some 68 years: a deletionTimestamp must be a date that clients can read."""
+"""Maximum grace period in seconds (68 years), so that clients can parse the deletionTimestamp."""
 FINISHED_PHASES = ("Succeeded", "Failed")
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 PROPAGATION_FINALIZERS = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
@@ -69,11 +69,11 @@ def object_from_body(target: Target, body: Any) -> Object:
         raise api_errors.bad_request(
             f"the name of the object ({metadata['name']}) does not match the name on the URL ({target.name})"
         )
-    place = {"namespace": target.namespace or None, "name": target.name or metadata.get("name")}
-    # an empty list of managed fields says something: that those there are be forgotten
-    found = without_empty_fields({**metadata, **place}, keep=("managedFields",))
-    # what a patch left alone stays the same value, which nobody needs to look at again
-    return {**kind, **body, **kind, "metadata": metadata if found == metadata else found}
+    identity = {"namespace": target.namespace or None, "name": target.name or metadata.get("name")}
+    # an empty list of managed fields is significant: it clears all entries
+    result = without_empty_fields({**metadata, **identity}, keep=("managedFields",))
+    # unchanged metadata stays the same value, so that later steps can skip it
+    return {**kind, **body, **kind, "metadata": metadata if result == metadata else result}
 
 
 def created_object(info: ResourceInfo, desired: Object, *, uid: str, now: datetime) -> Object:
@@ -82,49 +82,49 @@ def created_object(info: ResourceInfo, desired: Object, *, uid: str, now: dateti
     metadata = {**client_metadata(desired), "uid": uid, "creationTimestamp": timestamp(now)}
     if info.has_generation:
         metadata["generation"] = 1
-    found = {**desired, "metadata": metadata}
+    result = {**desired, "metadata": metadata}
     if info.has_status and info.resource.plural != "nodes":  # a kubelet registers its Node together with the status
-        found = without_field(found, "status")
+        result = without_field(result, "status")
     if info.initial_status is None:
-        return found
-    return {**found, "status": {**info.initial_status, **found.get("status", {})}}
+        return result
+    return {**result, "status": {**info.initial_status, **result.get("status", {})}}
 
 
 def updated_object(
     info: ResourceInfo, current: Object, desired: Object, subresource: str = "", *, unrestricted: bool = False
 ) -> Object:
-    """`current` itself when the write changes nothing.
+    """Return the object after an update, or `current` itself if nothing changes.
 
-    A write to the object leaves the status alone, a write to the status everything else; `free` lifts that.
+    A write to the object keeps the status, and a write to the status keeps everything else, unless `unrestricted`.
     """
     check_identity(info, current, desired)
     owned = {key: value for key, value in current["metadata"].items() if key in SERVER_OWNED_METADATA}
     metadata = {**client_metadata(desired), **owned}
     part = PARTIAL_UPDATES.get((info.resource.name, subresource))
     if subresource == "finalize":
-        found = {**current, "spec": desired.get("spec") or {}}
+        result = {**current, "spec": desired.get("spec") or {}}
     elif part is not None and not unrestricted:
-        found = part(current, {**desired, "metadata": metadata})
+        result = part(current, {**desired, "metadata": metadata})
     elif unrestricted or not info.has_status:
-        found = {**desired, "metadata": metadata}
+        result = {**desired, "metadata": metadata}
     elif subresource == "status":
-        found = with_status_of(desired, {**current, "metadata": status_metadata(info, current, metadata)})
+        result = with_status_of(desired, {**current, "metadata": status_metadata(info, current, metadata)})
     else:
-        found = with_status_of(current, {**desired, "metadata": metadata})
+        result = with_status_of(current, {**desired, "metadata": metadata})
     if info.resource.name == "namespaces" and subresource != "finalize":
-        found = {**found, "spec": current.get("spec", {})}  # which is its finalizers, and nothing else
-    if found == current:
+        result = {**result, "spec": current.get("spec", {})}  # the spec of a namespace has only finalizers
+    if result == current:
         return current
-    check_finalizers(info, current, found)
+    check_finalizers(info, current, result)
     if not info.has_generation or subresource == "binding":
-        return found
-    if generation_content(info, found) == generation_content(info, current):
-        return found
-    return {**found, "metadata": next_generation(found["metadata"])}
+        return result
+    if generation_content(info, result) == generation_content(info, current):
+        return result
+    return {**result, "metadata": next_generation(result["metadata"])}
 
 
 def is_removable(obj: Object) -> bool:
-    """Whether nothing holds a deleting object any longer: no finalizer, and no kubelet that has yet to stop it."""
+    """Return whether a deleting object can be removed: no finalizers, and no grace period for the kubelet."""
     metadata = obj["metadata"]
     if not is_deleting(obj) or metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds"):
         return False
@@ -132,7 +132,7 @@ def is_removable(obj: Object) -> bool:
 
 
 def deleted_object(info: ResourceInfo, current: Object, options: Mapping[str, Any], now: datetime) -> Object | None:
-    """`current` itself when it is deleting already and nothing is hastened."""
+    """Return the object marked as deleting, None to remove it now, or `current` itself if nothing changes."""
     check_preconditions(info, current, options.get("preconditions") or {})
     metadata = current["metadata"]
     finalizers = deletion_finalizers(info, metadata, options)
@@ -144,12 +144,12 @@ def deleted_object(info: ResourceInfo, current: Object, options: Mapping[str, An
     ):
         return None
     if is_deleting(current):
-        hastened = options.get("gracePeriodSeconds") is not None and grace < metadata.get(
+        is_shortened = options.get("gracePeriodSeconds") is not None and grace < metadata.get(
             "deletionGracePeriodSeconds", 0
         )
-        if not hastened and finalizers == metadata.get("finalizers", []):
+        if not is_shortened and finalizers == metadata.get("finalizers", []):
             return current
-        marked = {**metadata, **(shortened_grace(metadata, grace, now) if hastened else {})}
+        marked = {**metadata, **(shortened_grace(metadata, grace, now) if is_shortened else {})}
     else:
         until = timestamp(now + timedelta(seconds=grace))
         marked = {**next_generation(metadata), "deletionTimestamp": until, "deletionGracePeriodSeconds": grace}
@@ -161,33 +161,33 @@ def deleted_object(info: ResourceInfo, current: Object, options: Mapping[str, An
 
 
 def shortened_grace(metadata: Object, grace: int, now: datetime) -> Object:
-    """When an object goes that gets less time than it was given, counted from when that began; never in the past."""
+    """Return the deadline after the grace period is shortened: counted from the deletion, never in the past."""
     began = parse_time(metadata["deletionTimestamp"]) - timedelta(seconds=metadata["deletionGracePeriodSeconds"])
     until = began + timedelta(seconds=grace)
     if until < now:
-        until, grace = now, min(grace, 1)  # some time is left as long as somebody has to be told
+        until, grace = now, min(grace, 1)  # the kubelet needs some time to notice
     return {"deletionTimestamp": timestamp(until), "deletionGracePeriodSeconds": grace}
 
 
 def deletion_finalizers(info: ResourceInfo, metadata: Object, options: Mapping[str, Any]) -> list[str]:
-    """The object's finalizers, with its kind's own and the one for what becomes of its dependents."""
-    had: list[str] = metadata.get("finalizers", [])
+    """Return the finalizers of a deleted object, with those of its kind and of the propagation policy."""
+    finalizers: list[str] = metadata.get("finalizers", [])
     own = DELETION_FINALIZERS.get(info.resource.name)
-    if own is not None and own not in had:
-        had = [*had, own]
+    if own is not None and own not in finalizers:
+        finalizers = [*finalizers, own]
     policy = options.get("propagationPolicy")
     if options.get("orphanDependents") is not None:
         policy = "Orphan" if options["orphanDependents"] else "Background"
-    others = [each for each in had if each not in PROPAGATION_FINALIZERS.values()]
-    if policy is None and others == had and info.resource.name in ORPHANS_BY_DEFAULT:
+    others = [each for each in finalizers if each not in PROPAGATION_FINALIZERS.values()]
+    if policy is None and others == finalizers and info.resource.name in ORPHANS_BY_DEFAULT:
         policy = "Orphan"
     if policy is None:
-        return had
+        return finalizers
     return [*others, PROPAGATION_FINALIZERS[policy]] if policy in PROPAGATION_FINALIZERS else others
 
 
 def grace_seconds(info: ResourceInfo, current: Object, requested: int | None) -> int:
-    """Only a pod that a kubelet may be running gets time to stop."""
+    """Return the grace period; only a pod that a kubelet may be running has one."""
     if info.resource.name != "pods" or not value_at(current, "spec", "nodeName"):
         return 0
     if value_at(current, "status", "phase") in FINISHED_PHASES:
@@ -202,7 +202,7 @@ def grace_seconds(info: ResourceInfo, current: Object, requested: int | None) ->
 
 
 def client_metadata(obj: Object) -> Object:
-    """The metadata that is the writer's to choose."""
+    """Return the metadata that clients may set."""
     return {
         key: value
         for key, value in obj["metadata"].items()
@@ -211,12 +211,11 @@ def client_metadata(obj: Object) -> Object:
 
 
 def without_empty_fields(metadata: Object, keep: tuple[str, ...] = ()) -> Object:
-    """Metadata as a server shows it: what is empty is absent."""
     return {key: value for key, value in metadata.items() if value or key in keep or isinstance(value, int)}
 
 
 def status_metadata(info: ResourceInfo, current: Object, metadata: Object) -> Object:
-    """Metadata after a write to /status: most built-in kinds take it too, except for owners."""
+    """Return the metadata after a write to /status. Most built-in kinds accept it, except for ownerReferences."""
     before: Object = current["metadata"]
     if info.is_custom or info.resource.name in STATUS_WRITE_KEEPS_METADATA:
         return {**before, **({"managedFields": metadata["managedFields"]} if "managedFields" in metadata else {})}
@@ -234,39 +233,39 @@ def next_generation(metadata: Object) -> Object:
 
 
 def generation_content(info: ResourceInfo, obj: Object) -> Object:
-    """What a generation counts the changes of."""
-    beside = ("metadata", "status") if info.has_status else ("metadata",)
-    return {key: value for key, value in obj.items() if key not in beside}
+    """Return the part of an object whose changes increment its generation."""
+    excluded = ("metadata", "status") if info.has_status else ("metadata",)
+    return {key: value for key, value in obj.items() if key not in excluded}
 
 
-# -- refusals
+# -- checks
 
 
 def expected_version(desired: Object) -> str:
-    """The version that a write is meant for, if any; 0 is none."""
+    """Return the resourceVersion that a write requires, or an empty string; 0 means none."""
     version = version_of(desired)
     return "" if version == "0" else version
 
 
 def check_identity(info: ResourceInfo, current: Object, desired: Object) -> None:
-    """The write must be meant for this object, and for this version of it where it names one."""
+    """Raise an error unless the write is for this object, and for its current version if it names one."""
     uid, version, resource = uid_of(desired), expected_version(desired), info.resource
     if uid and uid != uid_of(current):
         raise api_errors.uid_mismatch(resource, name_of(current), uid, uid_of(current))
     if not version and (info.is_custom or resource.name in REQUIRES_RESOURCE_VERSION):
         why = "Invalid value: 0: must be specified for an update"
-        plural = replace(resource, kind=resource.plural)  # which Kubernetes takes for the kind here
+        plural = replace(resource, kind=resource.plural)  # Kubernetes reports the plural as the kind here
         raise api_errors.invalid_field(plural, name_of(current), "metadata.resourceVersion", why)
     if version and version != version_of(current):
         raise api_errors.conflict(resource, name_of(current), api_errors.OBJECT_MODIFIED)
 
 
 def check_preconditions(info: ResourceInfo, current: Object, preconditions: Mapping[str, str]) -> None:
-    found = {"uid": ("UID", uid_of(current)), "resourceVersion": ("ResourceVersion", version_of(current))}
-    for field, (word, value) in found.items():
-        wanted = preconditions.get(field)
-        if wanted is not None and wanted != value:
-            raise api_errors.failed_precondition(info.resource, name_of(current), word, wanted, value)
+    result = {"uid": ("UID", uid_of(current)), "resourceVersion": ("ResourceVersion", version_of(current))}
+    for field, (label, value) in result.items():
+        expected = preconditions.get(field)
+        if expected is not None and expected != value:
+            raise api_errors.failed_precondition(info.resource, name_of(current), label, expected, value)
 
 
 def check_finalizers(info: ResourceInfo, current: Object, desired: Object) -> None:

@@ -1,8 +1,8 @@
-"""YAML that callers send, read with a budget.
+"""Decoder for YAML request bodies, with limits on the work.
 
-The parser's events are read in one pass, in linear time.  An alias costs what it would cost written out, so a body
-never grows beyond what could have been sent as JSON.  Only what JSON has is read: mappings, lists, texts, numbers,
-booleans and nulls.  Sexagesimal numbers and dates stay texts, as in Kubernetes.
+Parser events are processed in one pass, in linear time. An alias costs as much as its expansion, so a body never
+grows beyond what could have been sent as JSON. Only JSON types are supported. Sexagesimal numbers and dates stay
+strings, as in Kubernetes.
 """
 
 import re
@@ -12,20 +12,20 @@ from typing import Any
 import yaml
 
 MAX_DEPTH = 200
-"""How deep collections may be nested."""
+"""Maximum nesting depth of collections."""
 MAX_CHARACTERS = 3 << 20
-"""Characters of all texts, and one more for each value, once aliases are written out."""
+"""Maximum number of characters of all texts, plus one per value, after alias expansion."""
 MAX_NODES = 200_000
-"""Values, each alias being one: each takes Python some microseconds."""
+"""Maximum number of values, including aliases; each takes Python some microseconds."""
 MAX_DUPLICATE_KEYS = 100
-"""Repeated keys that are reported."""
+"""Maximum number of duplicate keys that are reported."""
 
 DIRECTIVE = re.compile(r"(?:\A|[\r\n\x85\u2028\u2029])\ufeff?%")
-"""A line that is a directive; the time that the parser takes for those is quadratic."""
+"""A directive line. The parser needs quadratic time for directives."""
 INTEGER = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|[1-9][0-9_]*|0)")
 FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 MAX_NUMBER_LENGTH = 400
-"""Characters: as many digits as the largest float has, and some."""
+"""Maximum length of a number: slightly more digits than the largest float has."""
 NON_FINITE_NUMBER = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
@@ -38,18 +38,18 @@ MERGE_KEY = "<<"
 
 
 YamlEvent = Any
-"""What the parser tells: its stubs do not say which fields each kind of event has."""
+"""A parser event. The type stubs lack the fields of each event type."""
 
 
 class YamlError(ValueError):
-    """The body is not YAML, or not YAML that is taken."""
+    """The body is malformed YAML, or uses an unsupported feature."""
 
 
 @dataclass(frozen=True, slots=True)
 class YamlDocument:
     value: Any
     duplicate_keys: tuple[str, ...] = ()
-    """Keys that are set twice, in the words of Go's YAML reader."""
+    """Messages about keys that are set twice, as Go's YAML decoder words them."""
 
 
 @dataclass(slots=True)
@@ -88,21 +88,21 @@ class YamlReader:
             raise YamlError(f"{location(event)}: tag is not supported")
         if isinstance(event, yaml.ScalarEvent):
             self.charge(len(event.value) + 1)
-            found = scalar_value(event)
+            value = scalar_value(event)
         elif depth >= MAX_DEPTH:
             raise YamlError(f"the body is nested more than {MAX_DEPTH} deep")
         else:
             self.charge(1)
-            found = (self.read_sequence if isinstance(event, yaml.SequenceStartEvent) else self.read_mapping)(depth + 1)
+            value = (self.read_sequence if isinstance(event, yaml.SequenceStartEvent) else self.read_mapping)(depth + 1)
         if event.anchor is not None:
-            self.anchors[event.anchor] = AnchoredValue(found, self.spent - before)
-        return found
+            self.anchors[event.anchor] = AnchoredValue(value, self.spent - before)
+        return value
 
     def read_sequence(self, depth: int) -> list[Any]:
-        found: list[Any] = []
+        result: list[Any] = []
         while not isinstance(event := self.loader.get_event(), yaml.SequenceEndEvent):
-            found.append(self.read_value(event, depth))
-        return found
+            result.append(self.read_value(event, depth))
+        return result
 
     def read_mapping(self, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -118,11 +118,11 @@ class YamlReader:
         if not merged:
             return found
         self.charge(sum(map(len, merged)))
-        whole: dict[str, Any] = {}
-        for each in reversed(merged):  # of several, the first counts
-            whole.update(each)
-        whole.update(found)
-        return whole
+        result: dict[str, Any] = {}
+        for each in reversed(merged):  # the first merged mapping takes precedence
+            result.update(each)
+        result.update(found)
+        return result
 
 
 def location(event: YamlEvent) -> str:
@@ -130,7 +130,7 @@ def location(event: YamlEvent) -> str:
 
 
 def parse_document(body: bytes) -> YamlDocument:
-    """The one document in a body.  Raises YamlError."""
+    """Return the single document in a body. Raises YamlError."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -139,15 +139,15 @@ def parse_document(body: bytes) -> YamlDocument:
         raise YamlError("directives are not supported")
     loader: Any = yaml.CSafeLoader(text)
     try:
-        loader.get_event()  # the stream starts
+        loader.get_event()  # start of the stream
         if not isinstance(loader.get_event(), yaml.DocumentStartEvent):
             return YamlDocument(None)
         reader = YamlReader(loader)
-        found = reader.read_value(loader.get_event(), 0)
-        loader.get_event()  # the document ends
+        result = reader.read_value(loader.get_event(), 0)
+        loader.get_event()  # end of the document
         if not isinstance(loader.get_event(), yaml.StreamEndEvent):
             raise YamlError("there is more than one document")
-        return YamlDocument(found, tuple(reader.duplicate_keys))
+        return YamlDocument(result, tuple(reader.duplicate_keys))
     except yaml.YAMLError as error:
         raise YamlError(str(error)[:500]) from error
     finally:
@@ -155,7 +155,7 @@ def parse_document(body: bytes) -> YamlDocument:
 
 
 def scalar_value(event: YamlEvent) -> Any:
-    """What a scalar stands for in JSON."""
+    """Return the JSON value of a scalar."""
     text: str = event.value
     if event.tag == TAG_PREFIX + "str" or (event.tag in (None, "!") and not event.implicit[0]):
         return text
@@ -178,17 +178,17 @@ def integer_value(text: str, event: YamlEvent) -> int | float:
     bare = digits.lstrip("+-")
     try:
         is_octal = bare[0] == "0" and bare[1:].isdigit()
-        found = int(digits.replace("0", "0o", 1), 8) if is_octal else int(digits, 0)
-    except ValueError:  # of underscores alone
+        result = int(digits.replace("0", "0o", 1), 8) if is_octal else int(digits, 0)
+    except ValueError:  # only underscores
         raise YamlError(f"{location(event)}: a number is malformed") from None
-    return found if -(2**63) <= found < 2**64 else float(found)
+    return result if -(2**63) <= result < 2**64 else float(result)
 
 
 def float_value(text: str, event: YamlEvent) -> float:
-    found = float(text) if len(text) <= MAX_NUMBER_LENGTH else float("inf")
-    if found in (float("inf"), float("-inf")):
+    result = float(text) if len(text) <= MAX_NUMBER_LENGTH else float("inf")
+    if result in (float("inf"), float("-inf")):
         raise YamlError(f"{location(event)}: a number is out of range")
-    return found
+    return result
 
 
 def is_merge(event: YamlEvent) -> bool:
@@ -196,15 +196,15 @@ def is_merge(event: YamlEvent) -> bool:
 
 
 def merged_mappings(value: Any, event: YamlEvent) -> list[dict[str, Any]]:
-    """What a merge key merges: one mapping, or several."""
-    found = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, dict) for each in found):
+    """Return the mappings of a merge key: one or several."""
+    result = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, dict) for each in result):
         raise YamlError(f"{location(event)}: map merge requires map or sequence of maps as the value")
-    return found
+    return result
 
 
 def key_text(key: Any, event: YamlEvent) -> str:
-    """A key as JSON has it: a text."""
+    """Return a key as a string, as in JSON."""
     match key:
         case str():
             return key

@@ -1,1 +1,1 @@
-"""Who asks, and whether they may: users, their tokens and certificates, roles, and the record of it."""
+"""Access control of the API server: authentication, authorization, certificates, tokens and auditing."""

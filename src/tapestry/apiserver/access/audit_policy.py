@@ -1,6 +1,6 @@
-"""The audit policy: how much is written down of which requests (`audit.k8s.io/v1`, kind Policy).
+"""Audit policy: the level at which each request is logged (`audit.k8s.io/v1`, kind Policy).
 
-The first rule that fits a request decides; where none does, nothing is written.
+The first matching rule applies. A request that matches no rule is not logged.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ LEVELS: tuple[Level, ...] = ("None", "Metadata", "Request", "RequestResponse")
 
 
 class GroupResources(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Some resources of one group; all of them where none are named."""
+    """Resources of one group; all of them if none are named."""
 
     group: str = ""
     resources: tuple[str, ...] = ()
@@ -32,9 +32,9 @@ class GroupResources(msgspec.Struct, frozen=True, rename="camel", forbid_unknown
         if self.resource_names and target.name not in self.resource_names:
             return False
         plural, subresource = target.info.resource.plural, target.subresource
-        known = {"*", f"{plural}/*", f"{plural}/{subresource}" if subresource else plural}
-        known |= {f"*/{subresource}"} if subresource else set()
-        return not known.isdisjoint(self.resources)
+        patterns = {"*", f"{plural}/*", f"{plural}/{subresource}" if subresource else plural}
+        patterns |= {f"*/{subresource}"} if subresource else set()
+        return not patterns.isdisjoint(self.resources)
 
 
 class AuditRule(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class AuditRule(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fiel
     verbs: tuple[str, ...] = ()
     resources: tuple[GroupResources, ...] = ()
     namespaces: tuple[str, ...] = ()
-    """An empty name is that of what has no namespace."""
+    """Namespaces; an empty name matches objects without a namespace."""
     paths: tuple[str, ...] = msgspec.field(name="nonResourceURLs", default=())
     omit_stages: tuple[Stage, ...] = ()
     omit_managed_fields: bool | None = None
@@ -77,16 +77,16 @@ class AuditPolicy(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
     metadata: Any = None
 
     def rule_for(self, attributes: Attributes) -> AuditRule:
-        """How a request is to be written down: a rule with everything in it that the policy says for all."""
-        found = next((rule for rule in self.rules if rule.matches(attributes)), NO_AUDIT)
-        omits = self.omit_managed_fields if found.omit_managed_fields is None else found.omit_managed_fields
-        stages = (*self.omit_stages, *found.omit_stages)
-        return AuditRule(found.level, omit_stages=stages, omit_managed_fields=omits)
+        """Return the rule for a request, merged with the defaults of the policy."""
+        result = next((each for each in self.rules if each.matches(attributes)), NO_AUDIT)
+        omits = self.omit_managed_fields if result.omit_managed_fields is None else result.omit_managed_fields
+        stages = (*self.omit_stages, *result.omit_stages)
+        return AuditRule(result.level, omit_stages=stages, omit_managed_fields=omits)
 
 
 NO_AUDIT = AuditRule("None")
 METADATA_POLICY = AuditPolicy("audit.k8s.io/v1", "Policy", (AuditRule("Metadata"),))
-"""Where no policy is given: every request, and nothing of what is in it, for Secrets and tokens are."""
+"""Default policy: logs all requests without bodies, which may contain Secrets and tokens."""
 
 
 def matches_path(pattern: str, path: str) -> bool:
@@ -94,16 +94,16 @@ def matches_path(pattern: str, path: str) -> bool:
 
 
 def load_policy(path: Path) -> AuditPolicy:
-    """The policy of a YAML file; raises ValueError with what is wrong and where."""
+    """Load a policy from a YAML file. Raises ValueError with the position of the error."""
     try:
-        found = msgspec.convert(yaml.safe_load(path.read_text()), AuditPolicy)
+        policy = msgspec.convert(yaml.safe_load(path.read_text()), AuditPolicy)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from error
-    for number, rule in enumerate(found.rules):
+    for number, rule in enumerate(policy.rules):
         if rule.paths and (rule.resources or rule.namespaces):
             raise ValueError(
                 f"{path}: rules[{number}]: nonResourceURLs: rules cannot apply to both resources and paths"
             )
-    return found
+    return policy

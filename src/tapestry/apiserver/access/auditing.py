@@ -1,4 +1,4 @@
-"""Auditing: who asked for what and what came of it, one `audit.k8s.io/v1` Event for each stage of a request."""
+"""Audit logging: one `audit.k8s.io/v1` Event for each stage of a request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ STATUS_KIND = b'"kind":"Status"'
 
 @dataclass(frozen=True)
 class Auditor:
-    """Decides what is written down, and hands it to the file."""
+    """Selects the requests to log, and writes their events to the audit log."""
 
     policy: AuditPolicy
     log_file: AuditLog
@@ -35,23 +35,23 @@ class Auditor:
     now: Callable[[], datetime]
 
     def begin(self, call: Call, attributes: Attributes) -> "AuditContext | None":
-        """The trail of a request that has just come; None where it leaves none."""
+        """Start the audit of a new request; return None if the policy excludes it."""
         rule = self.policy.rule_for(attributes)
         if rule.level == "None":
             return None
-        trail = AuditContext(self, rule, call, attributes)
-        trail.log_stage("RequestReceived")
-        return trail
+        context = AuditContext(self, rule, call, attributes)
+        context.log_stage("RequestReceived")
+        return context
 
 
 def audit_id(call: Call) -> str:
-    """By what a request is known: what its client calls it, or a name of its own."""
+    """Return the Audit-Id header of the client, or a new ID."""
     return call.headers.get("audit-id", "")[:64] or uid_from_bits(getrandbits(128))
 
 
 @dataclass(slots=True)
 class AuditContext:
-    """What is written down of one request."""
+    """Audit state of one request."""
 
     auditor: Auditor
     rule: AuditRule
@@ -60,9 +60,9 @@ class AuditContext:
     id: str = ""
     received_at: str = ""
     impersonated_user: User | None = None
-    """In whose name it is made, where that is somebody else and allowed."""
+    """The impersonated user, if the impersonation is allowed."""
     request_body: AuditedBody = field(default_factory=AuditedBody)
-    """What the server has decoded of the body: nothing of a request that was refused before."""
+    """The decoded body; unset for a request that was rejected before it was decoded."""
 
     def __post_init__(self) -> None:
         self.id = audit_id(self.call)
@@ -78,9 +78,9 @@ class AuditContext:
 
     def event(self, stage: Stage, response: ApiResponse | None) -> Object:
         call, target = self.call, self.attributes.target
-        is_over = stage != "RequestReceived"
-        sent = self.request_body.body if is_over and target is not None else None
-        found: Object = {
+        is_handled = stage != "RequestReceived"
+        body = self.request_body.body if is_handled and target is not None else None
+        result: Object = {
             "kind": "Event",
             "apiVersion": "audit.k8s.io/v1",
             "level": self.rule.level,
@@ -92,43 +92,43 @@ class AuditContext:
             "impersonatedUser": user_info(self.impersonated_user) if self.impersonated_user is not None else None,
             "sourceIPs": source_ips(call),
             "userAgent": call.headers.get("user-agent", "")[:MAX_USER_AGENT_LENGTH],
-            "objectRef": object_reference(target, sent) if target is not None else None,
-            "responseStatus": response_status(response) if is_over else None,
-            **(self.body_fields(sent, response) if is_over and target is not None else {}),
+            "objectRef": object_reference(target, body) if target is not None else None,
+            "responseStatus": response_status(response) if is_handled else None,
+            **(self.body_fields(body, response) if is_handled and target is not None else {}),
             "requestReceivedTimestamp": self.received_at,
             "stageTimestamp": micro_timestamp(self.auditor.now()),
             "annotations": {**self.authorization_annotations(), **call.audit_annotations}
-            if is_over and (self.impersonated_user or not call.impersonation_headers)
+            if is_handled and (self.impersonated_user or not call.impersonation_headers)
             else None,
         }
-        return {key: value for key, value in found.items() if value not in (None, "", [])}
+        return {key: value for key, value in result.items() if value not in (None, "", [])}
 
     def body_fields(self, body: Any, response: ApiResponse | None) -> Object:
-        """As much of both as the rule wants to have."""
-        level, found = LEVELS.index(self.rule.level), {}
+        """Return the request and response bodies that the level of the rule includes."""
+        level, result = LEVELS.index(self.rule.level), {}
         if level >= REQUEST_LEVEL:
-            found["requestObject"] = self.filtered_body(body)
+            result["requestObject"] = self.filtered_body(body)
         if level >= RESPONSE_LEVEL and response is not None:
-            found["responseObject"] = self.filtered_body(decode_or_none(response.body, response.content_type))
-        return found
+            result["responseObject"] = self.filtered_body(decode_or_none(response.body, response.content_type))
+        return result
 
     def filtered_body(self, body: Any) -> Any:
         if not self.rule.omit_managed_fields or not isinstance(body, dict):
             return body
         items = body.get("items")
-        found = without_managed_fields(body)
+        result = without_managed_fields(body)
         return (
-            {**found, "items": [without_managed_fields(each) for each in items]} if isinstance(items, list) else found
+            {**result, "items": [without_managed_fields(each) for each in items]} if isinstance(items, list) else result
         )
 
     def authorization_annotations(self) -> Object:
-        """Asked again for whoever reads this: rights are looked up, and cost next to nothing."""
-        asked = self.attributes
+        """Return the authorization decision, which is evaluated again because that is cheap."""
+        attrs = self.attributes
         if self.impersonated_user is not None:
-            asked = Attributes(self.impersonated_user, asked.verb, asked.target, asked.path)
+            attrs = Attributes(self.impersonated_user, attrs.verb, attrs.target, attrs.path)
         authorize = self.auditor.authorize
         reason = (
-            authorize.allow_reason(asked) if isinstance(authorize, RbacAuthorizer) else "" if authorize(asked) else None
+            authorize.allow_reason(attrs) if isinstance(authorize, RbacAuthorizer) else "" if authorize(attrs) else None
         )
         decision = "forbid" if reason is None else "allow"
         return {"authorization.k8s.io/decision": decision, "authorization.k8s.io/reason": reason or ""}
@@ -142,7 +142,7 @@ def without_managed_fields(obj: Any) -> Any:
 
 
 def decode_or_none(body: bytes, content_type: str) -> Any:
-    """A body as data; None where there is none, or it cannot be read."""
+    """Return a body as data, or None if it is empty or malformed."""
     try:
         return decode_body(body, content_type)
     except ApiError:
@@ -150,35 +150,35 @@ def decode_or_none(body: bytes, content_type: str) -> Any:
 
 
 def object_reference(target: Target, body: Any) -> Object:
-    """What a request is about; the name of a new object is in what was sent."""
+    """Return the reference to the target; the name of a new object is in the body."""
     resource = target.info.resource
     metadata = body.get("metadata") if isinstance(body, dict) else None
-    named = metadata.get("name") if isinstance(metadata, dict) else ""
-    found = {
+    name = metadata.get("name") if isinstance(metadata, dict) else ""
+    result = {
         "resource": resource.plural,
         "namespace": target.namespace,
-        "name": target.name or named,
+        "name": target.name or name,
         "apiGroup": resource.group,
         "apiVersion": resource.version,
         "subresource": target.subresource,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in result.items() if value}
 
 
 def response_status(response: ApiResponse | None) -> Object:
-    """What is known of how it went; of a watch, that it was granted."""
+    """Return the status of the response; 200 for a watch."""
     if response is None:
         return {"metadata": {}, "code": 200}
-    found: Any = msgspec.json.decode(response.body) if STATUS_KIND in response.body[:200] else None
-    if isinstance(found, dict) and found.get("kind") == "Status":
-        kept = ("metadata", "status", "message", "reason", "details")
-        return {**{key: found[key] for key in kept if found.get(key) or key == "metadata"}, "code": response.status}
+    result: Any = msgspec.json.decode(response.body) if STATUS_KIND in response.body[:200] else None
+    if isinstance(result, dict) and result.get("kind") == "Status":
+        fields = ("metadata", "status", "message", "reason", "details")
+        return {**{key: result[key] for key in fields if result.get(key) or key == "metadata"}, "code": response.status}
     return {"metadata": {}, "code": response.status}
 
 
 def source_ips(call: Call) -> list[str]:
-    """Where it came from; all but the last is what the sender says."""
+    """Return the client addresses; all but the last are claims of the client."""
     claimed = [each.strip() for each in call.headers.get("x-forwarded-for", "").split(",") if each.strip()]
     real = call.headers.get("x-real-ip", "").strip()
-    found = claimed + ([real] if real and real not in claimed else [])
-    return found + ([call.source_ip] if call.source_ip and found[-1:] != [call.source_ip] else [])
+    result = claimed + ([real] if real and real not in claimed else [])
+    return result + ([call.source_ip] if call.source_ip and result[-1:] != [call.source_ip] else [])

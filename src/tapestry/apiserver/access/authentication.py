@@ -1,7 +1,7 @@
-"""Who sends a request: by a token, by a client certificate, or, where that is allowed, by being on this machine.
+"""Authentication of requests by token, client certificate, or loopback address.
 
-Each way is a function from credentials to a user, or None where it does not know them.  Credentials that nobody knows
-are refused; a request without any is anonymous, and the rights of the anonymous are few.
+An authenticator is a function from credentials to a user, or None if it does not recognize them. Unrecognized
+credentials are rejected. A request without credentials is anonymous.
 """
 
 import csv
@@ -22,31 +22,30 @@ from tapestry.kube.objects import EMPTY_MAPPING
 
 AUTHENTICATED, UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"
 KUBECTL_AGENT = "kubectl"
-"""How that program calls itself."""
+"""Prefix of the User-Agent of kubectl."""
 ANONYMOUS_USER = User("system:anonymous", (UNAUTHENTICATED,))
 LOCALHOST_USER = User("localhost", ("system:masters", AUTHENTICATED))
 CREDENTIAL_ID = "authentication.kubernetes.io/credential-id"
-"""What tells the credentials of a user apart, for audits."""
+"""Extra key that identifies the credentials of a user in audit events."""
 LOCAL_HOST = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]{1,5})?", re.IGNORECASE)
 """A Host header that names this machine."""
 PROXY_HEADERS = frozenset({"forwarded", "via", "x-forwarded", "x-real-ip", "x-client-ip", "true-client-ip"})
 SAME_SITE_VALUES = ("none", "same-origin")
-"""What Sec-Fetch-Site says of a request that no other site's page has caused."""
+"""Values of Sec-Fetch-Site for requests that no other site has caused."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What a request shows of its sender."""
+    """Credentials of a request."""
 
     bearer_token: str = ""
     certificate: Mapping[str, Sequence[str]] = EMPTY_MAPPING
-    """The subject of a client certificate that was verified, by attribute: `commonName`, `organizationName`; and its
-    digest, as `sha256`."""
+    """Subject of a verified client certificate (`commonName`, `organizationName`), and its digest as `sha256`."""
     has_unknown_certificate: bool = False
-    """Whether there is one that was not verified: it says nothing, but its owner is not anonymous."""
+    """True if there is an unverified certificate. It is ignored, but its owner is not anonymous."""
     peer: str = ""
     user_agent: str = ""
     headers: Mapping[str, str] = EMPTY_MAPPING
-    """All headers of the request, names in lower case."""
+    """All headers of the request, with names in lower case."""
 
 
 Authenticator = Callable[[Credentials], User | None]
@@ -54,16 +53,16 @@ Authenticator = Callable[[Credentials], User | None]
 
 @dataclass(frozen=True)
 class UnionAuthenticator:
-    """Asks each way in turn."""
+    """Tries authenticators in order."""
 
     authenticators: Sequence[Authenticator]
     allow_anonymous: bool = True
-    """Whether somebody without credentials is let in, as nobody."""
+    """Accept requests without credentials as anonymous."""
 
     def __call__(self, credentials: Credentials) -> User:
-        """The user; raises Unauthorized where credentials are shown that no way knows."""
-        for way in self.authenticators:
-            user = way(credentials)
+        """Return the user. Raises Unauthorized for credentials that no authenticator recognizes."""
+        for authenticator in self.authenticators:
+            user = authenticator(credentials)
             if user is not None:
                 return user if AUTHENTICATED in user.groups else replace(user, groups=(*user.groups, AUTHENTICATED))
         if credentials.bearer_token or credentials.has_unknown_certificate or not self.allow_anonymous:
@@ -71,15 +70,16 @@ class UnionAuthenticator:
         return ANONYMOUS_USER
 
     def user_for_token(self, token: str) -> User | None:
-        """Whose token it is; None where nobody knows it."""
+        """Return the user of a token, or None if it is unknown."""
         credentials = Credentials(bearer_token=token)
-        return next((user for way in self.authenticators if token and (user := way(credentials)) is not None), None)
+        return next((user for each in self.authenticators if token and (user := each(credentials)) is not None), None)
 
 
 def authenticate_certificate(credentials: Credentials) -> User | None:
-    """The common name is the user, of several the last as in Kubernetes; the organizations are its groups.
+    """Return the user of a client certificate: its last common name, as in Kubernetes, with its organizations as
+    groups.
 
-    That the certificate is good, TLS has seen to.
+    TLS has verified the certificate.
     """
     certificate = credentials.certificate
     names = certificate.get("commonName", ())
@@ -93,8 +93,8 @@ def authenticate_certificate(credentials: Credentials) -> User | None:
 def authenticate_localhost(credentials: Credentials) -> User | None:
     """Trust a program on this machine.
 
-    Do not trust what a browser sends for a web page (it has an Origin, a Sec-Fetch-Site of another site, or a Host
-    that is not this machine), and do not trust what a proxy passes on: its sender may be anywhere.
+    Requests from web pages are not trusted: they have an Origin, a Sec-Fetch-Site of another site, or a Host that is
+    not this machine. Requests through a proxy are not trusted either, because their sender may be remote.
     """
     if credentials.bearer_token or not is_loopback(credentials.peer):
         return None
@@ -107,7 +107,7 @@ def authenticate_localhost(credentials: Credentials) -> User | None:
 
 
 def is_proxied(headers: Mapping[str, str]) -> bool:
-    """Whether there is a header that proxies add."""
+    """Return whether there is a header that proxies add."""
     return not PROXY_HEADERS.isdisjoint(headers) or "\nx-forwarded-" in "\n".join(("", *headers))
 
 
@@ -120,17 +120,17 @@ def is_loopback(address: str) -> bool:
 
 
 class TokenFileError(ValueError):
-    """The token file cannot be used; the message says why and what to do."""
+    """The token file cannot be used; the message states the reason and the fix."""
 
 
 @dataclass(frozen=True)
 class StaticTokenAuthenticator:
-    """Tokens out of a file, each with its user."""
+    """Authenticates tokens of a token file."""
 
     users: Callable[[], Mapping[bytes, User]]
-    """By the hashes of the tokens: looking one up tells nothing about the others."""
+    """Users by token hash, so that the time of a lookup reveals nothing about other tokens."""
     rejects_kubectl: bool = False
-    """Whether kubectl must show something that does not last."""
+    """Require kubectl to use a token that expires."""
 
     def __call__(self, credentials: Credentials) -> User | None:
         user = self.users().get(token_hash(credentials.bearer_token)) if credentials.bearer_token else None
@@ -144,14 +144,14 @@ def token_hash(token: str) -> bytes:
 
 
 def load_token_file(path: Path) -> Mapping[bytes, User]:
-    """The tokens of a CSV file: token, user, uid, and optionally the groups in quotes.  Nobody else may read it."""
+    """Load tokens from a CSV file: token, user, uid, and optional groups in quotes. Only its owner may read it."""
     try:
         mode = path.stat().st_mode
         text = path.read_text()
     except OSError as error:
         raise TokenFileError(f"{path}: cannot be read: {error.strerror}") from error
     if mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
-        raise TokenFileError(f"{path}: others may read it; `chmod 600 {path}` keeps the tokens in it secret")
+        raise TokenFileError(f"{path}: others may read it; `chmod 600 {path}` keeps its tokens secret")
     return {token_hash(token): user for token, user in parse_token_rows(csv.reader(text.splitlines()), path)}
 
 

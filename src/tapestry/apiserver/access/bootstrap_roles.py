@@ -1,7 +1,7 @@
-"""The roles that a server is born with: Kubernetes' own, out of published data (tools/role_tables.py).
+"""Installation of the default RBAC roles of Kubernetes from published data (tools/role_tables.py).
 
-At every start they are put right where they lack something: rules, subjects, labels.  What somebody added stays, and an
-object whose annotation `rbac.authorization.kubernetes.io/autoupdate` says "false" is left alone altogether.
+Each start adds missing rules, subjects and labels. Additions by users are kept, and objects with the annotation
+`rbac.authorization.kubernetes.io/autoupdate: "false"` are not changed.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from tapestry.kube.objects import Object, annotations_of, labels_of
 
 DATA_FILE = "roles.json.gz"
 BOOTSTRAP_CHECK = "poststarthook/rbac/bootstrap-roles"
-"""What Kubernetes calls the check whether they are there."""
+"""Name of the health check, as in Kubernetes."""
 AUTOUPDATE_ANNOTATION = "rbac.authorization.kubernetes.io/autoupdate"
 
 
 def bootstrap_objects() -> Iterator[tuple[str, Object]]:
-    """Every object there should be, under the plural of its kind."""
+    """Yield all bootstrap objects with the plural of their kind."""
     raw = gzip.decompress(resources.files("tapestry.apiserver").joinpath("data", DATA_FILE).read_bytes())
     data = msgspec.json.decode(raw)
     common = data["common"]
@@ -40,7 +40,7 @@ def bootstrap_objects() -> Iterator[tuple[str, Object]]:
 
 
 def reconciled_object(existing: Object, desired: Object) -> Object | None:
-    """`existing` with what it lacks of `wanted`; itself where that is nothing, None where it must be made anew."""
+    """Return `existing` with missing parts of `desired` added: itself if unchanged, None if it must be recreated."""
     if annotations_of(existing).get(AUTOUPDATE_ANNOTATION) == "false":
         return existing
     if existing.get("roleRef") != desired.get("roleRef"):
@@ -50,24 +50,24 @@ def reconciled_object(existing: Object, desired: Object) -> Object | None:
         "annotations": {**annotations_of(desired), **annotations_of(existing)},
         "labels": {**labels_of(desired), **labels_of(existing)},
     }
-    found = {**existing, "metadata": metadata}
-    if lacking := [each for each in desired.get("subjects", ()) if each not in (existing.get("subjects") or ())]:
-        found["subjects"] = [*(existing.get("subjects") or ()), *lacking]
+    result = {**existing, "metadata": metadata}
+    if missing := [each for each in desired.get("subjects", ()) if each not in (existing.get("subjects") or ())]:
+        result["subjects"] = [*(existing.get("subjects") or ()), *missing]
     if existing.get("rules") != desired.get("rules"):
         rules = [rule_object(each) for each in uncovered_rules(rules_of(desired), rules_of(existing))]
-        found |= {"rules": [*(existing.get("rules") or ()), *rules]} if rules else {}
+        result |= {"rules": [*(existing.get("rules") or ()), *rules]} if rules else {}
     if selectors := merged_selectors(existing, desired):
-        found["aggregationRule"] = {"clusterRoleSelectors": selectors}
+        result["aggregationRule"] = {"clusterRoleSelectors": selectors}
     if "aggregationRule" in existing and "aggregationRule" not in desired:
-        found = {key: value for key, value in found.items() if key != "aggregationRule"}
-    return existing if found == existing else found
+        result = {key: value for key, value in result.items() if key != "aggregationRule"}
+    return existing if result == existing else result
 
 
 def merged_selectors(existing: Object, desired: Object) -> list[Any]:
-    """The selectors of both, where `existing` lacks one."""
-    there, due = selectors_of(existing), selectors_of(desired)
-    lacking = [each for each in due if each not in there]
-    return [*there, *lacking] if lacking else []
+    """Return the selectors of both, or nothing if `existing` lacks none."""
+    current, required = selectors_of(existing), selectors_of(desired)
+    missing = [each for each in required if each not in current]
+    return [*current, *missing] if missing else []
 
 
 def selectors_of(role: Object) -> list[Any]:
@@ -86,36 +86,36 @@ def rule_object(rule: PolicyRule) -> Object:
 
 
 async def check_bootstrap_roles(store: Store) -> str | None:
-    """A check of health: what is wrong, if they are not there."""
+    """Return an error message for the health check until the roles are installed."""
     return None if store.count(f"clusterroles.{GROUP}") else "the roles are not installed yet"
 
 
 async def install(verbs: Verbs, infos: dict[str, ResourceInfo]) -> None:
-    """Have all of them; what is as it should be is not written again.  `rows` are those of the four kinds."""
+    """Install all roles and bindings. Unchanged objects are not written."""
     async with asyncio.TaskGroup() as group:
-        for plural, wanted in bootstrap_objects():
-            group.create_task(ensure_unless_stale(verbs, infos[plural], wanted))
+        for plural, desired in bootstrap_objects():
+            group.create_task(ensure_unless_stale(verbs, infos[plural], desired))
 
 
 async def ensure_unless_stale(verbs: Verbs, info: ResourceInfo, desired: Object) -> None:
-    with suppress(VersionConflict):  # another server on the same storage does so at this moment
+    with suppress(VersionConflict):  # another server on the same storage does the same
         await ensure_object(verbs, info, desired)
 
 
 async def ensure_object(verbs: Verbs, info: ResourceInfo, desired: Object) -> None:
-    """Written past the pipeline: the data is complete, and a hundred objects must not delay the start."""
+    """Create or reconcile one object. Bypasses the pipeline, so that a hundred objects do not delay the start."""
     metadata = desired["metadata"]
     key = Key(f"{info.resource.plural}.{GROUP}", metadata.get("namespace", ""), metadata["name"])
     version = verbs.store.get(*key)
     if version is not None:
         existing: Object = msgspec.json.decode(version.raw)
-        found = reconciled_object(existing, desired)
-        if found is existing:
+        result = reconciled_object(existing, desired)
+        if result is existing:
             return
-        if found is not None:
-            await verbs.store.put(key, version, encode_for_storage(info, found))
+        if result is not None:
+            await verbs.store.put(key, version, encode_for_storage(info, result))
             return
         await verbs.store.delete(key, version, encode_for_storage(info, existing))
     kind = {"apiVersion": info.resource.api_version, "kind": info.resource.kind}
-    made = writes.created_object(info, {**kind, **desired}, uid=verbs.new_uid(), now=verbs.now())
-    await verbs.store.put(key, None, encode_for_storage(info, made))
+    created = writes.created_object(info, {**kind, **desired}, uid=verbs.new_uid(), now=verbs.now())
+    await verbs.store.put(key, None, encode_for_storage(info, created))

@@ -1,4 +1,4 @@
-"""Certificate requests: what a CertificateSigningRequest asks for, read as Kubernetes reads it."""
+"""Parsing of the PKCS #10 request in a CertificateSigningRequest."""
 
 import base64
 import binascii
@@ -11,7 +11,7 @@ NOT_A_REQUEST = "PEM block type must be CERTIFICATE REQUEST"
 
 
 def parse_request(text: str) -> x509.CertificateSigningRequest:
-    """The request in `spec.request`, which is PEM in base64.  Raises ValueError."""
+    """Parse `spec.request`, which is base64-encoded PEM. Raises ValueError."""
     try:
         return x509.load_pem_x509_csr(base64.b64decode(text))
     except (ValueError, binascii.Error, UnsupportedAlgorithm) as error:
@@ -19,25 +19,25 @@ def parse_request(text: str) -> x509.CertificateSigningRequest:
 
 
 def common_name(request: x509.CertificateSigningRequest) -> str:
-    """The user that is asked for: of several common names the last, as in Kubernetes."""
+    """Return the requested user: the last common name, as in Kubernetes."""
     names = subject_values(request.subject, NameOID.COMMON_NAME)
     return names[-1] if names else ""
 
 
 def organizations(request: x509.CertificateSigningRequest) -> list[str]:
-    """The groups that are asked for."""
+    """Return the requested groups."""
     return subject_values(request.subject, NameOID.ORGANIZATION_NAME)
 
 
 def subject_values(subject: x509.Name, attribute: x509.ObjectIdentifier) -> list[str]:
-    found = (each.value for each in subject.get_attributes_for_oid(attribute))
-    return [each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in found]
+    values = (each.value for each in subject.get_attributes_for_oid(attribute))
+    return [each.decode("utf-8", "replace") if isinstance(each, bytes) else each for each in values]
 
 
 def alternative_names(request: x509.CertificateSigningRequest) -> list[x509.GeneralName]:
-    """The other names that are asked for.  Raises ValueError where they cannot be read."""
+    """Return the requested subject alternative names. Raises ValueError for malformed ones."""
     try:
-        found = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        result = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    return list(found)
+    return list(result)

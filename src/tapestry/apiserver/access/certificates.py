@@ -1,4 +1,4 @@
-"""Certificates of the server's own: a CA, a certificate for its names, and one for its first administrator."""
+"""Certificate authority of the server, and the serving and admin certificates that it issues."""
 
 import ipaddress
 import ssl
@@ -27,16 +27,16 @@ LIFETIME = timedelta(days=365)
 CA_LIFETIME = timedelta(days=3650)
 RENEW_BEFORE = timedelta(days=30)
 CLOCK_SKEW = timedelta(hours=1)
-"""By how much the clocks of clients may be behind."""
+"""Tolerance for client clocks that are behind."""
 
 
 @dataclass(frozen=True)
 class CertificateAuthority:
-    """A CA whose key and certificate are in a folder; made when it is first asked for."""
+    """A CA with key and certificate in a folder; created on first use."""
 
     folder: Path
     name: str = "ca"
-    """What its files are called."""
+    """Base name of its files."""
 
     @property
     def certificate_file(self) -> Path:
@@ -47,21 +47,21 @@ class CertificateAuthority:
         return self.certificate_file.read_text()
 
     def server_certificate(self, names: Sequence[str]) -> tuple[Path, Path]:
-        """The files of a certificate and a key for these host names and addresses."""
+        """Return the certificate and key files for these host names and addresses; issue them if needed."""
         self._ensure()
-        at = self.folder / "apiserver.crt", self.folder / "apiserver.key"
-        if not is_current_for(at[0], names):
+        files = self.folder / "apiserver.crt", self.folder / "apiserver.key"
+        if not is_current_for(files[0], names):
             alternatives = x509.SubjectAlternativeName([alternative_name(each) for each in names])
-            self._issue(at, subject_name("tapestry-apiserver"), [alternatives], ExtendedKeyUsageOID.SERVER_AUTH)
-        return at
+            self._issue(files, subject_name("tapestry-apiserver"), [alternatives], ExtendedKeyUsageOID.SERVER_AUTH)
+        return files
 
     def client_certificate(self, name: str, groups: Sequence[str]) -> tuple[Path, Path]:
-        """The files of a certificate and a key that say who a client is."""
+        """Return the certificate and key files of a client; issue them if needed."""
         self._ensure()
-        at = self.folder / f"{name}.crt", self.folder / f"{name}.key"
-        if not is_current_for(at[0], ()):
-            self._issue(at, subject_name(name, groups), [], ExtendedKeyUsageOID.CLIENT_AUTH)
-        return at
+        files = self.folder / f"{name}.crt", self.folder / f"{name}.key"
+        if not is_current_for(files[0], ()):
+            self._issue(files, subject_name(name, groups), [], ExtendedKeyUsageOID.CLIENT_AUTH)
+        return files
 
     @property
     def key_file(self) -> Path:
@@ -69,11 +69,11 @@ class CertificateAuthority:
 
     @property
     def can_sign(self) -> bool:
-        """Whether the key is here, or will be made; where only a certificate was put here, it is with somebody else."""
+        """True if the key exists or will be created; False if only a certificate was provided."""
         return self.key_file.exists() or not self.certificate_file.exists()
 
     def key_pair(self) -> tuple[x509.Certificate, CertificateIssuerPrivateKeyTypes] | None:
-        """The certificate and the key of the CA, of any type that certificates are signed with; None without a key."""
+        """Return the certificate and the key of the CA; None without a key. Raises ValueError if they do not match."""
         self._ensure()
         if not self.key_file.exists():
             return None
@@ -134,12 +134,12 @@ class CertificateAuthority:
 
 
 def hash_for(key: CertificateIssuerPrivateKeyTypes) -> hashes.SHA256 | None:
-    """The hash that a signature by this key is made over; keys of some types have one built in."""
+    """Return the hash for signatures with this key; None for key types with a built-in hash."""
     return None if isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey) else hashes.SHA256()
 
 
 def authority_key_identifier(ca: x509.Certificate) -> list[x509.ExtensionType]:
-    """The extension that says which key a certificate is signed with: several CAs may have the same name."""
+    """Return the extension that identifies the key of the issuer, since several CAs may have the same name."""
     try:
         identifier = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     except x509.ExtensionNotFound:
@@ -148,7 +148,7 @@ def authority_key_identifier(ca: x509.Certificate) -> list[x509.ExtensionType]:
 
 
 def key_usage(*flags: str) -> x509.KeyUsage:
-    """The extension with these flags."""
+    """Return the KeyUsage extension with these flags."""
     return x509.KeyUsage(**{name: name in flags for name in KEY_USAGE_FLAGS})
 
 
@@ -165,7 +165,7 @@ def alternative_name(name: str) -> x509.GeneralName:
 
 
 def is_current_for(path: Path, names: Sequence[str]) -> bool:
-    """Whether there is a certificate that will last for a while and has these names."""
+    """Return whether a certificate exists, is not about to expire, and has these names."""
     if not path.exists():
         return False
     certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -173,8 +173,8 @@ def is_current_for(path: Path, names: Sequence[str]) -> bool:
         return False
     if not names:
         return True
-    has = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return {alternative_name(each) for each in names} <= set(has)
+    present = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {alternative_name(each) for each in names} <= set(present)
 
 
 def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -184,22 +184,22 @@ def private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def write_private_file(path: Path, content: bytes) -> None:
-    """Write a file that nobody else may read, from its first byte on."""
-    made = path.with_name(f"{path.name}.new")
-    made.unlink(missing_ok=True)
-    made.touch(mode=0o600)
-    made.write_bytes(content)
-    made.replace(path)  # whole or not at all
+    """Write a file atomically, readable only by its owner from the first byte."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(mode=0o600)
+    temporary.write_bytes(content)
+    temporary.replace(path)  # atomic
 
 
 def server_ssl_context(certificate: Path, key: Path, client_cas: Sequence[Path]) -> ssl.SSLContext:
-    """TLS for the listener; client certificates are looked at where a client has one."""
+    """Return the TLS context of a listener; client certificates are optional."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.num_tickets = 0  # clients of API servers do not come back with one
+    context.num_tickets = 0  # API clients do not resume sessions
     context.load_cert_chain(certificate, key)
-    for authority in client_cas:
-        context.load_verify_locations(authority)
+    for ca_file in client_cas:
+        context.load_verify_locations(ca_file)
     context.verify_mode = ssl.CERT_OPTIONAL if client_cas else ssl.CERT_NONE
     context.set_alpn_protocols(["http/1.1"])
     return context

@@ -1,9 +1,9 @@
-"""TLS handshakes that name the CAs of clients, and that go on where a client shows a certificate of another CA.
+"""TLS handshakes that name the accepted client CAs and continue with certificates of unknown CAs.
 
-The module `ssl` ends such a handshake, so the client does not learn why, and a token that it has as well is of no use.
-Kubernetes' API server lets it connect and answers 401, or takes the token.  OpenSSL can do that, but `ssl` has no words
-for it: this module calls OpenSSL itself, on the objects that `ssl` has made.  OpenSSL still checks each certificate,
-and `is_verified` tells its verdict.
+The `ssl` module aborts a handshake with an unknown client certificate, so the client gets no reason, and its token
+is not considered. kube-apiserver accepts the connection and responds with 401, or uses the token. OpenSSL supports
+that, but `ssl` does not expose it. This module calls OpenSSL directly on the objects of `ssl`. OpenSSL still
+verifies each certificate, and `is_verified` returns the result.
 """
 
 import _ssl
@@ -21,14 +21,14 @@ log = logger(__name__)
 X509_V_OK = 0
 SSL_VERIFY_PEER = 1
 OBJECT_HEADER_BYTES = object.__basicsize__
-"""Bytes before the first field of an object: of a context, its `SSL_CTX *`; of a connection, a reference to a socket
-and then its `SSL *`."""
+"""Offset of the first field of an object: of a context, its `SSL_CTX *`; of a connection, a socket reference
+followed by its `SSL *`."""
 POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 
 def continue_handshake(_: int, __: int | None) -> int:
-    """Called for each certificate of a chain, and for each fault of it; the verdict stays with the connection."""
-    OPENSSL.ERR_clear_error()  # what is left there would be taken for an error of what the connection does next
+    """Accept every certificate of a chain; the verification result stays with the connection."""
+    OPENSSL.ERR_clear_error()  # a queued error would be attributed to the next operation of the connection
     return 1
 
 
@@ -36,7 +36,7 @@ VERIFY_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(
 
 
 def load_openssl() -> Any:
-    """The functions of the OpenSSL that `ssl` uses; None where it cannot be called from here."""
+    """Return the functions of the OpenSSL that `ssl` uses, or None if they are not accessible."""
     if sys.implementation.name != "cpython":
         return None
     try:
@@ -44,7 +44,7 @@ def load_openssl() -> Any:
         for name, result, *arguments in FUNCTIONS:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):  # it is linked in a way that hides its functions
+    except (OSError, AttributeError):  # its functions are hidden by the linker
         return None
     return library
 
@@ -64,37 +64,37 @@ OPENSSL = load_openssl()
 
 
 def request_client_certificates(context: ssl.SSLContext, client_cas: Sequence[Path]) -> None:
-    """Ask clients for certificates of these CAs, by name, and let those in who have another one.
+    """Request client certificates of these CAs, and accept connections with other certificates.
 
-    Whoever uses the context must ask `is_verified` about each connection.  Where OpenSSL cannot be reached the context
-    stays as it was: no CAs are named, and an unknown certificate ends the handshake.
+    The caller must check `is_verified` for each connection. If OpenSSL is not accessible, the context is unchanged:
+    no CAs are named, and an unknown certificate ends the handshake.
     """
     if OPENSSL is None or not is_openssl_reachable(context):
-        log.warning("clients with certificates of unknown CAs cannot connect: this Python hides its OpenSSL")
+        log.warning("OpenSSL not reachable: clients with certificates of unknown CAs cannot connect")
         return
     address = ssl_context_pointer(context)
     first, *others = (str(each).encode() for each in client_cas)
     names = OPENSSL.SSL_load_client_CA_file(first)
     if not names or not all(OPENSSL.SSL_add_file_cert_subjects_to_stack(names, each) for each in others):
         raise ValueError(f"no certificates can be read from {', '.join(map(str, client_cas))}")
-    OPENSSL.SSL_CTX_set_client_CA_list(address, names)  # which owns them from now on
+    OPENSSL.SSL_CTX_set_client_CA_list(address, names)  # the context owns the names from now on
     OPENSSL.SSL_CTX_set_verify(address, SSL_VERIFY_PEER, VERIFY_CALLBACK)
     PERMISSIVE_CONTEXTS.add(address)
 
 
 PERMISSIVE_CONTEXTS: set[int] = set()
-"""The contexts whose handshakes go on with any certificate."""
+"""Pointers of the contexts that accept any certificate."""
 
 
 def is_openssl_reachable(context: ssl.SSLContext) -> bool:
-    """Whether what we take for OpenSSL's context is the one behind `context`."""
-    before, seen = context.verify_mode, []
+    """Return whether the computed pointer is the OpenSSL context of `context`."""
+    original_mode, modes = context.verify_mode, []
     for mode in (ssl.CERT_NONE, ssl.CERT_OPTIONAL):
         context.verify_mode = mode
-        seen.append(OPENSSL.SSL_CTX_get_verify_mode(ssl_context_pointer(context)))
-    context.verify_mode = before
+        modes.append(OPENSSL.SSL_CTX_get_verify_mode(ssl_context_pointer(context)))
+    context.verify_mode = original_mode
     connection = context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=True)
-    return seen == [0, SSL_VERIFY_PEER] and OPENSSL.SSL_get_SSL_CTX(ssl_pointer(connection)) == ssl_context_pointer(
+    return modes == [0, SSL_VERIFY_PEER] and OPENSSL.SSL_get_SSL_CTX(ssl_pointer(connection)) == ssl_context_pointer(
         context
     )
 
@@ -108,9 +108,9 @@ def ssl_pointer(tls: ssl.SSLObject) -> int:
 
 
 def is_verified(tls: ssl.SSLObject) -> bool:
-    """Whether the certificate that a client has shown is a good one of a known CA."""
+    """Return whether the client certificate was verified against a known CA."""
     if not PERMISSIVE_CONTEXTS or ssl_context_pointer(tls.context) not in PERMISSIVE_CONTEXTS:
-        return True  # its handshake would not have ended otherwise
+        return True  # otherwise the handshake would have failed
     connection = ssl_pointer(tls)
     is_known: bool = OPENSSL.SSL_get_SSL_CTX(connection) == ssl_context_pointer(tls.context)
     return is_known and bool(OPENSSL.SSL_get_verify_result(connection) == X509_V_OK)

@@ -1,7 +1,8 @@
-"""Tokens that expire: made on the machine of the server, good from then on, and worthless once they are revoked.
+"""Tokens that expire and can be revoked, created on the machine of the server.
 
-They are kept in one file of the server's folder, by their hashes: who can read it cannot use them.  The server reads it
-again when it has changed.  A token is `tapestry.ID.SECRET`: the ID is no secret, lists show it, and `revoke` takes it.
+They are stored as hashes in one file of the data folder, so that readers of the file cannot use them. The server
+reloads the file when it changes. A token is `tapestry.ID.SECRET`. The ID is not secret: lists show it, and `revoke`
+takes it.
 """
 
 import fcntl
@@ -27,7 +28,7 @@ MAX_LIFETIME = timedelta(days=365)
 
 
 class Token(msgspec.Struct, frozen=True, rename="camel"):
-    """One token, as it is kept."""
+    """One stored token."""
 
     id: str
     hash: str
@@ -38,25 +39,25 @@ class Token(msgspec.Struct, frozen=True, rename="camel"):
 
 
 Tokens = dict[str, Token]
-"""By their IDs."""
+"""Tokens by ID."""
 
 
 def load_tokens(path: Path) -> Tokens:
-    """The tokens in a file; none where there is no file.  Raises ValueError where it is not readable."""
+    """Load the tokens of a file; empty if it does not exist. Raises ValueError for a malformed file."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=list[Token])
+        result = msgspec.json.decode(path.read_bytes(), type=list[Token])
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{path}: tokens cannot be read: {error}") from error
-    return {each.id: each for each in found}
+    return {each.id: each for each in result}
 
 
 @contextmanager
 def edit_tokens(folder: Path, now: datetime) -> Iterator[Tokens]:
-    """The tokens below `folder`, to be changed; what is left in the end is written, if it is another.
+    """Yield the tokens below `folder` for modification, and write them afterwards if they changed.
 
-    One process changes them at a time.  Those that have expired are not among them any more.
+    A lock file serializes changes between processes. Expired tokens are removed.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / TOKENS_FILE
@@ -71,38 +72,38 @@ def edit_tokens(folder: Path, now: datetime) -> Iterator[Tokens]:
 
 
 def write_tokens(path: Path, tokens: Tokens) -> None:
-    """Put a whole file in the place of another."""
-    fresh = path.with_name(f".{path.name}.new")
-    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(file, "wb") as out:
-        out.write(msgspec.json.format(msgspec.json.encode(list(tokens.values())), indent=1) + b"\n")
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.rename(path)
+    """Replace the file atomically."""
+    temporary = path.with_name(f".{path.name}.new")
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(file, "wb") as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(list(tokens.values())), indent=1) + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.rename(path)
 
 
 def create_token(folder: Path, user: str, groups: tuple[str, ...], ttl: timedelta, now: datetime) -> tuple[Token, str]:
-    """A new token and its text, which nobody can find out again.  Raises ValueError for what makes no sense."""
+    """Create a token; return it and its text, which is not stored. Raises ValueError for invalid arguments."""
     if not user.strip():
-        raise ValueError("a token is somebody's: give a user")
+        raise ValueError("a token needs a user: the user name is empty")
     if not timedelta(0) < ttl <= MAX_LIFETIME:
-        raise ValueError(f"a token is good for some time, and for no more than {MAX_LIFETIME.days} days; found {ttl}")
+        raise ValueError(f"token lifetime {ttl} is not between 0 and {MAX_LIFETIME.days} days")
     secret = secrets.token_urlsafe(32)
-    moment = now.replace(microsecond=0)
-    token = Token(secrets.token_hex(5), secret_hash(secret), user, groups, moment, moment + ttl)
+    created = now.replace(microsecond=0)
+    token = Token(secrets.token_hex(5), secret_hash(secret), user, groups, created, created + ttl)
     with edit_tokens(folder, now) as tokens:
         tokens[token.id] = token
     return token, f"{TOKEN_PREFIX}{token.id}.{secret}"
 
 
 def revoke_token(folder: Path, id: str, now: datetime) -> Token:
-    """The token that is good no more; raises KeyError where there is none of that ID."""
+    """Remove a token and return it. Raises KeyError for an unknown ID."""
     with edit_tokens(folder, now) as tokens:
         return tokens.pop(id)
 
 
 def remove_expired_tokens(folder: Path, now: datetime) -> None:
-    """Forget those that have expired."""
+    """Remove expired tokens from the file."""
     if (folder / TOKENS_FILE).exists():
         with edit_tokens(folder, now):
             pass
@@ -114,7 +115,7 @@ def secret_hash(secret: str) -> str:
 
 @dataclass(frozen=True)
 class EphemeralTokenAuthenticator:
-    """A way to authenticate: by a token that was made here, until it expires or is revoked."""
+    """Authenticates tokens of this module until they expire or are revoked."""
 
     tokens: ReloadingFile[Tokens]
     now: Callable[[], datetime]

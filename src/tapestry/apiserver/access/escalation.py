@@ -1,7 +1,7 @@
-"""Escalation: nobody hands on rights that they do not have.
+"""Privilege escalation checks: users cannot grant rights that they do not have.
 
-Whoever writes a role must hold all of its rules, or be allowed to `escalate`; whoever writes a binding must hold all
-rules of the role that it binds, or be allowed to `bind` that role.  They are refused in Kubernetes' own words.
+The writer of a role must hold all of its rules, or have the verb `escalate`. The writer of a binding must hold all
+rules of the bound role, or have the verb `bind` on it. Errors have the same message as Kubernetes.
 """
 
 from dataclasses import dataclass
@@ -35,14 +35,14 @@ ROLE_RESOURCES = {
 }
 ALL_RULES = (PolicyRule(("*",), ("*",), ("*",)), PolicyRule(("*",), paths=("*",)))
 MAX_REPORTED_RULES = 1_000
-"""Rights that a refusal names."""
+"""Maximum number of missing rules that an error lists."""
 IGNORED_METADATA = ("ownerReferences", "finalizers", "managedFields")
-"""Metadata that whoever collects garbage may change."""
+"""Metadata fields that the garbage collector may change."""
 
 
 @dataclass(frozen=True)
 class EscalationCheck:
-    """A step: refuses roles and bindings that give more than their writer has."""
+    """A step that rejects roles and bindings that grant more than their writer holds."""
 
     authorizer: RbacAuthorizer
 
@@ -65,24 +65,24 @@ class EscalationCheck:
 
     async def check_binding(self, request: WriteRequest, _: Object | None, binding: Object) -> None:
         reference, namespace = binding["roleRef"], request.target.namespace
-        row = ROLE_RESOURCES.get(reference.get("kind", ""))
-        if row is None:
-            return  # which is for validation to refuse
-        if self.authorizer(Attributes(request.user, "bind", Target(row, namespace, reference["name"]))):
+        info = ROLE_RESOURCES.get(reference.get("kind", ""))
+        if info is None:
+            return  # validation rejects it
+        if self.authorizer(Attributes(request.user, "bind", Target(info, namespace, reference["name"]))):
             return
-        rules = self.authorizer.roles.rules(namespace if row.resource.namespaced else "", reference["name"])
+        rules = self.authorizer.roles.rules(namespace if info.resource.namespaced else "", reference["name"])
         if rules is None:
-            raise api_errors.not_found(request.target.info.resource, reference["name"])  # Kubernetes mixes them up, too
+            raise api_errors.not_found(request.target.info.resource, reference["name"])  # sic, as in Kubernetes
         await self.check_rules(request, binding, rules)
 
     async def check_rules(self, request: WriteRequest, obj: Object, rules: tuple[PolicyRule, ...]) -> None:
-        lacking = await self.missing_rules(request, rules)
-        if lacking:
+        missing = await self.missing_rules(request, rules)
+        if missing:
             user = request.user
             who = f'user "{user.name}" (groups={quoted_list(user.groups)})'
             why = f"{who} is attempting to grant RBAC permissions not currently held:"
             raise escalation_error(
-                request, obj, "\n".join([why, *sorted({str(rule) for rule in merge_verbs(lacking)})])
+                request, obj, "\n".join([why, *sorted({str(rule) for rule in merge_verbs(missing)})])
             )
 
     async def missing_rules(self, request: WriteRequest, rules: tuple[PolicyRule, ...]) -> list[PolicyRule]:
@@ -99,14 +99,14 @@ def is_aggregated(role: Object | None) -> bool:
 
 
 def merge_verbs(rules: list[PolicyRule]) -> list[PolicyRule]:
-    """Single rules about the same thing as one with all of their verbs."""
+    """Merge rules about the same resources into one rule with all verbs."""
     verbs: dict[PolicyRule, list[str]] = {}
     for rule in rules:
-        thing = PolicyRule((), rule.groups, rule.resources, rule.names) if rule.resources else rule
-        verbs.setdefault(thing, []).extend(rule.verbs)
+        scope = PolicyRule((), rule.groups, rule.resources, rule.names) if rule.resources else rule
+        verbs.setdefault(scope, []).extend(rule.verbs)
     return [
-        PolicyRule(tuple(each), thing.groups, thing.resources, thing.names, thing.paths)
-        for thing, each in verbs.items()
+        PolicyRule(tuple(each), scope.groups, scope.resources, scope.names, scope.paths)
+        for scope, each in verbs.items()
     ]
 
 

@@ -1,7 +1,7 @@
-"""Impersonation: a request in the name of somebody else, by those who may `impersonate` them.
+"""Impersonation: requests on behalf of another user, authorized by the verb `impersonate`.
 
-Each part of the other's identity is a right of its own: the user (or service account), each group, the UID, and each
-value of each extra.
+Each part of the identity is authorized separately: the user or service account, each group, the UID, and each value
+of each extra key.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,17 +28,17 @@ SERVICE_ACCOUNT_PREFIX, SERVICE_ACCOUNTS_GROUP = "system:serviceaccount:", "syst
 AUTHENTICATION_GROUP = "authentication.k8s.io"
 
 Headers = Iterable[tuple[str, str]]
-"""Names in lower case and values; a name may come more than once."""
+"""Header names in lower case and values; names may repeat."""
 
 
 def impersonate(call: Call, authorize: Authorize) -> Call:
-    """The call as whoever it is made in the name of; raises Forbidden where its sender may not be them."""
+    """Return the call as the impersonated user. Raises Forbidden if the sender may not impersonate it."""
     if not call.impersonation_headers:
         return call
     name = next((value for header, value in call.impersonation_headers if header == USER_HEADER and value), "")
     if not name:
-        wanted = [f"{header}: {value}" for header, value in call.impersonation_headers]
-        raise ServerError(500, "InternalError", f"requested {wanted} without impersonating a user")
+        requested = [f"{header}: {value}" for header, value in call.impersonation_headers]
+        raise ServerError(500, "InternalError", f"requested {requested} without impersonating a user")
     for part in impersonation_targets(name, call.impersonation_headers):
         if not authorize(Attributes(call.user, "impersonate", part)):
             raise api_errors.forbidden_resource(call.user.name, "impersonate", part)
@@ -46,7 +46,7 @@ def impersonate(call: Call, authorize: Authorize) -> Call:
 
 
 def impersonation_targets(name: str, headers: Headers) -> Iterator[Target]:
-    """What has to be allowed, in terms of resources that there are none of."""
+    """Yield the targets to authorize, as pseudo resources."""
     account = service_account_of(name)
     yield (
         identity_target("serviceaccounts", account[1], namespace=account[0])
@@ -80,11 +80,11 @@ def impersonated_user(name: str, headers: Headers) -> User:
 
 
 def service_account_of(name: str) -> tuple[str, str] | None:
-    """The namespace and the name of a service account."""
-    namespace, colon, own = name.removeprefix(SERVICE_ACCOUNT_PREFIX).partition(":")
+    """Return the namespace and name of a service account, or None for other users."""
+    namespace, colon, account = name.removeprefix(SERVICE_ACCOUNT_PREFIX).partition(":")
     return (
-        (namespace, own)
-        if name.startswith(SERVICE_ACCOUNT_PREFIX) and colon and namespace and own and ":" not in own
+        (namespace, account)
+        if name.startswith(SERVICE_ACCOUNT_PREFIX) and colon and namespace and account and ":" not in account
         else None
     )
 
@@ -94,5 +94,5 @@ def extra_key(header: str) -> str:
 
 
 def identity_target(plural: str, name: str, *, namespace: str = "", group: str = "", subresource: str = "") -> Target:
-    row = ResourceInfo(Resource(group, "v1", plural, plural, namespaced=bool(namespace)), plural, ())
-    return Target(row, namespace, name, subresource)
+    info = ResourceInfo(Resource(group, "v1", plural, plural, namespaced=bool(namespace)), plural, ())
+    return Target(info, namespace, name, subresource)

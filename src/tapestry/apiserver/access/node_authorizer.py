@@ -1,8 +1,8 @@
-"""The Node authorizer: a kubelet may use its own Node, its pods, and what these refer to.
+"""Node authorizer: lets a kubelet use its own Node, its pods, and the objects that they refer to.
 
-A kubelet is a user `system:node:<name>` in the group `system:nodes`.  The authorizer only adds rights; what it does not
-allow may still be allowed by a role.  Rights that depend on the content of a write are limited by the admission plugin
-NodeRestriction (`admission/node_restriction`): here a node may update any Node, there only its own.
+A kubelet is a user `system:node:<name>` in the group `system:nodes`. The authorizer only adds rights: a role may
+allow what it does not. The admission plugin NodeRestriction (`admission/node_restriction`) limits rights that depend
+on the content of a write: a node may update any Node here, but only its own there.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ STATUS_VERBS = ("update", "patch")
 
 
 def node_name_of_user(user: User) -> str | None:
-    """The name of the node that a user is, which may be empty; None where the user is no node."""
+    """Return the node name of a user (which may be empty), or None if the user is not a node."""
     return (
         user.name.removeprefix(NODE_USER_PREFIX)
         if user.name.startswith(NODE_USER_PREFIX) and NODES_GROUP in user.groups
@@ -46,7 +46,7 @@ def node_name_of_user(user: User) -> str | None:
 
 
 def node_rules() -> tuple[PolicyRule, ...]:
-    """What every node may do: the rules of the ClusterRole `system:node`."""
+    """Return the rules of the ClusterRole `system:node`, which apply to all nodes."""
     roles = (
         obj for plural, obj in bootstrap_objects() if plural == "clusterroles" and obj["metadata"]["name"] == NODE_ROLE
     )
@@ -54,7 +54,7 @@ def node_rules() -> tuple[PolicyRule, ...]:
 
 
 def selects_only(field_selector: str, field: str, value: str) -> bool:
-    """Whether a field selector chooses only objects with that value of a field."""
+    """Return whether a field selector matches only objects with that value of a field."""
     try:
         terms = parse_field_selector(field_selector).terms
     except SelectorError:
@@ -64,13 +64,11 @@ def selects_only(field_selector: str, field: str, value: str) -> bool:
 
 @dataclass(frozen=True)
 class NodeAuthorizer:
-    """Decides what nodes may do."""
-
     graph: NodeGraph
     rules: tuple[PolicyRule, ...]
 
     def denial_reason(self, attributes: Attributes) -> str | None:
-        """None where a node may do that; otherwise why not, which is empty where there is nothing to say."""
+        """Return None if the user is a node and may do this; otherwise the reason, which may be empty."""
         node = node_name_of_user(attributes.user)
         if node is None:
             return ""
@@ -90,7 +88,7 @@ class NodeAuthorizer:
         return f"no relationship found between node '{node}' and this object"
 
     def authorize_read(self, node: str, attributes: Attributes, target: Target) -> str | None:
-        """Secrets and ConfigMaps: also a list or a watch of a single one."""
+        """Authorize reads of Secrets and ConfigMaps, including a list or a watch of a single one."""
         if attributes.verb not in READ_VERBS:
             return "can only read resources of this type"
         if target.subresource:
@@ -125,7 +123,7 @@ class NodeAuthorizer:
             return "can only get, create, update, patch, or delete a node lease"
         if target.namespace != LEASE_NAMESPACE:
             return f'can only access leases in the "{LEASE_NAMESPACE}" system namespace'
-        if attributes.verb != "create" and target.name != node:  # a new name is for NodeRestriction to check
+        if attributes.verb != "create" and target.name != node:  # NodeRestriction checks the name of a new Lease
             return "can only access node lease with the same name as the requesting node"
         return None
 
@@ -193,4 +191,4 @@ CHECKS: Mapping[str, Check] = {
     NODES: NodeAuthorizer.authorize_node,
     PODS: NodeAuthorizer.authorize_pod,
 }
-"""Resources of which a node may use some objects; of all others, what `system:node` allows."""
+"""Checks for resources of which a node may use some objects. The rules of `system:node` apply to all others."""

@@ -1,7 +1,7 @@
-"""The node graph: which objects the pods and volumes of each node refer to.
+"""Index of the objects that the pods and volumes of each node refer to.
 
-The index is kept by node.  A change of a pod or volume is noted when it happens (O(1)) and read when a node next asks,
-so a question costs a lookup plus the changes since the last question, and never a scan of all pods.
+A change of a pod or volume is queued in O(1) and indexed at the next query. So a query costs a lookup plus the
+changes since the last one, and never a scan of all pods.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from tapestry.kube.objects import Object, name_of, value_at
 
 @dataclass(frozen=True, slots=True)
 class NodeReferences:
-    """An object that belongs to a node, and what the node may read because of it."""
+    """An object that belongs to a node, and the references that the node may read because of it."""
 
     node: str
     references: tuple[Reference, ...]
@@ -37,7 +37,7 @@ class NodeReferences:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A PersistentVolume: whoever may read its claim may read it and its Secrets."""
+    """A PersistentVolume: nodes that may read its claim may read it and its Secrets."""
 
     claim: Reference
     secrets: frozenset[Reference]
@@ -48,7 +48,7 @@ def pod_node_references(pod: Object) -> NodeReferences:
 
 
 def own_node_references(resource: str) -> Callable[[Object], NodeReferences]:
-    """Of an object whose spec names the node that it belongs to."""
+    """Return a reader for objects whose spec names their node."""
 
     def holder(obj: Object) -> NodeReferences:
         return NodeReferences(value_at(obj, "spec", "nodeName") or "", ((resource, "", name_of(obj)),))
@@ -64,34 +64,34 @@ REFERENCE_READERS: Mapping[str, Callable[[Object], NodeReferences]] = {
 
 
 class NodeGraph:
-    """Answers whether an object belongs to a node, as of the newest version that readers see."""
+    """Answers whether an object is referenced from a node, at the newest version that readers see."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._node_references: dict[Key, NodeReferences] = {}
         self._volumes: dict[Key, Volume] = {}
         self._readable_by_node: dict[str, Counter[Reference]] = {}
-        """By node: what it may read, and how many of its objects refer to that."""
+        """By node: readable objects, with the number of references to each."""
         self._volumes_by_claim: dict[Reference, set[Key]] = {}
-        """By claim: the PersistentVolumes for it."""
+        """By claim: its PersistentVolumes."""
         self._pending_keys: dict[Key, None] = {}
         for resource in (*REFERENCE_READERS, VOLUMES):
             store.on_change(resource, self._on_change)
             self._pending_keys.update((version.key, None) for version in store.list_objects(resource))
 
     def reaches(self, node: str, reference: Reference) -> bool:
-        """Whether a pod or volume of the node refers to that object."""
+        """Return whether a pod or volume of the node refers to that object."""
         self._apply_changes()
-        held = self._readable_by_node.get(node)
-        if held is None:
+        readable = self._readable_by_node.get(node)
+        if readable is None:
             return False
-        if reference in held:
+        if reference in readable:
             return True
         resource, namespace, name = reference
         if resource == VOLUMES:
             volume = self._volumes.get(Key(VOLUMES, namespace, name))
-            return volume is not None and volume.claim in held
-        return resource == SECRETS and any(reference in each.secrets for each in self._volumes_of(held))
+            return volume is not None and volume.claim in readable
+        return resource == SECRETS and any(reference in each.secrets for each in self._volumes_of(readable))
 
     def _volumes_of(self, held: Iterable[Reference]) -> Iterable[Volume]:
         claims = (each for each in held if each[0] == CLAIMS)
@@ -100,7 +100,7 @@ class NodeGraph:
     def _on_change(self, event: WatchEvent) -> None:
         key = event.object_version.key
         if event.new is None and key not in self._node_references and key not in self._volumes:
-            self._pending_keys.pop(key, None)  # it came and went between two questions
+            self._pending_keys.pop(key, None)  # created and deleted between two queries
         else:
             self._pending_keys[key] = None
 
@@ -119,24 +119,24 @@ class NodeGraph:
                 volume = self._volumes[key] = Volume((CLAIMS, *claim), frozenset(volume_secrets(obj)))
                 self._volumes_by_claim.setdefault(volume.claim, set()).add(key)
             return
-        holder = REFERENCE_READERS[key.resource](obj)
-        if holder.node:
-            self._node_references[key] = holder
-            self._readable_by_node.setdefault(holder.node, Counter()).update(holder.references)
+        references = REFERENCE_READERS[key.resource](obj)
+        if references.node:
+            self._node_references[key] = references
+            self._readable_by_node.setdefault(references.node, Counter()).update(references.references)
 
     def _unindex(self, key: Key) -> None:
         volume = self._volumes.pop(key, None)
         if volume is not None:
-            bound = self._volumes_by_claim[volume.claim]
-            bound.discard(key)
-            if not bound:
+            keys = self._volumes_by_claim[volume.claim]
+            keys.discard(key)
+            if not keys:
                 del self._volumes_by_claim[volume.claim]
-        holder = self._node_references.pop(key, None)
-        if holder is not None:
-            held = self._readable_by_node[holder.node]
-            for reference in holder.references:
-                held[reference] -= 1
-                if not held[reference]:
-                    del held[reference]
-            if not held:
-                del self._readable_by_node[holder.node]
+        references = self._node_references.pop(key, None)
+        if references is not None:
+            readable = self._readable_by_node[references.node]
+            for reference in references.references:
+                readable[reference] -= 1
+                if not readable[reference]:
+                    del readable[reference]
+            if not readable:
+                del self._readable_by_node[references.node]

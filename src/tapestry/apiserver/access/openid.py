@@ -1,6 +1,6 @@
-"""What others need to know the tokens of service accounts by: the issuer, and its keys.
+"""OpenID discovery documents for service account tokens: the issuer and its public keys.
 
-They are pages of their own that those may read who have the role `system:service-account-issuer-discovery`.
+They are readable with the role `system:service-account-issuer-discovery`.
 """
 
 from collections.abc import Mapping
@@ -30,15 +30,15 @@ class OpenIdHandlers:
             raise api_errors.path_not_found()
         issuer = self.account_tokens.issuer
         algorithms = sorted({key["alg"] for key in self.account_tokens.keys.jwks})
-        found = {
+        result = {
             "issuer": issuer,
             "jwks_uri": f"{issuer.rstrip('/')}{JWKS_PATH}",
             "response_types_supported": ["id_token"],
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": algorithms,
         }
-        answer = json_response(200, found)
-        return ApiResponse(200, answer.body, answer.content_type, HEADERS)
+        response = json_response(200, result)
+        return ApiResponse(200, response.body, response.content_type, HEADERS)
 
     async def keys(self, call: Call) -> ApiResponse:
         if call.path != JWKS_PATH:

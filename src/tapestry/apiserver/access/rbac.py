@@ -1,7 +1,7 @@
-"""Rights: whether the roles that are bound to a user allow what it asks for.
+"""RBAC authorizer: allows a request if a role that is bound to its user allows it.
 
-Roles and bindings are ordinary objects of the store, each of which is read when it has changed.  Who is bound is looked
-up by name and namespace, so that what a thousand others may do costs nothing.
+Roles and bindings are objects in the store and are parsed when they change. Bindings are indexed by subject and
+namespace, so that the number of other users does not matter.
 """
 
 import json
@@ -24,13 +24,11 @@ RBAC_PLURALS = ("clusterroles", "clusterrolebindings", "roles", "rolebindings")
 MASTERS_GROUP = "system:masters"
 SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 LONG_TUPLE_LENGTH = 16
-"""Texts of a rule from which on one is looked up among them."""
+"""Number of values from which a rule field uses a set for lookups."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """One PolicyRule."""
-
     verbs: tuple[str, ...]
     groups: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
@@ -50,11 +48,11 @@ class PolicyRule:
             return False
         if not target.subresource:
             return resource.plural in self.resources or "*" in self.resources
-        wanted = (f"{resource.plural}/{target.subresource}", f"*/{target.subresource}", "*")
-        return any(each in self.resources for each in wanted)
+        patterns = (f"{resource.plural}/{target.subresource}", f"*/{target.subresource}", "*")
+        return any(each in self.resources for each in patterns)
 
     def __str__(self) -> str:
-        """As Kubernetes shows a rule to people: in the syntax of Go."""
+        """Return the rule in Go syntax, as Kubernetes prints it."""
         parts = {
             "APIGroups": self.groups,
             "Resources": self.resources,
@@ -75,42 +73,42 @@ def matches_path(pattern: str, path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role bound to somebody, in a namespace or everywhere."""
+    """A role that is bound to a subject, in a namespace or in the whole cluster."""
 
     role: tuple[str, str]
-    """Its namespace, which a ClusterRole has none of, and its name."""
+    """Namespace (empty for a ClusterRole) and name of the role."""
     origin: str
-    """Which binding of which role to whom it is, in words."""
+    """Description of the binding, for audit annotations."""
 
 
 GrantKey = tuple[str, str, str]
-"""The kind and the name of whom a grant is for, and the namespace where it holds, or nothing for everywhere."""
+"""Kind and name of the subject, and the namespace of the binding; empty for the whole cluster."""
 
 
 class RoleIndex:
-    """Roles and who is bound to them.  A change costs what the changed object has, whatever else there is."""
+    """Index of roles and bindings. The cost of an update depends only on the changed object."""
 
     def __init__(self, store: Store) -> None:
         self._rules: dict[tuple[str, str], tuple[PolicyRule, ...]] = {}
         self._grants: dict[GrantKey, dict[Key, Grant]] = {}
         self._keys_by_binding: dict[Key, list[GrantKey]] = {}
-        """Whom each binding is for."""
+        """Grant keys of each binding."""
         for kind in RBAC_PLURALS:
             for version in store.list_objects(f"{kind}.{GROUP}"):
                 self._index(version)
             store.on_change(f"{kind}.{GROUP}", self._on_change)
 
     def grants(self, user: User, namespace: str) -> Iterator[Grant]:
-        """What a user is bound to that holds in a namespace."""
-        places = ("", namespace) if namespace else ("",)
+        """Yield the grants of a user that apply in a namespace."""
+        scopes = ("", namespace) if namespace else ("",)
         for kind, name in (("User", user.name), *(("Group", group) for group in user.groups)):
-            for place in places:
-                found = self._grants.get((kind, name, place))
-                if found is not None:
-                    yield from list(found.values())  # which a thread may ask for
+            for scope in scopes:
+                result = self._grants.get((kind, name, scope))
+                if result is not None:
+                    yield from list(result.values())  # copied, because a thread may iterate over it
 
     def rules(self, namespace: str, name: str) -> tuple[PolicyRule, ...] | None:
-        """The rules of a Role, or of the ClusterRole where there is no namespace; None where there is no such role."""
+        """Return the rules of a Role, or of a ClusterRole if `namespace` is empty; None if there is no such role."""
         return self._rules.get((namespace, name))
 
     def _on_change(self, event: WatchEvent) -> None:
@@ -123,10 +121,10 @@ class RoleIndex:
         self._unindex(version.key)
         obj: Object = msgspec.json.decode(version.raw)
         if is_binding(version.key):
-            bound = self._keys_by_binding[version.key] = []
-            for whom, grant in grants_of(obj):
-                self._grants.setdefault(whom, {}).setdefault(version.key, grant)
-                bound.append(whom)
+            keys = self._keys_by_binding[version.key] = []
+            for grant_key, grant in grants_of(obj):
+                self._grants.setdefault(grant_key, {}).setdefault(version.key, grant)
+                keys.append(grant_key)
         else:
             self._rules[version.key.namespace, version.key.name] = rules_of(obj)
 
@@ -134,11 +132,11 @@ class RoleIndex:
         if not is_binding(key):
             self._rules.pop((key.namespace, key.name), None)
             return
-        for whom in self._keys_by_binding.pop(key, ()):
-            grants = self._grants.get(whom, {})
+        for grant_key in self._keys_by_binding.pop(key, ()):
+            grants = self._grants.get(grant_key, {})
             grants.pop(key, None)
             if not grants:
-                self._grants.pop(whom, None)
+                self._grants.pop(grant_key, None)
 
 
 def is_binding(key: Key) -> bool:
@@ -146,28 +144,28 @@ def is_binding(key: Key) -> bool:
 
 
 def grants_of(binding: Object) -> Iterator[tuple[GrantKey, Grant]]:
-    """Whom a binding gives what."""
+    """Yield the grants of a binding."""
     namespace, reference = binding["metadata"].get("namespace", ""), binding["roleRef"]
     role = (namespace if reference["kind"] == "Role" else "", reference["name"])
-    head = f'RoleBinding "{name_of(binding)}/{namespace}"' if namespace else f'ClusterRoleBinding "{name_of(binding)}"'
+    text = f'RoleBinding "{name_of(binding)}/{namespace}"' if namespace else f'ClusterRoleBinding "{name_of(binding)}"'
     for subject in binding.get("subjects") or ():
         kind, name = subject.get("kind"), subject.get("name", "")
-        whom = (kind, name, namespace)
+        grant_key = (kind, name, namespace)
         if kind == "ServiceAccount":
-            home = subject.get("namespace") or namespace
-            whom, name = ("User", f"{SERVICE_ACCOUNT_PREFIX}{home}:{name}", namespace), f"{name}/{home}"
-        yield whom, Grant(role, f'{head} of {reference["kind"]} "{reference["name"]}" to {kind} "{name}"')
+            owner = subject.get("namespace") or namespace
+            grant_key, name = (("User", f"{SERVICE_ACCOUNT_PREFIX}{owner}:{name}", namespace), f"{name}/{owner}")
+        yield grant_key, Grant(role, f'{text} of {reference["kind"]} "{reference["name"]}" to {kind} "{name}"')
 
 
 class LongTuple(tuple[str, ...]):
-    """A tuple of many texts in which one is found at once."""
+    """A tuple of many strings with a set for fast lookups."""
 
     _members: frozenset[str]
 
     def __new__(cls, values: Iterable[str]) -> "LongTuple":
-        found = super().__new__(cls, values)
-        found._members = frozenset(found)
-        return found
+        result = super().__new__(cls, values)
+        result._members = frozenset(result)
+        return result
 
     def __contains__(self, value: object) -> bool:
         return value in self._members
@@ -196,17 +194,15 @@ def no_node_authorizer(_: Attributes) -> str | None:
 
 @dataclass(frozen=True)
 class RbacAuthorizer:
-    """Says who may do what."""
-
     roles: RoleIndex
     node_denial_reason: Callable[[Attributes], str | None] = no_node_authorizer
-    """None where the sender is a node and may do that as one; otherwise why not, or nothing."""
+    """Returns None if the user is a node and may do this; otherwise the reason, which may be empty."""
 
     def __call__(self, attributes: Attributes) -> bool:
         return self.allow_reason(attributes) is not None
 
     def allow_reason(self, attributes: Attributes) -> str | None:
-        """Why somebody may do that, in Kubernetes' words, which are none for masters; None where they may not."""
+        """Return the reason why a request is allowed, as in Kubernetes (empty for masters), or None if it is not."""
         if MASTERS_GROUP in attributes.user.groups or self.node_denial_reason(attributes) is None:
             return ""
         namespace = attributes.target.namespace if attributes.target is not None else ""
@@ -216,17 +212,17 @@ class RbacAuthorizer:
         return None
 
     def denial_reason(self, attributes: Attributes) -> str:
-        """Why somebody may not do that, as far as there is more to say than that no role allows it."""
+        """Return the reason why a request is denied, if there is more to say than that no role allows it."""
         return self.node_denial_reason(attributes) or ""
 
     def rules(self, user: User, namespace: str) -> Iterator[PolicyRule]:
-        """The rules that hold for a user in a namespace; those of the whole cluster among them."""
+        """Yield the rules that apply to a user in a namespace, including cluster-wide ones."""
         for grant in self.roles.grants(user, namespace):
             yield from self.roles.rules(*grant.role) or ()
 
 
 class RuleProduct(NamedTuple):
-    """A rule as the product of four sets, or of two where it is about paths; nobody's name is empty."""
+    """A rule as the product of its sets; an empty name stands for all names."""
 
     verbs: Collection[str]
     groups: Collection[str]
@@ -237,14 +233,14 @@ class RuleProduct(NamedTuple):
 def uncovered_rules(
     required: Iterable[PolicyRule], held: Iterable[PolicyRule], limit: int | None = None
 ) -> list[PolicyRule]:
-    """What `held` does not cover of `wanted`, in its smallest parts, of which there may be very many: the first `most`.
+    """Return the smallest parts of `required` that `held` does not cover, at most `limit` of them.
 
-    Rules are compared as products of sets, not part by part, so that this takes what the rules have and not what their
-    parts are.
+    Rules are compared as products of sets instead of part by part, so the cost depends on the size of the rules and
+    not on the number of combinations.
     """
-    mine = list(held)
+    rules = list(held)
     parts = (
-        part for rule in required for part in (*uncovered_resources(rule, mine, limit), *uncovered_paths(rule, mine))
+        part for rule in required for part in (*uncovered_resources(rule, rules, limit), *uncovered_paths(rule, rules))
     )
     return list(islice(parts, limit))
 
@@ -253,20 +249,20 @@ def uncovered_resources(rule: PolicyRule, held: Sequence[PolicyRule], limit: int
     whole = RuleProduct(
         *(dict.fromkeys(each) for each in (rule.verbs, rule.groups, rule.resources, rule.names or ("",)))
     )
-    rest = [whole] if all(whole) else []
-    for own in held:
-        rest = [left for box in rest for left in subtract_rule(box, own)]
-    cells = (each for box in rest for each in product(box.groups, box.resources, box.verbs, box.names))
-    order = {(at, text): place for at, texts in enumerate(whole) for place, text in enumerate(texts)}
-    found = sorted(
+    remaining = [whole] if all(whole) else []
+    for held_rule in held:
+        remaining = [part for box in remaining for part in subtract_rule(box, held_rule)]
+    cells = (each for box in remaining for each in product(box.groups, box.resources, box.verbs, box.names))
+    order = {(axis, text): position for axis, texts in enumerate(whole) for position, text in enumerate(texts)}
+    result = sorted(
         islice(cells, limit),
         key=lambda each: (order[1, each[0]], order[2, each[1]], order[0, each[2]], order[3, each[3]]),
     )
-    return [PolicyRule((verb,), (group,), (kind,), (name,) if name else ()) for group, kind, verb, name in found]
+    return [PolicyRule((verb,), (group,), (kind,), (name,) if name else ()) for group, kind, verb, name in result]
 
 
 def subtract_rule(remaining: RuleProduct, held: PolicyRule) -> Iterator[RuleProduct]:
-    """What a rule does not cover of a box, as boxes that have nothing in common."""
+    """Yield the parts of a product that a rule does not cover, as disjoint products."""
     charge(4 + sum(map(len, remaining)))
     covered = RuleProduct(
         remaining.verbs if "*" in held.verbs else [each for each in remaining.verbs if each in held.verbs],
@@ -277,10 +273,10 @@ def subtract_rule(remaining: RuleProduct, held: PolicyRule) -> Iterator[RuleProd
     if not all(covered):
         yield remaining
         return
-    for at, had in enumerate(covered):
-        known = set(had)
-        if left := [each for each in remaining[at] if each not in known]:
-            yield RuleProduct._make((*covered[:at], left, *remaining[at + 1 :]))
+    for axis, covered_values in enumerate(covered):
+        known = set(covered_values)
+        if uncovered := [each for each in remaining[axis] if each not in known]:
+            yield RuleProduct._make((*covered[:axis], uncovered, *remaining[axis + 1 :]))
 
 
 def is_resource_covered(resource: str, held: PolicyRule) -> bool:
@@ -294,7 +290,7 @@ def uncovered_paths(rule: PolicyRule, held: Sequence[PolicyRule]) -> Iterator[Po
     for path in rule.paths:
         for verb in rule.verbs:
             charge(1 + len(held))
-            if not any((verb in own.verbs or "*" in own.verbs) and is_path_covered(own, path) for own in held):
+            if not any((verb in each.verbs or "*" in each.verbs) and is_path_covered(each, path) for each in held):
                 yield PolicyRule((verb,), paths=(path,))
 
 

@@ -1,6 +1,6 @@
-"""References between objects: which Secrets, ConfigMaps, claims and accounts a pod needs, and which Secrets a volume.
+"""References from pods to Secrets, ConfigMaps, claims and accounts, and from volumes to Secrets.
 
-All functions are pure.  A reference is the name of a resource (as in `Resource.name`), a namespace and a name.
+All functions are pure. A reference consists of a resource (as in `Resource.name`), a namespace and a name.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from tapestry.kube.objects import EMPTY_MAPPING, Object, annotations_of, name_of
 
 Reference = tuple[str, str, str]
 Names = Iterator[tuple[str, str | None]]
-"""Resources and names in one namespace; some names may be missing or empty."""
+"""Resources and names in one namespace; names may be missing or empty."""
 
 PODS, NODES, SECRETS, CONFIG_MAPS = "pods", "nodes", "secrets", "configmaps"
 SERVICE_ACCOUNTS, CLAIMS, VOLUMES = "serviceaccounts", "persistentvolumeclaims", "persistentvolumes"
@@ -21,9 +21,9 @@ CONTAINERS = ("initContainers", "containers", "ephemeralContainers")
 WITH_SECRET_REFERENCE = ("cephfs", "cinder", "flexVolume", "rbd", "scaleIO", "iscsi", "storageos")
 """Volume sources with a field `secretRef`."""
 NODE_CSI_SECRETS = ("nodePublishSecretRef", "nodeStageSecretRef", "nodeExpandSecretRef")
-"""The Secrets of a CSI volume that kubelets need; its other ones are for controllers."""
+"""Secrets of a CSI volume that kubelets need; the others are for controllers."""
 OWN_NAMESPACE_ONLY = ("cinder", "storageos")
-"""Sources of PersistentVolumes whose `secretRef` never means the namespace of the claim."""
+"""Sources of PersistentVolumes whose `secretRef` does not default to the namespace of the claim."""
 WITHOUT_OBJECTS = frozenset(
     {
         *("awsElasticBlockStore", "azureDisk", "cephfs", "cinder", "downwardAPI", "emptyDir", "fc", "flexVolume"),
@@ -31,7 +31,7 @@ WITHOUT_OBJECTS = frozenset(
         *("portworxVolume", "quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
     }
 )
-"""Volume sources that refer to no object of the API, their Secrets aside."""
+"""Volume sources that refer to no API objects except Secrets."""
 WITH_OBJECTS = {
     "configMap": "configmaps (via configmap volumes)",
     "secret": "secrets (via secret volumes)",
@@ -51,12 +51,12 @@ PROJECTED = {
 
 
 def is_mirror(pod: Object) -> bool:
-    """Whether the pod shows a static pod of its node."""
+    """Return whether the pod mirrors a static pod of its node."""
     return MIRROR_ANNOTATION in annotations_of(pod)
 
 
 def pod_references(pod: Object) -> Iterator[Reference]:
-    """What the node of a pod needs to run it.  A mirror pod gives access to nothing but itself."""
+    """Yield the objects that a node needs to run a pod. A mirror pod gives access only to itself."""
     namespace, spec = pod["metadata"].get("namespace", ""), pod.get("spec") or {}
     yield PODS, namespace, name_of(pod)
     if is_mirror(pod):
@@ -67,7 +67,7 @@ def pod_references(pod: Object) -> Iterator[Reference]:
 
 
 def references_by_name(pod: Object, spec: Object) -> Names:
-    """What the spec of a pod names in its own namespace, by resource."""
+    """Yield the resources and names that a pod spec refers to in its own namespace."""
     yield SERVICE_ACCOUNTS, spec.get("serviceAccountName")
     for secret in spec.get("imagePullSecrets") or ():
         yield SECRETS, secret.get("name")
@@ -123,7 +123,7 @@ NAMED_SOURCES: Mapping[str, Callable[[Object], Names]] = {
     "configMap": named_config_map,
     "projected": projected_names,
 }
-"""The sources of volumes that name Secrets and ConfigMaps."""
+"""Volume sources that refer to Secrets and ConfigMaps."""
 
 
 def projected_sources(volume: Object) -> list[Object]:
@@ -131,27 +131,27 @@ def projected_sources(volume: Object) -> list[Object]:
 
 
 def claim_name(pod: Object, volume: Object) -> str | None:
-    """The claim of a volume, by name or made for this pod."""
+    """Return the claim of a volume: a named one, or the one created for this pod."""
     if "ephemeral" in volume:
         return f"{name_of(pod)}-{volume.get('name', '')}"
-    found: str | None = value_at(volume, "persistentVolumeClaim", "claimName")
-    return found
+    result: str | None = value_at(volume, "persistentVolumeClaim", "claimName")
+    return result
 
 
 def resource_claim_names(pod: Object) -> Iterator[str | None]:
-    """Named in the spec, or made from a template, as the status says."""
-    made = {each.get("name"): each for each in value_at(pod, "status", "resourceClaimStatuses") or ()}
+    """Yield resource claims that the spec names, or that the status lists as created from a template."""
+    generated = {each.get("name"): each for each in value_at(pod, "status", "resourceClaimStatuses") or ()}
     for claim in value_at(pod, "spec", "resourceClaims") or ():
-        yield claim.get("resourceClaimName") or made.get(claim.get("name"), EMPTY_MAPPING).get("resourceClaimName")
+        yield claim.get("resourceClaimName") or generated.get(claim.get("name"), EMPTY_MAPPING).get("resourceClaimName")
     yield value_at(pod, "status", "extendedResourceClaimStatus", "resourceClaimName")
 
 
 def referenced_api_objects(pod: Object) -> str:
-    """Which objects of the API a pod refers to, in Kubernetes' words; empty where it refers to none."""
+    """Describe the API objects that a pod refers to, as Kubernetes does; empty if there are none."""
     spec = pod.get("spec") or {}
-    named = {resource for resource, name in references_by_name(pod, spec) if name}
-    named |= {RESOURCE_CLAIMS} if spec.get("resourceClaims") else set()
-    direct = next((each for each in (SERVICE_ACCOUNTS, SECRETS, CONFIG_MAPS, RESOURCE_CLAIMS) if each in named), "")
+    kinds = {resource for resource, name in references_by_name(pod, spec) if name}
+    kinds |= {RESOURCE_CLAIMS} if spec.get("resourceClaims") else set()
+    direct = next((each for each in (SERVICE_ACCOUNTS, SECRETS, CONFIG_MAPS, RESOURCE_CLAIMS) if each in kinds), "")
     return direct.partition(".")[0] or next(
         (why for volume in spec.get("volumes") or () if (why := volume_api_objects(volume))), ""
     )
@@ -168,20 +168,20 @@ def volume_api_objects(volume: Object) -> str:
 
 
 def volume_claim(volume: Object) -> tuple[str, str] | None:
-    """The namespace and the name of the claim that a PersistentVolume is for."""
+    """Return the namespace and name of the claim of a PersistentVolume."""
     claim = value_at(volume, "spec", "claimRef")
     return (claim.get("namespace", ""), claim.get("name", "")) if claim else None
 
 
 def volume_secrets(volume: Object) -> Iterator[Reference]:
-    """The Secrets that kubelets need to mount a PersistentVolume."""
+    """Yield the Secrets that kubelets need to mount a PersistentVolume."""
     spec = volume.get("spec") or EMPTY_MAPPING
-    home = value_at(spec, "claimRef", "namespace", default="")
+    claim_namespace = value_at(spec, "claimRef", "namespace", default="")
     if name := value_at(spec, "azureFile", "secretName"):
-        yield SECRETS, value_at(spec, "azureFile", "secretNamespace") or home, name
+        yield SECRETS, value_at(spec, "azureFile", "secretNamespace") or claim_namespace, name
     for source in WITH_SECRET_REFERENCE:
         reference = value_at(spec, source, "secretRef") or EMPTY_MAPPING
-        namespace = reference.get("namespace") or ("" if source in OWN_NAMESPACE_ONLY else home)
+        namespace = reference.get("namespace") or ("" if source in OWN_NAMESPACE_ONLY else claim_namespace)
         if reference.get("name") and namespace:
             yield SECRETS, namespace, reference["name"]
     for field in NODE_CSI_SECRETS:

@@ -1,4 +1,4 @@
-"""Files that are read again when they change: what somebody writes there holds within a moment."""
+"""Files whose parsed content is reloaded when they change."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ log = logger(__name__)
 
 T = TypeVar("T")
 CHECK_INTERVAL = 0.1
-"""Seconds between two looks at a file: many requests come in between."""
+"""Seconds between two checks of a file, so that most requests skip the check."""
 
 
 class ReloadingFile(Generic[T]):
-    """What `read` makes of a file.  It raises ValueError for one that cannot be used: here, if that is so from the
-    start; later the last good content stays, and the log says so."""
+    """Parsed content of a file. The constructor raises ValueError for invalid content. Later, a failure is logged and
+    the last valid content is kept."""
 
     def __init__(self, path: Path, read: Callable[[Path], T]) -> None:
         self._path = path
@@ -29,20 +29,20 @@ class ReloadingFile(Generic[T]):
         if now < self._checked_at + CHECK_INTERVAL:
             return self._content
         self._checked_at = now
-        mark = self._current_stamp()
-        if mark != self._file_stamp:
-            self._file_stamp = mark
+        stamp = self._current_stamp()
+        if stamp != self._file_stamp:
+            self._file_stamp = stamp
             try:
                 self._content = self._read(self._path)
             except ValueError as error:
-                log.warning("a changed file cannot be used; what was in it before still holds", error=error)
+                log.warning("file reload failed, keeping the previous content", error=error)
             else:
-                log.info("a file has changed and was read again", path=self._path)
+                log.info("file reloaded", path=self._path)
         return self._content
 
     def _current_stamp(self) -> tuple[int, int, int, int]:
         try:
-            found = self._path.stat()
+            stat = self._path.stat()
         except OSError:
             return 0, 0, 0, 0
-        return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size, stat.st_mode

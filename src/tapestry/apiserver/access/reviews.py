@@ -1,4 +1,4 @@
-"""Reviews: questions about users and their rights, which are answered and not stored."""
+"""Review APIs: token, access and rules reviews, which are answered but not stored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,13 +19,13 @@ from tapestry.kube.resources import Resource
 
 @dataclass(frozen=True)
 class ReviewHandlers:
-    """Answers what is asked about users and their rights."""
+    """Handlers of the review resources."""
 
     registry: ResourceRegistry
     authorize: Authorize
     account_tokens: ServiceAccountTokens
     authenticate: Callable[[str], User | None]
-    """Whose bearer token it is."""
+    """Returns the user of a bearer token."""
 
     def handlers(self) -> Mapping[tuple[str, str], ResourceHandler]:
         access = "authorization.k8s.io"
@@ -42,18 +42,18 @@ class ReviewHandlers:
         body = review_body(call, target)
         audiences = value_at(body, "spec", "audiences", default=[])
         token = value_at(body, "spec", "token", default="")
-        ours = list(self.account_tokens.audiences)
-        user = self.account_tokens.user_for_token(token, audiences or ours)
-        if user is None and (not audiences or set(audiences) & set(ours)):
-            user = self.authenticate(token)  # what is no service account's is for this server, and for no other
-            audiences = [each for each in audiences if each in ours]
+        own_audiences = list(self.account_tokens.audiences)
+        user = self.account_tokens.user_for_token(token, audiences or own_audiences)
+        if user is None and (not audiences or set(audiences) & set(own_audiences)):
+            user = self.authenticate(token)  # other tokens are valid for this server only
+            audiences = [each for each in audiences if each in own_audiences]
         if user is None:
-            return created_response({**body, "status": {"user": {}, "error": "the token is not known here"}})
+            return created_response({**body, "status": {"user": {}, "error": "the token is not valid for this server"}})
         groups = user.groups if AUTHENTICATED in user.groups else (*user.groups, AUTHENTICATED)
         status = {
             "authenticated": True,
             "user": user_info(replace(user, groups=groups)),
-            "audiences": audiences or ours,
+            "audiences": audiences or own_audiences,
         }
         return created_response({**body, "status": status})
 
@@ -68,7 +68,7 @@ class ReviewHandlers:
         return created_response({**body, "status": self.access_review_status(user, spec)})
 
     async def review_local_access(self, call: Call, target: Target) -> ApiResponse:
-        """The same, for those who may ask about one namespace only."""
+        """Review access within the namespace of the request only."""
         spec = review_body(call, target).get("spec") or {}
         if value_at(spec, "resourceAttributes", "namespace", default="") != target.namespace:
             why = f'Invalid value: "{value_at(spec, "resourceAttributes", "namespace", default="")}": '
@@ -84,29 +84,32 @@ class ReviewHandlers:
         return created_response({**body, "status": self.access_review_status(call.user, body.get("spec") or {})})
 
     def access_review_status(self, user: User, spec: Object) -> Object:
-        """Whether somebody may do something, and why."""
-        if (path := spec.get("nonResourceAttributes")) is not None:
-            asked = Attributes(user, path.get("verb", ""), path=path.get("path", ""))
+        """Return the status of an access review: the decision and its reason."""
+        if (path_attributes := spec.get("nonResourceAttributes")) is not None:
+            attributes = Attributes(user, path_attributes.get("verb", ""), path=path_attributes.get("path", ""))
         else:
-            about = spec.get("resourceAttributes") or {}
-            asked = Attributes(
-                user, about.get("verb", ""), self.review_target(about), field_selector=field_selector(about)
+            resource_attributes = spec.get("resourceAttributes") or {}
+            attributes = Attributes(
+                user,
+                resource_attributes.get("verb", ""),
+                self.review_target(resource_attributes),
+                field_selector=field_selector(resource_attributes),
             )
         if not isinstance(self.authorize, RbacAuthorizer):
-            return {"allowed": self.authorize(asked)}
-        reason = self.authorize.allow_reason(asked)
-        said = self.authorize.denial_reason(asked) if reason is None else reason
-        return {"allowed": reason is not None, **({"reason": said} if said else {})}
+            return {"allowed": self.authorize(attributes)}
+        reason = self.authorize.allow_reason(attributes)
+        explanation = self.authorize.denial_reason(attributes) if reason is None else reason
+        return {"allowed": reason is not None, **({"reason": explanation} if explanation else {})}
 
     def review_target(self, resource_attributes: Object) -> Target:
-        """What a review is about; it need not exist."""
+        """Return the target of a review; it need not exist."""
         group, plural = resource_attributes.get("group", ""), resource_attributes.get("resource", "")
-        found = next(
-            (row for row in self.registry if (row.resource.group, row.resource.plural) == (group, plural)), None
+        result = next(
+            (info for info in self.registry if (info.resource.group, info.resource.plural) == (group, plural)), None
         )
-        row = found or unserved_resource_info(group, plural)
+        info = result or unserved_resource_info(group, plural)
         return Target(
-            row,
+            info,
             resource_attributes.get("namespace", ""),
             resource_attributes.get("name", ""),
             resource_attributes.get("subresource", ""),
@@ -129,7 +132,7 @@ class ReviewHandlers:
 
 
 def field_selector(resource_attributes: Object) -> str:
-    """The field selector that a review asks about, as a query has it."""
+    """Return the field selector of a review in the form of a query."""
     selector = resource_attributes.get("fieldSelector") or {}
     terms = (
         f"{each.get('key', '')}={values[0]}"
@@ -149,23 +152,23 @@ def resource_rule(rule: PolicyRule) -> Object:
 
 
 def unserved_resource_info(group: str, plural: str) -> ResourceInfo:
-    """A row for a resource that is not served: rights can be asked about it all the same."""
+    """Return the info of a resource that is not served, since access to it can be reviewed too."""
     return ResourceInfo(Resource(group, "v1", plural, plural), plural, ())
 
 
 def user_info(user: User) -> Object:
-    found: Object = {"username": user.name, "groups": list(user.groups)}
+    result: Object = {"username": user.name, "groups": list(user.groups)}
     if user.uid:
-        found["uid"] = user.uid
+        result["uid"] = user.uid
     if user.extra:
-        found["extra"] = {key: list(values) for key, values in user.extra.items()}
-    return found
+        result["extra"] = {key: list(values) for key, values in user.extra.items()}
+    return result
 
 
 def review_body(call: Call, target: Target) -> Object:
     if call.method != "POST":
         raise api_errors.method_not_allowed()
-    negotiated_form(call.headers.get("accept", ""), frozenset())  # an answer is no row of a table
+    negotiated_form(call.headers.get("accept", ""), frozenset())  # reviews have no table form
     return writes.object_from_body(target, decoded_body(call) or {})
 
 

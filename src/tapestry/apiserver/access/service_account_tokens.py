@@ -1,7 +1,7 @@
-"""Tokens of service accounts: signed by this server, bound to what they are for, known again when they come back.
+"""Service account tokens: signing of TokenRequests and authentication.
 
-A token says who it is for and until when.  It is good as long as the account, and the pod or Secret or Node that it is
-bound to, are the ones that it was made for: a token of a deleted pod is worth nothing, whatever its date says.
+A token is valid until it expires, and only while its account and the Pod, Secret or Node that it is bound to exist
+with the same UID.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,27 +20,27 @@ from tapestry.kube.objects import EMPTY_MAPPING, Object, is_deleting, name_of, u
 
 SERVICE_ACCOUNTS_GROUP = "system:serviceaccounts"
 MIN_TOKEN_SECONDS, MAX_TOKEN_SECONDS = 600, 2**32
-"""Seconds that a TokenRequest may ask for."""
+"""Range of expirationSeconds in a TokenRequest."""
 BOUND_OBJECT_RESOURCES = {"Pod": "pods", "Secret": "secrets", "Node": "nodes"}
 
 
 @dataclass(frozen=True)
 class ServiceAccountTokens:
-    """Makes tokens, and knows them again."""
+    """Issues and authenticates service account tokens."""
 
     store: Store
     keys: TokenKeys
     issuer: str
     now: Callable[[], datetime]
     configured_audiences: tuple[str, ...] = ()
-    """What this server is called by those who make tokens for it; the issuer unless given."""
+    """Audiences that this server accepts; the issuer by default."""
 
     @property
     def audiences(self) -> tuple[str, ...]:
         return self.configured_audiences or (self.issuer,)
 
     def __call__(self, credentials: Credentials) -> User | None:
-        """A way to authenticate; for audiences that name this server."""
+        """Authenticate a token whose audiences include this server."""
         return (
             self.user_for_token(credentials.bearer_token, self.audiences)
             if credentials.bearer_token.count(".") == 2
@@ -48,42 +48,42 @@ class ServiceAccountTokens:
         )
 
     def user_for_token(self, token: str, audiences: Sequence[str]) -> User | None:
-        """Whose token it is, if it is good here and now for one of the audiences."""
+        """Return the user of a token, if it is valid now for one of the audiences."""
         claims = self.keys.verified_claims(token)
         if claims is None or claims.get("iss") != self.issuer or not set(audiences) & set(claims.get("aud", ())):
             return None
         if not claims.get("nbf", 0) <= self.now().timestamp() < claims.get("exp", 0):
             return None
-        about = claims.get("kubernetes.io", {})
-        namespace = about.get("namespace", "")
-        account = about.get("serviceaccount", {})
+        private_claims = claims.get("kubernetes.io", {})
+        namespace = private_claims.get("namespace", "")
+        account = private_claims.get("serviceaccount", {})
         if not self.is_current("serviceaccounts", namespace, account):
             return None
         for kind, resource in BOUND_OBJECT_RESOURCES.items():
-            bound = about.get(kind.lower())
-            if kind == "Node" and "pod" in about:
-                continue  # where the pod runs, for whoever wants to know; it is the pod that counts
+            bound = private_claims.get(kind.lower())
+            if kind == "Node" and "pod" in private_claims:
+                continue  # informational: validity depends on the pod
             if bound and not self.is_current(resource, "" if kind == "Node" else namespace, bound):
                 return None
-        return service_account_user(namespace, account, about.get("pod"), claims.get("jti"))
+        return service_account_user(namespace, account, private_claims.get("pod"), claims.get("jti"))
 
     def is_current(self, resource: str, namespace: str, reference: Object) -> bool:
         version = self.store.get(resource, namespace, reference.get("name", ""))
         if version is None:
             return False
-        found: Any = msgspec.json.decode(version.raw)
-        return uid_of(found) == reference.get("uid") and not (resource == "serviceaccounts" and is_deleting(found))
+        result: Any = msgspec.json.decode(version.raw)
+        return uid_of(result) == reference.get("uid") and not (resource == "serviceaccounts" and is_deleting(result))
 
     def issue_token(self, account: Object, spec: Object, bound: Object | None) -> Object:
-        """The status of a TokenRequest for `account`; its expirationSeconds are within the bounds."""
+        """Return the status of a TokenRequest for `account`; the caller has checked expirationSeconds."""
         now = self.now().astimezone(UTC).replace(microsecond=0)
         expires = now + timedelta(seconds=spec.get("expirationSeconds") or 3600)
         namespace = account["metadata"]["namespace"]
-        about: Object = {"namespace": namespace, "serviceaccount": object_claims(account)}
+        private_claims: Object = {"namespace": namespace, "serviceaccount": object_claims(account)}
         if bound is not None:
-            about[bound["kind"].lower()] = object_claims(bound)
+            private_claims[bound["kind"].lower()] = object_claims(bound)
             if node := value_at(bound, "spec", "nodeName"):
-                about["node"] = {"name": node}
+                private_claims["node"] = {"name": node}
         claims = {
             "iss": self.issuer,
             "aud": list(spec.get("audiences") or self.audiences),
@@ -92,7 +92,7 @@ class ServiceAccountTokens:
             "nbf": int(now.timestamp()),
             "exp": int(expires.timestamp()),
             "jti": str(uuid4()),
-            "kubernetes.io": about,
+            "kubernetes.io": private_claims,
         }
         return {"token": self.keys.sign(claims), "expirationTimestamp": expires.strftime("%Y-%m-%dT%H:%M:%SZ")}
 

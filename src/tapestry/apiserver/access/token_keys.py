@@ -1,7 +1,7 @@
-"""The keys that tokens of service accounts are signed with: one that signs, and any number that are known beside it.
+"""Keys of service account tokens: one signs, and any number of others verify.
 
-Keys are changed in three steps: the new one is known everywhere, it signs, and the old one is forgotten when the last
-token that it signed is out of date.  Keys are elliptic (P-256, P-384, P-521) or RSA, as Kubernetes has them.
+Key rotation has three steps: distribute the new key, sign with it, and remove the old key when its last token has
+expired. Keys are elliptic (P-256, P-384, P-521) or RSA, as in Kubernetes.
 """
 
 import base64
@@ -26,12 +26,12 @@ CURVES: dict[str, tuple[str, str, hashes.HashAlgorithm]] = {
     "secp384r1": ("ES384", "P-384", hashes.SHA384()),
     "secp521r1": ("ES512", "P-521", hashes.SHA512()),
 }
-"""The algorithm, the name and the digest that go with a curve."""
+"""Algorithm, name and digest of each curve."""
 
 TOKEN_CACHE_SIZE = 2048
-"""Tokens whose signatures need not be checked again: that takes a tenth of a millisecond."""
+"""Number of tokens whose verified signatures are cached; a verification takes 0.1 ms."""
 MAX_CACHED_TOKEN_LENGTH = 1 << 13
-"""Characters of such a token."""
+"""Maximum length of a cached token in characters."""
 
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
@@ -39,7 +39,7 @@ PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 @dataclass(frozen=True)
 class Verifier:
-    """A key that signatures are known by."""
+    """A key that verifies signatures."""
 
     public_key: PublicKey
 
@@ -74,7 +74,7 @@ class Verifier:
         }
 
     def has_signed(self, signature: bytes, body: bytes) -> bool:
-        """Whether the signature of `body` is one of this key."""
+        """Return whether `signature` is a valid signature of `body` by this key."""
         try:
             if isinstance(self.public_key, ec.EllipticCurvePublicKey):
                 size = coordinate_bytes(self.public_key)
@@ -92,13 +92,13 @@ class Verifier:
 
 
 class TokenKeys:
-    """The key that signs, and all that are known, that one first."""
+    """The signing key and all verification keys; the signing key is first."""
 
     def __init__(self, private: PrivateKey, verifiers: Sequence[Verifier]) -> None:
         self._private = private
         self._verifiers = verifiers
         self.verified_claims = bounded_cache(TOKEN_CACHE_SIZE, MAX_CACHED_TOKEN_LENGTH)(self._claims)
-        """What a token of one of the keys says, whatever its date; None for everything else."""
+        """Returns the claims of a token with a valid signature, even if expired; None for any other token."""
 
     def sign(self, claims: Object) -> str:
         first = self._verifiers[0]
@@ -113,17 +113,17 @@ class TokenKeys:
 
     def _claims(self, token: str) -> Object | None:
         body, _, signature = token.rpartition(".")
-        head, _, payload = body.partition(".")
+        header, _, payload = body.partition(".")
         try:
-            stated, raw = msgspec.json.decode(base64url_decoded(head)), base64url_decoded(signature)
-            kid = stated.get("kid") if isinstance(stated, dict) else None
-            chosen = [each for each in self._verifiers if each.id == kid] or self._verifiers
-            if not any(each.has_signed(raw, body.encode()) for each in chosen):
+            parameters, raw = msgspec.json.decode(base64url_decoded(header)), base64url_decoded(signature)
+            kid = parameters.get("kid") if isinstance(parameters, dict) else None
+            candidates = [each for each in self._verifiers if each.id == kid] or self._verifiers
+            if not any(each.has_signed(raw, body.encode()) for each in candidates):
                 return None
-            found = msgspec.json.decode(base64url_decoded(payload))
+            result = msgspec.json.decode(base64url_decoded(payload))
         except (ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return result if isinstance(result, dict) else None
 
     @property
     def jwks(self) -> list[Object]:
@@ -131,16 +131,16 @@ class TokenKeys:
 
 
 def load_token_keys(signing: Path, others: Iterable[Path] = ()) -> TokenKeys:
-    """The key in a file, which is made if it is not there, and those in other files, private or public."""
+    """Load the signing key, which is created if missing, and additional private or public keys."""
     if not signing.exists():
         create_key_file(signing)
     private = next((key for key in load_pem_keys(signing) if not isinstance(key, PublicKey)), None)
     if private is None:
-        raise ValueError(f"{signing}: tokens are signed with a private key, and there is none in it")
-    known = [Verifier(private.public_key())]
+        raise ValueError(f"{signing}: the file has no private key to sign tokens with")
+    verifiers = [Verifier(private.public_key())]
     for path in others:
-        known += [Verifier(key if isinstance(key, PublicKey) else key.public_key()) for key in load_pem_keys(path)]
-    return TokenKeys(private, list({each.id: each for each in known}.values()))
+        verifiers += [Verifier(key if isinstance(key, PublicKey) else key.public_key()) for key in load_pem_keys(path)]
+    return TokenKeys(private, list({each.id: each for each in verifiers}.values()))
 
 
 def create_key_file(path: Path) -> None:
@@ -153,13 +153,13 @@ def create_key_file(path: Path) -> None:
 
 
 def load_pem_keys(path: Path) -> list[PublicKey | PrivateKey]:
-    """Every key of a PEM file."""
+    """Return all keys of a PEM file."""
     end = b"-----END"
     blocks = [block for block in path.read_bytes().split(b"-----BEGIN ") if end in block and b"PARAMETERS" not in block]
-    found = [parse_pem_key(b"-----BEGIN " + block, path) for block in blocks]
-    if not found:
-        raise ValueError(f"{path}: there is no key in it; it should be in PEM")
-    return found
+    result = [parse_pem_key(b"-----BEGIN " + block, path) for block in blocks]
+    if not result:
+        raise ValueError(f"{path}: the file has no PEM key")
+    return result
 
 
 def parse_pem_key(pem: bytes, path: Path) -> PublicKey | PrivateKey:
@@ -177,7 +177,7 @@ def parse_pem_key(pem: bytes, path: Path) -> PublicKey | PrivateKey:
 
 
 def coordinate_bytes(key: ec.EllipticCurvePublicKey) -> int:
-    """Bytes of a coordinate, and of each half of a signature."""
+    """Return the size of a coordinate, and of each half of a signature, in bytes."""
     return (key.key_size + 7) // 8
 
 
@@ -194,7 +194,7 @@ def base64url_encoded(raw: bytes) -> str:
 
 
 def base64url_decoded(encoded: str) -> bytes:
-    """What `text` made it of; raises ValueError for everything else, so that a token has one form only."""
+    """Decode unpadded base64url. Raises ValueError for any other text, so that a token has one form only."""
     if "=" in encoded:
         raise ValueError("it is padded")
     return base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)

@@ -1,1 +1,1 @@
-"""Requests from the socket to the server, and the server as a process that can be looked after."""
+"""HTTP serving for the API server: connections, limits, request handling, metrics and health checks."""

@@ -1,9 +1,9 @@
-"""Clients: who has how many connections, and which of them has to go when there are too many.
+"""Limits on the number of client connections, in total and per user.
 
-A connection is unknown until a request on it is authenticated.  When too many are unknown, the oldest one of the
-address with the most of them is closed: a client that sends its request at once gets its answer, however many others
-hold connections open.  From then on the connection is its user's, and each user has a bound; masters have none.  The
-connections of watches count as all others, so that the bound is one for watches, too.
+A connection is unauthenticated until a request on it is authenticated. When there are too many unauthenticated
+connections, the oldest one of the network with the most of them is closed. So a client that sends its request at
+once is served, however many idle connections others hold open. An authenticated connection belongs to its user, and
+each user has a limit, except for members of system:masters. Watches count like all other connections.
 """
 
 import ipaddress
@@ -17,12 +17,10 @@ MAX_CONNECTIONS, MAX_PER_USER, MAX_UNAUTHENTICATED = 10_000, 2_000, 1_000
 
 
 class ClientConnection(Protocol):
-    """One client's."""
-
     peer: str
-    """Its address."""
+    """IP address of the client."""
     owner: str
-    """The user whose it is; empty while it is unknown."""
+    """Name of the user; empty while unauthenticated."""
 
     @property
     def is_idle(self) -> bool: ...
@@ -31,7 +29,7 @@ class ClientConnection(Protocol):
 
 
 class ConnectionLimiter:
-    """The clients of a server, over all of its listeners."""
+    """Connections of a server, over all of its listeners."""
 
     def __init__(
         self,
@@ -45,13 +43,13 @@ class ConnectionLimiter:
             max_unauthenticated,
         )
         self._unauthenticated_by_network: dict[str, dict[ClientConnection, None]] = {}
-        """By address, the oldest first."""
+        """Connections by network, oldest first."""
         self._connections_by_user: dict[str, dict[ClientConnection, None]] = {}
-        """By user, likewise."""
+        """Connections by user, oldest first."""
         self.unauthenticated = self.authenticated = 0
 
     def add(self, connection: ClientConnection) -> None:
-        """Count a new connection, at the cost of an older unknown one where there are too many."""
+        """Count a new connection; if there are too many, close an older unauthenticated one."""
         self._unauthenticated_by_network.setdefault(client_network(connection.peer), {})[connection] = None
         self.unauthenticated += 1
         if self.unauthenticated > self._max_unauthenticated:
@@ -60,29 +58,29 @@ class ConnectionLimiter:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many there are, for metrics."""
+        """Number of connections by state, for metrics."""
         return {"authenticated": self.authenticated, "unauthenticated": self.unauthenticated}
 
     def remove(self, connection: ClientConnection) -> None:
-        """Forget a connection; nothing happens the second time."""
-        counts, key = (
+        """Stop counting a connection. Calling it again has no effect."""
+        groups, key = (
             (self._connections_by_user, connection.owner)
             if connection.owner
             else (self._unauthenticated_by_network, client_network(connection.peer))
         )
-        group = counts.get(key)
+        group = groups.get(key)
         if group is None or connection not in group:
             return
         del group[connection]
         if not group:
-            del counts[key]
+            del groups[key]
         if connection.owner:
             self.authenticated -= 1
         else:
             self.unauthenticated -= 1
 
     def assign(self, connection: ClientConnection, user: str, *, exempt: bool = False) -> None:
-        """Make a connection a user's; raises TooManyRequests where that user, or all together, have enough."""
+        """Assign a connection to a user. Raises TooManyRequests if the user or the server has too many."""
         if connection.owner == user:
             return
         own = self._connections_by_user.get(user, {})
@@ -105,7 +103,7 @@ class ConnectionLimiter:
 
 @lru_cache(maxsize=4096)
 def client_network(peer: str) -> str:
-    """What one client can choose its addresses from: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the range from which a client can choose its address: an IPv4 address, or the /64 of an IPv6 address."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:

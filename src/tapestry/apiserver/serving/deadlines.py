@@ -1,7 +1,7 @@
-"""Deadlines: how long answers may take, with one timer for all of them.
+"""Request deadlines that share one timer.
 
-Nearly every request is answered long before its time is over, and to set a timer for each and take it back again costs
-as much as to read an object.  So one timer rings when somebody may be due, looks who is, and is set for the next.
+Nearly every request ends long before its deadline, and a timer per request would cost as much as reading an object.
+So a single timer fires at the earliest deadline, cancels the requests that are due, and is set for the next one.
 """
 
 import asyncio
@@ -10,57 +10,57 @@ from types import TracebackType
 
 
 class Deadlines:
-    """Those of one event loop."""
+    """Deadlines of one event loop."""
 
     def __init__(self) -> None:
         self.active: set[Deadline] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self.rings_at = inf
-        """When the timer is set for."""
+        self.fires_at = inf
+        """Time at which the timer fires."""
 
     def within(self, seconds: float) -> "Deadline":
-        """A context that ends with a TimeoutError after so many seconds."""
+        """Return a context that raises TimeoutError after the given seconds."""
         return Deadline(self, asyncio.get_running_loop().time() + seconds)
 
     def schedule(self, due: float) -> None:
-        """Ring at that time at the latest."""
-        if due < self.rings_at:
+        """Make sure that the timer fires at that time or earlier."""
+        if due < self.fires_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer, self.rings_at = asyncio.get_running_loop().call_at(due, self._expire_due), due
+            self._timer, self.fires_at = asyncio.get_running_loop().call_at(due, self._expire_due), due
 
     def _expire_due(self) -> None:
-        self._timer, self.rings_at = None, inf
+        self._timer, self.fires_at = None, inf
         now = asyncio.get_running_loop().time()
-        for limit in [each for each in self.active if each.due <= now]:
-            limit.expire()
+        for deadline in [each for each in self.active if each.due <= now]:
+            deadline.expire()
         if self.active:
             self.schedule(min(each.due for each in self.active))
 
 
 class Deadline:
-    """What one task may take; entered once."""
+    """Deadline of one task; can be entered once."""
 
-    __slots__ = ("_deadlines", "_is_over", "_others", "_task", "due")
+    __slots__ = ("_deadlines", "_is_expired", "_others", "_task", "due")
 
     def __init__(self, deadlines: Deadlines, due: float) -> None:
-        self._deadlines, self.due, self._is_over = deadlines, due, False
+        self._deadlines, self.due, self._is_expired = deadlines, due, False
 
     def __enter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._others = task, task.cancelling()
         self._deadlines.active.add(self)
-        if self.due < self._deadlines.rings_at:
+        if self.due < self._deadlines.fires_at:
             self._deadlines.schedule(self.due)
 
     def expire(self) -> None:
         self._deadlines.active.discard(self)
-        self._is_over = True
+        self._is_expired = True
         self._task.cancel()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if not self._is_over:
+        if not self._is_expired:
             self._deadlines.active.discard(self)
-        elif self._task.uncancel() <= self._others and kind is asyncio.CancelledError:  # nobody else wants it to end
+        elif self._task.uncancel() <= self._others and kind is asyncio.CancelledError:  # no other cancellation
             raise TimeoutError from error

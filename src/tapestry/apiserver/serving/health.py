@@ -1,10 +1,10 @@
-"""Health: `/healthz`, `/livez` and `/readyz`, each a list of checks that must all pass.
+"""Health endpoints `/healthz`, `/livez` and `/readyz`: each runs checks that must all pass.
 
-    ?verbose              says how each went
-    ?exclude=NAME         leaves one out
-    /readyz/NAME          is one alone
+    ?verbose              include the result of each check
+    ?exclude=NAME         skip a check
+    /readyz/NAME          run one check
 
-Why a check failed is for the log: these pages are for everybody.
+The reason of a failure is only logged, because these endpoints are public.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ TEXT_PLAIN = "text/plain; charset=utf-8"
 HEADERS = {"X-Content-Type-Options": "nosniff"}
 
 STORAGE_CHECK_TIMEOUT = 2.0
-"""Seconds that a trial may take."""
+"""Seconds that the storage check may take."""
 
 Check = Callable[[], Awaitable[str | None]]
-"""What is wrong, or None."""
+"""Returns an error message, or None."""
 
 
 async def ping() -> None:
-    """Whoever gets an answer at all knows that this is well."""
+    """Always pass: a response shows that the server runs."""
 
 
 @dataclass(frozen=True)
 class StorageCheck:
-    """A check: whether writes are kept.  Where the last one was not, it is tried out: there may be room again."""
+    """A check that writes are durable. After a failed write, it tries a write, since the storage may have recovered."""
 
     store: Store
     namespace_info: ResourceInfo
@@ -53,22 +53,22 @@ class StorageCheck:
                 if self.store.write_error:
                     await self.probe_write()
         except (StorageError, TimeoutError) as error:
-            return str(error) or "the storage does not answer"
+            return str(error) or "the storage check timed out"
         return None
 
     async def probe_write(self) -> None:
-        """Write what is there already."""
+        """Write an existing object again."""
         head = self.store.head(*(key := Key("namespaces", "", "kube-system")))
         if head is not None:
             try:
                 await self.store.put(key, head, encode_for_storage(self.namespace_info, msgspec.json.decode(head.raw)))
             except VersionConflict:
-                return  # somebody else's write is on its way, and tells us as much
+                return  # a concurrent write shows that writes work
 
 
 @dataclass(frozen=True)
 class HealthHandlers:
-    """The pages of health.  Checks are made in their order."""
+    """Handlers of the health endpoints. Checks run in order."""
 
     checks: Mapping[str, Check]
 
@@ -76,41 +76,43 @@ class HealthHandlers:
         return {"healthz": self.handle, "livez": self.handle, "readyz": self.handle}
 
     async def handle(self, call: Call) -> ApiResponse:
-        page, _, name = call.path.strip("/").partition("/")
+        endpoint, _, name = call.path.strip("/").partition("/")
         checks = self.checks
         if name and name not in checks:
             raise api_errors.path_not_found()
         if name:
-            wrong = await failed_checks(page, {name: checks[name]})
-            return text_response(500, f"internal server error: {wrong[name]}\n") if wrong else text_response(200, "ok")
-        return await health_response(page, checks, excluded_checks(call), is_verbose="verbose" in call.query)
+            failed = await failed_checks(endpoint, {name: checks[name]})
+            return (
+                text_response(500, f"internal server error: {failed[name]}\n") if failed else text_response(200, "ok")
+            )
+        return await health_response(endpoint, checks, excluded_checks(call), is_verbose="verbose" in call.query)
 
 
 async def health_response(
     page: str, checks: Mapping[str, Check], excluded_names: Sequence[str], *, is_verbose: bool
 ) -> ApiResponse:
-    wrong = await failed_checks(page, {name: check for name, check in checks.items() if name not in excluded_names})
+    failures = await failed_checks(page, {name: check for name, check in checks.items() if name not in excluded_names})
     lines = []
     for name in checks:
-        outcome = "excluded: ok" if name in excluded_names else "failed: reason withheld" if name in wrong else "ok"
-        lines.append(f"[{'-' if name in wrong else '+'}]{name} {outcome}\n")
+        outcome = "excluded: ok" if name in excluded_names else "failed: reason withheld" if name in failures else "ok"
+        lines.append(f"[{'-' if name in failures else '+'}]{name} {outcome}\n")
     if unknown := sorted({name for name in excluded_names if name not in checks}):
         names = ", ".join(f'"{name}"' for name in unknown)
         lines.append(f"warn: some health checks cannot be excluded: no matches for {names}\n")
-    if wrong:
+    if failures:
         return text_response(500, f"{''.join(lines)}{page} check failed\n")
     return text_response(200, f"{''.join(lines)}{page} check passed\n" if is_verbose else "ok")
 
 
 async def failed_checks(page: str, checks: Mapping[str, Check]) -> dict[str, str]:
-    found = {name: wrong for name, check in checks.items() if (wrong := await check()) is not None}
-    if found:
-        log.warning("unhealthy", page=page, checks=found)
-    return found
+    failures = {name: error for name, check in checks.items() if (error := await check()) is not None}
+    if failures:
+        log.warning("health check failed", page=page, checks=failures)
+    return failures
 
 
 def excluded_checks(call: Call) -> list[str]:
-    """The checks to leave out; the parameter may come more than once."""
+    """Return the names of excluded checks; the parameter may be repeated."""
     return [value for name, value in parse_qsl(call.uri.partition("?")[2]) if name == "exclude"]
 
 

@@ -1,9 +1,8 @@
-"""HTTP/1.1 on a connection: what comes in as exchanges, one at a time, and what is answered to each.
+"""HTTP/1.1 connections: parsing of requests into exchanges, one at a time, and writing of responses.
 
-The grammar is llhttp's, through httptools; here is what a server adds to it.  A request is served once its head is
-there, while its body may still be coming; what a client sends ahead of its turn waits, and so does the client.  Whoever
-takes too long for a head, sends none, or sends too much of one, is shown the door; a client that leaves takes its
-request along.
+llhttp (through httptools) parses the syntax. A request is served once its head is complete, while its body may still
+be arriving. Reading is paused while a client sends ahead of its turn. A client is disconnected if its head is too
+slow, missing or too large. When a client disconnects, its request is cancelled.
 """
 
 import asyncio
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 MAX_HEAD_BYTES = 1 << 17
-"""Bytes of a head, all its headers together."""
+"""Maximum size of a request head in bytes, with all headers."""
 MAX_HEADERS = 256
 MAX_BUFFERED_BODY = 1 << 18
-"""Bytes of a body that lie here before somebody reads them; then the client waits."""
+"""Bytes of an unread body after which reading is paused."""
 LINGERING_CLOSE_SECONDS = 2.0
-"""For how long a client is listened to whose request was answered before all of it was there."""
+"""Seconds for which input is drained after a response that was sent before the request was complete."""
 WRITE_STALL_SECONDS = 60.0
-"""How long a client may read nothing of an answer or a watch that waits for it."""
+"""Seconds after which a client that does not read its response is disconnected."""
 CHUNK_BYTES = 1 << 17
-"""Bytes of a long answer that are sent at a time: all at once they would lie in memory several times."""
+"""Chunk size in bytes of a long response, to limit copies in memory."""
 
 
 BODY_HEADERS = frozenset({"content-length", "transfer-encoding"})
@@ -43,7 +42,7 @@ BODY_HEADERS = frozenset({"content-length", "transfer-encoding"})
 
 
 class Exchange:
-    """A request, and the way to answer it."""
+    """A request and its response."""
 
     __slots__ = (
         *("_is_chunked", "_pieces", "_waiter", "connection"),
@@ -57,36 +56,36 @@ class Exchange:
         self._is_chunked = False
         self.method, self.target, self.version = "", b"", ""
         self.header_pairs: list[tuple[str, str]] = []
-        """Its headers, the names in lower case, in the order in which they came."""
+        """Headers in the order of arrival, with names in lower case."""
         self.headers: dict[str, str] = {}
-        """The first of each name."""
+        """First value of each header."""
         self.is_complete = False
-        """Whether all of the request is here."""
+        """True if the whole request has arrived."""
         self.is_response_started = False
-        """Whether the answer is on its way."""
+        """True if the response has started."""
         self.keep_alive = True
-        """Whether the connection is used again."""
+        """True if the connection is kept open afterwards."""
 
     @property
     def is_write_blocked(self) -> bool:
-        """Whether the client has yet to take what it was answered before."""
+        """True while the client has not read earlier responses."""
         return self.connection.is_write_blocked
 
-    # -- what came in
+    # -- request
 
     def feed_body(self, data: bytes) -> None:
         self._pieces.append(data)
         self.wake()
 
     def without_upgrade(self) -> bytes:
-        """Its head, for one that is to be read as any other and is the last."""
+        """Return the head of an upgrade request as a plain request that closes the connection."""
         lines = [f"{name}: {value}\r\n" for name, value in self.header_pairs if name not in ("connection", "upgrade")]
         head = f"{''.join(lines)}Connection: close\r\n\r\n".encode()
         return b"%b %b HTTP/%b\r\n%b" % (self.method.encode(), self.target, self.version.encode(), head)
 
     @property
     def has_duplicate_host(self) -> bool:
-        """Whether it is for more than one host: who let it through may have looked at the other."""
+        """True if there are several Host headers: a proxy may have checked another one."""
         return len(self.header_pairs) > len(self.headers) and [name for name, _ in self.header_pairs].count("host") > 1
 
     def wake(self) -> None:
@@ -95,43 +94,44 @@ class Exchange:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the body that nobody has read."""
+        """Number of unread bytes of the body."""
         return sum(map(len, self._pieces))
 
     def body(self) -> bytes:
-        """All of the body, where the request is whole."""
+        """Return the whole body of a complete request."""
         pieces = self._pieces
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self) -> bytes:
-        """What has come of the body since; nothing at its end."""
+        """Return the next part of the body; empty at its end."""
         if not self.is_complete and self.headers.pop("expect", "").lower() == "100-continue":
-            self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # only now: it may have been refused for its head
+            # sent late, because the request may be rejected by its head
+            self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not self._pieces and not self.is_complete:
             self.connection.resume_reading()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        found = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        result = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
-        return found
+        return result
 
-    # -- what goes out
+    # -- response
 
     def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """A whole answer."""
+        """Send a complete response."""
         head = self._head(status, headers, b"Content-Length: %d\r\n" % len(body))
         self.connection.write(head if self.method == "HEAD" else head + body)
 
     async def send_large(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """A whole answer, as fast as the client takes it."""
+        """Send a complete response in chunks, as fast as the client reads it."""
         await self.connection.write_and_drain(self._head(status, headers, b"Content-Length: %d\r\n" % len(body)))
         if self.method != "HEAD":
             view = memoryview(body)
-            for at in range(0, len(body), CHUNK_BYTES):
-                await self.connection.write_and_drain(view[at : at + CHUNK_BYTES])
+            for start in range(0, len(body), CHUNK_BYTES):
+                await self.connection.write_and_drain(view[start : start + CHUNK_BYTES])
 
     async def start_stream(self, status: int, headers: Mapping[str, str]) -> None:
-        """The head of an answer whose length nobody knows."""
+        """Send the head of a response of unknown length."""
         self._is_chunked = self.version != "1.0"
         if not self._is_chunked:
             self.keep_alive = False
@@ -146,12 +146,12 @@ class Exchange:
                 await connection.drained()
 
     def end_stream(self) -> None:
-        """That was all of it."""
+        """Send the end of a chunked response."""
         if self._is_chunked:
             self.connection.write(b"0\r\n\r\n")
 
     def abort(self) -> None:
-        """Break off: what was sent of the answer is not all of it."""
+        """Close the connection in the middle of the response."""
         self.keep_alive = False
         self.connection.abort()
 
@@ -161,12 +161,12 @@ class Exchange:
             self.keep_alive = False
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
-            raise ValueError("a header with a line break in it")
+            raise ValueError("a response header contains a line break")
         last = b"\r\n" if self.keep_alive else b"Connection: close\r\n\r\n"
         return b"%b%b%b%b" % (status_line(status, int(time())), lines.encode("utf-8", "surrogateescape"), length, last)
 
 
-@lru_cache(maxsize=256)  # clients have few
+@lru_cache(maxsize=256)  # clients use few
 def header_name(name: bytes) -> str:
     return name.decode("latin-1").lower()
 
@@ -176,47 +176,47 @@ PHRASES = {each.value: each.phrase for each in HTTPStatus}
 
 @lru_cache(maxsize=64)
 def status_line(status: int, second: int) -> bytes:
-    """How an answer begins in this second."""
-    phrase = PHRASES.get(status, "Unknown")  # what a webhook answers with may be any number
+    """Return the status line and the Date header for this second."""
+    phrase = PHRASES.get(status, "Unknown")  # webhooks may respond with any number
     return f"HTTP/1.1 {status} {phrase}\r\nDate: {formatdate(second, usegmt=True)}\r\n".encode()
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client's."""
+    """One client connection."""
 
     peer = ""
     owner = ""
-    """The user whose it is, once a request was authenticated."""
+    """Name of the user, after a request was authenticated."""
     tls: ssl.SSLObject | None = None
     _transport: asyncio.Transport
 
     def __init__(self, http_server: "HttpServer", handshake: "Handshake | None" = None) -> None:
         self._http_server = http_server
         self._handshake = handshake
-        """What it was before, over TLS."""
+        """The TLS handshake that preceded this connection, if any."""
         self._parser = httptools.HttpRequestParser(self)
         self._reading: Exchange | None = None
-        """What is coming in."""
+        """The request that is being parsed."""
         self._head_bytes = 0
-        """Bytes that came since the last request, or the last piece of a body."""
+        """Bytes received since the last request, or since the last part of a body."""
         self._pending: deque[Exchange] = deque()
-        """What is still to be served; the first may be."""
+        """Requests to serve; the first one may be in progress."""
         self.task: asyncio.Task[None] | None = None
         self._write_blocked: asyncio.Future[None] | None = None
-        """While the client takes nothing."""
+        """Set while the client does not read."""
         self._ignores_input = False
-        """Whether all that there is to say is said."""
+        """True after the last response, while input is drained."""
         self._idle_since = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
 
-    # -- the transport's calls
+    # -- transport callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if self._handshake is not None:
             self._handshake.finish()
         if self._http_server.is_stopped:
-            self.abort()  # it was accepted in the last moment
+            self.abort()  # it was accepted during shutdown
             return
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
@@ -232,7 +232,7 @@ class HttpConnection(asyncio.Protocol):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self.task is not None:
-            self.task.cancel()  # also where it waits for the client to take something
+            self.task.cancel()  # also if it waits for the client to read
 
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:
@@ -264,13 +264,13 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            asked = self._pending[-1]  # nobody here speaks anything else; if it has a body, that is one all the same
-            if asked.method != "CONNECT" and not BODY_HEADERS.isdisjoint(asked.headers):
+            request = self._pending[-1]  # upgrades are not supported; a body is read as usual
+            if request.method != "CONNECT" and not BODY_HEADERS.isdisjoint(request.headers):
                 self._pending.pop()
                 self._parser = httptools.HttpRequestParser(self)
-                self._parser.feed_data(asked.without_upgrade() + data[upgrade.args[0] :])
+                self._parser.feed_data(request.without_upgrade() + data[upgrade.args[0] :])
 
-    # -- the parser's calls
+    # -- parser callbacks
 
     def on_message_begin(self) -> None:
         self._reading = Exchange(self)
@@ -283,9 +283,9 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._reading
         assert exchange is not None
         if exchange.method:
-            return  # it comes behind the body, where nobody who lets requests through has looked at it
+            return  # a trailer: proxies do not check trailers
         if len(exchange.header_pairs) >= MAX_HEADERS:
-            raise ValueError("too many headers")  # which the parser takes for its own error
+            raise ValueError("too many headers")  # the parser turns it into its own error
         pair = header_name(name), value.decode("utf-8", "replace")
         exchange.header_pairs.append(pair)
         exchange.headers.setdefault(*pair)
@@ -326,7 +326,7 @@ class HttpConnection(asyncio.Protocol):
         except ConnectionError:
             self._transport.abort()
         except Exception:
-            log.exception("a connection failed")  # and only this one: all are in one group
+            log.exception("HTTP connection failed")  # caught here, because all connections share one task group
             self._transport.abort()
         finally:
             self.task = None
@@ -335,19 +335,19 @@ class HttpConnection(asyncio.Protocol):
             self._close_lingering(exchange)
         elif self._pending:
             if len(self._pending) == 1:
-                self.resume_reading()  # to hear it leave
+                self.resume_reading()  # to notice a disconnect
             self._serve_next()
         else:
             self._become_idle()
 
     def _send_error(self, status: int) -> None:
-        """Answer what is no request."""
+        """Respond to a malformed request."""
         if self.task is None:
             self.write(status_line(status, int(time())) + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
         self._close_lingering(None)
 
     def _close_lingering(self, exchange: Exchange | None) -> None:
-        """Close, but not in the face of a client that is still talking: it would not hear the answer."""
+        """Close the connection; first drain the input of a client that still sends, so that it gets the response."""
         if exchange is not None and exchange.is_complete:
             self.close()
             return
@@ -365,24 +365,24 @@ class HttpConnection(asyncio.Protocol):
         return self._write_blocked is not None
 
     def write_open(self, data: bytes | memoryview) -> None:
-        """Write; raises ConnectionResetError where the client is gone."""
+        """Write; raises ConnectionResetError if the connection is closed."""
         if self._transport.is_closing():
-            raise ConnectionResetError("the client is gone")
+            raise ConnectionResetError("the client has disconnected")
         self._transport.write(data)
 
     async def write_and_drain(self, data: bytes | memoryview) -> None:
-        """Write, and wait until the client has taken most of what was written."""
+        """Write, and wait until the client has read most of the data."""
         self.write_open(data)
         await self.drained()
 
     async def drained(self) -> None:
-        """Wait until the client has taken most of what was written."""
+        """Wait until the client has read most of the data."""
         if self._write_blocked is not None:
             try:
                 async with asyncio.timeout(WRITE_STALL_SECONDS):
                     await self._write_blocked
             except TimeoutError:
-                raise ConnectionAbortedError("the client does not read its answer") from None
+                raise ConnectionAbortedError("the client does not read the response") from None
 
     def resume_reading(self) -> None:
         self._transport.resume_reading()
@@ -393,7 +393,7 @@ class HttpConnection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    # -- idleness
+    # -- idle timeout
 
     def _become_idle(self) -> None:
         self._idle_since = asyncio.get_running_loop().time()
@@ -405,14 +405,14 @@ class HttpConnection(asyncio.Protocol):
 
     def _check_idle(self) -> None:
         loop = asyncio.get_running_loop()
-        ends = (self._idle_since or loop.time()) + self._http_server.idle_timeout
-        if ends <= loop.time():
+        deadline = (self._idle_since or loop.time()) + self._http_server.idle_timeout
+        if deadline <= loop.time():
             self.abort()
         else:
-            self._idle_timer = loop.call_at(ends, self._check_idle)
+            self._idle_timer = loop.call_at(deadline, self._check_idle)
 
     def terminate(self) -> None:
-        """Stop whatever is under way."""
+        """Cancel the current request and close the connection."""
         if self.task is not None:
             self.task.cancel()
         self.abort()

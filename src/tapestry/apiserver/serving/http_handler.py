@@ -1,8 +1,8 @@
-"""The server on a socket: HTTP in front, `Server` behind.
+"""HTTP request handler: authenticates requests, applies limits, and passes them to the API server.
 
-Nothing of a request is trusted.  Its head is read, its sender authenticated and authorized, and only then is its body
-read and decoded.  A request that is slow to come is cut off, one that is too large is refused before it is read, and
-when too many are under way the next one is asked to come again.
+Requests are untrusted. The head is read, the user authenticated and authorized, and only then the body is read and
+decoded. Slow requests are aborted, oversized ones are rejected before they are read, and requests over the
+concurrency limit get 429.
 """
 
 import asyncio
@@ -46,38 +46,38 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 UNKNOWN_USER = User("")
-"""Whose credentials nobody knows."""
+"""User of a request whose credentials are invalid."""
 PROBE_PATHS = ("/healthz", "/livez", "/readyz")
 MAX_QUERY_PARAMETERS = 256
-"""In a query."""
+"""Maximum number of query parameters."""
 MAX_UNBUFFERED_BYTES = 1 << 16
-"""Bytes of an answer that the system takes without waiting for the client."""
+"""Size in bytes up to which a response is written without waiting for the client."""
 IDLE_SECONDS = 120.0
-"""How long a connection may be without a whole head of a request: longer than clients keep one that they do not use."""
+"""Seconds that a connection may be without a complete request head; longer than clients keep idle connections."""
 WATCH_CLOSE_SECONDS = 10.0
-"""How long after its time a watch may still be writing."""
+"""Seconds after its timeout for which a watch may still write."""
 
 
 @dataclass(frozen=True)
 class HttpHandler:
-    """Serves `server` over HTTP; each request is somebody's, or is refused."""
+    """Serves `server` over HTTP for authenticated users."""
 
     server: RejectingCallHandler
     authenticate: UnionAuthenticator
     inflight_limiter: InflightLimiter = field(default_factory=lambda: InflightLimiter({}))
     timeout: float = 60.0
-    """That a client may take to send a body, and to take an answer."""
+    """Seconds that a client may take to send a body, and to read a response."""
     kubectl_disabled: bool = False
-    """Whether kubectl is."""
+    """Reject requests from kubectl."""
     connection_limiter: ConnectionLimiter = field(default_factory=ConnectionLimiter)
     upload_budget: UploadBudget = field(default_factory=UploadBudget)
-    """Of bodies that are arriving."""
+    """Memory budget of bodies that are arriving."""
 
     async def handle(self, exchange: Exchange) -> None:
         try:
             path, query = path_and_query(exchange)
         except ValueError:
-            send_response(exchange, error_response(api_errors.bad_request("the address that is asked for is none")))
+            send_response(exchange, error_response(api_errors.bad_request("the request target is not a valid URL")))
             return
         user = UNKNOWN_USER
         try:
@@ -95,9 +95,9 @@ class HttpHandler:
                 REQUEST_TERMINATIONS.labels(exchange.method, "429", COMPONENT).inc()
             send_response(exchange, self.server.reject(call_of(exchange, path, query, user, b""), error))
         except ConnectionError:
-            raise  # the client is gone, and nobody is left to tell
+            raise  # the client has disconnected
         except Exception:
-            log.exception("a request failed", method=exchange.method, path=path)
+            log.exception("HTTP request failed", method=exchange.method, path=path)
             if exchange.is_response_started:
                 exchange.abort()
             else:
@@ -106,7 +106,7 @@ class HttpHandler:
                 )
 
     def _assign_connection(self, exchange: Exchange, user: User, *, exempt: bool) -> None:
-        """Count the connection as its user's; one of nobody in particular stays unknown."""
+        """Assign the connection to the user; connections of anonymous users stay unauthenticated."""
         if UNAUTHENTICATED in user.groups:
             return
         try:
@@ -118,39 +118,39 @@ class HttpHandler:
     async def _handle_within_limits(
         self, exchange: Exchange, path: str, query: Query, user: User, *, exempt: bool
     ) -> None:
-        """Answer within the bounds of the gate.  Watches are exempt; an upload enters when it is complete."""
+        """Handle a request within the inflight limits; watches are exempt, uploads get a slot when complete."""
         method = exchange.method
-        if exchange.is_complete or method not in WRITE_VERBS:  # others have no body that anybody wants
+        if exchange.is_complete or method not in WRITE_VERBS:  # other bodies are ignored
             call = call_of(exchange, path, query, user, exchange.body() if exchange.is_complete else b"")
             if ("watch" in query or "follow" in query) and self.server.is_long_running(call):
                 await self._handle_call(exchange, call)
                 return
-            seat = self.inflight_limiter.acquire(method, user.name, exempt=exempt)
+            slot = self.inflight_limiter.acquire(method, user.name, exempt=exempt)
             try:
                 await self._handle_call(exchange, call)
             finally:
-                self.inflight_limiter.release(seat)
+                self.inflight_limiter.release(slot)
             return
-        enter = partial(self.inflight_limiter.acquire, method, user.name, exempt=exempt)
-        upload = Upload(exchange, self.upload_budget, user.name, self.timeout, enter)
+        acquire_slot = partial(self.inflight_limiter.acquire, method, user.name, exempt=exempt)
+        upload = Upload(exchange, self.upload_budget, user.name, self.timeout, acquire_slot)
         try:
             await self._handle_call(exchange, call_of(exchange, path, query, user, b"", upload))
         finally:
             upload.close(self.inflight_limiter.release)
 
     async def _handle_call(self, exchange: Exchange, call: Call) -> None:
-        answer = await self.server.handle(call)
-        if isinstance(answer, WatchResponse):
-            await send_watch(exchange, answer)
-        elif answer.stream is not None:
-            await self._send_stream_in_time(exchange, answer, answer.stream)
-        elif len(answer.body) <= MAX_UNBUFFERED_BYTES and not exchange.is_write_blocked:
-            send_response(exchange, answer)
+        response = await self.server.handle(call)
+        if isinstance(response, WatchResponse):
+            await send_watch(exchange, response)
+        elif response.stream is not None:
+            await self._send_stream_in_time(exchange, response, response.stream)
+        elif len(response.body) <= MAX_UNBUFFERED_BYTES and not exchange.is_write_blocked:
+            send_response(exchange, response)
         else:
-            await self._send_large_in_time(exchange, answer)
+            await self._send_large_in_time(exchange, response)
 
     async def _send_stream_in_time(self, exchange: Exchange, response: ApiResponse, stream: Stream) -> None:
-        """Send what comes in pieces; a list that its client does not take in time is cut off."""
+        """Send a streamed response; abort if the client does not read a list in time."""
         try:
             async with asyncio.timeout(self.timeout if isinstance(stream, ChunkedBody) else None):
                 await send_stream(exchange, response, stream)
@@ -158,7 +158,7 @@ class HttpHandler:
             exchange.abort()
 
     async def _send_large_in_time(self, exchange: Exchange, response: ApiResponse) -> None:
-        """Send what does not go at once; who does not take it is cut off."""
+        """Send a large response; abort if the client does not read it in time."""
         try:
             async with asyncio.timeout(self.timeout):
                 await exchange.send_large(response.status, response_headers(response), response.body)
@@ -167,30 +167,32 @@ class HttpHandler:
 
 
 def path_and_query(exchange: Exchange) -> tuple[str, Query]:
-    """The path, and what is asked for beside it: of each name the first."""
+    """Return the path, and the first value of each query parameter."""
     raw, _, query = exchange.target.decode("latin-1").partition("?")
-    if not raw.startswith("/"):  # of a proxy's, the whole address
+    if not raw.startswith("/"):  # proxies send an absolute URL
         raw = urlsplit(raw).path or raw
     pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_QUERY_PARAMETERS) if query else ()
     return unquote(raw) if "%" in raw else raw, dict(reversed(pairs)) if pairs else {}
 
 
 def call_of(exchange: Exchange, path: str, query: Query, user: User, body: bytes, upload: Upload | None = None) -> Call:
-    named: tuple[tuple[str, str], ...] = ()
+    impersonation_headers: tuple[tuple[str, str], ...] = ()
     if HEADER_PREFIX in "\n".join(exchange.headers):
-        named = tuple([pair for pair in exchange.header_pairs if pair[0].startswith(HEADER_PREFIX)])
+        impersonation_headers = tuple([pair for pair in exchange.header_pairs if pair[0].startswith(HEADER_PREFIX)])
     uri = exchange.target.decode("latin-1")
     peer = exchange.connection.peer
-    return Call(exchange.method, path, query, exchange.headers, body, user, named, uri, peer, body_reader=upload)
+    return Call(
+        exchange.method, path, query, exchange.headers, body, user, impersonation_headers, uri, peer, body_reader=upload
+    )
 
 
 def credentials_of(exchange: Exchange) -> Credentials:
     headers = exchange.headers
     tls = exchange.connection.tls
     certificate = verified_subject(tls, time.time()) if tls is not None else {}
-    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     return Credentials(
-        bearer_token=bearer.strip() if scheme.lower() == "bearer" else "",
+        bearer_token=token.strip() if scheme.lower() == "bearer" else "",
         certificate=certificate or {},
         has_unknown_certificate=certificate is None,
         peer=exchange.connection.peer,
@@ -200,22 +202,22 @@ def credentials_of(exchange: Exchange) -> Credentials:
 
 
 class PeerCertificate(NamedTuple):
-    """The certificate that a client has shown: its subject and digest, and until when it is good, in Unix time."""
+    """A verified client certificate: its subject and digest, and its expiry in Unix time."""
 
     subject: dict[str, list[str]]
     expires: float
 
 
 PEER_CERTIFICATES: WeakKeyDictionary[ssl.SSLObject, PeerCertificate] = WeakKeyDictionary()
-"""By connection: reading a certificate takes its time."""
+"""Certificates by connection, because parsing one is slow."""
 
 
 def verified_subject(tls: ssl.SSLObject, now: float) -> dict[str, list[str]] | None:
-    """Whose certificate a client has shown: nobody's without one, None where it is not verified or has expired."""
-    found = PEER_CERTIFICATES.get(tls)
-    if found is None:
-        found = PEER_CERTIFICATES[tls] = peer_certificate(tls)
-    return found.subject if now < found.expires else None
+    """Return the subject of the client certificate: empty without one, None if it is unverified or expired."""
+    result = PEER_CERTIFICATES.get(tls)
+    if result is None:
+        result = PEER_CERTIFICATES[tls] = peer_certificate(tls)
+    return result.subject if now < result.expires else None
 
 
 def peer_certificate(tls: ssl.SSLObject) -> PeerCertificate:
@@ -231,11 +233,11 @@ def peer_certificate(tls: ssl.SSLObject) -> PeerCertificate:
 
 
 def subject_of(certificate: Mapping[str, Any]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for parts in certificate.get("subject", ()):
         for name, value in parts:
-            found.setdefault(name, []).append(value)
-    return found
+            result.setdefault(name, []).append(value)
+    return result
 
 
 def send_response(exchange: Exchange, response: ApiResponse) -> None:
@@ -247,7 +249,7 @@ def response_headers(response: ApiResponse) -> dict[str, str]:
 
 
 async def send_watch(exchange: Exchange, watch: WatchResponse) -> None:
-    """Send a watch, its head at once: clients wait for that.  A client that takes nothing is left in the end."""
+    """Send a watch; the head is sent at once, because clients wait for it. Abort if the client does not read."""
     try:
         with suppress(ConnectionError):
             async with asyncio.timeout(watch.timeout + WATCH_CLOSE_SECONDS), aclosing(watch.chunks()) as chunks:
@@ -262,7 +264,7 @@ async def send_watch(exchange: Exchange, watch: WatchResponse) -> None:
 
 
 async def send_stream(exchange: Exchange, response: ApiResponse, stream: Stream) -> None:
-    """Send what comes in pieces, as they come."""
+    """Send a streamed response."""
     try:
         with suppress(ConnectionError):
             async with aclosing(stream.chunks()) as chunks:
@@ -283,7 +285,7 @@ async def start_http_server(
     group: asyncio.TaskGroup,
     idle_timeout: float = IDLE_SECONDS,
 ) -> HttpServer:
-    """Listen, and serve in tasks of the group; the caller cleans up before that ends."""
-    found = HttpServer(handler.handle, group, idle_timeout, handler.connection_limiter)
-    await found.start(host, port, tls)
-    return found
+    """Listen, and serve in tasks of the group. The caller stops the server before the group ends."""
+    http_server = HttpServer(handler.handle, group, idle_timeout, handler.connection_limiter)
+    await http_server.start(host, port, tls)
+    return http_server

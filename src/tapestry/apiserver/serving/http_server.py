@@ -1,4 +1,4 @@
-"""Listening: a socket, the connections that it accepts, and what becomes of them before they speak HTTP."""
+"""Listening sockets, accepted connections and TLS handshakes."""
 
 import asyncio
 import os
@@ -15,17 +15,17 @@ from tapestry.process.logs import logger
 log = logger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
-"""How long a TLS handshake may take."""
+"""Seconds that a TLS handshake may take."""
 SHUTDOWN_SECONDS = 1.0
 
 ExchangeHandler = Callable[[Exchange], Awaitable[None]]
 
 
 class Handshake(asyncio.Protocol):
-    """A connection before its TLS handshake is complete: it counts from the start, and can be closed at any time.
+    """A connection during its TLS handshake. It is counted from the start and can be closed at any time.
 
-    Event loops show a connection only after its handshake.  So this one is accepted without TLS, and its socket handed
-    to the loop again, in a task.
+    asyncio reports a TLS connection only after its handshake. So the connection is accepted without TLS, and its
+    socket is passed to the event loop again, in a task.
     """
 
     peer = owner = ""
@@ -34,7 +34,7 @@ class Handshake(asyncio.Protocol):
     def __init__(self, http_server: "HttpServer", context: ssl.SSLContext) -> None:
         self._http_server, self._context = http_server, context
         self._pending_socket: socket.socket | None = None
-        """The socket, until the event loop has it."""
+        """The socket, until the event loop takes it over."""
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -43,7 +43,7 @@ class Handshake(asyncio.Protocol):
         self.peer = peer[0] if isinstance(peer, tuple) else ""
         try:
             duplicate = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        except OSError:  # too many open files, or the client is gone
+        except OSError:  # too many open files, or the client has disconnected
             duplicate = None
         transport.abort()
         if duplicate is None:
@@ -59,12 +59,12 @@ class Handshake(asyncio.Protocol):
     def abort(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        if self._pending_socket is not None:  # the task has not begun, and never will
+        if self._pending_socket is not None:  # the task has not started and is cancelled
             self._pending_socket.close()
             self.finish()
 
     def finish(self) -> None:
-        """It is over, one way or the other."""
+        """Stop tracking the handshake after success or failure."""
         self._http_server.handshakes.discard(self)
         self._http_server.connection_limiter.remove(self)
 
@@ -79,15 +79,15 @@ class Handshake(asyncio.Protocol):
                 ssl_handshake_timeout=HANDSHAKE_SECONDS,
             )
         except OSError:
-            return  # no TLS, none that we speak, no end of it, or no client any more
+            return  # not TLS, no common version, a timeout, or a disconnect
         except Exception:
-            log.exception("a TLS handshake failed")  # and only this one: all are in one group
+            log.exception("TLS handshake failed")  # caught here, because all handshakes share one task group
         finally:
             self.finish()
 
 
 class HttpServer:
-    """A socket that is listened to."""
+    """A listening socket and its connections."""
 
     def __init__(
         self,
@@ -97,13 +97,12 @@ class HttpServer:
         connection_limiter: ConnectionLimiter,
     ) -> None:
         self.handle = handle
-        """It answers whatever happens; what it raises breaks the connection."""
+        """Handles an exchange; an exception closes the connection."""
         self.group = group
-        """Whose tasks exchanges are."""
+        """Owns the tasks of all exchanges."""
         self.idle_timeout = idle_timeout
-        """Seconds that a connection may be without a whole head of a request."""
+        """Seconds that a connection may be without a complete request head."""
         self.connection_limiter = connection_limiter
-        """Counts connections, and closes some where there are too many."""
         self.connections: set[HttpConnection] = set()
         self.handshakes: set[Handshake] = set()
         self.is_stopped = False
@@ -123,14 +122,14 @@ class HttpServer:
         return [each.getsockname()[:2] for each in sockets]
 
     async def stop(self) -> None:
-        """Stop listening; what is under way has a moment to end."""
+        """Stop listening; requests in flight have a short time to end."""
         if self._server is None:
             return
         self.is_stopped = True
         loop = asyncio.get_running_loop()
-        for door in self._server.sockets:
-            loop.remove_reader(door)
-        await asyncio.sleep(0)  # a server that is closed forgets whom it has just accepted: CPython's issue 109564
+        for listening_socket in self._server.sockets:
+            loop.remove_reader(listening_socket)
+        await asyncio.sleep(0)  # a closed server loses connections that were just accepted: CPython issue 109564
         self._server.close()
         for handshake in list(self.handshakes):
             handshake.abort()

@@ -1,8 +1,8 @@
-"""The gate: how many requests may be under way at once, so that a crowd of slow ones cannot take all the memory.
+"""Limits on concurrent requests, so that many slow requests cannot exhaust memory.
 
-Whoever comes when it is full is asked to come again in a second; so is a user who has half of it already.  Watches do
-not count: they hold next to nothing, and connections are counted elsewhere (`clients`); nor do masters and probes, who
-must get in when nobody else does.
+A request over the limit gets 429 with a retry after one second. One user gets at most half of the limit. Watches are
+exempt: they need little memory, and connections are limited elsewhere (`connection_limiter`). Members of
+system:masters and probes are exempt, so that they always get through.
 """
 
 from dataclasses import dataclass, field
@@ -13,33 +13,33 @@ READ_ONLY, MUTATING = "readOnly", "mutating"
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 InflightSlot = tuple[str, str]
-"""The kind of a request that was let in, and the name of its user."""
+"""Kind of an accepted request, and the name of its user."""
 
 
 @dataclass(frozen=True)
 class InflightLimiter:
-    """Two bounds, for reads and for writes; 0 is none."""
+    """Limits for reads and for writes; 0 means no limit."""
 
     limits: dict[str, int]
     inflight: dict[str, int] = field(default_factory=lambda: {READ_ONLY: 0, MUTATING: 0})
     inflight_by_user: dict[InflightSlot, int] = field(default_factory=dict)
-    """How many each user has of each kind."""
+    """Number of requests per kind and user."""
 
     def acquire(self, method: str, user: str = "", *, exempt: bool = False) -> InflightSlot:
-        """Let a request in, until it leaves; raises TooManyRequests where there is no room for it."""
+        """Take a slot for a request. Raises TooManyRequests if the limit is reached."""
         kind = READ_ONLY if method in READ_METHODS else MUTATING
-        bound, seat = self.limits.get(kind, 0), (kind, user)
-        taken = self.inflight_by_user.get(seat, 0)
-        if bound and not exempt and (self.inflight[kind] >= bound or taken >= (bound + 1) // 2):
+        limit, slot = self.limits.get(kind, 0), (kind, user)
+        used = self.inflight_by_user.get(slot, 0)
+        if limit and not exempt and (self.inflight[kind] >= limit or used >= (limit + 1) // 2):
             raise api_errors.too_many_requests()
         self.inflight[kind] += 1
-        self.inflight_by_user[seat] = taken + 1
-        return seat
+        self.inflight_by_user[slot] = used + 1
+        return slot
 
     def release(self, slot: InflightSlot) -> None:
         self.inflight[slot[0]] -= 1
-        left = self.inflight_by_user[slot] - 1
-        if left:
-            self.inflight_by_user[slot] = left
+        remaining = self.inflight_by_user[slot] - 1
+        if remaining:
+            self.inflight_by_user[slot] = remaining
         else:
             del self.inflight_by_user[slot]

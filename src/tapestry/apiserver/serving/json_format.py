@@ -1,8 +1,8 @@
-"""How the JSON of an answer is written: in one line that ends, or indented for people.
+"""Formatting of JSON responses: one line, or indented for people.
 
-As kube-apiserver does it: `?pretty` decides, then the Accept header, and then whether the client is a browser, curl or
-Wget.  What is not indented ends in a line break; what is indented does not.  A long answer is never indented: one of a
-megabyte that is nested deeply would become one of hundreds.
+As in kube-apiserver, `?pretty` decides, then the Accept header, then whether the client is a browser, curl or Wget.
+JSON in one line ends with a line break; indented JSON does not. Long responses are never indented, because deep
+nesting would multiply their size.
 """
 
 import msgspec
@@ -11,16 +11,16 @@ from tapestry.apiserver.codec import JSON, accepted_types
 from tapestry.apiserver.requests import Call
 
 INTERACTIVE_AGENTS = ("curl", "Wget", "Mozilla/5.0")
-"""How the User-Agent of programs begins that people use."""
+"""Prefixes of the User-Agent of interactive programs."""
 TRUE_VALUES = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 MAX_INDENTED_BYTES = 64 << 10
-"""Bytes of JSON that are indented."""
+"""Maximum size in bytes of a response that is indented."""
 UNFORMATTED_PATHS = ("/openapi/", "/.well-known/", "/openid/")
-"""Documents that are served as they are."""
+"""Paths of documents that are served unchanged."""
 
 
 def formatted_body(body: bytes, content_type: str, call: Call) -> bytes:
-    """The body of an answer as the client is to see it; lines that end already are left alone."""
+    """Return the formatted body of a response; a body that ends with a line break is unchanged."""
     if not body or not content_type.startswith(JSON) or body.endswith(b"\n") or call.path.startswith(UNFORMATTED_PATHS):
         return body
     if len(body) <= MAX_INDENTED_BYTES and (call.path == "/version" or is_pretty(call)):
@@ -29,8 +29,8 @@ def formatted_body(body: bytes, content_type: str, call: Call) -> bytes:
 
 
 def is_pretty(call: Call) -> bool:
-    if asked := call.query.get("pretty"):
-        return asked in TRUE_VALUES
+    if pretty := call.query.get("pretty"):
+        return pretty in TRUE_VALUES
     if call.headers.get("user-agent", "").startswith(INTERACTIVE_AGENTS):
         return True
     accept = call.headers.get("accept", "")

@@ -1,4 +1,4 @@
-"""What the server counts, under the names that Kubernetes gave these things: dashboards and alerts know them."""
+"""Metrics of the API server, named as in kube-apiserver."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -21,33 +21,33 @@ SIZE_BUCKETS = tuple(10.0**power for power in range(3, 10))
 COMPONENT = "apiserver"
 
 REQUESTS = Counter(
-    "apiserver_request_total", "Requests by what they were about and how they ended.", [*REQUEST_LABELS, "code"]
+    "apiserver_request_total", "Number of requests by resource, verb and status code.", [*REQUEST_LABELS, "code"]
 )
 DURATIONS = Histogram(
-    "apiserver_request_duration_seconds", "How long answers took.", REQUEST_LABELS, buckets=DURATION_BUCKETS
+    "apiserver_request_duration_seconds", "Duration of requests in seconds.", REQUEST_LABELS, buckets=DURATION_BUCKETS
 )
 SIZES = Histogram(
     "apiserver_response_sizes",
-    "Bytes of answers to reads.",
+    "Size of responses to reads in bytes.",
     [REQUEST_LABELS[0], *REQUEST_LABELS[2:]],
     buckets=SIZE_BUCKETS,
 )
-WATCHES = Gauge("apiserver_longrunning_requests", "Watches under way.", [REQUEST_LABELS[0], *REQUEST_LABELS[2:]])
+WATCHES = Gauge("apiserver_longrunning_requests", "Number of watches.", [REQUEST_LABELS[0], *REQUEST_LABELS[2:]])
 REQUEST_TERMINATIONS = Counter(
     "apiserver_request_terminations_total",
-    "Requests that were ended, or not begun, for the sake of all others.",
+    "Number of requests that were aborted or rejected to protect the server.",
     ["verb", "code", "component"],
 )
 CONNECTIONS_REFUSED = Counter(
     "apiserver_connections_refused_total",
-    "Connections closed or refused because there were too many: unauthenticated ones, of one user, in total.",
+    "Number of connections closed or rejected because of a limit: unauthenticated, per user, or total.",
     ["reason"],
 )
-AUDIT_EVENTS = Counter("apiserver_audit_event_total", "Events that were written to the audit log.")
+AUDIT_EVENTS = Counter("apiserver_audit_event_total", "Number of events written to the audit log.")
 
 
 class RequestMetrics:
-    """The series of one kind of request; each comes with the first that belongs in it."""
+    """Metrics of one kind of request; each series is created on first use."""
 
     def __init__(self, *labels: str) -> None:
         self._labels = labels
@@ -76,16 +76,16 @@ request_metrics = lru_cache(maxsize=4096)(RequestMetrics)
 
 
 def metrics_for_call(call: Call, attributes: Attributes) -> RequestMetrics:
-    dry = "All" if "dryRun" in call.query else ""
+    dry_run = "All" if "dryRun" in call.query else ""
     target = attributes.target
     if target is None:
-        return request_metrics(METRIC_VERBS.get(attributes.verb, "other"), dry, "", "", "", "", "", COMPONENT)
+        return request_metrics(METRIC_VERBS.get(attributes.verb, "other"), dry_run, "", "", "", "", "", COMPONENT)
     resource = target.info.resource
     verb = METRIC_VERBS.get(attributes.verb, "other")
     if verb == "PATCH" and call.headers.get("content-type", "").startswith("application/apply-patch"):
         verb = "APPLY"
-    place = (resource.group, resource.version, resource.plural, target.subresource, scope_of(attributes.verb, target))
-    return request_metrics(verb, dry, *place, COMPONENT)
+    labels = (resource.group, resource.version, resource.plural, target.subresource, scope_of(attributes.verb, target))
+    return request_metrics(verb, dry_run, *labels, COMPONENT)
 
 
 METRIC_VERBS = {
@@ -104,28 +104,28 @@ def scope_of(verb: str, target: Target) -> str:
 
 @dataclass(frozen=True)
 class ServerCollector:
-    """A collector: what is there at the moment when somebody asks."""
+    """Prometheus collector for the current state of the server."""
 
     store: Store
     inflight: Callable[[], Mapping[str, int]]
-    """Requests that are being answered, by kind: `readOnly`, `mutating`."""
+    """Requests in flight, by kind: `readOnly`, `mutating`."""
     connections: Callable[[], Mapping[str, int]]
-    """Connections, by whether they are `authenticated`."""
+    """Open connections, by state: `authenticated`, `unauthenticated`."""
 
     def collect(self) -> Iterator[Metric]:
-        objects = GaugeMetricFamily("apiserver_storage_objects", "Objects that are stored.", labels=["resource"])
+        objects = GaugeMetricFamily("apiserver_storage_objects", "Number of stored objects.", labels=["resource"])
         for resource in sorted(self.store.resources()):
             objects.add_metric([resource], self.store.count(resource))
         yield objects
         requests = GaugeMetricFamily(
-            "apiserver_current_inflight_requests", "Requests that are being answered.", labels=["request_kind"]
+            "apiserver_current_inflight_requests", "Number of requests in flight.", labels=["request_kind"]
         )
         for kind, number in self.inflight().items():
             requests.add_metric([kind], number)
         yield requests
         connections = GaugeMetricFamily(
             "apiserver_connections",
-            "Open connections, by whether a request on them was authenticated.",
+            "Number of open connections, by whether a request on them was authenticated.",
             labels=["state"],
         )
         for state, number in self.connections().items():
@@ -135,13 +135,13 @@ class ServerCollector:
 
 @dataclass(frozen=True)
 class MetricsHandler:
-    """`/metrics`: what this process counts, and what this server holds."""
+    """Handler of `/metrics`: metrics of the process and of this server."""
 
     collector: ServerCollector
 
     async def __call__(self, _: Call) -> ApiResponse:
-        own = CollectorRegistry()
-        own.register(self.collector)
-        ours, _kind = metrics.render(own)  # here and now: the store belongs to the loop
+        registry = CollectorRegistry()
+        registry.register(self.collector)
+        server_metrics, _kind = metrics.render(registry)  # on the event loop, which owns the store
         body, content_type = await asyncio.to_thread(metrics.render)
-        return ApiResponse(200, body + ours, content_type)
+        return ApiResponse(200, body + server_metrics, content_type)

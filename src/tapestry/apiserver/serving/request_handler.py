@@ -1,8 +1,4 @@
-"""The reception: what happens to every request around its answer.
-
-It finds out in whose name a request is made, gives it its time and no more, counts it, and writes it down where there
-is an audit log.  The answer itself is the server's.
-"""
+"""Request handling around the API server: impersonation, deadlines, metrics and auditing."""
 
 import asyncio
 import time
@@ -38,67 +34,67 @@ from tapestry.kube.errors import ApiError, NotFound
 from tapestry.kube.times import parse_duration
 
 LONG_RUNNING_SUBRESOURCES = frozenset({"attach", "exec", "log", "portforward", "proxy"})
-"""Subresources that may take as long as they like; so may watches."""
+"""Subresources without a deadline; watches have none either."""
 
 MountedHandler = Callable[[CallHandler, Call], Awaitable[ApiResponse]]
 
 
 @dataclass(frozen=True)
 class RequestHandler:
-    """Receives calls for a server."""
+    """Handles calls for a server."""
 
     server: Server
     timeout: float
-    """That an answer may take."""
+    """Maximum seconds that a response may take."""
     auditor: Auditor | None = None
     mounted_handlers: Mapping[str, MountedHandler] = field(default_factory=dict)
-    """What others serve, by the first segment of the path; what they ask for in turn is received as any other call."""
+    """Handlers of other components, by the first segment of the path. Their own calls are handled like any other
+    call."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     worker: Worker | None = None
-    """Does what takes long; without one the event loop does all."""
+    """Runs large work; without one, the event loop does."""
 
     async def handle(self, call: Call) -> ApiResponse | WatchResponse:
-        """What is to be sent back."""
-        asked = self.attributes_of(call)
-        trail = self.auditor.begin(call, asked) if self.auditor is not None else None
-        if trail is not None:
-            call = structs.replace(call, audited_body=trail.request_body)
-        tally, began = metrics_for_call(call, asked), time.perf_counter()
-        work = RequestBudget(self.worker, call.user.name)
-        before = CURRENT_BUDGET.set(work)
+        attributes = self.attributes_of(call)
+        audit_context = self.auditor.begin(call, attributes) if self.auditor is not None else None
+        if audit_context is not None:
+            call = structs.replace(call, audited_body=audit_context.request_body)
+        metrics, started = metrics_for_call(call, attributes), time.perf_counter()
+        budget = RequestBudget(self.worker, call.user.name)
+        reset_token = CURRENT_BUDGET.set(budget)
         try:
-            answer = await self.dispatch(call, asked, trail, work)
+            response = await self.dispatch(call, attributes, audit_context, budget)
         except asyncio.CancelledError:
-            tally.observe(499, time.perf_counter() - began)  # the client is gone
+            metrics.observe(499, time.perf_counter() - started)  # the client has disconnected
             raise
         finally:
-            await work.end()
-            CURRENT_BUDGET.reset(before)
-        if isinstance(answer, WatchResponse):
-            return track_watch(answer, tally, trail)
-        tally.observe(answer.status, time.perf_counter() - began)
+            await budget.end()
+            CURRENT_BUDGET.reset(reset_token)
+        if isinstance(response, WatchResponse):
+            return track_watch(response, metrics, audit_context)
+        metrics.observe(response.status, time.perf_counter() - started)
         if call.method == "GET":
-            tally.sizes.observe(len(answer.body))
-        return finish_response(answer, call, trail)
+            metrics.sizes.observe(len(response.body))
+        return finish_response(response, call, audit_context)
 
     def reject(self, call: Call, error: ApiError) -> ApiResponse:
-        """The answer to a call that is not answered, because nobody knows whose it is, or there is no room for it."""
-        asked, answer = self.attributes_of(call), error_response(error)
-        metrics_for_call(call, asked).observe(answer.status, 0.0)
-        trail = self.auditor.begin(call, asked) if self.auditor is not None else None
-        return finish_response(answer, call, trail)
+        """Return the response for a call that was rejected before it reached the server."""
+        attributes, response = self.attributes_of(call), error_response(error)
+        metrics_for_call(call, attributes).observe(response.status, 0.0)
+        audit_context = self.auditor.begin(call, attributes) if self.auditor is not None else None
+        return finish_response(response, call, audit_context)
 
     def is_long_running(self, call: Call) -> bool:
-        asked = self.attributes_of(call)
-        if call.method != "GET" or asked.target is None:
+        attributes = self.attributes_of(call)
+        if call.method != "GET" or attributes.target is None:
             return False
-        subresource = asked.target.subresource
+        subresource = attributes.target.subresource
         if subresource:
             return subresource == "log" and call.query.get("follow") in TRUE_VALUES
-        return asked.verb == "watch" and is_verb_supported(asked.target, "watch")
+        return attributes.verb == "watch" and is_verb_supported(attributes.target, "watch")
 
     def attributes_of(self, call: Call) -> Attributes:
-        """What the call is about, as far as its path tells."""
+        """Return the authorization attributes of a call, from its path and method."""
         try:
             target = target_of(call.path, self.server.registry)
         except NotFound:
@@ -132,7 +128,8 @@ class RequestHandler:
                 if mounted is None:
                     return await self.server.handle(call, target)
                 if call.body_reader is not None and UNAUTHENTICATED in call.user.groups:
-                    raise api_errors.unauthorized()  # who may do it depends on the body, which is not read for anybody
+                    # authorization depends on the body, which is not read for anonymous users
+                    raise api_errors.unauthorized()
                 return await mounted(self, await read_body(call))
         except TimeoutError:
             REQUEST_TERMINATIONS.labels(call.method, "504", COMPONENT).inc()
@@ -140,38 +137,38 @@ class RequestHandler:
 
 
 def finish_response(response: ApiResponse, call: Call, audit_context: AuditContext | None) -> ApiResponse:
-    """The answer with the name under which the request is found again, in an audit log if there is one."""
+    """Return the formatted response with its Audit-Id header, and write the audit event."""
     if audit_context is not None:
         audit_context.log_stage("ResponseComplete", response)
-    known_as = {"Audit-Id": audit_context.id if audit_context is not None else audit_id(call)}
+    id_header = {"Audit-Id": audit_context.id if audit_context is not None else audit_id(call)}
     body = formatted_body(response.body, response.content_type, call)
-    return ApiResponse(response.status, body, response.content_type, {**response.headers, **known_as}, response.stream)
+    return ApiResponse(response.status, body, response.content_type, {**response.headers, **id_header}, response.stream)
 
 
 def timeout_of(call: Call, max_timeout: float) -> float:
-    """Seconds that a call may take: what it asks for, but no more than everybody gets."""
-    asked = call.query.get("timeout")
-    if not asked:
+    """Return the seconds that a call may take: its `timeout` parameter, up to the maximum."""
+    requested = call.query.get("timeout")
+    if not requested:
         return max_timeout
     try:
-        seconds = parse_duration(asked).total_seconds()
+        seconds = parse_duration(requested).total_seconds()
     except ValueError as error:
         raise api_errors.bad_request("invalid timeout specified in the request URL") from error
     return min(seconds, max_timeout) if seconds > 0 else max_timeout
 
 
 def track_watch(watch: WatchResponse, metrics: RequestMetrics, audit_context: AuditContext | None) -> WatchResponse:
-    """The watch, counted for as long as it lasts."""
+    """Count the watch until it ends."""
     metrics.watches.inc()
-    began = time.perf_counter()
+    started = time.perf_counter()
     if audit_context is not None:
         audit_context.log_stage("ResponseStarted")
 
-    def over() -> None:
+    def on_end() -> None:
         metrics.watches.dec()
-        metrics.observe(200, time.perf_counter() - began)
+        metrics.observe(200, time.perf_counter() - started)
         if audit_context is not None:
             audit_context.log_stage("ResponseComplete")
 
-    watch.on_end = over
+    watch.on_end = on_end
     return watch

@@ -1,7 +1,7 @@
-"""Uploads: bodies that did not arrive together with the head of their request.
+"""Reading of request bodies that arrive after the request head.
 
-They are read once their sender is authorized, against a budget of bytes, and take a place in the gate only when they
-are complete: slow senders keep nobody out.
+They are read after the request is authorized, against a memory budget. They take an inflight slot only when they are
+complete, so that slow senders do not block others.
 """
 
 import asyncio
@@ -17,33 +17,33 @@ from tapestry.kube.errors import TooManyRequests
 
 MAX_BYTES, MAX_BYTES_PER_USER = 256 << 20, 48 << 20
 MAX_UPLOAD_SECONDS = 60.0
-"""That a body may take, however long its answer may."""
+"""Maximum seconds that a body may take, regardless of the request timeout."""
 
 
 @dataclass
 class UploadBudget:
-    """Bytes of bodies that are held: by all requests under way, and by those of each user."""
+    """Limits on the bytes of bodies in memory, in total and per user."""
 
     max_bytes: int = MAX_BYTES
     max_bytes_per_user: int = MAX_BYTES_PER_USER
-    held: int = 0
-    users: dict[str, int] = field(default_factory=dict)
+    total_bytes: int = 0
+    bytes_by_user: dict[str, int] = field(default_factory=dict)
 
     def acquire(self, user: str, size: int) -> None:
-        """Raises TooManyRequests where there is no room."""
-        own = self.users.get(user, 0) + size
-        if own > self.max_bytes_per_user or self.held + size > self.max_bytes:
+        """Reserve bytes. Raises TooManyRequests if a limit is reached."""
+        user_bytes = self.bytes_by_user.get(user, 0) + size
+        if user_bytes > self.max_bytes_per_user or self.total_bytes + size > self.max_bytes:
             raise api_errors.too_many_requests()
-        self.users[user] = own
-        self.held += size
+        self.bytes_by_user[user] = user_bytes
+        self.total_bytes += size
 
     def release(self, user: str, size: int) -> None:
-        self.held -= size
-        left = self.users.get(user, 0) - size
-        if left > 0:
-            self.users[user] = left
+        self.total_bytes -= size
+        remaining = self.bytes_by_user.get(user, 0) - size
+        if remaining > 0:
+            self.bytes_by_user[user] = remaining
         else:
-            self.users.pop(user, None)
+            self.bytes_by_user.pop(user, None)
 
 
 @dataclass(slots=True)
@@ -54,9 +54,9 @@ class Upload:
     budget: UploadBudget
     user: str
     timeout: float
-    """That it may take."""
+    """Maximum seconds that it may take."""
     acquire_slot: Callable[[], InflightSlot]
-    """Takes a place in the gate, once it is complete."""
+    """Takes an inflight slot when the body is complete."""
     slot: InflightSlot | None = None
     size: int = 0
 
@@ -85,7 +85,7 @@ class Upload:
         return b"".join(pieces)
 
     def close(self, release: Callable[[InflightSlot], None]) -> None:
-        """Give back what it held: once, when its request is answered."""
+        """Release the budget and the slot; call it once, after the response."""
         self.budget.release(self.user, self.size)
         if self.slot is not None:
             release(self.slot)
