@@ -1,4 +1,4 @@
-"""An API server in this process, and a hand to call it with."""
+"""Fixtures for API server tests: a server in this process, and a client that calls it directly."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ADMIN = User("admin", ("system:masters",))
 
 @dataclass(frozen=True)
 class Hand:
-    """Calls the server as somebody."""
+    """Calls the server as a user."""
 
     server: Server
     accounts: ServiceAccountTokens
@@ -37,10 +37,13 @@ class Hand:
         accept: str = "",
         **query: str,
     ) -> tuple[int, Any]:
-        """The status and the body of the answer."""
-        answer = await self.answer(method, path, body, kind=kind, accept=accept, **query)
-        assert isinstance(answer, ApiResponse)
-        return answer.status, msgspec.json.decode(answer.body) if answer.body[:1] in (b"{", b"[") else answer.body
+        """Return the status and the decoded body of a response."""
+        response = await self.answer(method, path, body, kind=kind, accept=accept, **query)
+        assert isinstance(response, ApiResponse)
+        return response.status, msgspec.json.decode(response.body) if response.body[:1] in (
+            b"{",
+            b"[",
+        ) else response.body
 
     async def answer(
         self,
@@ -57,11 +60,11 @@ class Hand:
         return await self.server.handle(Call(method, path, query, headers, raw, self.user))
 
     async def made(self, path: str, body: Object) -> Object:
-        """What was created."""
-        status, found = await self("POST", path, body)
-        assert status == 201, found
-        made: Object = found
-        return made
+        """Create an object and return it."""
+        status, result = await self("POST", path, body)
+        assert status == 201, result
+        created: Object = result
+        return created
 
     def being(self, user: User) -> "Hand":
         return Hand(self.server, self.accounts, user)
@@ -69,7 +72,7 @@ class Hand:
 
 @pytest.fixture
 async def call(tmp_path: Path) -> AsyncIterator[Hand]:
-    here = {"file_rootpath": str(tmp_path), "service_account_issuer": "https://here"}
-    config = ApiServerConfig(backend="memory", secure_address="", pod_accounts=False, **here)
-    async with run_apiserver(config) as served:
-        yield Hand(served.server, served.account_tokens)
+    options = {"file_rootpath": str(tmp_path), "service_account_issuer": "https://here"}
+    config = ApiServerConfig(backend="memory", secure_address="", pod_accounts=False, **options)
+    async with run_apiserver(config) as running:
+        yield Hand(running.server, running.account_tokens)

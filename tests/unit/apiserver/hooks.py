@@ -1,4 +1,4 @@
-"""A webhook: a real server, with TLS, that says what a test wants it to."""
+"""A fake admission webhook for tests: a real HTTPS server that responds as the test demands."""
 
 import base64
 import ssl
@@ -16,19 +16,19 @@ from tapestry.apiserver.access.certificates import CertificateAuthority
 from tapestry.kube.objects import Object
 
 Say = Callable[[Object], Any]
-"""The `response` to the `request` of a review, perhaps after a while; or an answer of the web's own."""
+"""Returns the `response` for the `request` of a review, or an HTTP response; may be async."""
 
 
 @dataclass
 class Hook:
-    """What a webhook was asked, and what it says."""
+    """A running webhook and the requests that it received."""
 
     port: int
     bundle: str
     say: Say
     asked: list[Object] = field(default_factory=list)
     connections: set[int] = field(default_factory=set)
-    """The ports that it was called from."""
+    """Client ports of the received connections."""
 
     @property
     def client(self) -> Object:
@@ -39,19 +39,19 @@ class Hook:
         self.asked.append(review["request"])
         assert request.transport is not None
         self.connections.add(request.transport.get_extra_info("peername")[1])
-        said = self.say(review["request"])
-        if isawaitable(said):
-            said = await said
-        if isinstance(said, web.StreamResponse):
-            return said
-        response = {"uid": review["request"]["uid"], **said}
-        body = {"kind": review["kind"], "apiVersion": review["apiVersion"], "response": response}
+        response = self.say(review["request"])
+        if isawaitable(response):
+            response = await response
+        if isinstance(response, web.StreamResponse):
+            return response
+        review_response = {"uid": review["request"]["uid"], **response}
+        body = {"kind": review["kind"], "apiVersion": review["apiVersion"], "response": review_response}
         return web.json_response(body)
 
 
 @asynccontextmanager
 async def listening(folder: Path, say: Say, *names: str) -> AsyncIterator[Hook]:
-    """A webhook on a port of this machine, with a certificate for these names."""
+    """Run a webhook on a local port, with a certificate for these names."""
     authority = CertificateAuthority(folder)
     certificate, key = authority.server_certificate(names or ("127.0.0.1",))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,4 +1,4 @@
-"""The audit log: who asked for what, as the policy says, and no secrets unless it says so."""
+"""The audit log: events by policy, without secrets unless the policy includes bodies."""
 
 import json
 from collections.abc import Callable
@@ -39,26 +39,26 @@ class Audited:
         self._file = AuditLog(str(path))
         server = call.server
         auditor = Auditor(policy, self._file, server.authorize, server.verbs.now)
-        self.reception = RequestHandler(server, 10, auditor)
+        self.handler = RequestHandler(server, 10, auditor)
 
     async def __call__(self, method: str, path: str, body: Any = None, user: User = ADMIN, **more: Any) -> Any:
         raw = msgspec.json.encode(body) if body is not None else b""
         headers = {"content-type": "application/json", "user-agent": "test"}
-        return await self.reception.handle(Call(method, path, more.pop("query", {}), headers, raw, user, **more))
+        return await self.handler.handle(Call(method, path, more.pop("query", {}), headers, raw, user, **more))
 
     def events(self) -> list[Any]:
         self._file.close()
         return [json.loads(line) for line in self._path.read_text().splitlines()]
 
 
-async def test_by_default_every_request_is_written_down_and_no_body_is(call: Hand, tmp_path: Path) -> None:
+async def test_default_policy_logs_requests_without_bodies(call: Hand, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
     secret = {"metadata": {"name": "s"}, "stringData": {"password": "hunter2"}}
-    answer = await audited("POST", "/api/v1/namespaces/default/secrets", secret, uri="/u?a=b", source="10.0.0.1")
+    response = await audited("POST", "/api/v1/namespaces/default/secrets", secret, uri="/u?a=b", source_ip="10.0.0.1")
     first, last = audited.events()
     assert "hunter2" not in (tmp_path / "audit.log").read_text()
     assert (first["stage"], last["stage"]) == ("RequestReceived", "ResponseComplete")
-    assert first["auditID"] == last["auditID"] == answer.headers["Audit-Id"]
+    assert first["auditID"] == last["auditID"] == response.headers["Audit-Id"]
     assert {key: last[key] for key in ("kind", "apiVersion", "level", "verb", "requestURI", "userAgent")} == {
         "kind": "Event",
         "apiVersion": "audit.k8s.io/v1",
@@ -81,31 +81,31 @@ def a_policy(**spec: Any) -> Object:
     return {"metadata": {"name": "p"}, "spec": {"matchConstraints": {"resourceRules": [rule]}, **spec}}
 
 
-async def test_what_policies_have_to_say_is_written_down_whether_or_not_they_refuse(call: Hand, tmp_path: Path) -> None:
+async def test_policy_annotations_are_logged_for_rejected_requests(call: Hand, tmp_path: Path) -> None:
     group = "/apis/admissionregistration.k8s.io/v1"
-    remarks = {
+    annotations = {
         "who": "'named ' + object.metadata.name",
         "where": "' ' + params.metadata.name",
         "nothing": "' '",
         "null": "null",
     }
-    written = a_policy(
+    policy_object = a_policy(
         paramKind={"apiVersion": "v1", "kind": "Namespace"},
         validations=[{"expression": "true"}, {"expression": "false", "message": "never"}, {"expression": "1 > 2"}],
-        auditAnnotations=[{"key": key, "valueExpression": each} for key, each in remarks.items()],
+        auditAnnotations=[{"key": key, "valueExpression": each} for key, each in annotations.items()],
     )
-    await call.made(f"{group}/validatingadmissionpolicies", written)
+    await call.made(f"{group}/validatingadmissionpolicies", policy_object)
     for name, namespace, actions in (("a", "default", ["Warn", "Audit"]), ("b", "kube-system", ["Deny", "Audit"])):
-        given = {"name": namespace, "parameterNotFoundAction": "Deny"}
-        spec = {"policyName": "p", "validationActions": actions, "paramRef": given}
+        parameters = {"name": namespace, "parameterNotFoundAction": "Deny"}
+        spec = {"policyName": "p", "validationActions": actions, "paramRef": parameters}
         await call.made(f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": name}, "spec": spec})
     audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
-    answer = await audited("POST", MAPS, {"metadata": {"name": "m"}})
-    assert answer.status == 422
+    response = await audited("POST", MAPS, {"metadata": {"name": "m"}})
+    assert response.status == 422
     _, last = audited.events()
-    found = last["annotations"]
+    result = last["annotations"]
     failure = "validation.policy.admission.k8s.io/validation_failure"
-    assert json.loads(found.pop(failure)) == [
+    assert json.loads(result.pop(failure)) == [
         {
             "message": "never",
             "policy": "p",
@@ -114,30 +114,30 @@ async def test_what_policies_have_to_say_is_written_down_whether_or_not_they_ref
             "validationActions": ["Warn", "Audit"],
         }
     ]
-    assert {key: each for key, each in found.items() if not key.startswith("authorization")} == {
+    assert {key: each for key, each in result.items() if not key.startswith("authorization")} == {
         "p/who": "named m",
         "p/where": "default, kube-system",
     }
 
 
-async def test_a_remark_that_cannot_be_made_refuses_unless_failures_are_ignored(call: Hand, tmp_path: Path) -> None:
+async def test_failing_annotation_rejects_unless_failure_policy_ignores(call: Hand, tmp_path: Path) -> None:
     group = "/apis/admissionregistration.k8s.io/v1"
-    wrong = a_policy(auditAnnotations=[{"key": "k", "valueExpression": "string(object.nope)"}])
-    made = await call.made(f"{group}/validatingadmissionpolicies", wrong)
+    failing = a_policy(auditAnnotations=[{"key": "k", "valueExpression": "string(object.nope)"}])
+    created = await call.made(f"{group}/validatingadmissionpolicies", failing)
     binding = {"policyName": "p", "validationActions": ["Deny"]}
     await call.made(f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": binding})
     audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
     assert (await audited("POST", MAPS, {"metadata": {"name": "m"}})).status == 422
-    forgiving = {**made, "spec": {**made["spec"], "failurePolicy": "Ignore"}}
-    assert (await call("PUT", f"{group}/validatingadmissionpolicies/p", forgiving))[0] == 200
+    ignoring = {**created, "spec": {**created["spec"], "failurePolicy": "Ignore"}}
+    assert (await call("PUT", f"{group}/validatingadmissionpolicies/p", ignoring))[0] == 200
     assert (await audited("POST", MAPS, {"metadata": {"name": "m"}})).status == 201
     assert not [key for each in audited.events() for key in each.get("annotations", {}) if key.startswith("p/")]
-    nameless = a_policy(auditAnnotations=[{"valueExpression": "'x'"}])
-    status, found = await call("POST", f"{group}/validatingadmissionpolicies", nameless, dryRun="All")
-    assert (status, found["details"]["causes"][0]["field"]) == (422, "spec.auditAnnotations[0].key")
+    keyless = a_policy(auditAnnotations=[{"valueExpression": "'x'"}])
+    status, result = await call("POST", f"{group}/validatingadmissionpolicies", keyless, dryRun="All")
+    assert (status, result["details"]["causes"][0]["field"]) == (422, "spec.auditAnnotations[0].key")
 
 
-async def test_levels_say_whether_bodies_are_written_down(call: Hand, tmp_path: Path) -> None:
+async def test_level_decides_which_bodies_are_logged(call: Hand, tmp_path: Path) -> None:
     rules = [{"level": "Request", "users": ["admin"]}, {"level": "RequestResponse"}]
     audited = Audited(call, tmp_path / "audit.log", policy(*rules, omitStages=["RequestReceived"]))
     await audited("POST", MAPS, {"metadata": {"name": "a"}, "data": {"k": "v"}})
@@ -149,70 +149,73 @@ async def test_levels_say_whether_bodies_are_written_down(call: Hand, tmp_path: 
 
 
 @pytest.mark.parametrize("omits", [True, False])
-async def test_managed_fields_are_left_out_where_the_policy_says_so(call: Hand, tmp_path: Path, omits: bool) -> None:
-    wanted = policy({"level": "RequestResponse"}, omitManagedFields=omits, omitStages=["RequestReceived"])
-    audited = Audited(call, tmp_path / "audit.log", wanted)
+async def test_managed_fields_are_omitted_by_policy(call: Hand, tmp_path: Path, omits: bool) -> None:
+    audit_policy = policy({"level": "RequestResponse"}, omitManagedFields=omits, omitStages=["RequestReceived"])
+    audited = Audited(call, tmp_path / "audit.log", audit_policy)
     await audited("POST", MAPS, {"metadata": {"name": "a"}, "data": {"k": "v"}})
     await audited("GET", MAPS)
-    made, listed = audited.events()
-    for shown in (made["responseObject"], next(each for each in listed["responseObject"]["items"])):
-        assert ("managedFields" in shown["metadata"]) is not omits
+    create_event, list_event = audited.events()
+    for logged in (create_event["responseObject"], next(each for each in list_event["responseObject"]["items"])):
+        assert ("managedFields" in logged["metadata"]) is not omits
 
 
-async def test_a_refusal_is_written_down_with_its_reason(call: Hand, tmp_path: Path) -> None:
+async def test_rejected_request_is_logged_with_reason(call: Hand, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", policy({"level": "Metadata"}, omitStages=["RequestReceived"]))
     await audited("GET", MAPS, user=BOB)
     await audited("GET", "/version", user=BOB)
-    refused, allowed = audited.events()
-    status = refused["responseStatus"]
+    rejected, allowed = audited.events()
+    status = rejected["responseStatus"]
     assert (status["code"], status["reason"], status["status"]) == (403, "Forbidden", "Failure")
-    assert refused["annotations"] == {"authorization.k8s.io/decision": "forbid", "authorization.k8s.io/reason": ""}
+    assert rejected["annotations"] == {"authorization.k8s.io/decision": "forbid", "authorization.k8s.io/reason": ""}
     assert allowed["annotations"]["authorization.k8s.io/reason"].startswith("RBAC: allowed by ClusterRoleBinding")
 
 
-async def test_whose_name_was_used_is_written_down(call: Hand, tmp_path: Path) -> None:
+async def test_impersonated_user_is_logged(call: Hand, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", policy({"level": "Metadata"}, omitStages=["RequestReceived"]))
-    await audited("GET", "/version", impersonates=(("impersonate-user", "joe"),))
+    await audited("GET", "/version", impersonation_headers=(("impersonate-user", "joe"),))
     [event] = audited.events()
     assert event["user"]["username"] == "admin"
     assert event["impersonatedUser"] == {"username": "joe", "groups": ["system:authenticated"]}
 
 
-async def test_a_watch_is_written_down_when_it_begins_and_when_it_ends(call: Hand, tmp_path: Path) -> None:
+async def test_watch_is_logged_at_start_and_end(call: Hand, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
-    watching = await audited("GET", MAPS, query={"watch": "true"})
-    assert isinstance(watching, WatchResponse)
-    watching.end()
-    watching.end()
+    watch = await audited("GET", MAPS, query={"watch": "true"})
+    assert isinstance(watch, WatchResponse)
+    watch.end()
+    watch.end()
     stages = [each["stage"] for each in audited.events()]
     assert stages == ["RequestReceived", "ResponseStarted", "ResponseComplete"]
 
 
-async def test_whom_nobody_knows_is_written_down_with_the_refusal(call: Hand, tmp_path: Path) -> None:
+async def test_unauthorized_request_is_logged(call: Hand, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", METADATA_POLICY)
-    answer = audited.reception.reject(Call("GET", MAPS, {}, {}, b"", User("")), unauthorized())
+    response = audited.handler.reject(Call("GET", MAPS, {}, {}, b"", User("")), unauthorized())
     *_, last = audited.events()
-    assert (answer.status, last["responseStatus"]["code"], last["verb"]) == (401, 401, "list")
+    assert (response.status, last["responseStatus"]["code"], last["verb"]) == (401, 401, "list")
     assert last["user"]["username"] == ""
 
 
-async def test_what_no_rule_is_about_leaves_no_trace(call: Hand, tmp_path: Path) -> None:
+async def test_request_without_matching_rule_is_not_logged(call: Hand, tmp_path: Path) -> None:
     audited = Audited(call, tmp_path / "audit.log", policy({"level": "Metadata", "verbs": ["delete"]}))
-    answer = await audited("GET", MAPS)
-    assert isinstance(answer, ApiResponse)
-    assert answer.headers["Audit-Id"]  # Kubernetes tells it also where nothing is written down
+    response = await audited("GET", MAPS)
+    assert isinstance(response, ApiResponse)
+    assert response.headers["Audit-Id"]  # Kubernetes sends it even if nothing is logged
     assert audited.events() == []
 
 
-def asked(
+def attributes_of(
     call: Hand, resource: Any, verb: str = "get", name: str = "", sub: str = "", namespace: str = ""
 ) -> Attributes:
     return Attributes(BOB, verb, Target(call.server.registry.info_for(resource), namespace, name, sub))
 
 
-async def test_rules_fit_by_user_group_verb_resource_namespace_and_path(call: Hand) -> None:
-    pod, status = asked(call, PODS, namespace="default", name="p"), asked(call, PODS, sub="status", name="p")
-    node, page = asked(call, NODES, name="n"), Attributes(BOB, "get", path="/healthz/ping")
+async def test_rules_match_all_request_attributes(call: Hand) -> None:
+    pod, status = (
+        attributes_of(call, PODS, namespace="default", name="p"),
+        attributes_of(call, PODS, sub="status", name="p"),
+    )
+    node, path_request = attributes_of(call, NODES, name="n"), Attributes(BOB, "get", path="/healthz/ping")
     cases: list[tuple[Object, list[bool]]] = [
         ({"users": ["bob"]}, [True, True, True, True]),
         ({"users": ["joe"]}, [False, False, False, False]),
@@ -231,17 +234,17 @@ async def test_rules_fit_by_user_group_verb_resource_namespace_and_path(call: Ha
     ]
     for spec, fits in cases:
         rule = msgspec.convert({"level": "Metadata", **spec}, AuditRule)
-        assert [rule.matches(each) for each in (pod, status, node, page)] == fits, spec
+        assert [rule.matches(each) for each in (pod, status, node, path_request)] == fits, spec
 
 
-async def test_the_first_rule_that_fits_decides_and_stages_add_up(call: Hand) -> None:
+async def test_first_matching_rule_applies_and_stages_add_up(call: Hand) -> None:
     first: Object = {"level": "None", "resources": [{"resources": ["configmaps"]}]}
     second: Object = {"level": "Request", "omitStages": ["Panic"], "omitManagedFields": False}
-    found = policy(first, second, omitStages=["RequestReceived"], omitManagedFields=True)
-    assert found.rule_for(asked(call, CONFIGMAPS)).level == "None"
-    verdict = found.rule_for(asked(call, SECRETS))
-    assert (verdict.level, set(verdict.omit_stages)) == ("Request", {"RequestReceived", "Panic"})
-    assert verdict.omit_managed_fields is False
+    result = policy(first, second, omitStages=["RequestReceived"], omitManagedFields=True)
+    assert result.rule_for(attributes_of(call, CONFIGMAPS)).level == "None"
+    rule = result.rule_for(attributes_of(call, SECRETS))
+    assert (rule.level, set(rule.omit_stages)) == ("Request", {"RequestReceived", "Panic"})
+    assert rule.omit_managed_fields is False
 
 
 @pytest.mark.parametrize(
@@ -258,16 +261,16 @@ async def test_the_first_rule_that_fits_decides_and_stages_add_up(call: Hand) ->
         ),
     ],
 )
-def test_a_policy_that_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, text: str, fault: str) -> None:
+def test_invalid_policy_is_rejected_with_position(tmp_path: Path, text: str, fault: str) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"policy\.yaml") as refusal:
+    with pytest.raises(ValueError, match=r"policy\.yaml") as caught:
         load_policy(path)
-    assert fault in str(refusal.value)
+    assert fault in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("headers", "found"),
+    ("headers", "expected"),
     [
         ({}, ["10.0.0.1"]),
         ({"x-forwarded-for": "1.1.1.1, 2.2.2.2"}, ["1.1.1.1", "2.2.2.2", "10.0.0.1"]),
@@ -275,5 +278,5 @@ def test_a_policy_that_cannot_be_meant_is_refused_with_its_place(tmp_path: Path,
         ({"x-real-ip": "10.0.0.1"}, ["10.0.0.1"]),
     ],
 )
-def test_where_a_request_came_from_ends_with_what_is_known(headers: dict[str, str], found: list[str]) -> None:
-    assert source_ips(Call("GET", "/", {}, headers, b"", ADMIN, source_ip="10.0.0.1")) == found
+def test_source_ips_end_with_the_client_address(headers: dict[str, str], expected: list[str]) -> None:
+    assert source_ips(Call("GET", "/", {}, headers, b"", ADMIN, source_ip="10.0.0.1")) == expected

@@ -1,4 +1,4 @@
-"""One timer for many: each ends in its time, and none before."""
+"""Deadlines with one shared timer: each expires at its time and not before."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,48 +11,48 @@ from tapestry.apiserver.serving.deadlines import Deadlines
 from tapestry.controller.testing.clock import run
 
 
-async def sleeper(deadlines: Deadlines, starts: float, allowed: float, takes: float) -> tuple[str, float]:
-    """How somebody ends who takes so long, and how long after their start."""
+async def timed_sleep(deadlines: Deadlines, starts: float, allowed: float, takes: float) -> tuple[str, float]:
+    """Sleep within a deadline; return how it ended, and after how many seconds."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(starts)
-    begun = loop.time()
+    started = loop.time()
     try:
         with deadlines.within(allowed):
             await asyncio.sleep(takes)
     except TimeoutError:
-        return "late", round(loop.time() - begun, 3)
-    return "done", round(loop.time() - begun, 3)
+        return "late", round(loop.time() - started, 3)
+    return "done", round(loop.time() - started, 3)
 
 
 SECONDS = st.integers(1, 20).map(float)
 
 
-@given(people=st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=8))
-def test_whoever_takes_longer_than_allowed_is_ended_then_and_nobody_else_is(
-    people: list[tuple[float, float, float]],
+@given(cases=st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=8))
+def test_only_overdue_tasks_time_out(
+    cases: list[tuple[float, float, float]],
 ) -> None:
     async def main() -> list[tuple[str, float]]:
         deadlines = Deadlines()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(sleeper(deadlines, *each)) for each in people]
+            tasks = [group.create_task(timed_sleep(deadlines, *each)) for each in cases]
         assert not deadlines.active
         return [task.result() for task in tasks]
 
-    for (_, allowed, takes), (end, seconds) in zip(people, run(main()), strict=True):
+    for (_, allowed, takes), (end, seconds) in zip(cases, run(main()), strict=True):
         if takes != allowed:
             assert (end, seconds) == (("late", allowed) if takes > allowed else ("done", takes))
 
 
-async def leaving(task: asyncio.Task[object]) -> None:
+async def cancel(task: asyncio.Task[object]) -> None:
     task.cancel()
 
 
-async def staying(_: asyncio.Task[object]) -> None:
+async def do_nothing(_: asyncio.Task[object]) -> None:
     return
 
 
-@pytest.mark.parametrize("other", [leaving, staying])
-async def test_a_task_that_somebody_else_ends_too_is_cancelled_and_not_late(
+@pytest.mark.parametrize("other", [cancel, do_nothing])
+async def test_cancelled_task_is_not_reported_as_late(
     other: Callable[[asyncio.Task[object]], Awaitable[None]],
 ) -> None:
     deadlines = Deadlines()
@@ -63,15 +63,15 @@ async def test_a_task_that_somebody_else_ends_too_is_cancelled_and_not_late(
 
     task: asyncio.Task[object] = asyncio.create_task(work())
     await asyncio.sleep(0)
-    [limit] = deadlines.active
-    limit.expire()
+    [deadline] = deadlines.active
+    deadline.expire()
     await other(task)
     await asyncio.wait([task])
-    assert task.cancelled() == (other is leaving)
+    assert task.cancelled() == (other is cancel)
     assert task.cancelled() or isinstance(task.exception(), TimeoutError)
 
 
-async def test_limits_lie_within_each_other_and_the_narrower_one_ends_first() -> None:
+async def test_inner_deadline_expires_first() -> None:
     deadlines = Deadlines()
     with deadlines.within(60):
         with pytest.raises(TimeoutError), deadlines.within(0.001):

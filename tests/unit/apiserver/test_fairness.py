@@ -1,4 +1,4 @@
-"""Users take turns, whatever each of them asks for."""
+"""Fair queues: users take turns, whatever they request."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def use(queue: FairQueue, user: str, log: list[str], amount: int = 1, seco
 
 
 @in_virtual_time
-async def test_a_user_with_many_requests_delays_another_by_one() -> None:
+async def test_busy_user_delays_another_by_one_request() -> None:
     queue, log = FairQueue(1), list[str]()
     async with asyncio.TaskGroup() as group:
         for _ in range(10):
@@ -31,14 +31,14 @@ async def test_capacity_is_shared_by_amount() -> None:
         for _ in range(4):
             group.create_task(use(queue, "a", log, amount=5))
     assert now() == 2
-    async with asyncio.TaskGroup() as group:  # more than there is gets all of it
+    async with asyncio.TaskGroup() as group:  # a request over the capacity gets all of it
         group.create_task(use(queue, "a", log, amount=1_000))
         group.create_task(use(queue, "b", log, amount=1))
     assert now() == 4
 
 
 @in_virtual_time
-async def test_who_leaves_the_queue_holds_nothing() -> None:
+async def test_cancelled_request_releases_its_capacity() -> None:
     queue, log = FairQueue(1), list[str]()
     async with asyncio.TaskGroup() as group:
         first = group.create_task(use(queue, "a", log, seconds=5))

@@ -1,4 +1,4 @@
-"""On real sockets: what strangers may send, how slowly, and how many of them at once."""
+"""HTTP on real sockets: malformed, slow and concurrent requests."""
 
 import asyncio
 import json
@@ -27,36 +27,36 @@ from .conftest import Hand
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 MAPS = "/api/v1/namespaces/default/configmaps"
-PATIENCE = 10.0
+TIMEOUT = 10.0
 
 
-def somebody(credentials: Credentials) -> User | None:
-    """Whoever shows a token: `root` is a master."""
+def authenticate_by_token(credentials: Credentials) -> User | None:
+    """Authenticate the user that the token names; `root` is a master."""
     name = credentials.bearer_token
     return User(name, ("system:masters",) if name == "root" else ("system:authenticated",)) if name else None
 
 
 @dataclass
-class Line:
-    """One connection, spoken to by hand."""
+class RawConnection:
+    """One connection with raw reads and writes."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    def say(self, text: str | bytes) -> None:
+    def send(self, text: str | bytes) -> None:
         self.writer.write(text if isinstance(text, bytes) else text.encode())
 
-    async def hear(self) -> tuple[int, dict[str, str], bytes]:
-        """A whole answer: its status, its headers, its body."""
-        async with asyncio.timeout(PATIENCE):
+    async def receive(self) -> tuple[int, dict[str, str], bytes]:
+        """Return the status, the headers and the body of a complete response."""
+        async with asyncio.timeout(TIMEOUT):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
             first, *lines = head.strip().split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
             body = await self.reader.readexactly(int(headers.get("content-length", 0)))
         return int(first.split()[1]), headers, body
 
-    async def is_cut(self) -> bool:
-        async with asyncio.timeout(PATIENCE):
+    async def is_closed(self) -> bool:
+        async with asyncio.timeout(TIMEOUT):
             try:
                 return await self.reader.read() == b""
             except ConnectionError:
@@ -72,142 +72,144 @@ def request(method: str, path: str, body: bytes = b"", user: str = "root", **hea
 
 
 @asynccontextmanager
-async def listening(
-    server: RejectingCallHandler, gate: InflightLimiter | None = None, *, seconds: float = 5, idle: float = 5
+async def http_server(
+    server: RejectingCallHandler, limiter: InflightLimiter | None = None, *, seconds: float = 5, idle: float = 5
 ) -> AsyncIterator[Any]:
-    """A listener, and a way to call it up."""
-    listener = HttpHandler(server, UnionAuthenticator([somebody]), gate or InflightLimiter({}), seconds)
+    """Run an HTTP server; yield a function that connects to it."""
+    http_handler = HttpHandler(
+        server, UnionAuthenticator([authenticate_by_token]), limiter or InflightLimiter({}), seconds
+    )
     async with asyncio.TaskGroup() as group:
-        runner = await start_http_server(listener, "127.0.0.1", 0, group=group, idle_timeout=idle)
-        lines: list[Line] = []
+        running = await start_http_server(http_handler, "127.0.0.1", 0, group=group, idle_timeout=idle)
+        clients: list[RawConnection] = []
 
-        async def call_up() -> Line:
-            lines.append(Line(*await asyncio.open_connection(*runner.addresses[0][:2])))
-            return lines[-1]
+        async def connect() -> RawConnection:
+            clients.append(RawConnection(*await asyncio.open_connection(*running.addresses[0][:2])))
+            return clients[-1]
 
         try:
-            yield call_up
+            yield connect
         finally:
-            for line in lines:
-                line.writer.close()
-            await runner.stop()
+            for client in clients:
+                client.writer.close()
+            await running.stop()
 
 
-class Plain:
-    """What servers in these tests have in common."""
+class BaseHandler:
+    """Base class of the handlers in these tests."""
 
-    def refused(self, _: Call, error: ApiError) -> ApiResponse:
+    def reject(self, _: Call, error: ApiError) -> ApiResponse:
         return error_response(error)
 
-    def is_long_running(self, asked: Call) -> bool:
-        return asked.method == "GET" and "watch" in asked.query
+    def is_long_running(self, api_call: Call) -> bool:
+        return api_call.method == "GET" and "watch" in api_call.query
 
 
 @dataclass
-class Held(Plain):
-    """A server that answers when it is told to."""
+class BlockingHandler(BaseHandler):
+    """A handler that responds when it is released."""
 
     waiting: int = 0
 
     def __post_init__(self) -> None:
-        self.released, self.came, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.released, self.arrived, self.finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def answer(self, _: Call) -> ApiResponse:
+    async def handle(self, _: Call) -> ApiResponse:
         self.waiting += 1
-        self.came.set()
+        self.arrived.set()
         try:
             await self.released.wait()
         finally:
             self.waiting -= 1
-            self.left.set()
+            self.finished.set()
         return ApiResponse(200, b"{}")
 
     async def wait_for(self, number: int) -> None:
-        """Until so many are waiting."""
-        async with asyncio.timeout(PATIENCE):
+        """Wait until that many requests are waiting."""
+        async with asyncio.timeout(TIMEOUT):
             while self.waiting < number:
-                self.came.clear()
-                await self.came.wait()
+                self.arrived.clear()
+                await self.arrived.wait()
 
 
 # -- bodies
 
 
 @pytest.mark.parametrize("size", [0, 2 << 20, MAX_BODY_BYTES - 200])
-async def test_a_body_may_be_as_large_as_kubernetes_allows(call: Hand, size: int) -> None:
+async def test_body_up_to_kubernetes_limit_is_accepted(call: Hand, size: int) -> None:
     body = json.dumps({"metadata": {"name": "a"}, "data": {"k": "x" * size}}).encode()
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        line.say(request("POST", MAPS, body, Content_Type="application/json"))
-        status, _, _ = await line.hear()
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.send(request("POST", MAPS, body, Content_Type="application/json"))
+        status, _, _ = await client.receive()
     assert status != 413
-    assert (status == 201) is (size == 0)  # a ConfigMap has a limit of its own
+    assert (status == 201) is (size == 0)  # a ConfigMap has its own limit
 
 
 @pytest.mark.parametrize("is_chunked", [True, False])
-async def test_a_body_that_is_larger_is_refused(call: Hand, is_chunked: bool) -> None:
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
+async def test_larger_body_is_rejected(call: Hand, is_chunked: bool) -> None:
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
         if is_chunked:
-            line.say(request("POST", MAPS, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
+            client.send(request("POST", MAPS, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
             piece = b"x" * 65536
             for _ in range(MAX_BODY_BYTES // len(piece) + 1):
-                line.say(b"%x\r\n%b\r\n" % (len(piece), piece))
+                client.send(b"%x\r\n%b\r\n" % (len(piece), piece))
         else:
-            line.say(
+            client.send(
                 f"POST {MAPS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer root\r\n"
                 f"Content-Length: {MAX_BODY_BYTES + 1}\r\n\r\n"
             )
-        status, _, body = await line.hear()
+        status, _, body = await client.receive()
     assert (status, json.loads(body)["reason"]) == (413, "RequestEntityTooLarge")
 
 
-async def test_a_body_in_pieces_is_put_together(call: Hand) -> None:
+async def test_chunked_body_is_assembled(call: Hand) -> None:
     body = json.dumps({"metadata": {"name": "pieces"}}).encode()
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        line.say(
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.send(
             request("POST", MAPS, Transfer_Encoding="chunked", Content_Type="application/json").replace(
                 b"Content-Length: 0\r\n", b""
             )
         )
         for piece in (body[:5], body[5:]):
-            line.say(b"%x\r\n%b\r\n" % (len(piece), piece))
-        line.say(b"0\r\n\r\n")
-        status, _, found = await line.hear()
-    assert (status, json.loads(found)["metadata"]["name"]) == (201, "pieces")
+            client.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        client.send(b"0\r\n\r\n")
+        status, _, result = await client.receive()
+    assert (status, json.loads(result)["metadata"]["name"]) == (201, "pieces")
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(call: Hand) -> None:
-    async with listening(RequestHandler(call.server, 10), seconds=0.05) as call_up:
-        line = await call_up()
-        line.say(request("POST", MAPS, b"x" * 100)[:-50])
-        status, _, body = await line.hear()
+async def test_missing_body_times_out(call: Hand) -> None:
+    async with http_server(RequestHandler(call.server, 10), seconds=0.05) as connect:
+        client = await connect()
+        client.send(request("POST", MAPS, b"x" * 100)[:-50])
+        status, _, body = await client.receive()
     assert (status, json.loads(body)["reason"]) == (504, "Timeout")
 
 
 # -- heads
 
 
-@pytest.mark.parametrize("said", ["", "GET /version HTTP/1.1\r\nX-Slow: "])
-async def test_a_head_that_does_not_come_is_not_waited_for(call: Hand, said: str) -> None:
-    async with listening(RequestHandler(call.server, 10), idle=0.05) as call_up:
-        line = await call_up()
-        line.say(said)
-        assert await line.is_cut()
+@pytest.mark.parametrize("data", ["", "GET /version HTTP/1.1\r\nX-Slow: "])
+async def test_missing_head_times_out(call: Hand, data: str) -> None:
+    async with http_server(RequestHandler(call.server, 10), idle=0.05) as connect:
+        client = await connect()
+        client.send(data)
+        assert await client.is_closed()
 
 
-async def test_a_connection_is_used_again_and_left_when_it_is_not(call: Hand) -> None:
-    async with listening(RequestHandler(call.server, 10), idle=0.2) as call_up:
-        line = await call_up()
+async def test_connection_is_reused_and_closed_when_idle(call: Hand) -> None:
+    async with http_server(RequestHandler(call.server, 10), idle=0.2) as connect:
+        client = await connect()
         for _ in range(3):
-            line.say(request("GET", "/version"))
-            assert (await line.hear())[0] == 200
-        assert await line.is_cut()
+            client.send(request("GET", "/version"))
+            assert (await client.receive())[0] == 200
+        assert await client.is_closed()
 
 
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("data", "code"),
     [
         (request("GET", "/version", X_Long="x" * 2 * MAX_HEAD_BYTES), 431),
         (request("GET", "/version").replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 2 * MAX_HEAD_BYTES), 431),
@@ -230,182 +232,182 @@ async def test_a_connection_is_used_again_and_left_when_it_is_not(call: Hand) ->
         (b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 0\r\n\r\n\0", 400),
     ],
 )
-async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
-    call: Hand, said: bytes, code: int, caplog: pytest.LogCaptureFixture
+async def test_malformed_http_is_rejected_without_logging(
+    call: Hand, data: bytes, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        line.say(said)
-        assert (await line.hear())[0] == code
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.send(data)
+        assert (await client.receive())[0] == code
     assert caplog.records == []
 
 
-async def test_requests_that_are_sent_ahead_are_answered_in_their_order(call: Hand) -> None:
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
+async def test_pipelined_requests_are_answered_in_order(call: Hand) -> None:
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
         names = [f"n{number}" for number in range(20)]
         bodies = [json.dumps({"metadata": {"name": name}}).encode() for name in names]
-        line.say(b"".join(request("POST", MAPS, body, Content_Type="application/json") for body in bodies))
-        found = [json.loads((await line.hear())[2])["metadata"]["name"] for _ in names]
-    assert found == names
+        client.send(b"".join(request("POST", MAPS, body, Content_Type="application/json") for body in bodies))
+        result = [json.loads((await client.receive())[2])["metadata"]["name"] for _ in names]
+    assert result == names
 
 
-async def test_every_way_to_cut_a_request_into_pieces_is_the_same_request(call: Hand) -> None:
+async def test_request_in_any_fragments_is_accepted(call: Hand) -> None:
     body = json.dumps({"metadata": {"name": "a"}}).encode()
-    said = request("PUT", f"{MAPS}/a", body, Content_Type="application/json")
-    async with listening(RequestHandler(call.server, 10)) as call_up:
+    data = request("PUT", f"{MAPS}/a", body, Content_Type="application/json")
+    async with http_server(RequestHandler(call.server, 10)) as connect:
         await call.made(MAPS, {"metadata": {"name": "a"}})
-        line = await call_up()
-        for size in (1, 2, 3, 7, 50, len(said) - 1):
-            for at in range(0, len(said), size):
-                line.say(said[at : at + size])
-                await line.writer.drain()
+        client = await connect()
+        for size in (1, 2, 3, 7, 50, len(data) - 1):
+            for at in range(0, len(data), size):
+                client.send(data[at : at + size])
+                await client.writer.drain()
                 await asyncio.sleep(0)
-            assert (await line.hear())[0] == 200
+            assert (await client.receive())[0] == 200
 
 
-async def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on(call: Hand) -> None:
+async def test_expect_continue_gets_100(call: Hand) -> None:
     body = json.dumps({"metadata": {"name": "late"}}).encode()
-    said = request("POST", MAPS, body, Content_Type="application/json", Expect="100-continue")
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        line.say(said[: -len(body)])
-        assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        line.say(body)
-        assert (await line.hear())[0] == 201
-        line.say(said[: -len(body)].replace(b"Content-Length: ", b"Content-Length: 9999999"))
-        assert (await line.hear())[0] == 413  # without having been asked for
+    data = request("POST", MAPS, body, Content_Type="application/json", Expect="100-continue")
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.send(data[: -len(body)])
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.send(body)
+        assert (await client.receive())[0] == 201
+        client.send(data[: -len(body)].replace(b"Content-Length: ", b"Content-Length: 9999999"))
+        assert (await client.receive())[0] == 413  # without a 100 response
 
 
-async def test_what_comes_behind_a_body_is_no_header(call: Hand) -> None:
+async def test_trailers_are_not_headers(call: Hand) -> None:
     path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
     body = b"2;of=no-interest\r\n{}\r\n0\r\n%b\r\n\r\n"
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        line.say(request("POST", path, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
-        line.say(body % b"Impersonate-User: joe")
-        status, _, found = await line.hear()
-        assert (status, json.loads(found)["status"]["userInfo"]["username"]) == (201, "root")
-        line.say(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-        line.say(body % b"Authorization: Bearer root")
-        assert (await line.hear())[0] == 403
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.send(request("POST", path, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
+        client.send(body % b"Impersonate-User: joe")
+        status, _, result = await client.receive()
+        assert (status, json.loads(result)["status"]["userInfo"]["username"]) == (201, "root")
+        client.send(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.send(body % b"Authorization: Bearer root")
+        assert (await client.receive())[0] == 403
 
 
-async def test_what_comes_behind_a_body_has_an_end() -> None:
-    async with listening(Held(), seconds=60) as call_up:
-        line = await call_up()
-        line.say(request("POST", MAPS, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
-        line.say(b"2\r\n{}\r\n0\r\n")
+async def test_trailers_are_limited() -> None:
+    async with http_server(BlockingHandler(), seconds=60) as connect:
+        client = await connect()
+        client.send(request("POST", MAPS, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b""))
+        client.send(b"2\r\n{}\r\n0\r\n")
         for _ in range(3):
-            line.say(b"X: " + b"x" * MAX_HEAD_BYTES + b"\r\n")
-        assert await line.is_cut()
+            client.send(b"X: " + b"x" * MAX_HEAD_BYTES + b"\r\n")
+        assert await client.is_closed()
 
 
-async def test_bytes_that_are_no_text_in_a_header_are_no_obstacle(call: Hand) -> None:
+async def test_non_utf8_header_is_replaced(call: Hand) -> None:
     body = b'{"metadata":{"name":"strange"},"data":{"a":"b"}}'
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        line.say(request("POST", MAPS, body, User_Agent="BYTES/1").replace(b"BYTES", b"caf\xe9"))
-        status, _, found = await line.hear()
-        assert (status, json.loads(found)["metadata"]["managedFields"][0]["manager"]) == (201, "caf\ufffd")
-        line.say(request("GET", MAPS, Accept="BYTES").replace(b"BYTES", b"\xff"))
-        assert (await line.hear())[0] == 406
-        line.say(request("GET", MAPS, Accept="," * 100_000))
-        assert (await line.hear())[0] == 406
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.send(request("POST", MAPS, body, User_Agent="BYTES/1").replace(b"BYTES", b"caf\xe9"))
+        status, _, result = await client.receive()
+        assert (status, json.loads(result)["metadata"]["managedFields"][0]["manager"]) == (201, "caf\ufffd")
+        client.send(request("GET", MAPS, Accept="BYTES").replace(b"BYTES", b"\xff"))
+        assert (await client.receive())[0] == 406
+        client.send(request("GET", MAPS, Accept="," * 100_000))
+        assert (await client.receive())[0] == 406
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-async def test_a_client_that_would_speak_something_else_is_answered_in_what_it_speaks(call: Hand, size: int) -> None:
+async def test_upgrade_is_ignored(call: Hand, size: int) -> None:
     body = json.dumps({"metadata": {"name": "upgraded"}}).encode()
     more = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAMAAABk"}
-    said = request("POST", MAPS, body, Content_Type="application/json", **more)
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        for at in range(0, len(said), size):
-            line.say(said[at : at + size])
-            await line.writer.drain()
+    data = request("POST", MAPS, body, Content_Type="application/json", **more)
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        for at in range(0, len(data), size):
+            client.send(data[at : at + size])
+            await client.writer.drain()
             await asyncio.sleep(0)
-        status, headers, found = await line.hear()
+        status, headers, result = await client.receive()
         assert (status, headers["connection"]) == (201, "close")
-        assert json.loads(found)["metadata"]["name"] == "upgraded"
+        assert json.loads(result)["metadata"]["name"] == "upgraded"
 
 
-async def test_each_request_is_answered_in_the_version_that_it_is_in(call: Hand) -> None:
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
+async def test_response_uses_version_of_each_request(call: Hand) -> None:
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
         watch = request("GET", f"{MAPS}?watch=1&timeoutSeconds=1")
-        line.say(watch + request("GET", "/version").replace(b"HTTP/1.1", b"HTTP/1.0"))
-        async with asyncio.timeout(PATIENCE):
-            found = await line.reader.read()
-    first, second = found.split(b"0\r\n\r\n")
+        client.send(watch + request("GET", "/version").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        async with asyncio.timeout(TIMEOUT):
+            result = await client.reader.read()
+    first, second = result.split(b"0\r\n\r\n")
     assert b"Transfer-Encoding: chunked" in first
     assert (second.startswith(b"HTTP/1.1 200"), b"gitVersion" in second) == (True, True)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         request("GET", "/version", Connection="close"),
         request("GET", "/version").replace(b"HTTP/1.1", b"HTTP/1.0"),
         request("GET", "/version", Connection="Upgrade", Upgrade="websocket"),
     ],
 )
-async def test_a_connection_that_is_not_used_again_is_closed_behind_the_answer(call: Hand, said: bytes) -> None:
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        line.say(said)
-        status, headers, _ = await line.hear()
+async def test_connection_is_closed_after_response_when_requested(call: Hand, data: bytes) -> None:
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.send(data)
+        status, headers, _ = await client.receive()
         assert (status, headers["connection"]) == (200, "close")
-        assert await line.is_cut()
+        assert await client.is_closed()
 
 
-async def test_the_answer_to_a_head_has_no_body(call: Hand) -> None:
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        line.say(request("HEAD", "/version") + request("GET", "/version"))
-        first = (await line.reader.readuntil(b"\r\n\r\n")).decode()
-        status, headers, body = await line.hear()
+async def test_head_response_has_no_body(call: Hand) -> None:
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.send(request("HEAD", "/version") + request("GET", "/version"))
+        first = (await client.reader.readuntil(b"\r\n\r\n")).decode()
+        status, headers, body = await client.receive()
     assert f"Content-Length: {len(body)}" in first
     assert (status, int(headers["content-length"])) == (200, len(body))
 
 
 @pytest.mark.parametrize(("version", "ends"), [("1.1", b"\r\n0\r\n\r\n"), ("1.0", b"\n")])
-async def test_a_watch_is_as_long_as_it_lasts_whatever_its_client_speaks(call: Hand, version: str, ends: bytes) -> None:
+async def test_watch_is_streamed_for_each_http_version(call: Hand, version: str, ends: bytes) -> None:
     await call.made(MAPS, {"metadata": {"name": "seen"}})
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        said = request("GET", f"{MAPS}?watch=1&timeoutSeconds=1", Connection="close")
-        line.say(said.replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
-        async with asyncio.timeout(PATIENCE):
-            found = await line.reader.read()
-    assert (b"chunked" in found) is (version == "1.1")
-    assert found.endswith(ends)
-    assert b'"name":"seen"' in found
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        data = request("GET", f"{MAPS}?watch=1&timeoutSeconds=1", Connection="close")
+        client.send(data.replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
+        async with asyncio.timeout(TIMEOUT):
+            result = await client.reader.read()
+    assert (b"chunked" in result) is (version == "1.1")
+    assert result.endswith(ends)
+    assert b'"name":"seen"' in result
 
 
-async def test_a_query_is_read_as_it_is_meant_and_of_a_name_the_first(call: Hand) -> None:
+async def test_query_is_decoded_and_first_value_counts(call: Hand) -> None:
     await call.made(MAPS, {"metadata": {"name": "a", "labels": {"app": "x"}}})
     await call.made(MAPS, {"metadata": {"name": "b"}})
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
         for path in (
             f"{MAPS}?labelSelector=app%3Dx&labelSelector=app%3Dy",
             f"{MAPS}?labelSelector=app+in+%28x%29",
             f"{MAPS.replace('configmaps', 'config%6Daps')}?labelSelector=app=x",
             f"http://localhost{MAPS}?labelSelector=app=x",
         ):
-            line.say(request("GET", path))
-            status, _, body = await line.hear()
+            client.send(request("GET", path))
+            status, _, body = await client.receive()
             assert (status, [each["metadata"]["name"] for each in json.loads(body)["items"]]) == (200, ["a"])
 
 
-async def test_the_names_that_are_used_come_through_each_of_them(call: Hand) -> None:
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
+async def test_all_impersonation_headers_are_passed(call: Hand) -> None:
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
         head = request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", b"{}", Impersonate_User="joe")
         groups = b"Impersonate-Group: a\r\nImpersonate-Group: b, c\r\nImpersonate-Extra-Scope: x\r\n"
-        line.say(head.replace(b"Impersonate-User", groups + b"Content-Type: application/json\r\nImpersonate-User"))
-        status, _, body = await line.hear()
+        client.send(head.replace(b"Impersonate-User", groups + b"Content-Type: application/json\r\nImpersonate-User"))
+        status, _, body = await client.receive()
     assert status == 201
     assert json.loads(body)["status"]["userInfo"] == {
         "username": "joe",
@@ -414,169 +416,169 @@ async def test_the_names_that_are_used_come_through_each_of_them(call: Hand) -> 
     }
 
 
-# -- crowds
+# -- concurrency
 
 
-async def test_when_too_many_are_under_way_the_next_is_asked_to_come_again() -> None:
-    held = Held()
-    async with listening(held, InflightLimiter({READ_ONLY: 2, MUTATING: 1})) as call_up:
-        lines = [await call_up() for _ in range(2)]
-        for number, line in enumerate(lines, 1):
-            line.say(request("GET", "/x", user=f"user{number}"))
-            await held.wait_for(number)
-        late = await call_up()
-        late.say(request("GET", "/x", user="bob"))
-        status, headers, body = await late.hear()
+async def test_requests_over_limit_get_429() -> None:
+    handler = BlockingHandler()
+    async with http_server(handler, InflightLimiter({READ_ONLY: 2, MUTATING: 1})) as connect:
+        clients = [await connect() for _ in range(2)]
+        for number, client in enumerate(clients, 1):
+            client.send(request("GET", "/x", user=f"user{number}"))
+            await handler.wait_for(number)
+        late = await connect()
+        late.send(request("GET", "/x", user="bob"))
+        status, headers, body = await late.receive()
         assert (status, headers["retry-after"], json.loads(body)["reason"]) == (429, "1", "TooManyRequests")
-        others = [await call_up() for _ in range(4)]
-        others[0].say(request("POST", "/x", user="bob"))  # writes have room of their own
-        others[1].say(request("GET", "/x", user="root"))  # masters get in
-        others[2].say(request("GET", "/readyz", user="bob"))  # and probes
-        others[3].say(request("GET", "/x?watch=1", user="bob"))  # and watches
-        await held.wait_for(6)
-        held.released.set()
-        for line in (*lines, *others):
-            assert (await line.hear())[0] == 200
-        late.say(request("GET", "/x", user="bob"))
-        assert (await late.hear())[0] == 200
+        others = [await connect() for _ in range(4)]
+        others[0].send(request("POST", "/x", user="bob"))  # writes have their own limit
+        others[1].send(request("GET", "/x", user="root"))  # masters are exempt
+        others[2].send(request("GET", "/readyz", user="bob"))  # probes are exempt
+        others[3].send(request("GET", "/x?watch=1", user="bob"))  # watches are exempt
+        await handler.wait_for(6)
+        handler.released.set()
+        for client in (*clients, *others):
+            assert (await client.receive())[0] == 200
+        late.send(request("GET", "/x", user="bob"))
+        assert (await late.receive())[0] == 200
 
 
-async def test_slow_writers_take_no_place_of_others_and_are_cut_off(call: Hand) -> None:
-    gate = InflightLimiter({READ_ONLY: 5, MUTATING: 20})
-    async with listening(RequestHandler(call.server, 10), gate, seconds=0.5) as call_up:
-        crowd = [await call_up() for _ in range(100)]
-        for line in crowd:
-            line.say(request("POST", REVIEWS, b"x" * 1000, user="bob")[:-500])
-        other = await call_up()
-        other.say(request("GET", "/version", user="bob"))
-        assert (await other.hear())[0] == 200
-        other.say(request("POST", REVIEWS, b"{}", user="joe", Content_Type="application/json"))
-        assert (await other.hear())[0] == 201
-        codes = [(await line.hear())[0] for line in crowd]
+async def test_slow_uploads_do_not_block_others(call: Hand) -> None:
+    limiter = InflightLimiter({READ_ONLY: 5, MUTATING: 20})
+    async with http_server(RequestHandler(call.server, 10), limiter, seconds=0.5) as connect:
+        clients = [await connect() for _ in range(100)]
+        for client in clients:
+            client.send(request("POST", REVIEWS, b"x" * 1000, user="bob")[:-500])
+        other = await connect()
+        other.send(request("GET", "/version", user="bob"))
+        assert (await other.receive())[0] == 200
+        other.send(request("POST", REVIEWS, b"{}", user="joe", Content_Type="application/json"))
+        assert (await other.receive())[0] == 201
+        codes = [(await client.receive())[0] for client in clients]
     assert set(codes) == {504}
-    assert (gate.inflight, gate.inflight_by_user) == ({READ_ONLY: 0, MUTATING: 0}, {})
+    assert (limiter.inflight, limiter.inflight_by_user) == ({READ_ONLY: 0, MUTATING: 0}, {})
 
 
-async def test_a_client_that_leaves_takes_its_request_along() -> None:
-    held = Held()
-    async with listening(held) as call_up:
-        line = await call_up()
-        line.say(request("GET", "/x"))
-        await held.came.wait()
-        line.writer.transport.abort()
-        async with asyncio.timeout(PATIENCE):
-            await held.left.wait()
-    assert held.waiting == 0
+async def test_disconnect_cancels_the_request() -> None:
+    handler = BlockingHandler()
+    async with http_server(handler) as connect:
+        client = await connect()
+        client.send(request("GET", "/x"))
+        await handler.arrived.wait()
+        client.writer.transport.abort()
+        async with asyncio.timeout(TIMEOUT):
+            await handler.finished.wait()
+    assert handler.waiting == 0
 
 
 @pytest.mark.parametrize("before", [[], [request("GET", "/version")] * 2])
-async def test_a_watch_ends_when_its_client_leaves(call: Hand, before: list[bytes]) -> None:
-    over = asyncio.Event()
+async def test_watch_ends_when_client_disconnects(call: Hand, before: list[bytes]) -> None:
+    ended = asyncio.Event()
 
-    class Noting(Plain):
-        async def answer(self, asked: Call) -> ApiResponse | WatchResponse:
-            found = await call.server.handle(asked)
-            if isinstance(found, WatchResponse):
-                found.on_end = over.set
-            return found
+    class RecordingHandler(BaseHandler):
+        async def handle(self, api_call: Call) -> ApiResponse | WatchResponse:
+            result = await call.server.handle(api_call)
+            if isinstance(result, WatchResponse):
+                result.on_end = ended.set
+            return result
 
-    async with listening(Noting()) as call_up:
-        line = await call_up()
-        line.say(b"".join([*before, request("GET", f"{MAPS}?watch=1")]))
+    async with http_server(RecordingHandler()) as connect:
+        client = await connect()
+        client.send(b"".join([*before, request("GET", f"{MAPS}?watch=1")]))
         for _ in before:
-            await line.hear()
-        assert (await line.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-        line.writer.transport.abort()
-        async with asyncio.timeout(PATIENCE):
-            await over.wait()
+            await client.receive()
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        client.writer.transport.abort()
+        async with asyncio.timeout(TIMEOUT):
+            await ended.wait()
 
 
-async def test_a_client_that_does_not_take_its_answer_is_cut_off() -> None:
+async def test_client_that_does_not_read_is_aborted() -> None:
     size = 64 << 20
 
-    class Generous(Plain):
-        async def answer(self, _: Call) -> ApiResponse:
+    class LargeResponses(BaseHandler):
+        async def handle(self, _: Call) -> ApiResponse:
             return ApiResponse(200, b"x" * size)
 
-    class Noting(InflightLimiter):
-        left = asyncio.Event()
+    class RecordingLimiter(InflightLimiter):
+        finished = asyncio.Event()
 
-        def leave(self, seat: InflightSlot) -> None:
-            super().release(seat)
-            self.left.set()
+        def release(self, slot: InflightSlot) -> None:
+            super().release(slot)
+            self.finished.set()
 
-    gate = Noting({})
-    async with listening(Generous(), gate, seconds=0.1) as call_up:
-        line = await call_up()
-        line.writer.transport.pause_reading()
-        line.say(request("GET", "/x"))
-        async with asyncio.timeout(PATIENCE):
-            await gate.left.wait()
-        line.writer.transport.resume_reading()
+    limiter = RecordingLimiter({})
+    async with http_server(LargeResponses(), limiter, seconds=0.1) as connect:
+        client = await connect()
+        client.writer.transport.pause_reading()
+        client.send(request("GET", "/x"))
+        async with asyncio.timeout(TIMEOUT):
+            await limiter.finished.wait()
+        client.writer.transport.resume_reading()
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await line.reader.readexactly(size)
+            await client.reader.readexactly(size)
 
 
-async def test_a_client_that_asks_and_asks_and_takes_nothing_is_cut_off_before_much_is_made_for_it() -> None:
-    class Counting(Plain):
-        made = 0
+async def test_pipelining_client_that_does_not_read_is_aborted() -> None:
+    class CountingHandler(BaseHandler):
+        responses = 0
 
-        async def answer(self, _: Call) -> ApiResponse:
-            self.made += 1
+        async def handle(self, _: Call) -> ApiResponse:
+            self.responses += 1
             return ApiResponse(200, b"x" * 60_000)
 
-    class Noting(InflightLimiter):
+    class RecordingLimiter(InflightLimiter):
         begun, gave_up = 0.0, asyncio.Event()
 
-        def enter(self, method: str, user: str = "", *, exempt: bool = False) -> InflightSlot:
+        def acquire(self, method: str, user: str = "", *, exempt: bool = False) -> InflightSlot:
             type(self).begun = time.monotonic()
             return super().acquire(method, user, exempt=exempt)
 
-        def leave(self, seat: InflightSlot) -> None:
-            super().release(seat)
+        def release(self, slot: InflightSlot) -> None:
+            super().release(slot)
             if time.monotonic() - self.begun >= 0.2:
                 self.gave_up.set()
 
-    counting, gate = Counting(), Noting({})
-    async with listening(counting, gate, seconds=0.2) as call_up:
-        line = await call_up()
-        line.writer.transport.pause_reading()
-        line.say(request("GET", "/x") * 2000)
-        async with asyncio.timeout(PATIENCE):
-            await gate.gave_up.wait()
-        line.writer.transport.resume_reading()
+    counting, limiter = CountingHandler(), RecordingLimiter({})
+    async with http_server(counting, limiter, seconds=0.2) as connect:
+        client = await connect()
+        client.writer.transport.pause_reading()
+        client.send(request("GET", "/x") * 2000)
+        async with asyncio.timeout(TIMEOUT):
+            await limiter.gave_up.wait()
+        client.writer.transport.resume_reading()
         with suppress(ConnectionError):
-            await line.reader.read()  # to its end: there is no more to come
-    assert counting.made < 2000
+            await client.reader.read()  # until the connection is closed
+    assert counting.responses < 2000
 
 
-async def test_what_goes_wrong_with_one_connection_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Plain):
-        async def answer(self, asked: Call) -> ApiResponse:
-            if asked.path == "/odd":
+async def test_failed_connection_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
+    class FailingHandler(BaseHandler):
+        async def handle(self, api_call: Call) -> ApiResponse:
+            if api_call.path == "/odd":
                 return ApiResponse(599, b"{}")
             raise api_errors.method_not_allowed()
 
-        def refused(self, _: Call, error: ApiError) -> ApiResponse:
+        def reject(self, _: Call, error: ApiError) -> ApiResponse:
             raise RuntimeError("even this fails") from error
 
-    async with listening(Broken()) as call_up:
-        one, other = await call_up(), await call_up()
-        one.say(request("GET", "/x"))
-        assert await one.is_cut()
-        other.say(request("GET", "/odd"))
-        assert (await other.hear())[0] == 599
-    assert [each.message for each in caplog.records] == ["a connection failed"]
+    async with http_server(FailingHandler()) as connect:
+        one, other = await connect(), await connect()
+        one.send(request("GET", "/x"))
+        assert await one.is_closed()
+        other.send(request("GET", "/odd"))
+        assert (await other.receive())[0] == 599
+    assert [each.message for each in caplog.records] == ["HTTP connection failed"]
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_client_that_comes_as_the_server_goes_is_not_left_hanging(call: Hand, turns: int) -> None:
+async def test_connection_during_shutdown_is_closed(call: Hand, turns: int) -> None:
     async with asyncio.TaskGroup() as group:
-        listener = HttpHandler(call.server, UnionAuthenticator([somebody]), InflightLimiter({}), 5)
-        runner = await start_http_server(listener, "127.0.0.1", 0, group=group, idle_timeout=60)
-        with socket.create_connection(runner.addresses[0], timeout=PATIENCE) as client:
+        http_handler = HttpHandler(call.server, UnionAuthenticator([authenticate_by_token]), InflightLimiter({}), 5)
+        running = await start_http_server(http_handler, "127.0.0.1", 0, group=group, idle_timeout=60)
+        with socket.create_connection(running.addresses[0], timeout=TIMEOUT) as client:
             for _ in range(turns):
                 await asyncio.sleep(0)
-            await runner.stop()
+            await running.stop()
             with suppress(ConnectionResetError):
                 assert await asyncio.to_thread(client.recv, 1) == b""

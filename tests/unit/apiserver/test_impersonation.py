@@ -1,4 +1,4 @@
-"""In somebody else's name: only by those who may, part by part."""
+"""Impersonation: each part of the identity is authorized separately."""
 
 from typing import Any
 
@@ -18,23 +18,23 @@ BOB = User("bob", ("system:authenticated",))
 
 
 async def whoami(call: Hand, user: User, *headers: tuple[str, str]) -> tuple[int, Any]:
-    asked = Call("POST", REVIEWS, {}, {"content-type": "application/json"}, b"{}", user, headers)
-    answer = await RequestHandler(call.server, 10).handle(asked)
-    assert isinstance(answer, ApiResponse)
-    return answer.status, msgspec.json.decode(answer.body)
+    call_as_user = Call("POST", REVIEWS, {}, {"content-type": "application/json"}, b"{}", user, headers)
+    response = await RequestHandler(call.server, 10).handle(call_as_user)
+    assert isinstance(response, ApiResponse)
+    return response.status, msgspec.json.decode(response.body)
 
 
-def info(found: Object) -> Object:
-    return dict(found["status"]["userInfo"])
+def user_info(review: Object) -> Object:
+    return dict(review["status"]["userInfo"])
 
 
-async def may_impersonate(call: Hand, *rules: Object) -> None:
+async def allow_impersonation(call: Hand, *rules: Object) -> None:
     base = "/apis/rbac.authorization.k8s.io/v1"
-    await call.made(f"{base}/clusterroles", {"metadata": {"name": "masks"}, "rules": list(rules)})
+    await call.made(f"{base}/clusterroles", {"metadata": {"name": "impersonators"}, "rules": list(rules)})
     group = "rbac.authorization.k8s.io"
     binding = {
-        "metadata": {"name": "masks"},
-        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "masks"},
+        "metadata": {"name": "impersonators"},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "impersonators"},
         "subjects": [{"apiGroup": group, "kind": "User", "name": "bob"}],
     }
     await call.made(f"{base}/clusterrolebindings", binding)
@@ -60,18 +60,18 @@ async def may_impersonate(call: Hand, *rules: Object) -> None:
         ),
     ],
 )
-async def test_masters_become_whom_they_name(call: Hand, headers: list[tuple[str, str]], groups: list[str]) -> None:
-    status, found = await whoami(call, ADMIN, *headers)
-    if "system:unauthenticated" in groups:  # who may not even ask who they are
+async def test_masters_can_impersonate_anyone(call: Hand, headers: list[tuple[str, str]], groups: list[str]) -> None:
+    status, result = await whoami(call, ADMIN, *headers)
+    if "system:unauthenticated" in groups:  # they may not create the review
         assert status == 403
         return
-    assert (status, info(found)) == (201, {"username": headers[0][1], "groups": groups})
+    assert (status, user_info(result)) == (201, {"username": headers[0][1], "groups": groups})
 
 
-async def test_uid_and_extras_are_taken_over(call: Hand) -> None:
+async def test_uid_and_extras_are_impersonated(call: Hand) -> None:
     extras = [("impersonate-extra-example.com%2fteam", "red"), ("impersonate-extra-example.com%2fteam", "blue")]
-    _, found = await whoami(call, ADMIN, ("impersonate-user", "joe"), ("impersonate-uid", "42"), *extras)
-    assert info(found) == {
+    _, result = await whoami(call, ADMIN, ("impersonate-user", "joe"), ("impersonate-uid", "42"), *extras)
+    assert user_info(result) == {
         "username": "joe",
         "uid": "42",
         "groups": ["system:authenticated"],
@@ -104,21 +104,19 @@ async def test_uid_and_extras_are_taken_over(call: Hand) -> None:
         ),
     ],
 )
-async def test_each_part_is_refused_to_those_who_may_not(
-    call: Hand, header: tuple[str, str] | None, message: str
-) -> None:
+async def test_each_part_requires_its_own_right(call: Hand, header: tuple[str, str] | None, message: str) -> None:
     if header is not None:
-        await may_impersonate(call, {"verbs": ["impersonate"], "apiGroups": [""], "resources": ["users"]})
-    status, found = await whoami(call, BOB, ("impersonate-user", "joe"), *([header] if header else []))
-    assert (status, found["message"]) == (403, message)
+        await allow_impersonation(call, {"verbs": ["impersonate"], "apiGroups": [""], "resources": ["users"]})
+    status, result = await whoami(call, BOB, ("impersonate-user", "joe"), *([header] if header else []))
+    assert (status, result["message"]) == (403, message)
 
 
-async def test_an_account_is_impersonated_by_right_of_its_namespace(call: Hand) -> None:
-    await may_impersonate(
+async def test_service_account_requires_right_in_its_namespace(call: Hand) -> None:
+    await allow_impersonation(
         call, {"verbs": ["impersonate"], "apiGroups": [""], "resources": ["users"], "resourceNames": ["joe"]}
     )
-    status, found = await whoami(call, BOB, ("impersonate-user", "system:serviceaccount:ns:robot"))
-    assert (status, found["message"]) == (
+    status, result = await whoami(call, BOB, ("impersonate-user", "system:serviceaccount:ns:robot"))
+    assert (status, result["message"]) == (
         403,
         'serviceaccounts "robot" is forbidden: User "bob" cannot impersonate resource "serviceaccounts" '
         'in API group "" in the namespace "ns"',
@@ -126,18 +124,17 @@ async def test_an_account_is_impersonated_by_right_of_its_namespace(call: Hand) 
     assert (await whoami(call, BOB, ("impersonate-user", "joe")))[0] == 201
 
 
-async def test_groups_without_a_user_are_nobodys(call: Hand) -> None:
-    status, found = await whoami(call, ADMIN, ("impersonate-group", "devs"))
-    assert (status, found["reason"]) == (500, "InternalError")
-    assert "without impersonating a user" in found["message"]
+async def test_groups_without_user_are_rejected(call: Hand) -> None:
+    status, result = await whoami(call, ADMIN, ("impersonate-group", "devs"))
+    assert (status, result["reason"]) == (500, "InternalError")
+    assert "without impersonating a user" in result["message"]
 
 
-async def test_a_mask_does_not_hide_what_its_wearer_may(call: Hand) -> None:
-    """Rights are those of the user that is named, and of nobody else."""
-    asked = Call("GET", "/api/v1/secrets", {}, {}, b"", ADMIN, (("impersonate-user", "joe"),))
-    answer = await RequestHandler(call.server, 10).handle(asked)
-    assert isinstance(answer, ApiResponse)
-    assert answer.status == 403
-    plain = await RequestHandler(call.server, 10).handle(structs.replace(asked, impersonates=()))
+async def test_impersonated_request_has_rights_of_that_user(call: Hand) -> None:
+    request = Call("GET", "/api/v1/secrets", {}, {}, b"", ADMIN, (("impersonate-user", "joe"),))
+    response = await RequestHandler(call.server, 10).handle(request)
+    assert isinstance(response, ApiResponse)
+    assert response.status == 403
+    plain = await RequestHandler(call.server, 10).handle(structs.replace(request, impersonation_headers=()))
     assert isinstance(plain, ApiResponse)
     assert plain.status == 200

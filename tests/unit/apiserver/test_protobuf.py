@@ -1,4 +1,4 @@
-"""Protobuf bodies: what they mean, to the letter of Kubernetes' own samples; and that no bytes do harm."""
+"""Protobuf bodies: decoding as in the samples of Kubernetes, and rejection of malformed bytes."""
 
 import base64
 import gzip
@@ -27,9 +27,9 @@ CRD = "apiextensions.k8s.io/v1/CustomResourceDefinition"
 
 @cache
 def samples() -> dict[str, Any]:
-    """By kind: the bytes, and the JSON that Kubernetes says they mean."""
-    found: dict[str, Any] = json.loads(gzip.decompress(SAMPLES.read_bytes()))["samples"]
-    return found
+    """Return, by kind, the encoded bytes and the expected JSON."""
+    result: dict[str, Any] = json.loads(gzip.decompress(SAMPLES.read_bytes()))["samples"]
+    return result
 
 
 def bytes_of(kind: str) -> bytes:
@@ -57,96 +57,96 @@ def a_map(*fields: bytes, name: str = "a") -> bytes:
 
 
 def read(kind: str, message: bytes) -> Object:
-    found: Object = decode_body(a_body(kind, message), PROTOBUF)
-    return found
+    result: Object = decode_body(a_body(kind, message), PROTOBUF)
+    return result
 
 
-def refusal(body: bytes) -> str:
+def rejection(body: bytes) -> str:
     with pytest.raises(BadRequest) as caught:
         decode_body(body, PROTOBUF)
     return str(caught.value)
 
 
-# -- meaning
+# -- decoding
 
 
 @pytest.mark.parametrize("kind", sorted(samples()))
-def test_a_sample_means_what_kubernetes_says_it_does(kind: str) -> None:
-    found = decode_body(bytes_of(kind), PROTOBUF)
-    assert json.dumps(found, sort_keys=True) == json.dumps(samples()[kind]["json"], sort_keys=True)
+def test_sample_decodes_to_published_json(kind: str) -> None:
+    result = decode_body(bytes_of(kind), PROTOBUF)
+    assert json.dumps(result, sort_keys=True) == json.dumps(samples()[kind]["json"], sort_keys=True)
 
 
-def test_there_is_a_sample_of_every_kind_but_one() -> None:
-    """Kubernetes publishes none of an APIService; options of deletions and Status are of every group."""
+def test_every_kind_but_one_has_a_sample() -> None:
+    """APIService has no published sample; DeleteOptions and Status belong to every group."""
     known = {f"v1/{kind}" if "/" not in kind else kind for kind in message_decoders().kinds}
     assert known - set(samples()) == {"apiregistration.k8s.io/v1/APIService"}
 
 
-def test_an_api_service_can_be_read_without_a_sample() -> None:
+def test_api_service_is_decoded_without_sample() -> None:
     spec = a_field(1, a_field(1, b"ns") + a_field(2, b"svc") + a_field(3, 443)) + a_field(2, b"g") + a_field(7, 15)
-    found = read("apiregistration.k8s.io/v1/APIService", a_field(2, spec))
+    result = read("apiregistration.k8s.io/v1/APIService", a_field(2, spec))
     service = {"namespace": "ns", "name": "svc", "port": 443}
-    assert found["spec"] == {"service": service, "group": "g", "groupPriorityMinimum": 15}
+    assert result["spec"] == {"service": service, "group": "g", "groupPriorityMinimum": 15}
 
 
-def test_zeroes_are_left_out_where_json_leaves_them_out_and_kept_where_a_pointer_says_them() -> None:
+def test_zero_values_are_omitted_unless_pointers() -> None:
     metadata = a_field(1, a_field(1, b"d") + a_field(3, b"") + a_field(7, 0) + a_field(8, b"") + a_field(10, 0))
     spec = a_field(2, a_field(1, 0) + a_field(5, 0) + a_field(4, b""))
-    found = read("apps/v1/Deployment", metadata + spec)
-    assert found["metadata"] == {"name": "d", "deletionGracePeriodSeconds": 0}
-    assert found["spec"] == {"replicas": 0, "strategy": {}}
+    result = read("apps/v1/Deployment", metadata + spec)
+    assert result["metadata"] == {"name": "d", "deletionGracePeriodSeconds": 0}
+    assert result["spec"] == {"replicas": 0, "strategy": {}}
     container = a_field(1, b"") + a_field(2, b"")
     assert read("v1/Pod", a_field(2, a_field(2, container)))["spec"] == {"containers": [{"name": ""}]}
 
 
-def test_a_port_that_was_not_set_is_the_number_zero() -> None:
+def test_unset_port_is_zero() -> None:
     port = a_field(3, 80) + a_field(4, a_field(1, 0) + a_field(2, 0) + a_field(3, b""))
     assert read("v1/Service", a_field(2, a_field(1, port)))["spec"]["ports"] == [{"port": 80, "targetPort": 0}]
 
 
-def test_numbers_have_the_sign_and_the_size_of_their_type() -> None:
+def test_integers_have_sign_and_size_of_their_type() -> None:
     assert read("v1/Pod", a_field(2, a_field(25, -5)))["spec"] == {"priority": -5}
     assert read("v1/Pod", a_field(2, a_field(25, (1 << 32) + 5)))["spec"] == {"priority": 5}
     assert read("v1/Pod", a_field(2, a_field(4, -(1 << 63))))["spec"] == {"terminationGracePeriodSeconds": -(1 << 63)}
 
 
-def test_numbers_may_come_packed() -> None:
-    apart = a_field(4, 1) + a_field(4, 300)
+def test_packed_integers_are_decoded() -> None:
+    repeated = a_field(4, 1) + a_field(4, 300)
     packed = a_field(4, varint(1) + varint(300))
-    for groups in (apart, packed):
+    for groups in (repeated, packed):
         context = a_field(2, a_field(14, groups))
         assert read("v1/Pod", context)["spec"]["securityContext"] == {"supplementalGroups": [1, 300]}
 
 
-def test_what_comes_twice_is_merged_or_replaces_what_came_first() -> None:
+def test_repeated_field_is_merged_or_replaced() -> None:
     body = a_map(a_field(1, a_field(1, b"b")), a_field(1, a_field(11, a_field(1, b"k") + a_field(2, b"v"))))
     assert decode_body(body, PROTOBUF)["metadata"] == {"name": "b", "labels": {"k": "v"}}
     assert decode_body(a_map(a_field(1, a_field(1, b""))), PROTOBUF)["metadata"] == {}
 
 
-def test_an_entry_of_a_map_may_lack_its_key_or_its_value() -> None:
+def test_map_entry_may_lack_key_or_value() -> None:
     assert decode_body(a_map(a_field(2, b"")), PROTOBUF)["data"] == {"": ""}
     assert decode_body(a_map(a_field(3, a_field(1, b"k"))), PROTOBUF)["binaryData"] == {"k": ""}
 
 
 def schema(fields: bytes) -> Object:
     versions = a_field(7, a_field(1, b"v1") + a_field(4, a_field(1, fields)))
-    found: Object = read(CRD, a_field(2, versions))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    return found
+    result: Object = read(CRD, a_field(2, versions))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return result
 
 
 @pytest.mark.parametrize(("number", "written"), [(7.0, "7"), (-0.5, "-0.5"), (1e300, "1e+300")])
-def test_a_number_is_written_as_go_writes_it(number: float, written: str) -> None:
+def test_double_is_encoded_as_go_does(number: float, written: str) -> None:
     assert json.dumps(schema(varint(9 << 3 | 1) + struct.pack("<d", number))["maximum"]) == written
 
 
 @pytest.mark.parametrize("number", [math.inf, math.nan])
-def test_a_number_that_json_does_not_have_is_refused(number: float) -> None:
+def test_non_finite_double_is_rejected(number: float) -> None:
     with pytest.raises(BadRequest, match="no number that JSON has"):
         schema(varint(9 << 3 | 1) + struct.pack("<d", number))
 
 
-def test_a_schema_may_be_a_schema_a_list_or_a_truth() -> None:
+def test_schema_union_may_be_schema_list_or_boolean() -> None:
     text = a_field(5, b"string")
     assert schema(a_field(24, a_field(1, text)))["items"] == {"type": "string"}
     assert schema(a_field(24, a_field(2, text) + a_field(2, b"")))["items"] == [{"type": "string"}, {}]
@@ -155,17 +155,17 @@ def test_a_schema_may_be_a_schema_a_list_or_a_truth() -> None:
     assert schema(a_field(30, a_field(1, 1) + a_field(2, text)))["additionalProperties"] == {"type": "string"}
 
 
-def test_options_of_deletions_are_the_same_in_every_group() -> None:
+def test_delete_options_decode_in_every_group() -> None:
     for group in ("v1", "apps/v1", "example.com/v7"):
         assert read(f"{group}/DeleteOptions", a_field(1, 0))["gracePeriodSeconds"] == 0
 
 
-def test_fields_that_are_not_known_are_passed_over() -> None:
+def test_unknown_fields_are_skipped() -> None:
     unknown = (a_field(99, b"x"), a_field(98, 7), varint(97 << 3 | 1) + bytes(8), varint(96 << 3 | 5) + bytes(4))
     assert decode_body(a_map(*unknown), PROTOBUF) == decode_body(a_map(), PROTOBUF)
 
 
-# -- bytes that mean nothing
+# -- malformed bytes
 
 
 @pytest.mark.parametrize(
@@ -188,20 +188,20 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
         (a_body("apps/v1/ControllerRevision", a_field(2, a_field(1, b"{"))), "JSON within the message"),
     ],
 )
-def test_what_is_no_message_is_refused(body: bytes, why: str) -> None:
-    assert why in refusal(body)
+def test_malformed_message_is_rejected(body: bytes, why: str) -> None:
+    assert why in rejection(body)
 
 
-def test_a_body_cut_short_is_refused_wherever_it_is_cut() -> None:
+def test_truncated_body_is_rejected() -> None:
     whole = a_map(a_field(2, a_field(1, b"key") + a_field(2, b"value")))
     beginning = len(a_body("v1/ConfigMap", b"")) - 2
     assert decode_body(whole[:beginning], PROTOBUF) == {"apiVersion": "v1", "kind": "ConfigMap"}
     for length in range(beginning + 1, len(whole)):
-        assert "unexpected EOF" in refusal(whole[:length])
+        assert "unexpected EOF" in rejection(whole[:length])
 
 
 @pytest.mark.parametrize("depth", [300, 10_000])
-def test_a_body_that_is_nested_too_deeply_is_refused(depth: int) -> None:
+def test_deeply_nested_body_is_rejected(depth: int) -> None:
     deep = b""
     for _ in range(depth):
         deep = a_field(28, deep)  # `not`: a schema in a schema
@@ -209,76 +209,76 @@ def test_a_body_that_is_nested_too_deeply_is_refused(depth: int) -> None:
         schema(deep)
 
 
-def test_a_body_that_is_larger_than_it_looks_is_refused() -> None:
-    assert "more than" in refusal(a_body("v1/Pod", a_field(2, a_field(2, b"") * 600_000)))
+def test_body_that_expands_too_much_is_rejected() -> None:
+    assert "more than" in rejection(a_body("v1/Pod", a_field(2, a_field(2, b"") * 600_000)))
 
 
 @given(st.binary(max_size=200), st.sampled_from(sorted(message_decoders().kinds)))
-def test_no_message_does_harm(message: bytes, kind: str) -> None:
+def test_random_message_causes_no_failure(message: bytes, kind: str) -> None:
     body = a_body(kind if "/" in kind else f"v1/{kind}", message)
-    assert_harmless(body)
+    assert_decoded_or_rejected(body)
 
 
 @given(st.binary(max_size=100))
-def test_no_envelope_does_harm(envelope: bytes) -> None:
-    assert_harmless(b"k8s\0" + envelope)
+def test_random_envelope_causes_no_failure(envelope: bytes) -> None:
+    assert_decoded_or_rejected(b"k8s\0" + envelope)
 
 
 @given(st.data())
-def test_no_damaged_sample_does_harm(data: st.DataObject) -> None:
+def test_damaged_sample_causes_no_failure(data: st.DataObject) -> None:
     body = bytearray(bytes_of(data.draw(st.sampled_from(sorted(samples())))))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(4, len(body) - 1))
         body[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    assert_harmless(bytes(body))
+    assert_decoded_or_rejected(bytes(body))
 
 
-def assert_harmless(body: bytes) -> None:
-    """It is an object that JSON can say, or it is refused."""
+def assert_decoded_or_rejected(body: bytes) -> None:
+    """Decode to valid JSON, or raise BadRequest."""
     try:
-        found = decode_body(body, PROTOBUF)
+        result = decode_body(body, PROTOBUF)
     except BadRequest:
         return
-    json.dumps(found, allow_nan=False)
+    json.dumps(result, allow_nan=False)
 
 
-# -- at the server
+# -- requests
 
 
 async def test_objects_are_created_replaced_and_deleted(call: Hand) -> None:
     data = a_field(2, a_field(1, b"k") + a_field(2, b"v"))
-    status, made = await call("POST", MAPS, a_map(data), kind=PROTOBUF)
-    assert (status, made["data"], made["metadata"]["name"]) == (201, {"k": "v"}, "a")
+    status, created = await call("POST", MAPS, a_map(data), kind=PROTOBUF)
+    assert (status, created["data"], created["metadata"]["name"]) == (201, {"k": "v"}, "a")
     status, replaced = await call("PUT", f"{MAPS}/a", a_map(), kind=PROTOBUF)
     assert (status, replaced.get("data")) == (200, None)
-    stranger = a_body("v1/DeleteOptions", a_field(2, a_field(1, b"another")))
-    assert (await call("DELETE", f"{MAPS}/a", stranger, kind=PROTOBUF))[0] == 409
+    other_uid = a_body("v1/DeleteOptions", a_field(2, a_field(1, b"another")))
+    assert (await call("DELETE", f"{MAPS}/a", other_uid, kind=PROTOBUF))[0] == 409
     options = a_body("apps/v1/DeleteOptions", b"")
     assert (await call("DELETE", f"{MAPS}/a", options, kind=PROTOBUF))[0] == 200
 
 
 async def test_reviews_are_answered(call: Hand) -> None:
-    wanted = a_field(3, b"get") + a_field(6, b"pods")
-    review = a_body("authorization.k8s.io/v1/SelfSubjectAccessReview", a_field(2, a_field(1, wanted)))
+    attributes = a_field(3, b"get") + a_field(6, b"pods")
+    review = a_body("authorization.k8s.io/v1/SelfSubjectAccessReview", a_field(2, a_field(1, attributes)))
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    status, found = await call("POST", path, review, kind=PROTOBUF)
-    assert (status, found["status"]["allowed"]) == (201, True)
+    status, result = await call("POST", path, review, kind=PROTOBUF)
+    assert (status, result["status"]["allowed"]) == (201, True)
 
 
-async def test_the_ports_of_a_service_get_their_defaults_though_go_says_zero(call: Hand) -> None:
+async def test_service_port_gets_defaults_despite_zero(call: Hand) -> None:
     port = a_field(3, 80) + a_field(4, a_field(1, 0) + a_field(2, 0) + a_field(3, b""))
     service = a_body("v1/Service", a_field(1, a_field(1, b"s")) + a_field(2, a_field(1, port)))
-    status, found = await call("POST", "/api/v1/namespaces/default/services", service, kind=PROTOBUF)
-    assert (status, found["spec"]["ports"]) == (201, [{"port": 80, "targetPort": 80, "protocol": "TCP"}])
+    status, result = await call("POST", "/api/v1/namespaces/default/services", service, kind=PROTOBUF)
+    assert (status, result["spec"]["ports"]) == (201, [{"port": 80, "targetPort": 80, "protocol": "TCP"}])
 
 
-async def test_another_kind_and_one_that_nobody_knows_are_refused(call: Hand) -> None:
+async def test_other_or_unknown_kind_is_rejected(call: Hand) -> None:
     for kind in ("v1/Secret", "v1/Nonsense", "example.com/v1/Widget"):
-        status, found = await call("POST", MAPS, a_body(kind, b""), kind=PROTOBUF)
-        assert (status, found["reason"]) == (400, "BadRequest")
+        status, result = await call("POST", MAPS, a_body(kind, b""), kind=PROTOBUF)
+        assert (status, result["reason"]) == (400, "BadRequest")
 
 
-async def test_a_patch_is_never_protobuf(call: Hand) -> None:
+async def test_protobuf_patch_is_unsupported(call: Hand) -> None:
     await call.made(MAPS, {"metadata": {"name": "a"}})
-    status, found = await call("PATCH", f"{MAPS}/a", a_map(), kind=PROTOBUF)
-    assert (status, found["reason"]) == (415, "UnsupportedMediaType")
+    status, result = await call("PATCH", f"{MAPS}/a", a_map(), kind=PROTOBUF)
+    assert (status, result["reason"]) == (415, "UnsupportedMediaType")

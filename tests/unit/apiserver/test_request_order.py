@@ -1,4 +1,4 @@
-"""Attacks on a real socket: what a request costs before its sender is known to have a right to it."""
+"""Order of request processing on real sockets: the cost of a request before it is authorized."""
 
 import asyncio
 import json
@@ -27,127 +27,132 @@ from tapestry.process.audit import AuditLog
 
 from .conftest import Hand
 from .test_auditing import policy
-from .test_http import MAPS, PATIENCE, REVIEWS, Held, Line, request, somebody
+from .test_http import MAPS, REVIEWS, TIMEOUT, BlockingHandler, RawConnection, authenticate_by_token, request
 from .test_yaml_decoder import BOMBS
 
 
 @asynccontextmanager
-async def listening(server: Any, tls: ssl.SSLContext | None = None, **more: Any) -> AsyncIterator[Any]:
-    """A listener with the bounds of a test, and a way to call it up."""
-    given = {"gate": InflightLimiter({}), "seconds": 5.0, "authenticate": UnionAuthenticator([somebody]), **more}
+async def http_server(server: Any, tls: ssl.SSLContext | None = None, **more: Any) -> AsyncIterator[Any]:
+    """Run an HTTP server with the limits of a test; yield a function that connects to it."""
+    options = {
+        "inflight_limiter": InflightLimiter({}),
+        "timeout": 5.0,
+        "authenticate": UnionAuthenticator([authenticate_by_token]),
+        **more,
+    }
     async with asyncio.TaskGroup() as group:
-        runner = await start_http_server(HttpHandler(server, **given), "127.0.0.1", 0, tls, group=group)
-        lines: list[Line] = []
+        running = await start_http_server(HttpHandler(server, **options), "127.0.0.1", 0, tls, group=group)
+        clients: list[RawConnection] = []
 
-        async def call_up(**how: Any) -> Line:
-            lines.append(Line(*await asyncio.open_connection(*runner.addresses[0][:2], **how)))
-            return lines[-1]
+        async def connect(**how: Any) -> RawConnection:
+            clients.append(RawConnection(*await asyncio.open_connection(*running.addresses[0][:2], **how)))
+            return clients[-1]
 
         try:
-            yield call_up
+            yield connect
         finally:
-            for line in lines:
-                line.writer.transport.abort()
-            await runner.stop()
+            for client in clients:
+                client.writer.transport.abort()
+            await running.stop()
 
 
-def anonymous(said: bytes) -> bytes:
-    return b"\r\n".join(line for line in said.split(b"\r\n") if not line.startswith(b"Authorization"))
+def anonymous(data: bytes) -> bytes:
+    return b"\r\n".join(line for line in data.split(b"\r\n") if not line.startswith(b"Authorization"))
 
 
 HUGE = request("POST", MAPS, b"x" * 100, Content_Type="application/yaml").replace(b"h: 100", b"h: 3000000")
 
 
-# -- nothing is read of what is refused
+# -- bodies of rejected requests are not read
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize("expects", [True, False])
 @pytest.mark.parametrize(("user", "status"), [("", 403), ("eve", 403), ("unknown", 401)])
-async def test_a_refused_request_is_answered_without_its_body(
+async def test_rejected_request_is_answered_without_its_body(
     call: Hand, method: str, expects: bool, user: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "LINGERING_CLOSE_SECONDS", 0.02)
 
     def known(credentials: Any) -> User | None:
-        return somebody(credentials) if credentials.bearer != "unknown" else None
+        return authenticate_by_token(credentials) if credentials.bearer_token != "unknown" else None
 
     path = MAPS if method == "POST" else f"{MAPS}/a"
-    said = request(method, path, b"x" * 9, user=user, **({"Expect": "100-continue"} if expects else {}))
-    said = said.replace(b"Content-Length: 9", b"Content-Length: 3000000")
-    async with listening(RequestHandler(call.server, 10), authenticate=UnionAuthenticator([known])) as call_up:
-        line = await call_up()
-        line.say((said if user else anonymous(said))[: -9 if expects else None])
-        found, headers, _ = await line.hear()
-        assert (found, headers["connection"]) == (status, "close")
-        line.say(b"x" * 100_000)  # which nobody minds
-        assert await line.is_cut()
+    data = request(method, path, b"x" * 9, user=user, **({"Expect": "100-continue"} if expects else {}))
+    data = data.replace(b"Content-Length: 9", b"Content-Length: 3000000")
+    async with http_server(RequestHandler(call.server, 10), authenticate=UnionAuthenticator([known])) as connect:
+        client = await connect()
+        client.send((data if user else anonymous(data))[: -9 if expects else None])
+        result, headers, _ = await client.receive()
+        assert (result, headers["connection"]) == (status, "close")
+        client.send(b"x" * 100_000)  # ignored
+        assert await client.is_closed()
 
 
-async def test_a_refused_request_that_is_all_there_keeps_its_connection(call: Hand) -> None:
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
+async def test_complete_rejected_request_keeps_its_connection(call: Hand) -> None:
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
         for _ in range(2):
-            line.say(request("POST", MAPS, b"x" * 100, user="eve"))
-            assert (await line.hear())[0] == 403
-        line.say(request("POST", MAPS, b'{"metadata":{"name":"a"}}', Content_Type="application/json"))
-        assert (await line.hear())[0] == 201
+            client.send(request("POST", MAPS, b"x" * 100, user="eve"))
+            assert (await client.receive())[0] == 403
+        client.send(request("POST", MAPS, b'{"metadata":{"name":"a"}}', Content_Type="application/json"))
+        assert (await client.receive())[0] == 201
 
 
 class Unread:
     """A body that must not be read."""
 
     async def read(self) -> bytes:
-        raise AssertionError("the body of a refused request was read")
+        raise AssertionError("the body of a rejected request was read")
 
 
 @pytest.mark.parametrize("level", ["Metadata", "RequestResponse"])
-async def test_the_audit_log_decodes_no_refused_body(call: Hand, tmp_path: Path, level: Any) -> None:
+async def test_audit_log_does_not_decode_rejected_bodies(call: Hand, tmp_path: Path, level: Any) -> None:
     file = AuditLog(str(tmp_path / "audit.log"))
     auditor = Auditor(policy({"level": level}), file, call.server.authorize, call.server.verbs.now)
-    reception = RequestHandler(call.server, 10, auditor)
+    handler = RequestHandler(call.server, 10, auditor)
     headers = {"content-type": "application/yaml"}
     eve = User("eve", ("system:authenticated",))
-    answer = await reception.handle(Call("POST", MAPS, {}, headers, b"", eve, body_reader=Unread()))
-    assert isinstance(answer, ApiResponse)
-    assert answer.status == 403
+    response = await handler.handle(Call("POST", MAPS, {}, headers, b"", eve, body_reader=Unread()))
+    assert isinstance(response, ApiResponse)
+    assert response.status == 403
     for path, status in ((MAPS, 403), (REVIEWS, 400)):
-        answer = await reception.handle(Call("POST", path, {}, headers, BOMBS["merge keys"], eve))
-        assert isinstance(answer, ApiResponse)
-        assert answer.status == status
+        response = await handler.handle(Call("POST", path, {}, headers, BOMBS["merge keys"], eve))
+        assert isinstance(response, ApiResponse)
+        assert response.status == status
     named = b"metadata: {name: a}\ndata: {b: c}"
-    await reception.handle(Call("POST", MAPS, {}, headers, named, User("root", ("system:masters",))))
+    await handler.handle(Call("POST", MAPS, {}, headers, named, User("root", ("system:masters",))))
     file.close()
     events = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
-    *refused, last = [each for each in events if each["stage"] == "ResponseComplete"]
-    assert [each["responseStatus"]["code"] for each in refused] == [403, 403, 400]
-    assert not any("requestObject" in each for each in refused)
+    *rejected, last = [each for each in events if each["stage"] == "ResponseComplete"]
+    assert [each["responseStatus"]["code"] for each in rejected] == [403, 403, 400]
+    assert not any("requestObject" in each for each in rejected)
     assert last["objectRef"]["name"] == "a"
     assert ("requestObject" in last) is (level != "Metadata")
 
 
-async def test_a_body_that_is_allowed_is_asked_for_and_read(call: Hand) -> None:
+async def test_accepted_body_is_requested_and_read(call: Hand) -> None:
     body = b"metadata: {name: yaml}"
-    said = request("POST", MAPS, body, Content_Type="application/yaml", Expect="100-continue")
-    async with listening(RequestHandler(call.server, 10)) as call_up:
-        line = await call_up()
-        line.say(said[: -len(body)])
-        assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    data = request("POST", MAPS, body, Content_Type="application/yaml", Expect="100-continue")
+    async with http_server(RequestHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.send(data[: -len(body)])
+        assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         for at in range(len(body)):
-            line.say(body[at : at + 1])
+            client.send(body[at : at + 1])
             await asyncio.sleep(0)
-        assert (await line.hear())[0] == 201
+        assert (await client.receive())[0] == 201
 
 
-# -- places in the gate
+# -- inflight limits
 
 
-async def test_only_real_watches_skip_the_gate(call: Hand) -> None:
-    reception = RequestHandler(call.server, 10)
+async def test_only_watches_and_followed_logs_are_long_running(call: Hand) -> None:
+    handler = RequestHandler(call.server, 10)
     root = User("root", ("system:masters",))
 
     def is_long(method: str, path: str, **query: str) -> bool:
-        return reception.is_long_running(Call(method, path, query, {}, b"", root))
+        return handler.is_long_running(Call(method, path, query, {}, b"", root))
 
     log = "/api/v1/namespaces/default/pods/p/log"
     assert is_long("GET", MAPS, watch="true")
@@ -165,73 +170,75 @@ async def test_only_real_watches_skip_the_gate(call: Hand) -> None:
 
 
 @pytest.mark.parametrize("path", ["/x?watch=true", "/x?follow=true", "/x"])
-async def test_a_write_with_watch_in_its_query_takes_a_place(path: str) -> None:
-    held = Held()
-    async with listening(held, gate=InflightLimiter({READ_ONLY: 1, MUTATING: 1})) as call_up:
-        first, second = await call_up(), await call_up()
-        first.say(request("POST", path, user="eve"))
-        await held.wait_for(1)
-        second.say(request("POST", path, user="bob"))
-        assert (await second.hear())[0] == 429
+async def test_write_with_watch_parameter_takes_a_slot(path: str) -> None:
+    handler = BlockingHandler()
+    async with http_server(handler, inflight_limiter=InflightLimiter({READ_ONLY: 1, MUTATING: 1})) as connect:
+        first, second = await connect(), await connect()
+        first.send(request("POST", path, user="eve"))
+        await handler.wait_for(1)
+        second.send(request("POST", path, user="bob"))
+        assert (await second.receive())[0] == 429
 
 
-async def test_a_read_whose_body_never_comes_takes_a_place() -> None:
-    held = Held()
-    async with listening(held, gate=InflightLimiter({READ_ONLY: 1, MUTATING: 1})) as call_up:
-        first, second = await call_up(), await call_up()
-        first.say(request("GET", "/x", b"x", user="eve")[:-1])
-        await held.wait_for(1)
-        second.say(request("GET", "/x", user="bob"))
-        assert (await second.hear())[0] == 429
+async def test_read_with_missing_body_takes_a_slot() -> None:
+    handler = BlockingHandler()
+    async with http_server(handler, inflight_limiter=InflightLimiter({READ_ONLY: 1, MUTATING: 1})) as connect:
+        first, second = await connect(), await connect()
+        first.send(request("GET", "/x", b"x", user="eve")[:-1])
+        await handler.wait_for(1)
+        second.send(request("GET", "/x", user="bob"))
+        assert (await second.receive())[0] == 429
 
 
-async def test_one_user_gets_half_of_the_places() -> None:
-    held = Held()
-    async with listening(held, gate=InflightLimiter({READ_ONLY: 4, MUTATING: 4})) as call_up:
+async def test_one_user_gets_half_of_the_slots() -> None:
+    handler = BlockingHandler()
+    async with http_server(handler, inflight_limiter=InflightLimiter({READ_ONLY: 4, MUTATING: 4})) as connect:
         for number in range(1, 3):
-            (await call_up()).say(request("POST", "/x", user="eve"))
-            await held.wait_for(number)
-        third = await call_up()
-        third.say(request("POST", "/x", user="eve"))
-        assert (await third.hear())[0] == 429
-        (await call_up()).say(request("POST", "/x", user="bob"))
-        await held.wait_for(3)
+            (await connect()).send(request("POST", "/x", user="eve"))
+            await handler.wait_for(number)
+        third = await connect()
+        third.send(request("POST", "/x", user="eve"))
+        assert (await third.receive())[0] == 429
+        (await connect()).send(request("POST", "/x", user="bob"))
+        await handler.wait_for(3)
 
 
-async def test_slow_anonymous_writers_cost_others_nothing(call: Hand) -> None:
-    async with listening(RequestHandler(call.server, 10), gate=InflightLimiter({READ_ONLY: 4, MUTATING: 4})) as call_up:
-        crowd = [await call_up() for _ in range(200)]
-        for line in crowd:
-            line.say(anonymous(HUGE)[:-99])
-        other = await call_up()
-        other.say(request("POST", REVIEWS, b"{}", user="bob", Content_Type="application/json"))
-        assert (await other.hear())[0] == 201
-        assert {(await line.hear())[0] for line in crowd} == {403}
+async def test_slow_anonymous_uploads_do_not_block_others(call: Hand) -> None:
+    async with http_server(
+        RequestHandler(call.server, 10), inflight_limiter=InflightLimiter({READ_ONLY: 4, MUTATING: 4})
+    ) as connect:
+        connections = [await connect() for _ in range(200)]
+        for client in connections:
+            client.send(anonymous(HUGE)[:-99])
+        other = await connect()
+        other.send(request("POST", REVIEWS, b"{}", user="bob", Content_Type="application/json"))
+        assert (await other.receive())[0] == 201
+        assert {(await client.receive())[0] for client in connections} == {403}
 
 
-# -- bytes
+# -- upload budget
 
 
-async def test_bodies_that_are_arriving_have_a_budget_for_each_user(call: Hand) -> None:
+async def test_upload_budget_is_per_user(call: Hand) -> None:
     budget = UploadBudget(max_bytes=1 << 20, max_bytes_per_user=1 << 18)
     head = request("POST", REVIEWS, b"{}", user="eve").replace(b"h: 2", b"h: 200000")[:-2]
-    async with listening(RequestHandler(call.server, 10), budget=budget) as call_up:
-        first, second, other = [await call_up() for _ in range(3)]
+    async with http_server(RequestHandler(call.server, 10), upload_budget=budget) as connect:
+        first, second, other = [await connect() for _ in range(3)]
         async with asyncio.TaskGroup() as group:
-            for line in (first, second):
-                line.say(head + b" " * 199_000)
-            answers = [group.create_task(line.hear()) for line in (first, second)]
-            done, waiting = await asyncio.wait(answers, return_when="FIRST_COMPLETED")
+            for client in (first, second):
+                client.send(head + b" " * 199_000)
+            responses = [group.create_task(client.receive()) for client in (first, second)]
+            done, waiting = await asyncio.wait(responses, return_when="FIRST_COMPLETED")
             assert [each.result()[0] for each in done] == [429]
-            other.say(head.replace(b"eve", b"bob") + b" " * 199_000)
-            other.say(b" " * 998 + b"{}")
-            assert (await other.hear())[0] == 201
+            other.send(head.replace(b"eve", b"bob") + b" " * 199_000)
+            other.send(b" " * 998 + b"{}")
+            assert (await other.receive())[0] == 201
             for each in waiting:
                 each.cancel()
-    assert (budget.held, budget.users) == (0, {})
+    assert (budget.total_bytes, budget.bytes_by_user) == (0, {})
 
 
-def test_a_budget_is_for_all_together_and_for_each() -> None:
+def test_upload_budget_limits_total_and_user() -> None:
     budget = UploadBudget(max_bytes=10, max_bytes_per_user=6)
     budget.acquire("a", 6)
     with pytest.raises(Exception, match="Too many requests"):
@@ -241,30 +248,30 @@ def test_a_budget_is_for_all_together_and_for_each() -> None:
         budget.acquire("c", 1)
     budget.release("a", 6)
     budget.acquire("c", 6)
-    assert (budget.held, budget.users) == (10, {"b": 4, "c": 6})
+    assert (budget.total_bytes, budget.bytes_by_user) == (10, {"b": 4, "c": 6})
 
 
 # -- connections
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: "])
-async def test_idle_and_slow_connections_make_room_for_newer_ones(call: Hand, said: bytes) -> None:
-    clients = ConnectionLimiter(max_unauthenticated=50)
-    async with listening(RequestHandler(call.server, 10), clients=clients) as call_up:
-        known = await call_up()
-        known.say(request("GET", "/version", user="bob"))
-        assert (await known.hear())[0] == 200
-        crowd = []
+@pytest.mark.parametrize("data", [b"", b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+async def test_idle_connections_are_closed_for_newer_ones(call: Hand, data: bytes) -> None:
+    limiter = ConnectionLimiter(max_unauthenticated=50)
+    async with http_server(RequestHandler(call.server, 10), connection_limiter=limiter) as connect:
+        known = await connect()
+        known.send(request("GET", "/version", user="bob"))
+        assert (await known.receive())[0] == 200
+        connections = []
         for _ in range(500):
-            crowd.append(await call_up())
-            crowd[-1].say(said)
-        late = await call_up()
-        late.say(request("GET", "/version", user="joe"))
-        assert (await late.hear())[0] == 200
-        known.say(request("GET", "/version", user="bob"))
-        assert (await known.hear())[0] == 200  # it is no stranger any more
-        assert await crowd[0].is_cut()
-        assert clients.counts == {"authenticated": 2, "unauthenticated": 49}
+            connections.append(await connect())
+            connections[-1].send(data)
+        late = await connect()
+        late.send(request("GET", "/version", user="joe"))
+        assert (await late.receive())[0] == 200
+        known.send(request("GET", "/version", user="bob"))
+        assert (await known.receive())[0] == 200  # it is authenticated
+        assert await connections[0].is_closed()
+        assert limiter.counts == {"authenticated": 2, "unauthenticated": 49}
 
 
 def loops() -> Any:
@@ -273,84 +280,84 @@ def loops() -> Any:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """TLS of a server, and of its clients."""
-    made = CertificateAuthority(tmp_path_factory.mktemp("pki"))
-    made.certificate_pem()
-    trusting = ssl.create_default_context(cafile=str(made.certificate_file))
-    return server_ssl_context(*made.server_certificate(["localhost", "127.0.0.1"]), [made.certificate_file]), trusting
+    """Return the TLS contexts of a server and of its clients."""
+    ca = CertificateAuthority(tmp_path_factory.mktemp("pki"))
+    ca.certificate_pem()
+    client_context = ssl.create_default_context(cafile=str(ca.certificate_file))
+    return server_ssl_context(*ca.server_certificate(["localhost", "127.0.0.1"]), [ca.certificate_file]), client_context
 
 
 @pytest.mark.parametrize("factory", loops())
-def test_handshakes_that_do_not_end_make_room_for_newer_ones(
+def test_unfinished_handshakes_are_closed_for_newer_ones(
     factory: Any, authority: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
-    tls, trusting = authority
+    tls, client_context = authority
 
-    class Quick(Held):
-        async def answer(self, _: Call) -> ApiResponse:
+    class Quick(BlockingHandler):
+        async def handle(self, _: Call) -> ApiResponse:
             return ApiResponse(200, b"{}")
 
     async def scenario() -> None:
-        clients = ConnectionLimiter(max_unauthenticated=20)
-        async with listening(Quick(), tls, clients=clients) as call_up:
-            crowd = [await call_up() for _ in range(100)]
-            for line in crowd[::2]:
-                line.say(b"\x16\x03\x01\x02\x00\x01")  # the beginning of a ClientHello
-            crowd[-1].say(b"GET / HTTP/1.1\r\n\r\n" * 3)  # no TLS at all
-            good = await call_up(ssl=trusting, server_hostname="localhost")
+        limiter = ConnectionLimiter(max_unauthenticated=20)
+        async with http_server(Quick(), tls, connection_limiter=limiter) as connect:
+            connections = [await connect() for _ in range(100)]
+            for client in connections[::2]:
+                client.send(b"\x16\x03\x01\x02\x00\x01")  # the start of a ClientHello
+            connections[-1].send(b"GET / HTTP/1.1\r\n\r\n" * 3)  # not TLS
+            good = await connect(ssl=client_context, server_hostname="localhost")
             for _ in range(2):
-                good.say(request("GET", "/x", user="bob"))
-                assert (await good.hear())[0] == 200
-            assert await crowd[0].is_cut()
-            assert clients.authenticated == 1
-            assert clients.unauthenticated <= 20
-        assert clients.counts["unauthenticated"] == 0
+                good.send(request("GET", "/x", user="bob"))
+                assert (await good.receive())[0] == 200
+            assert await connections[0].is_closed()
+            assert limiter.authenticated == 1
+            assert limiter.unauthenticated <= 20
+        assert limiter.counts["unauthenticated"] == 0
 
     run(factory, scenario())
 
 
 @pytest.mark.parametrize("factory", loops())
-def test_a_handshake_has_its_time_and_what_follows_it_at_once_is_heard(
+def test_handshake_has_timeout_and_early_data_is_read(
     factory: Any, authority: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tls, trusting = authority
+    tls, client_context = authority
     monkeypatch.setattr(accepting, "HANDSHAKE_SECONDS", 0.3)
 
     async def scenario() -> None:
-        held = Held()
-        held.released.set()
-        async with listening(held, tls) as call_up:
-            mute = await call_up()
+        handler = BlockingHandler()
+        handler.released.set()
+        async with http_server(handler, tls) as connect:
+            mute = await connect()
             outgoing, incoming = ssl.MemoryBIO(), ssl.MemoryBIO()
-            engine = trusting.wrap_bio(incoming, outgoing, server_hostname="localhost")
-            raw = await call_up()
+            engine = client_context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+            raw = await connect()
             while True:
                 try:
                     engine.do_handshake()
                     break
                 except ssl.SSLWantReadError:
-                    raw.say(outgoing.read())
+                    raw.send(outgoing.read())
                     incoming.write(await raw.reader.read(65536))
             engine.write(request("GET", "/x", user="bob"))
-            raw.say(outgoing.read())  # the end of the handshake and the request, in one piece
-            answer = b""
-            async with asyncio.timeout(PATIENCE):
-                while b"{}" not in answer:
+            raw.send(outgoing.read())  # the end of the handshake and the request, in one write
+            response = b""
+            async with asyncio.timeout(TIMEOUT):
+                while b"{}" not in response:
                     incoming.write(await raw.reader.read(65536))
                     with suppress(ssl.SSLWantReadError):
-                        answer += engine.read(65536)
-            assert answer.startswith(b"HTTP/1.1 200")
-            assert await mute.is_cut()
+                        response += engine.read(65536)
+            assert response.startswith(b"HTTP/1.1 200")
+            assert await mute.is_closed()
 
     run(factory, scenario())
 
 
 def run(factory: Any, scenario: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(scenario)
+    with asyncio.Runner(loop_factory=factory) as running:
+        running.run(scenario)
 
 
-async def test_a_user_has_a_bound_of_connections_and_so_of_watches(call: Hand) -> None:
+async def test_connections_and_watches_per_user_are_limited(call: Hand) -> None:
     reader = {"verbs": ["watch"], "apiGroups": [""], "resources": ["configmaps"]}
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     await call.made(f"{rbac}/clusterroles", {"metadata": {"name": "w"}, "rules": [reader]})
@@ -360,42 +367,42 @@ async def test_a_user_has_a_bound_of_connections_and_so_of_watches(call: Hand) -
         f"{rbac}/clusterrolebindings", {"metadata": {"name": "w"}, "subjects": [group], "roleRef": reference}
     )
     watch = f"{MAPS}?watch=1"
-    async with listening(
-        RequestHandler(call.server, 10), clients=ConnectionLimiter(max_connections=5, max_per_user=3)
-    ) as call_up:
+    async with http_server(
+        RequestHandler(call.server, 10), connection_limiter=ConnectionLimiter(max_connections=5, max_per_user=3)
+    ) as connect:
 
-        async def asked(user: str, path: str = watch) -> tuple[Line, int]:
-            line = await call_up()
-            line.say(request("GET", path, user=user))
-            head = await line.reader.readuntil(b"\r\n\r\n")
-            return line, int(head.split()[1])
+        async def get(user: str, path: str = watch) -> tuple[RawConnection, int]:
+            client = await connect()
+            client.send(request("GET", path, user=user))
+            head = await client.reader.readuntil(b"\r\n\r\n")
+            return client, int(head.split()[1])
 
-        idle, status = await asked("eve", "/version")
+        idle, status = await get("eve", "/version")
         assert status == 200
-        assert [(await asked("eve"))[1] for _ in range(3)] == [200, 200, 200]
+        assert [(await get("eve"))[1] for _ in range(3)] == [200, 200, 200]
         await idle.reader.readuntil(b"}")
-        assert (await idle.reader.read()).strip() in (b"", b"}")  # it had to make room for a watch
-        assert (await asked("eve"))[1] == 429
-        assert [(await asked("bob"))[1] for _ in range(3)] == [200, 200, 429]  # five in all
-        assert (await asked("root"))[1] == 200  # masters get in
+        assert (await idle.reader.read()).strip() in (b"", b"}")  # it was closed for a watch
+        assert (await get("eve"))[1] == 429
+        assert [(await get("bob"))[1] for _ in range(3)] == [200, 200, 429]  # five in total
+        assert (await get("root"))[1] == 200  # masters are exempt
 
 
-async def test_a_connection_counts_for_whoever_used_it_last(call: Hand) -> None:
-    clients = ConnectionLimiter()
-    async with listening(RequestHandler(call.server, 10), clients=clients) as call_up:
-        line = await call_up()
-        for said, states in (
+async def test_connection_belongs_to_its_last_user(call: Hand) -> None:
+    limiter = ConnectionLimiter()
+    async with http_server(RequestHandler(call.server, 10), connection_limiter=limiter) as connect:
+        client = await connect()
+        for data, states in (
             (anonymous(request("GET", "/version")), {"authenticated": 0, "unauthenticated": 1}),
             (request("GET", "/version", user="eve"), {"authenticated": 1, "unauthenticated": 0}),
             (request("GET", "/version", user="bob"), {"authenticated": 1, "unauthenticated": 0}),
         ):
-            line.say(said)
-            assert (await line.hear())[0] == 200
-            assert clients.counts == states
-        line.say(request("GET", "/version", user="bob", Connection="close"))
-        assert (await line.hear())[0] == 200
-        assert await line.is_cut()
-        assert clients.counts == {"authenticated": 0, "unauthenticated": 0}
+            client.send(data)
+            assert (await client.receive())[0] == 200
+            assert limiter.counts == states
+        client.send(request("GET", "/version", user="bob", Connection="close"))
+        assert (await client.receive())[0] == 200
+        assert await client.is_closed()
+        assert limiter.counts == {"authenticated": 0, "unauthenticated": 0}
 
 
 def test_addresses_of_one_network_are_one_client() -> None:
@@ -406,49 +413,49 @@ def test_addresses_of_one_network_are_one_client() -> None:
     assert client_network("") == ""
 
 
-class Fake:
-    """A connection of the registry alone."""
+class FakeConnection:
+    """A connection without a socket."""
 
     def __init__(self, peer: str, is_idle: bool = True) -> None:
-        self.peer, self.owner, self.is_idle, self.is_cut = peer, "", is_idle, False
+        self.peer, self.owner, self.is_idle, self.is_closed = peer, "", is_idle, False
 
     def abort(self) -> None:
-        self.is_cut = True
+        self.is_closed = True
 
 
-def test_the_address_with_the_most_connections_makes_room() -> None:
-    clients = ConnectionLimiter(max_unauthenticated=5)
-    few = [Fake("10.0.0.1") for _ in range(2)]
-    busy, *many = [Fake("10.0.0.2", is_idle=number > 0) for number in range(4)]
+def test_network_with_most_connections_loses_one() -> None:
+    limiter = ConnectionLimiter(max_unauthenticated=5)
+    few = [FakeConnection("10.0.0.1") for _ in range(2)]
+    busy, *many = [FakeConnection("10.0.0.2", is_idle=number > 0) for number in range(4)]
     for each in (*few, busy, *many):
-        clients.add(each)
-    assert [each.is_cut for each in (*few, busy, *many)] == [False, False, False, True, False, False]
-    clients.remove(many[0])  # again, as its connection tells
-    assert clients.unauthenticated == 5
+        limiter.add(each)
+    assert [each.is_closed for each in (*few, busy, *many)] == [False, False, False, True, False, False]
+    limiter.remove(many[0])  # a second removal, as on connection_lost
+    assert limiter.unauthenticated == 5
 
 
-async def test_a_client_that_reads_nothing_of_its_watch_is_cut_off(call: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_client_that_does_not_read_is_aborted(call: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "WRITE_STALL_SECONDS", 0.1)
     for number in range(40):
         await call.made(MAPS, {"metadata": {"name": f"m{number}"}, "data": {"k": "x" * 500_000}})
-    over = asyncio.Event()
+    ended = asyncio.Event()
 
-    class Noting(RequestHandler):
-        async def answer(self, call: Call) -> Any:
-            found: Any = await super().handle(call)
-            found.over = over.set
-            return found
+    class RecordingHandler(RequestHandler):
+        async def handle(self, call: Call) -> Any:
+            result: Any = await super().handle(call)
+            result.on_end = ended.set
+            return result
 
-    async with listening(Noting(call.server, 10)) as call_up:
-        line = await call_up()
-        line.writer.transport.pause_reading()
-        line.say(request("GET", f"{MAPS}?watch=1", user="root"))
-        async with asyncio.timeout(PATIENCE):
-            await over.wait()
-    assert over.is_set()
+    async with http_server(RecordingHandler(call.server, 10)) as connect:
+        client = await connect()
+        client.writer.transport.pause_reading()
+        client.send(request("GET", f"{MAPS}?watch=1", user="root"))
+        async with asyncio.timeout(TIMEOUT):
+            await ended.wait()
+    assert ended.is_set()
 
 
-# -- this machine
+# -- localhost
 
 
 @pytest.mark.parametrize(
@@ -463,13 +470,15 @@ async def test_a_client_that_reads_nothing_of_its_watch_is_cut_off(call: Hand, m
         ({"Host": "localhost:80.evil.com"}, 403),
     ],
 )
-async def test_localhost_trust_ends_at_proxies_and_pages(call: Hand, extra: dict[str, str], status: int) -> None:
-    said = anonymous(request("GET", MAPS, **extra))
+async def test_localhost_requests_via_proxy_or_page_are_rejected(
+    call: Hand, extra: dict[str, str], status: int
+) -> None:
+    data = anonymous(request("GET", MAPS, **extra))
     if "Host" in extra:
-        said = said.replace(b"Host: localhost\r\n", b"")
-    async with listening(
+        data = data.replace(b"Host: localhost\r\n", b"")
+    async with http_server(
         RequestHandler(call.server, 10), authenticate=UnionAuthenticator([authenticate_localhost])
-    ) as call_up:
-        line = await call_up()
-        line.say(said)
-        assert (await line.hear())[0] == status
+    ) as connect:
+        client = await connect()
+        client.send(data)
+        assert (await client.receive())[0] == status

@@ -1,4 +1,4 @@
-"""What clients are promised: the protocol, verb by verb."""
+"""API behaviour that clients rely on, verb by verb."""
 
 import asyncio
 import itertools
@@ -30,10 +30,10 @@ def a_map(name: str = "a", **data: str) -> Object:
     return {"metadata": {"name": name}, "data": data}
 
 
-# -- creating
+# -- create
 
 
-async def test_a_created_object_has_what_the_server_gives_it_and_the_defaults_of_its_kind(call: Hand) -> None:
+async def test_created_object_has_server_fields_and_defaults(call: Hand) -> None:
     pod = await call.made(PODS, a_pod())
     assert pod["apiVersion"] == "v1"
     assert pod["metadata"]["generation"] == 1
@@ -49,27 +49,27 @@ async def test_a_created_object_has_what_the_server_gives_it_and_the_defaults_of
     }
 
 
-async def test_a_name_is_made_up_where_only_its_beginning_is_given(call: Hand) -> None:
-    made = [await call.made(MAPS, {"metadata": {"generateName": "a-"}}) for _ in range(3)]
-    names = [each["metadata"]["name"] for each in made]
+async def test_generated_names_are_unique(call: Hand) -> None:
+    created = [await call.made(MAPS, {"metadata": {"generateName": "a-"}}) for _ in range(3)]
+    names = [each["metadata"]["name"] for each in created]
     assert len(set(names)) == 3
     assert all(name.startswith("a-") and len(name) == 7 for name in names)
 
 
-async def test_the_same_name_is_refused_in_kubernetes_words(call: Hand) -> None:
+async def test_duplicate_name_is_rejected(call: Hand) -> None:
     await call.made(MAPS, a_map())
-    status, found = await call("POST", MAPS, a_map())
-    assert (status, found["reason"], found["message"]) == (409, "AlreadyExists", 'configmaps "a" already exists')
+    status, result = await call("POST", MAPS, a_map())
+    assert (status, result["reason"], result["message"]) == (409, "AlreadyExists", 'configmaps "a" already exists')
 
 
-async def test_nothing_is_made_in_a_namespace_that_is_not_there(call: Hand) -> None:
-    status, found = await call("POST", "/api/v1/namespaces/nowhere/configmaps", a_map())
-    assert (status, found["message"]) == (404, 'namespaces "nowhere" not found')
+async def test_missing_namespace_is_rejected(call: Hand) -> None:
+    status, result = await call("POST", "/api/v1/namespaces/nowhere/configmaps", a_map())
+    assert (status, result["message"]) == (404, 'namespaces "nowhere" not found')
 
 
-async def test_a_dry_run_answers_as_if_and_changes_nothing(call: Hand) -> None:
-    status, found = await call("POST", MAPS, a_map(), dryRun="All")
-    assert (status, found["metadata"]["name"]) == (201, "a")
+async def test_dry_run_changes_nothing(call: Hand) -> None:
+    status, result = await call("POST", MAPS, a_map(), dryRun="All")
+    assert (status, result["metadata"]["name"]) == (201, "a")
     assert (await call("GET", f"{MAPS}/a"))[0] == 404
 
 
@@ -77,44 +77,44 @@ async def test_a_dry_run_answers_as_if_and_changes_nothing(call: Hand) -> None:
     ("mode", "status"),
     [("Strict", 400), ("Warn", 201), ("Ignore", 201)],
 )
-async def test_a_field_that_is_not_known_is_refused_warned_of_or_ignored(call: Hand, mode: str, status: int) -> None:
-    answer = await call.answer("POST", PODS, a_pod(surprise=1), fieldValidation=mode)
-    assert not isinstance(answer, WatchResponse)
-    assert answer.status == status
+async def test_field_validation_handles_unknown_fields(call: Hand, mode: str, status: int) -> None:
+    response = await call.answer("POST", PODS, a_pod(surprise=1), fieldValidation=mode)
+    assert not isinstance(response, WatchResponse)
+    assert response.status == status
     if mode == "Strict":
-        assert b'strict decoding error: unknown field \\"spec.surprise\\"' in answer.body
+        assert b'strict decoding error: unknown field \\"spec.surprise\\"' in response.body
     else:
-        assert ("Warning" in answer.headers) is (mode == "Warn")
-        assert b"surprise" not in answer.body
+        assert ("Warning" in response.headers) is (mode == "Warn")
+        assert b"surprise" not in response.body
 
 
-async def test_a_field_that_comes_twice_is_noticed(call: Hand) -> None:
+async def test_duplicate_json_field_is_rejected(call: Hand) -> None:
     raw = b'{"metadata":{"name":"a"},"data":{"k":"1","k":"2"}}'
-    status, found = await call("POST", MAPS, raw, fieldValidation="Strict")
+    status, result = await call("POST", MAPS, raw, fieldValidation="Strict")
     assert status == 400
-    assert found["message"].endswith(
+    assert result["message"].endswith(
         'cannot be handled as a ConfigMap: strict decoding error: duplicate field "data.k"'
     )
 
 
 @pytest.mark.parametrize(("mode", "status"), [("Strict", 400), ("Warn", 201), ("Ignore", 201)])
-async def test_a_key_that_yaml_has_twice_is_refused_warned_of_or_ignored(call: Hand, mode: str, status: int) -> None:
+async def test_field_validation_handles_duplicate_yaml_keys(call: Hand, mode: str, status: int) -> None:
     body = b"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  x: one\n  x: two\n"
     query = {"fieldManager": "me", "fieldValidation": mode}
-    answer = await call.answer("PATCH", f"{MAPS}/a", body, kind="application/apply-patch+yaml", **query)
-    assert not isinstance(answer, WatchResponse)
-    assert answer.status == status
-    said = answer.body if mode == "Strict" else answer.headers.get("Warning", "").encode()
-    assert (b'line 7: key \\"x\\" already set in map' in said) == (mode != "Ignore")
+    response = await call.answer("PATCH", f"{MAPS}/a", body, kind="application/apply-patch+yaml", **query)
+    assert not isinstance(response, WatchResponse)
+    assert response.status == status
+    output = response.body if mode == "Strict" else response.headers.get("Warning", "").encode()
+    assert (b'line 7: key \\"x\\" already set in map' in output) == (mode != "Ignore")
 
 
-async def test_a_value_of_the_wrong_type_is_refused(call: Hand) -> None:
-    status, found = await call("POST", PODS, a_pod(containers="many"))
-    assert (status, found["reason"]) == (400, "BadRequest")
-    assert "cannot unmarshal string into Go struct field spec.containers" in found["message"]
+async def test_wrong_type_is_rejected(call: Hand) -> None:
+    status, result = await call("POST", PODS, a_pod(containers="many"))
+    assert (status, result["reason"]) == (400, "BadRequest")
+    assert "cannot unmarshal string into Go struct field spec.containers" in result["message"]
 
 
-async def test_what_a_secret_says_in_plain_text_is_encoded(call: Hand) -> None:
+async def test_secret_string_data_is_encoded(call: Hand) -> None:
     path = "/api/v1/namespaces/default/secrets"
     secret = await call.made(path, {"metadata": {"name": "s"}, "stringData": {"k": "v"}})
     assert secret["data"] == {"k": "dg=="}
@@ -122,45 +122,45 @@ async def test_what_a_secret_says_in_plain_text_is_encoded(call: Hand) -> None:
     assert "stringData" not in secret
 
 
-# -- changing
+# -- update
 
 
-async def test_a_write_that_changes_nothing_keeps_the_version(call: Hand) -> None:
-    made = await call.made(MAPS, a_map(k="v"))
-    assert (await call("PATCH", f"{MAPS}/a", {"data": {"k": "v"}}, kind=MERGE))[1] == made
-    assert (await call("PUT", f"{MAPS}/a", made))[1] == made
+async def test_unchanged_write_keeps_resource_version(call: Hand) -> None:
+    created = await call.made(MAPS, a_map(k="v"))
+    assert (await call("PATCH", f"{MAPS}/a", {"data": {"k": "v"}}, kind=MERGE))[1] == created
+    assert (await call("PUT", f"{MAPS}/a", created))[1] == created
 
 
-async def test_a_null_that_is_written_over_nothing_is_nothing(call: Hand) -> None:
+async def test_nulls_over_missing_fields_change_nothing(call: Hand) -> None:
     before = await call.made(MAPS, {"metadata": {"name": "m"}, "data": {"a": "b"}})
     nulls = {"binaryData": None, "nothing": None, "immutable": None}
     assert await call("PUT", f"{MAPS}/m", {**before, **nulls}) == (200, before)
     steps = [{"op": "add", "path": f"/{field}", "value": None} for field in nulls]
     assert await call("PATCH", f"{MAPS}/m", steps, kind="application/json-patch+json") == (200, before)
-    status, found = await call("PUT", f"{MAPS}/m", {**before, **nulls}, fieldValidation="Strict")
-    assert (status, 'unknown field "nothing"' in found["message"]) == (400, True)
+    status, result = await call("PUT", f"{MAPS}/m", {**before, **nulls}, fieldValidation="Strict")
+    assert (status, 'unknown field "nothing"' in result["message"]) == (400, True)
     rules = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
     role = await call.made(rules, {"metadata": {"name": "r"}})
     assert await call("PUT", f"{rules}/r", role) == (200, role)
     assert role["rules"] is None
 
 
-async def test_a_replacement_of_an_old_version_is_a_conflict(call: Hand) -> None:
-    made = await call.made(MAPS, a_map(k="1"))
+async def test_stale_replace_conflicts(call: Hand) -> None:
+    created = await call.made(MAPS, a_map(k="1"))
     await call("PATCH", f"{MAPS}/a", {"data": {"k": "2"}}, kind=MERGE)
-    status, found = await call("PUT", f"{MAPS}/a", made)
-    assert (status, found["reason"]) == (409, "Conflict")
-    assert found["message"].startswith('Operation cannot be fulfilled on configmaps "a": the object has been modified')
+    status, result = await call("PUT", f"{MAPS}/a", created)
+    assert (status, result["reason"]) == (409, "Conflict")
+    assert result["message"].startswith('Operation cannot be fulfilled on configmaps "a": the object has been modified')
 
 
 @pytest.mark.parametrize("kind", [MERGE, STRATEGIC])
-async def test_a_patch_that_makes_no_object_is_invalid(call: Hand, kind: str) -> None:
+async def test_patch_with_invalid_result_is_rejected(call: Hand, kind: str) -> None:
     await call.made(MAPS, a_map(x="1"))
-    status, found = await call("PATCH", f"{MAPS}/a", {"data": {"x": 7}}, kind=kind)
-    assert (status, found["details"]["causes"][0]["field"]) == (422, "patch")
+    status, result = await call("PATCH", f"{MAPS}/a", {"data": {"x": 7}}, kind=kind)
+    assert (status, result["details"]["causes"][0]["field"]) == (422, "patch")
 
 
-async def test_a_strategic_patch_merges_containers_by_their_names(call: Hand) -> None:
+async def test_strategic_patch_merges_containers_by_name(call: Hand) -> None:
     await call.made(PODS, a_pod())
     patch = {"spec": {"containers": [{"name": "c", "image": "nginx:2"}]}}
     _, pod = await call("PATCH", f"{PODS}/web", patch, kind=STRATEGIC)
@@ -168,7 +168,7 @@ async def test_a_strategic_patch_merges_containers_by_their_names(call: Hand) ->
     assert pod["metadata"]["generation"] == 2
 
 
-async def test_a_write_to_the_status_leaves_the_rest_alone_and_the_other_way_round(call: Hand) -> None:
+async def test_status_and_main_writes_are_separate(call: Hand) -> None:
     await call.made(PODS, a_pod())
     both = {"status": {"phase": "Running"}, "spec": {"hostname": "other"}}
     _, pod = await call("PATCH", f"{PODS}/web/status", both, kind=MERGE)
@@ -178,19 +178,19 @@ async def test_a_write_to_the_status_leaves_the_rest_alone_and_the_other_way_rou
     assert pod["status"]["phase"] == "Running"
 
 
-async def test_many_writers_of_one_object_lose_nothing(call: Hand) -> None:
+async def test_concurrent_patches_are_all_applied(call: Hand) -> None:
     await call.made(MAPS, a_map())
     async with asyncio.TaskGroup() as group:
         for number in range(50):
             group.create_task(call("PATCH", f"{MAPS}/a", {"data": {f"k{number}": "v"}}, kind=MERGE))
-    _, found = await call("GET", f"{MAPS}/a")
-    assert len(found["data"]) == 50
+    _, result = await call("GET", f"{MAPS}/a")
+    assert len(result["data"]) == 50
 
 
-# -- deleting
+# -- delete
 
 
-async def test_a_pod_that_may_be_running_gets_its_time_and_others_go_at_once(call: Hand) -> None:
+async def test_only_bound_pod_gets_grace_period(call: Hand) -> None:
     await call.made(PODS, a_pod("bound", nodeName="n1"))
     _, pod = await call("DELETE", f"{PODS}/bound")
     assert pod["metadata"]["deletionGracePeriodSeconds"] == 30
@@ -201,7 +201,7 @@ async def test_a_pod_that_may_be_running_gets_its_time_and_others_go_at_once(cal
     assert (await call("GET", f"{PODS}/waiting"))[0] == 404
 
 
-async def test_an_object_goes_with_its_last_finalizer(call: Hand) -> None:
+async def test_object_is_removed_with_last_finalizer(call: Hand) -> None:
     await call.made(MAPS, {"metadata": {"name": "a", "finalizers": ["x.io/y"]}})
     _, marked = await call("DELETE", f"{MAPS}/a")
     assert marked["metadata"]["deletionTimestamp"]
@@ -209,22 +209,22 @@ async def test_an_object_goes_with_its_last_finalizer(call: Hand) -> None:
     assert (await call("GET", f"{MAPS}/a"))[0] == 404
 
 
-async def test_a_deletion_that_means_another_object_is_refused(call: Hand) -> None:
+async def test_delete_with_other_uid_conflicts(call: Hand) -> None:
     await call.made(MAPS, a_map())
-    status, found = await call("DELETE", f"{MAPS}/a", {"preconditions": {"uid": "another"}})
-    assert (status, found["reason"]) == (409, "Conflict")
+    status, result = await call("DELETE", f"{MAPS}/a", {"preconditions": {"uid": "another"}})
+    assert (status, result["reason"]) == (409, "Conflict")
 
 
 @pytest.mark.parametrize("name", ["default", "kube-system"])
-async def test_some_namespaces_never_go(call: Hand, name: str) -> None:
-    status, found = await call("DELETE", f"/api/v1/namespaces/{name}")
-    assert (status, found["message"]) == (
+async def test_system_namespaces_cannot_be_deleted(call: Hand, name: str) -> None:
+    status, result = await call("DELETE", f"/api/v1/namespaces/{name}")
+    assert (status, result["message"]) == (
         403,
         f'namespaces "{name}" is forbidden: this namespace may not be deleted',
     )
 
 
-async def test_a_collection_goes_as_far_as_it_is_selected(call: Hand) -> None:
+async def test_delete_collection_respects_selector(call: Hand) -> None:
     for name, app in (("a", "x"), ("b", "y"), ("c", "x")):
         await call.made(MAPS, {"metadata": {"name": name, "labels": {"app": app}}})
     await call("DELETE", MAPS, labelSelector="app=x")
@@ -232,10 +232,10 @@ async def test_a_collection_goes_as_far_as_it_is_selected(call: Hand) -> None:
     assert [each["metadata"]["name"] for each in left["items"]] == ["b"]
 
 
-# -- listing and watching
+# -- list and watch
 
 
-async def test_pages_are_of_one_moment(call: Hand) -> None:
+async def test_all_pages_show_one_revision(call: Hand) -> None:
     for name in "abcd":
         await call.made(MAPS, a_map(name))
     _, first = await call("GET", MAPS, limit="2")
@@ -248,7 +248,7 @@ async def test_pages_are_of_one_moment(call: Hand) -> None:
     assert rest["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
 
 
-async def test_a_page_of_a_moment_that_is_forgotten_says_how_to_go_on_without_it(call: Hand) -> None:
+async def test_expired_page_offers_a_continue_token(call: Hand) -> None:
     for name in "abc":
         await call.made(MAPS, a_map(name))
     _, first = await call("GET", MAPS, limit="1")
@@ -264,35 +264,35 @@ async def test_a_page_of_a_moment_that_is_forgotten_says_how_to_go_on_without_it
     assert [each["metadata"]["name"] for each in third["items"]] == ["d"]
 
 
-async def test_a_truth_that_nobody_stated_is_false_to_a_selector(call: Hand) -> None:
+async def test_unset_boolean_field_matches_false(call: Hand) -> None:
     await call.made("/api/v1/nodes", {"metadata": {"name": "a"}})
     await call.made("/api/v1/nodes", {"metadata": {"name": "b"}, "spec": {"unschedulable": True}})
-    _, found = await call("GET", "/api/v1/nodes", fieldSelector="spec.unschedulable=false")
-    assert [each["metadata"]["name"] for each in found["items"]] == ["a"]
+    _, result = await call("GET", "/api/v1/nodes", fieldSelector="spec.unschedulable=false")
+    assert [each["metadata"]["name"] for each in result["items"]] == ["a"]
 
 
-async def test_fields_and_labels_select(call: Hand) -> None:
+async def test_lists_are_filtered_by_fields_and_labels(call: Hand) -> None:
     await call.made(PODS, a_pod("one", nodeName="n1"))
     await call.made(PODS, a_pod("two"))
-    _, found = await call("GET", "/api/v1/pods", fieldSelector="spec.nodeName=n1")
-    assert [each["metadata"]["name"] for each in found["items"]] == ["one"]
-    status, refusal = await call("GET", "/api/v1/pods", fieldSelector="spec.color=red")
-    assert (status, refusal["message"]) == (400, "field label not supported: spec.color")
+    _, result = await call("GET", "/api/v1/pods", fieldSelector="spec.nodeName=n1")
+    assert [each["metadata"]["name"] for each in result["items"]] == ["one"]
+    status, error = await call("GET", "/api/v1/pods", fieldSelector="spec.color=red")
+    assert (status, error["message"]) == (400, "field label not supported: spec.color")
     assert (await call("GET", MAPS, labelSelector="a in (b"))[0] == 400
 
 
 async def lines(watch: Any, count: int) -> list[Object]:
-    """The first so many events of a watch."""
-    found: list[Object] = []
+    """Return the first `count` events of a watch."""
+    result: list[Object] = []
     async with asyncio.timeout(10):
         async for chunk in watch.chunks():
-            found += [msgspec.json.decode(line) for line in chunk.splitlines()]
-            if len(found) >= count:
+            result += [msgspec.json.decode(line) for line in chunk.splitlines()]
+            if len(result) >= count:
                 break
-    return found
+    return result
 
 
-async def test_a_watcher_to_whom_nothing_matches_learns_before_its_end_how_far_the_world_got(call: Hand) -> None:
+async def test_idle_watch_sends_bookmark_before_its_end(call: Hand) -> None:
     _, listed = await call("GET", MAPS)
     before = int(listed["metadata"]["resourceVersion"])
     watch = await call.answer(
@@ -312,13 +312,13 @@ async def test_a_watcher_to_whom_nothing_matches_learns_before_its_end_how_far_t
 
 
 async def keep_busy(call: Hand) -> None:
-    """Have something happen all the time."""
+    """Change an object continuously."""
     await call.made(MAPS, a_map("busy"))
     for number in itertools.count():
         await call("PATCH", f"{MAPS}/busy", {"data": {"n": str(number)}}, kind=MERGE)
 
 
-async def test_a_watch_begins_where_the_list_ended(call: Hand) -> None:
+async def test_watch_continues_after_list(call: Hand) -> None:
     await call.made(MAPS, a_map("a"))
     _, listed = await call("GET", MAPS)
     watch = await call.answer("GET", MAPS, watch="1", resourceVersion=listed["metadata"]["resourceVersion"])
@@ -331,7 +331,7 @@ async def test_a_watch_begins_where_the_list_ended(call: Hand) -> None:
     assert events[1]["object"]["data"] == {"k": "v"}
 
 
-async def test_what_a_selector_matches_no_more_is_deleted_to_its_watcher(call: Hand) -> None:
+async def test_object_that_leaves_selection_is_deleted_event(call: Hand) -> None:
     await call.made(MAPS, {"metadata": {"name": "a", "labels": {"app": "x"}}})
     watch = await call.answer("GET", MAPS, watch="1", resourceVersion="0", labelSelector="app=x")
     await call("PATCH", f"{MAPS}/a", {"metadata": {"labels": {"app": "y"}}}, kind=MERGE)
@@ -341,7 +341,7 @@ async def test_what_a_selector_matches_no_more_is_deleted_to_its_watcher(call: H
     assert events[1]["object"]["metadata"]["labels"] == {"app": "x"}
 
 
-async def test_a_list_can_be_streamed_and_its_end_is_marked(call: Hand) -> None:
+async def test_streamed_list_ends_with_bookmark(call: Hand) -> None:
     await call.made(MAPS, a_map("a"))
     watch = await call.answer(
         *("GET", MAPS),
@@ -356,7 +356,7 @@ async def test_a_list_can_be_streamed_and_its_end_is_marked(call: Hand) -> None:
 
 
 @pytest.mark.parametrize("form", ["Table", "PartialObjectMetadata"])
-async def test_a_mark_has_the_form_that_was_asked_for(call: Hand, form: str) -> None:
+async def test_bookmark_has_the_requested_form(call: Hand, form: str) -> None:
     watch = await call.answer(
         *("GET", MAPS),
         accept=f"application/json;as={form};v=v1;g=meta.k8s.io",
@@ -366,24 +366,24 @@ async def test_a_mark_has_the_form_that_was_asked_for(call: Hand, form: str) -> 
         allowWatchBookmarks="true",
     )
     (mark,) = await lines(watch, 1)
-    shown = mark["object"]["rows"][0]["object"] if form == "Table" else mark["object"]
-    assert (mark["type"], mark["object"]["kind"], shown["kind"]) == ("BOOKMARK", form, "PartialObjectMetadata")
-    assert shown["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+    result = mark["object"]["rows"][0]["object"] if form == "Table" else mark["object"]
+    assert (mark["type"], mark["object"]["kind"], result["kind"]) == ("BOOKMARK", form, "PartialObjectMetadata")
+    assert result["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
 
 
-async def test_what_is_forgotten_is_an_error_in_the_stream(call: Hand) -> None:
+async def test_compacted_revision_is_error_event(call: Hand) -> None:
     await call.made(MAPS, a_map("a"))
     call.server.verbs.store.compact_events(call.server.verbs.store.revision)
-    answer = await call.answer("GET", MAPS, watch="1", resourceVersion="1")
-    assert not isinstance(answer, WatchResponse)
-    event = msgspec.json.decode(answer.body)
-    assert (answer.status, event["type"], event["object"]["code"]) == (200, "ERROR", 410)
+    response = await call.answer("GET", MAPS, watch="1", resourceVersion="1")
+    assert not isinstance(response, WatchResponse)
+    event = msgspec.json.decode(response.body)
+    assert (response.status, event["type"], event["object"]["code"]) == (200, "ERROR", 410)
 
 
-# -- views
+# -- response forms
 
 
-async def test_a_table_shows_what_kubectl_prints(call: Hand) -> None:
+async def test_table_has_kubectl_columns(call: Hand) -> None:
     await call.made(PODS, a_pod())
     _, table = await call("GET", PODS, accept=TABLE)
     heads = [each["name"] for each in table["columnDefinitions"] if not each["priority"]]
@@ -393,31 +393,31 @@ async def test_a_table_shows_what_kubectl_prints(call: Hand) -> None:
     assert row["object"]["kind"] == "PartialObjectMetadata"
 
 
-async def test_metadata_alone_can_be_asked_for(call: Hand) -> None:
+async def test_partial_metadata_can_be_requested(call: Hand) -> None:
     await call.made(MAPS, a_map("a", k="v"))
     accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-    _, found = await call("GET", MAPS, accept=accept)
-    assert found["kind"] == "PartialObjectMetadataList"
-    assert "data" not in found["items"][0]
+    _, result = await call("GET", MAPS, accept=accept)
+    assert result["kind"] == "PartialObjectMetadataList"
+    assert "data" not in result["items"][0]
 
 
-async def test_a_form_that_there_is_not_is_not_acceptable(call: Hand) -> None:
+async def test_unsupported_form_is_not_acceptable(call: Hand) -> None:
     assert (await call("GET", MAPS, accept="application/cbor"))[0] == 406
 
 
 @pytest.mark.parametrize("weight", ["much", "", "nan", "1e999"])
-async def test_a_form_that_is_wanted_nobody_knows_how_much_is_served(call: Hand, weight: str) -> None:
+async def test_invalid_quality_value_is_ignored(call: Hand, weight: str) -> None:
     assert (await call("GET", MAPS, accept=f"application/json;q={weight}"))[0] == 200
 
 
-async def test_an_answer_that_is_no_object_is_no_table_either(call: Hand) -> None:
+async def test_review_has_no_table_form(call: Hand) -> None:
     review = {"spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}}}
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     assert (await call("POST", path, review, accept=TABLE.partition(",")[0]))[0] == 406
     assert (await call("POST", path, review, accept=TABLE))[0] == 201
 
 
-async def test_what_is_served_can_be_discovered_in_both_ways(call: Hand) -> None:
+async def test_discovery_lists_served_resources(call: Hand) -> None:
     _, legacy = await call("GET", "/api/v1")
     assert {"pods", "pods/status", "pods/eviction"} <= {each["name"] for each in legacy["resources"]}
     accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
@@ -442,7 +442,7 @@ async def test_what_is_served_can_be_discovered_in_both_ways(call: Hand) -> None
         ("POST", f"{PODS}/web"),
     ],
 )
-async def test_what_a_resource_cannot_do_is_not_allowed_and_not_done(call: Hand, method: str, path: str) -> None:
+async def test_unsupported_verb_is_not_allowed(call: Hand, method: str, path: str) -> None:
     before = await call.made(PODS, a_pod())
     assert (await call(method, path, {}))[0] == 405
     assert (await call("GET", f"{PODS}/web"))[1] == before
@@ -453,11 +453,11 @@ async def test_what_a_resource_cannot_do_is_not_allowed_and_not_done(call: Hand,
     "path",
     ["/nowhere", "/api/v2/pods", "/api/v1/spoons", "/apis/none/v1/x", f"{PODS}/web/nothing", "/api/v1/pods/../pods"],
 )
-async def test_a_path_that_names_nothing_is_not_found(call: Hand, path: str) -> None:
+async def test_unknown_path_is_not_found(call: Hand, path: str) -> None:
     assert (await call("GET", path))[0] == 404
 
 
-# -- hostile bodies
+# -- malformed bodies
 
 
 @pytest.mark.parametrize(
@@ -474,23 +474,23 @@ async def test_a_path_that_names_nothing_is_not_found(call: Hand, path: str) -> 
         (b"\xff\xfe", "application/json"),
     ],
 )
-async def test_a_body_that_is_no_object_is_a_bad_request(call: Hand, body: bytes, kind: str) -> None:
-    status, found = await call("POST", MAPS, body, kind=kind)
+async def test_malformed_body_is_bad_request(call: Hand, body: bytes, kind: str) -> None:
+    status, result = await call("POST", MAPS, body, kind=kind)
     assert 400 <= status < 500
-    assert found["kind"] == "Status"
+    assert result["kind"] == "Status"
 
 
-async def test_a_body_in_an_unknown_format_is_refused(call: Hand) -> None:
+async def test_unknown_content_type_is_rejected(call: Hand) -> None:
     assert (await call("POST", MAPS, b"x", kind="text/plain"))[0] == 415
 
 
-# -- rights
+# -- authorization
 
 
-async def test_without_a_role_nothing_may_be_done_and_with_one_just_that(call: Hand) -> None:
+async def test_role_allows_exactly_its_verbs(call: Hand) -> None:
     eve = call.being(User("eve", ("system:authenticated",)))
-    status, found = await eve("GET", MAPS)
-    assert (status, found["message"]) == (
+    status, result = await eve("GET", MAPS)
+    assert (status, result["message"]) == (
         403,
         'configmaps is forbidden: User "eve" cannot list resource "configmaps" in API group "" '
         'in the namespace "default"',
@@ -506,19 +506,19 @@ async def test_without_a_role_nothing_may_be_done_and_with_one_just_that(call: H
     assert (await eve("POST", MAPS, a_map()))[0] == 403
 
 
-async def test_a_token_is_good_as_long_as_its_pod_is_there(call: Hand) -> None:
+async def test_token_is_invalid_after_pod_deletion(call: Hand) -> None:
     accounts = "/api/v1/namespaces/default/serviceaccounts"
     await call.made(accounts, {"metadata": {"name": "robot"}})
     pod = await call.made(PODS, a_pod())
     bound = {"kind": "Pod", "apiVersion": "v1", "name": "web", "uid": pod["metadata"]["uid"]}
-    _, answer = await call("POST", f"{accounts}/robot/token", {"spec": {"boundObjectRef": bound}})
-    review = {"spec": {"token": answer["status"]["token"]}}
+    _, response = await call("POST", f"{accounts}/robot/token", {"spec": {"boundObjectRef": bound}})
+    review = {"spec": {"token": response["status"]["token"]}}
     path = "/apis/authentication.k8s.io/v1/tokenreviews"
-    _, found = await call("POST", path, review)
-    assert found["status"]["user"]["username"] == "system:serviceaccount:default:robot"
+    _, result = await call("POST", path, review)
+    assert result["status"]["user"]["username"] == "system:serviceaccount:default:robot"
     await call("DELETE", f"{PODS}/web")
-    _, found = await call("POST", path, review)
-    assert not found["status"].get("authenticated")
+    _, result = await call("POST", path, review)
+    assert not result["status"].get("authenticated")
 
 
 # -- custom resources
@@ -542,60 +542,58 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 WIDGETS = "/apis/example.com/v1/namespaces/default/widgets"
 
 
-async def test_a_definition_is_served_at_once_and_judges_its_objects(call: Hand) -> None:
+async def test_definition_is_served_and_validates_objects(call: Hand) -> None:
     definition = await call.made(DEFINITIONS, a_definition())
     assert {each["type"] for each in definition["status"]["conditions"]} == {"NamesAccepted", "Established"}
     widget = await call.made(WIDGETS, {"metadata": {"name": "w"}, "spec": {"color": "red", "extra": 1}})
     assert widget["spec"] == {"color": "red", "size": 3}
-    status, found = await call("POST", WIDGETS, {"metadata": {"name": "x"}, "spec": {"color": "green"}})
-    assert (status, found["reason"]) == (422, "Invalid")
-    assert 'spec.color: Unsupported value: "green": supported values: "red", "blue"' in found["message"]
-    status, found = await call("POST", WIDGETS, {"metadata": {"name": "x"}, "spec": {}})
-    assert "spec.color: Required value" in found["message"]
+    status, result = await call("POST", WIDGETS, {"metadata": {"name": "x"}, "spec": {"color": "green"}})
+    assert (status, result["reason"]) == (422, "Invalid")
+    assert 'spec.color: Unsupported value: "green": supported values: "red", "blue"' in result["message"]
+    status, result = await call("POST", WIDGETS, {"metadata": {"name": "x"}, "spec": {}})
+    assert "spec.color: Required value" in result["message"]
 
 
-async def test_a_deleted_definition_is_served_until_it_is_finalized_but_takes_no_new_objects(
+async def test_deleted_definition_rejects_new_objects_until_finalized(
     call: Hand,
 ) -> None:
     await call.made(DEFINITIONS, a_definition())
     assert (await call("GET", WIDGETS))[0] == 200
-    _, going = await call("DELETE", f"{DEFINITIONS}/widgets.example.com")
-    assert going["metadata"]["finalizers"] == ["customresourcecleanup.apiextensions.k8s.io"]
+    _, deleting = await call("DELETE", f"{DEFINITIONS}/widgets.example.com")
+    assert deleting["metadata"]["finalizers"] == ["customresourcecleanup.apiextensions.k8s.io"]
     assert (await call("GET", WIDGETS))[0] == 200
-    status, found = await call("POST", WIDGETS, {"metadata": {"name": "w"}, "spec": {"color": "red"}})
-    assert (status, "terminating" in found["message"]) == (405, True)
+    status, result = await call("POST", WIDGETS, {"metadata": {"name": "w"}, "spec": {"color": "red"}})
+    assert (status, "terminating" in result["message"]) == (405, True)
     done = {"metadata": {"finalizers": None}}
     await call("PATCH", f"{DEFINITIONS}/widgets.example.com", done, kind=MERGE)
     assert (await call("GET", WIDGETS))[0] == 404
 
 
-async def test_a_namespace_goes_when_its_finalizers_do_and_only_finalize_takes_them(call: Hand) -> None:
-    await call.made("/api/v1/namespaces", {"metadata": {"name": "going"}})
-    _, going = await call("DELETE", "/api/v1/namespaces/going")
-    assert going["status"]["phase"] == "Terminating"
-    emptied = {**going, "spec": {"finalizers": []}, "metadata": {**going["metadata"], "labels": {"a": "b"}}}
-    _, kept = await call("PUT", "/api/v1/namespaces/going", emptied)
-    assert (kept["spec"], kept["metadata"]["labels"]["a"]) == (going["spec"], "b")
-    assert kept["status"]["phase"] == "Terminating"
-    released = {**kept, "spec": {}, "metadata": {**kept["metadata"], "labels": {"c": "d"}}}
-    status, gone = await call("PUT", "/api/v1/namespaces/going/finalize", released)
-    assert (status, gone["metadata"]["labels"]["a"]) == (200, "b")
-    assert (await call("GET", "/api/v1/namespaces/going"))[0] == 404
+async def test_only_finalize_removes_namespace_finalizers(call: Hand) -> None:
+    await call.made("/api/v1/namespaces", {"metadata": {"name": "deleting"}})
+    _, deleting = await call("DELETE", "/api/v1/namespaces/deleting")
+    assert deleting["status"]["phase"] == "Terminating"
+    emptied = {**deleting, "spec": {"finalizers": []}, "metadata": {**deleting["metadata"], "labels": {"a": "b"}}}
+    _, unchanged = await call("PUT", "/api/v1/namespaces/deleting", emptied)
+    assert (unchanged["spec"], unchanged["metadata"]["labels"]["a"]) == (deleting["spec"], "b")
+    assert unchanged["status"]["phase"] == "Terminating"
+    released = {**unchanged, "spec": {}, "metadata": {**unchanged["metadata"], "labels": {"c": "d"}}}
+    status, removed = await call("PUT", "/api/v1/namespaces/deleting/finalize", released)
+    assert (status, removed["metadata"]["labels"]["a"]) == (200, "b")
+    assert (await call("GET", "/api/v1/namespaces/deleting"))[0] == 404
 
 
-async def test_a_job_leaves_its_pods_behind_unless_its_deletion_says_otherwise(call: Hand) -> None:
+async def test_job_orphans_its_pods_by_default(call: Hand) -> None:
     jobs = "/apis/batch/v1/namespaces/default/jobs"
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
     for name, policy, left in (("a", {}, ["orphan"]), ("b", {"propagationPolicy": "Background"}, None)):
         await call.made(jobs, {"metadata": {"name": name}, "spec": {"template": template}})
         await call("DELETE", f"{jobs}/{name}", policy)
-        status, found = await call("GET", f"{jobs}/{name}")
-        assert (found["metadata"]["finalizers"] if status == 200 else None) == left
+        status, result = await call("GET", f"{jobs}/{name}")
+        assert (result["metadata"]["finalizers"] if status == 200 else None) == left
 
 
-async def test_a_definition_that_cannot_be_served_is_refused_and_one_that_is_there_stops_nobody(
-    call: Hand, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_invalid_definition_is_rejected_or_skipped(call: Hand, caplog: pytest.LogCaptureFixture) -> None:
     definition = a_definition()
     [version] = definition["spec"]["versions"]
     items = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "text"}}}}
@@ -606,8 +604,8 @@ async def test_a_definition_that_cannot_be_served_is_refused_and_one_that_is_the
         ({"schema": {"openAPIV3Schema": items}}, "openAPIV3Schema.items.properties[a].type"),
     ):
         bad = {**definition, "spec": {**definition["spec"], "versions": [{**version, **more}]}}
-        status, found = await call("POST", DEFINITIONS, bad)
-        assert (status, [each["field"].endswith(field) for each in found["details"]["causes"]]) == (422, [True])
+        status, result = await call("POST", DEFINITIONS, bad)
+        assert (status, [each["field"].endswith(field) for each in result["details"]["causes"]]) == (422, [True])
     bad = {**definition, "spec": {**definition["spec"], "versions": [{**version, "selectableFields": [{}]}]}}
     row = call.server.registry.info_for(CRDS)
     key = Key(row.storage, "", "widgets.example.com")
@@ -632,7 +630,7 @@ async def test_a_definition_that_cannot_be_served_is_refused_and_one_that_is_the
         ("DELETE", f"{PODS}/web", "preconditions"),
     ],
 )
-async def test_what_is_asked_beside_objects_is_of_a_type_too(
+async def test_other_request_bodies_are_type_checked(
     call: Hand, method: str, path: str, field: str, wrong: object
 ) -> None:
     await call.made(PODS, a_pod())
@@ -645,7 +643,7 @@ async def test_what_is_asked_beside_objects_is_of_a_type_too(
 
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE", "PROPFIND"])
-async def test_a_method_that_no_resource_has_is_not_allowed(call: Hand, method: str) -> None:
+async def test_unknown_method_is_not_allowed(call: Hand, method: str) -> None:
     await call.made(DEFINITIONS, a_definition())
     await call.made(WIDGETS, {"metadata": {"name": "w"}, "spec": {"color": "red"}})
     for path in (PODS, MAPS, WIDGETS, f"{WIDGETS}/w", f"{WIDGETS}/w/status"):
@@ -653,68 +651,66 @@ async def test_a_method_that_no_resource_has_is_not_allowed(call: Hand, method: 
 
 
 @pytest.mark.parametrize(("group", "field"), [("apps", "spec.group"), ("coordination.k8s.io", "spec.names.plural")])
-async def test_no_definition_takes_the_place_of_a_resource_of_the_server_itself(
-    call: Hand, group: str, field: str
-) -> None:
+async def test_definition_cannot_replace_built_in_resource(call: Hand, group: str, field: str) -> None:
     plural, kind = ("deployments", "Deployment") if group == "apps" else ("leases", "Lease")
     there = f"/apis/{group}/v1/namespaces/default/{plural}"
     definition = a_definition()
     spec = {**definition["spec"], "group": group, "names": {"plural": plural, "kind": kind}}
-    status, found = await call("POST", DEFINITIONS, {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
-    assert (status, field in [each["field"] for each in found["details"]["causes"]]) == (422, True)
-    status, found = await call("POST", there, {"metadata": {"name": "x"}, "spec": {"color": "red"}}, dryRun="All")
-    assert "color" not in found.get("spec", {})
+    status, result = await call("POST", DEFINITIONS, {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
+    assert (status, field in [each["field"] for each in result["details"]["causes"]]) == (422, True)
+    status, result = await call("POST", there, {"metadata": {"name": "x"}, "spec": {"color": "red"}}, dryRun="All")
+    assert "color" not in result.get("spec", {})
 
 
-async def test_a_definition_that_names_itself_wrongly_is_refused(call: Hand) -> None:
-    wrong = {**a_definition(), "metadata": {"name": "other.example.com"}}
-    status, found = await call("POST", DEFINITIONS, wrong)
-    assert (status, found["details"]["causes"][0]["field"]) == (422, "metadata.name")
+async def test_definition_with_wrong_name_is_rejected(call: Hand) -> None:
+    invalid = {**a_definition(), "metadata": {"name": "other.example.com"}}
+    status, result = await call("POST", DEFINITIONS, invalid)
+    assert (status, result["details"]["causes"][0]["field"]) == (422, "metadata.name")
 
 
-async def test_a_deletion_whose_options_say_that_it_is_for_show_deletes_nothing(call: Hand) -> None:
+async def test_dry_run_in_delete_options_deletes_nothing(call: Hand) -> None:
     maps = "/api/v1/namespaces/default/configmaps"
-    await call.made(maps, {"metadata": {"name": "kept", "labels": {"a": "b"}}})
-    assert (await call("DELETE", f"{maps}/kept", {"dryRun": ["All"]}))[0] == 200
+    await call.made(maps, {"metadata": {"name": "unchanged", "labels": {"a": "b"}}})
+    assert (await call("DELETE", f"{maps}/unchanged", {"dryRun": ["All"]}))[0] == 200
     assert (await call("DELETE", maps, {"dryRun": ["All"]}, labelSelector="a=b"))[0] == 200
-    assert (await call("GET", f"{maps}/kept"))[0] == 200
+    assert (await call("GET", f"{maps}/unchanged"))[0] == 200
 
 
-async def test_a_manager_whose_name_is_too_long_is_refused(call: Hand) -> None:
-    status, found = await call("POST", MAPS, a_map(), fieldManager="m" * 129)
-    assert (status, found["details"]["causes"][0]["reason"]) == (422, "FieldValueTooLong")
+async def test_long_field_manager_is_rejected(call: Hand) -> None:
+    status, result = await call("POST", MAPS, a_map(), fieldManager="m" * 129)
+    assert (status, result["details"]["causes"][0]["reason"]) == (422, "FieldValueTooLong")
     assert (await call("POST", MAPS, a_map(), fieldManager="m" * 128))[0] == 201
 
 
-async def test_a_token_for_less_than_ten_minutes_is_refused(call: Hand) -> None:
+async def test_token_under_ten_minutes_is_rejected(call: Hand) -> None:
     accounts = "/api/v1/namespaces/default/serviceaccounts"
     await call.made(accounts, {"metadata": {"name": "a"}})
     assert (await call("POST", f"{accounts}/a/token", {"spec": {"expirationSeconds": 599}}))[0] == 422
     assert (await call("POST", f"{accounts}/a/token", {"spec": {"expirationSeconds": 600}}))[0] == 201
 
 
-async def test_a_creation_for_show_may_name_a_version(call: Hand) -> None:
+async def test_dry_run_create_may_have_resource_version(call: Hand) -> None:
     maps = "/api/v1/namespaces/default/configmaps"
     copied = {"metadata": {"name": "other", "resourceVersion": "1"}}
     assert (await call("POST", maps, copied, dryRun="All"))[0] == 201
     assert (await call("POST", maps, copied))[0] == 500
 
 
-async def test_a_list_says_once_of_what_kind_its_items_are_unless_they_are_custom(call: Hand) -> None:
+async def test_only_custom_list_items_have_kind(call: Hand) -> None:
     await call.made(DEFINITIONS, a_definition())
     await call.made("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "a"}, "data": {"k": "v"}})
     await call.made("/apis/example.com/v1/namespaces/default/widgets", {"metadata": {"name": "w"}})
-    _, found = await call("GET", "/api/v1/configmaps")
-    assert (found["kind"], found["apiVersion"]) == ("ConfigMapList", "v1")
-    assert [each.get("kind") for each in found["items"]] == [None]
-    assert found["items"][0]["data"] == {"k": "v"}
-    _, found = await call("GET", "/apis/example.com/v1/widgets")
-    assert [(each["apiVersion"], each["kind"]) for each in found["items"]] == [("example.com/v1", "Widget")]
+    _, result = await call("GET", "/api/v1/configmaps")
+    assert (result["kind"], result["apiVersion"]) == ("ConfigMapList", "v1")
+    assert [each.get("kind") for each in result["items"]] == [None]
+    assert result["items"][0]["data"] == {"k": "v"}
+    _, result = await call("GET", "/apis/example.com/v1/widgets")
+    assert [(each["apiVersion"], each["kind"]) for each in result["items"]] == [("example.com/v1", "Widget")]
 
 
-async def test_a_status_has_defaults_of_its_own(call: Hand) -> None:
+async def test_status_has_its_own_defaults(call: Hand) -> None:
     services = "/api/v1/namespaces/default/services"
     await call.made(services, {"metadata": {"name": "s"}, "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}})
     status = {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}
-    _, found = await call("PATCH", f"{services}/s/status", {"status": status}, kind="application/merge-patch+json")
-    assert found["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.1", "ipMode": "VIP"}]
+    _, result = await call("PATCH", f"{services}/s/status", {"status": status}, kind="application/merge-patch+json")
+    assert result["status"]["loadBalancer"]["ingress"] == [{"ip": "192.0.2.1", "ipMode": "VIP"}]

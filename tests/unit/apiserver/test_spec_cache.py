@@ -1,4 +1,4 @@
-"""Parts that come again: looked at once, never mixed up, and forgotten in time."""
+"""Interning and memoization of object parts."""
 
 from typing import Any
 
@@ -15,59 +15,59 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_known() -> None:
+def _empty_cache() -> None:
     spec_cache.clear_cache()
 
 
-def part(text: bytes, place: str = "here") -> Object:
-    found, _ = intern(text, place, lambda: ({"text": text.decode()}, ()))
-    return found
+def interned(text: bytes, scope: str = "here") -> Object:
+    result, _ = intern(text, scope, lambda: ({"text": text.decode()}, ()))
+    return result
 
 
-def test_a_text_is_the_same_part_whenever_it_comes_to_the_same_place() -> None:
-    assert part(b"a") is part(b"a")
-    assert part(b"a") is not part(b"b")
-    assert part(b"a") is not part(b"a", "elsewhere")
+def test_equal_text_in_same_scope_is_same_value() -> None:
+    assert interned(b"a") is interned(b"a")
+    assert interned(b"a") is not interned(b"b")
+    assert interned(b"a") is not interned(b"a", "elsewhere")
 
 
-def test_a_question_about_a_part_is_asked_once() -> None:
-    asked = []
+def test_memoized_function_runs_once_per_argument() -> None:
+    calls = []
 
     @memoized
     def length(value: Object, more: int) -> int:
-        asked.append(value["text"])
+        calls.append(value["text"])
         return len(value["text"]) + more
 
-    assert [length(part(b"abc"), 1) for _ in range(3)] == [4, 4, 4]
-    assert length(part(b"abc"), 2) == 5
-    assert length({"text": "abc"}, 1) == 4  # the same, but nobody knows it
-    assert asked == ["abc", "abc", "abc"]
+    assert [length(interned(b"abc"), 1) for _ in range(3)] == [4, 4, 4]
+    assert length(interned(b"abc"), 2) == 5
+    assert length({"text": "abc"}, 1) == 4  # an equal value that is not interned
+    assert calls == ["abc", "abc", "abc"]
 
 
-def test_what_is_made_of_a_part_is_a_part() -> None:
-    asked = []
+def test_result_can_be_interned_too() -> None:
+    calls = []
 
     @memoized_and_interned
-    def louder(value: Object) -> Object:
+    def upper(value: Object) -> Object:
         return {"text": value["text"].upper()}
 
     @memoized
-    def shown(value: Object) -> str:
-        asked.append(value["text"])
+    def tagged(value: Object) -> str:
+        calls.append(value["text"])
         return f"<{value['text']}>"
 
-    assert [shown(louder(part(b"a"))) for _ in range(2)] == ["<A>", "<A>"]
-    assert louder(part(b"a")) is louder(part(b"a"))
-    assert asked == ["A"]
+    assert [tagged(upper(interned(b"a"))) for _ in range(2)] == ["<A>", "<A>"]
+    assert upper(interned(b"a")) is upper(interned(b"a"))
+    assert calls == ["A"]
 
 
-def test_what_is_long_is_not_kept_nor_more_than_there_is_room_for() -> None:
+def test_long_texts_and_overflow_are_not_cached() -> None:
     long = b"x" * (spec_cache.MAX_TEXT_BYTES + 1)
-    assert part(long) is not part(long)
-    first = part(b"first")
+    assert interned(long) is not interned(long)
+    first = interned(b"first")
     for number in range(spec_cache.MAX_ENTRIES):
-        part(b"%d" % number)
-    assert part(b"first") is not first
+        interned(b"%d" % number)
+    assert interned(b"first") is not first
 
 
 def a_pod(name: str, **spec: Any) -> Object:
@@ -80,11 +80,15 @@ def a_pod(name: str, **spec: Any) -> Object:
     }
 
 
-def alike(pod: Object) -> Object:
-    """A pod without what is its own."""
-    own = ("name", "uid", "resourceVersion", "creationTimestamp", "labels", "annotations", "managedFields")
+def comparable(pod: Object) -> Object:
+    """Return a pod without its individual fields."""
+    individual = ("name", "uid", "resourceVersion", "creationTimestamp", "labels", "annotations", "managedFields")
     fields = [each["fieldsV1"] for each in pod["metadata"]["managedFields"]]
-    return {**pod, "metadata": {key: each for key, each in pod["metadata"].items() if key not in own}, "fields": fields}
+    return {
+        **pod,
+        "metadata": {key: each for key, each in pod["metadata"].items() if key not in individual},
+        "fields": fields,
+    }
 
 
 @pytest.mark.parametrize(
@@ -96,9 +100,9 @@ def alike(pod: Object) -> Object:
         {"automountServiceAccountToken": False, "volumes": [{"name": "v"}, {"name": "c", "configMap": {"name": "m"}}]},
     ],
 )
-async def test_the_second_of_two_like_pods_is_as_the_first(call: Hand, spec: Object) -> None:
+async def test_second_equal_pod_is_like_the_first(call: Hand, spec: Object) -> None:
     first, second = [await call.made(PODS, a_pod(name, **spec)) for name in ("one", "two")]
-    assert alike(second) == alike(first)
+    assert comparable(second) == comparable(first)
     assert [pod["metadata"]["labels"]["app"] for pod in (first, second)] == ["one", "two"]
 
 
@@ -110,22 +114,22 @@ async def test_the_second_of_two_like_pods_is_as_the_first(call: Hand, spec: Obj
         ({"priority": 5}, 403, "must not be provided in pod spec"),
     ],
 )
-async def test_what_is_wrong_is_wrong_each_time(call: Hand, spec: Object, code: int, words: str) -> None:
+async def test_errors_are_repeated_for_equal_specs(call: Hand, spec: Object, code: int, words: str) -> None:
     for name in ("one", "two", "two"):
-        status, answer = await call("POST", PODS, a_pod(name, **spec))
-        assert (status, words in answer["message"]) == (code, True)
-        assert name in answer["message"] or code == 400
+        status, response = await call("POST", PODS, a_pod(name, **spec))
+        assert (status, words in response["message"]) == (code, True)
+        assert name in response["message"] or code == 400
 
 
-async def test_a_warning_is_given_each_time(call: Hand) -> None:
+async def test_warnings_are_repeated_for_equal_specs(call: Hand) -> None:
     for name in ("one", "two"):
-        answer = await call.answer("POST", PODS, a_pod(name, sppec=1, imagePullSecrets=[{"name": "s"}] * 2))
-        assert isinstance(answer, ApiResponse)
-        assert 'unknown field \\"spec.sppec\\"' in answer.headers["Warning"]
-        assert "spec.imagePullSecrets[1].name" in answer.headers["Warning"]
+        response = await call.answer("POST", PODS, a_pod(name, sppec=1, imagePullSecrets=[{"name": "s"}] * 2))
+        assert isinstance(response, ApiResponse)
+        assert 'unknown field \\"spec.sppec\\"' in response.headers["Warning"]
+        assert "spec.imagePullSecrets[1].name" in response.headers["Warning"]
 
 
-def test_caches_do_not_keep_long_texts() -> None:
+def test_bounded_cache_skips_long_texts() -> None:
     seen = []
 
     @bounded_cache(4)

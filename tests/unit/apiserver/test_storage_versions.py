@@ -1,4 +1,4 @@
-"""Objects that are shown otherwise than they are stored: in another group, another version, with a newer default."""
+"""Objects whose served form differs from the stored one: other groups, versions and new defaults."""
 
 from typing import Any
 
@@ -34,15 +34,15 @@ def an_event(name: str = "e") -> Object:
     }
 
 
-async def test_an_event_is_one_object_in_both_groups(call: Hand) -> None:
-    made = await call.made(NEW, an_event())
-    assert (made["apiVersion"], made["note"]) == ("events.k8s.io/v1", "It was tried.")
+async def test_event_is_one_object_in_both_groups(call: Hand) -> None:
+    created = await call.made(NEW, an_event())
+    assert (created["apiVersion"], created["note"]) == ("events.k8s.io/v1", "It was tried.")
     _, old = await call("GET", f"{OLD}/e")
     assert (old["apiVersion"], old["message"], old["involvedObject"]["name"]) == ("v1", "It was tried.", "web")
-    assert old["metadata"]["uid"] == made["metadata"]["uid"]
+    assert old["metadata"]["uid"] == created["metadata"]["uid"]
     assert (await call("PUT", f"{OLD}/e", {**old, "count": 7}))[0] == 200
     _, new = await call("GET", f"{NEW}/e")
-    assert (new["deprecatedCount"], new["regarding"]) == (7, made["regarding"])
+    assert (new["deprecatedCount"], new["regarding"]) == (7, created["regarding"])
     assert "involvedObject" not in new
 
 
@@ -57,15 +57,13 @@ async def test_an_event_is_one_object_in_both_groups(call: Hand) -> None:
         (NEW, "regarding.name=db", 0),
     ],
 )
-async def test_events_are_selected_by_the_fields_of_their_group(
-    call: Hand, path: str, selector: str, found: int
-) -> None:
+async def test_events_are_selected_by_fields_of_their_group(call: Hand, path: str, selector: str, found: int) -> None:
     await call.made(NEW, an_event())
     status, listed = await call("GET", path, fieldSelector=selector)
     assert (status, len(listed["items"])) == (200, found)
 
 
-async def test_a_watcher_sees_events_in_the_group_it_asked_for(call: Hand) -> None:
+async def test_watch_shows_events_of_requested_group(call: Hand) -> None:
     watching = await call.answer("GET", NEW, watch="true", resourceVersion="0", timeoutSeconds="1")
     assert isinstance(watching, WatchResponse)
     await call.made(OLD, {"metadata": {"name": "old"}, "involvedObject": {"namespace": "default"}, "message": "So."})
@@ -78,7 +76,7 @@ async def test_a_watcher_sees_events_in_the_group_it_asked_for(call: Hand) -> No
         pytest.fail("the event was not seen")
 
 
-async def test_an_autoscaler_is_one_object_in_both_versions(call: Hand) -> None:
+async def test_autoscaler_is_one_object_in_both_versions(call: Hand) -> None:
     spec = {"scaleTargetRef": TARGET, "maxReplicas": 5, "targetCPUUtilizationPercentage": 70}
     await call.made(SCALERS.format("v1"), {"metadata": {"name": "web"}, "spec": spec})
     _, second = await call("GET", SCALERS.format("v2") + "/web")
@@ -99,12 +97,12 @@ KEYS = st.sampled_from(["regarding", "note", "reason", "deprecatedCount", "serie
 
 
 @given(st.dictionaries(KEYS, VALUES))
-def test_what_is_stored_of_an_event_shows_all_that_was_sent(event: dict[str, Any]) -> None:
-    guise = STORAGE_VERSIONS["events.k8s.io/v1"]
-    assert guise.from_storage(guise.to_storage(event)) == event
+def test_event_conversion_is_lossless(event: dict[str, Any]) -> None:
+    conversion = STORAGE_VERSIONS["events.k8s.io/v1"]
+    assert conversion.from_storage(conversion.to_storage(event)) == event
 
 
-async def test_an_object_of_before_a_default_came_has_it_too(call: Hand) -> None:
+async def test_new_default_applies_to_stored_objects(call: Hand) -> None:
     schema = {"type": "object", "properties": {"size": {"type": "integer"}}}
     definition = await call.made(DEFINITIONS, a_definition(schema))
     await call.made(WIDGETS, {"metadata": {"name": "w"}})
@@ -115,7 +113,7 @@ async def test_an_object_of_before_a_default_came_has_it_too(call: Hand) -> None
     assert [each["size"] for each in (await call("GET", WIDGETS))[1]["items"]] == [3]
 
 
-async def test_a_list_of_custom_resources_is_called_as_their_definition_says(call: Hand) -> None:
+async def test_list_kind_comes_from_definition(call: Hand) -> None:
     definition = a_definition()
     definition["spec"]["names"]["listKind"] = "Assortment"
     await call.made(DEFINITIONS, definition)

@@ -1,4 +1,4 @@
-"""A right to use one verb is not a right to another: every creation, however it is asked for, needs `create`."""
+"""Authorization per verb: every creation requires `create`, including by PUT and apply."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -45,14 +45,14 @@ CRD: Object = {
 async def call(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Hand]:
     here = {"file_rootpath": str(tmp_path), "service_account_issuer": "https://here"}
     config = ApiServerConfig(backend=request.param, secure_address="", pod_accounts=False, **here)
-    async with run_apiserver(config) as served:
-        hand = Hand(served.server, served.account_tokens)
-        await hand.made("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
-        yield hand
+    async with run_apiserver(config) as running:
+        client = Hand(running.server, running.account_tokens)
+        await client.made("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", CRD)
+        yield client
 
 
-async def eve_may(call: Hand, verbs: str, resources: str = "*", names: tuple[str, ...] = ()) -> Hand:
-    """Eve, with some verbs and no others."""
+async def grant_to_eve(call: Hand, verbs: str, resources: str = "*", names: tuple[str, ...] = ()) -> Hand:
+    """Grant Eve these verbs and return her client."""
     rule: Object = {"verbs": verbs.split(","), "apiGroups": ["*"], "resources": resources.split(",")}
     if names:
         rule["resourceNames"] = list(names)
@@ -91,70 +91,70 @@ POD = an("v1", "Pod", spec={"containers": [{"name": "c", "image": "i"}]})
         ("PUT", "/api/v1/namespaces/default/services", an("v1", "Service", spec={"ports": [{"port": 1}]})),
     ],
 )
-async def test_apply_and_put_do_not_create_without_the_right_to_create(
+async def test_apply_and_put_cannot_create_without_create(
     call: Hand, method: str, path: str, body: Object, query: dict[str, str]
 ) -> None:
-    eve = await eve_may(call, "patch,update,get,escalate,bind")
+    eve = await grant_to_eve(call, "patch,update,get,escalate,bind")
     kind = APPLY if method == "PATCH" else "application/json"
-    status, found = await eve(method, f"{path}/new", body, kind=kind, fieldManager="eve", **query)
-    assert (status, found["reason"]) == (403, "Forbidden")
-    assert 'User "eve" cannot create resource' in found["message"]
+    status, result = await eve(method, f"{path}/new", body, kind=kind, fieldManager="eve", **query)
+    assert (status, result["reason"]) == (403, "Forbidden")
+    assert 'User "eve" cannot create resource' in result["message"]
     assert (await call("GET", f"{path}/new"))[0] == 404
 
 
 @pytest.mark.parametrize(("method", "path", "body"), [("PATCH", MAPS, MAP), ("PUT", LEASES, LEASE)])
 async def test_apply_and_put_create_with_both_rights(call: Hand, method: str, path: str, body: Object) -> None:
-    eve = await eve_may(call, "patch,update,create")
+    eve = await grant_to_eve(call, "patch,update,create")
     kind = APPLY if method == "PATCH" else "application/json"
     assert (await eve(method, f"{path}/new", body, kind=kind, fieldManager="eve"))[0] in (200, 201)
 
 
 async def test_create_alone_does_not_allow_apply_or_put(call: Hand) -> None:
-    eve = await eve_may(call, "create")
+    eve = await grant_to_eve(call, "create")
     assert (await eve("PATCH", f"{MAPS}/new", MAP, kind=APPLY, fieldManager="eve"))[0] == 403
     assert (await eve("PUT", f"{LEASES}/new", LEASE))[0] == 403
 
 
-async def test_existing_objects_are_applied_with_patch_alone(call: Hand) -> None:
-    eve = await eve_may(call, "patch,update")
-    made = await call.made(MAPS, MAP)
+async def test_existing_object_is_applied_with_patch_alone(call: Hand) -> None:
+    eve = await grant_to_eve(call, "patch,update")
+    created = await call.made(MAPS, MAP)
     body = {**MAP, "data": {"a": "b"}}
     assert (await eve("PATCH", f"{MAPS}/new", body, kind=APPLY, fieldManager="eve"))[0] == 200
-    assert (await eve("PUT", f"{MAPS}/new", {**MAP, "metadata": {"name": "new", "uid": made["metadata"]["uid"]}}))[
+    assert (await eve("PUT", f"{MAPS}/new", {**MAP, "metadata": {"name": "new", "uid": created["metadata"]["uid"]}}))[
         0
     ] == 200
 
 
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
-async def test_subresources_create_nothing(call: Hand, method: str) -> None:
-    eve = await eve_may(call, "*")
+async def test_subresource_writes_create_nothing(call: Hand, method: str) -> None:
+    eve = await grant_to_eve(call, "*")
     kind = APPLY if method == "PATCH" else "application/json"
     body = an("example.com/v1", "Thing", status={"a": 1})
     for path, sent in ((f"{THINGS}/new/status", body), ("/api/v1/namespaces/default/pods/new/status", POD)):
         assert (await eve(method, path, sent, kind=kind, fieldManager="eve"))[0] == 404
 
 
-async def test_roles_that_are_applied_give_no_more_than_their_writer_has(call: Hand) -> None:
-    eve = await eve_may(call, "patch,create,update", "clusterroles,clusterrolebindings")
+async def test_applied_roles_cannot_escalate(call: Hand) -> None:
+    eve = await grant_to_eve(call, "patch,create,update", "clusterroles,clusterrolebindings")
     everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
     body = {**ROLE, "rules": [everything]}
     for method, kind in (("PATCH", APPLY), ("PUT", "application/json")):
-        status, found = await eve(method, f"{RBAC}/clusterroles/new", body, kind=kind, fieldManager="eve")
-        assert (status, "not currently held" in found["message"]) == (403, True)
-        status, found = await eve(method, f"{RBAC}/clusterrolebindings/new", BINDING, kind=kind, fieldManager="eve")
-        assert (status, "not currently held" in found["message"]) == (403, True)
+        status, result = await eve(method, f"{RBAC}/clusterroles/new", body, kind=kind, fieldManager="eve")
+        assert (status, "not currently held" in result["message"]) == (403, True)
+        status, result = await eve(method, f"{RBAC}/clusterrolebindings/new", BINDING, kind=kind, fieldManager="eve")
+        assert (status, "not currently held" in result["message"]) == (403, True)
 
 
-async def test_delete_is_not_deletecollection(call: Hand) -> None:
+async def test_delete_does_not_allow_deletecollection(call: Hand) -> None:
     await call.made(MAPS, MAP)
-    eve = await eve_may(call, "delete")
+    eve = await grant_to_eve(call, "delete")
     for path in (MAPS, f"{MAPS}/", "/api/v1/configmaps"):
         assert (await eve("DELETE", path))[0] == 403
     assert (await call("GET", f"{MAPS}/new"))[0] == 200
 
 
-async def test_a_field_selector_names_nothing_for_a_creation(call: Hand) -> None:
-    eve = await eve_may(call, "*", "secrets", names=("mine",))
+async def test_field_selector_does_not_authorize_creation(call: Hand) -> None:
+    eve = await grant_to_eve(call, "*", "secrets", names=("mine",))
     path = "/api/v1/namespaces/default/secrets"
     for name in ("evil", "mine"):
         body = {"metadata": {"name": name}}
@@ -165,12 +165,12 @@ async def test_a_field_selector_names_nothing_for_a_creation(call: Hand) -> None
     assert (await eve("DELETE", path, fieldSelector="metadata.name=mine"))[0] == 403
 
 
-async def test_a_local_review_is_about_its_own_namespace(call: Hand) -> None:
-    eve = await eve_may(call, "create", "localsubjectaccessreviews")
+async def test_local_review_is_limited_to_its_namespace(call: Hand) -> None:
+    eve = await grant_to_eve(call, "create", "localsubjectaccessreviews")
     path = "/apis/authorization.k8s.io/v1/namespaces/default/localsubjectaccessreviews"
     about = {"verb": "get", "resource": "secrets", "namespace": "default"}
     assert (await eve("POST", path, {"spec": {"user": "bob", "resourceAttributes": about}}))[0] == 201
     other = {"user": "bob", "resourceAttributes": {**about, "namespace": "kube-system"}}
-    path_of_none = {"user": "bob", "resourceAttributes": about, "nonResourceAttributes": {"verb": "get", "path": "/x"}}
-    for spec in (other, path_of_none):
+    with_path = {"user": "bob", "resourceAttributes": about, "nonResourceAttributes": {"verb": "get", "path": "/x"}}
+    for spec in (other, with_path):
         assert (await eve("POST", path, {"spec": spec}))[0] == 422

@@ -1,4 +1,4 @@
-"""The verbs that every resource has, asked of the whole server in the process of the test."""
+"""Generic verbs of every resource, against an API server in this process."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -60,7 +60,7 @@ def a_binding(**fields: Any) -> Object:
         "/api/v1/nodes/n/eviction",
     ],
 )
-async def test_an_unknown_path_is_not_found(path: str) -> None:
+async def test_unknown_path_is_not_found(path: str) -> None:
     status = await refused(an_api(), "GET", path)
     assert (status["code"], status["reason"]) == (404, "NotFound")
     assert status["message"] == "the server could not find the requested resource"
@@ -70,11 +70,11 @@ async def test_an_unknown_path_is_not_found(path: str) -> None:
     ("method", "path"),
     [("POST", "/api/v1/pods"), ("PUT", COLLECTION), ("POST", POD), ("PATCH", COLLECTION)],
 )
-async def test_a_method_that_a_path_does_not_know_is_not_allowed(method: str, path: str) -> None:
+async def test_unsupported_method_is_not_allowed(method: str, path: str) -> None:
     assert (await refused(an_api(), method, path, a_pod()))["reason"] == "MethodNotAllowed"
 
 
-async def test_the_path_tells_a_namespace_from_what_is_in_it() -> None:
+async def test_path_distinguishes_namespace_from_its_content() -> None:
     api = an_api()
     await created(api, {"metadata": {"name": "default"}}, NAMESPACES)
     await created(api, a_pod())
@@ -83,18 +83,18 @@ async def test_the_path_tells_a_namespace_from_what_is_in_it() -> None:
     assert (await done(api, "GET", "/api/v1/namespaces/default/pods"))["kind"] == "PodList"
 
 
-async def test_a_body_that_is_no_json_is_a_bad_request() -> None:
-    answer = await an_api().send(Request("POST", COLLECTION, {}, b"{"))
-    assert answer.status == 400
-    assert b"couldn't get version/kind; Input data was truncated" in answer.body
+async def test_malformed_json_is_bad_request() -> None:
+    response = await an_api().send(Request("POST", COLLECTION, {}, b"{"))
+    assert response.status == 400
+    assert b"couldn't get version/kind; Input data was truncated" in response.body
 
 
-# -- creating
+# -- create
 
 
-async def test_a_created_object_gets_what_the_server_owns() -> None:
-    moment = datetime(2025, 6, 1, 12, 30, 15, 999, tzinfo=UTC)
-    api = InProcessApi([PODS], now=lambda: moment)
+async def test_created_object_has_server_owned_metadata() -> None:
+    now = datetime(2025, 6, 1, 12, 30, 15, 999, tzinfo=UTC)
+    api = InProcessApi([PODS], now=lambda: now)
     pod = await created(
         api, a_pod(metadata={"uid": "mine", "generation": 7, "deletionTimestamp": "2020-01-01T00:00:00Z"})
     )
@@ -117,7 +117,7 @@ async def test_versions_grow_across_all_resources() -> None:
     assert versions == sorted(set(versions))
 
 
-async def test_a_second_object_of_one_name_already_exists() -> None:
+async def test_duplicate_name_already_exists() -> None:
     api = an_api()
     await created(api, a_pod())
     status = await refused(api, "POST", COLLECTION, a_pod())
@@ -127,15 +127,15 @@ async def test_a_second_object_of_one_name_already_exists() -> None:
     await done(api, "POST", PODS.path("elsewhere"), a_pod())
 
 
-async def test_generated_names_differ_and_keep_their_prefix() -> None:
+async def test_generated_names_differ_and_keep_prefix() -> None:
     api = an_api()
     pod = a_pod(metadata={"name": "", "generateName": "job-"})
-    found = {(await created(api, pod))["metadata"]["name"] for _ in range(20)}
-    assert len(found) == 20
-    assert all(name.startswith("job-") and len(name) == 9 for name in found)
+    result = {(await created(api, pod))["metadata"]["name"] for _ in range(20)}
+    assert len(result) == 20
+    assert all(name.startswith("job-") and len(name) == 9 for name in result)
 
 
-async def test_an_object_without_any_name_is_invalid() -> None:
+async def test_object_without_name_is_invalid() -> None:
     status = await refused(an_api(), "POST", COLLECTION, {"metadata": {}})
     assert status["message"] == 'Pod "" is invalid: metadata.name: Required value: name or generateName is required'
     assert status["details"]["causes"][0]["field"] == "metadata.name"
@@ -154,18 +154,18 @@ async def test_an_object_without_any_name_is_invalid() -> None:
         ({"metadata": []}, "cannot unmarshal array into Go struct field Pod.metadata of type v1.ObjectMeta"),
     ],
 )
-async def test_an_object_that_belongs_elsewhere_is_a_bad_request(body: Any, complaint: str) -> None:
+async def test_object_for_another_path_is_bad_request(body: Any, complaint: str) -> None:
     status = await refused(an_api(), "POST", COLLECTION, body)
     assert status["code"] == 400
     assert complaint in status["message"]
 
 
-async def test_an_object_with_a_version_cannot_be_created() -> None:
+async def test_create_with_resource_version_is_rejected() -> None:
     status = await refused(an_api(), "POST", COLLECTION, a_pod(metadata={"resourceVersion": "5"}))
     assert status["message"] == "resourceVersion should not be set on objects to be created"
 
 
-async def test_a_status_is_dropped_on_creation_except_for_nodes() -> None:
+async def test_status_is_dropped_on_create_except_nodes() -> None:
     api = an_api()
     status = {"phase": "Running"}
     assert (await created(api, a_pod(status=status)))["status"]["phase"] == "Pending"
@@ -173,7 +173,7 @@ async def test_a_status_is_dropped_on_creation_except_for_nodes() -> None:
     assert (await created(api, {"metadata": {"name": "n"}, "status": status}, NODES))["status"]["phase"] == "Running"
 
 
-async def test_a_dry_run_answers_and_changes_nothing() -> None:
+async def test_dry_run_changes_nothing() -> None:
     api = an_api()
     await created(api, a_pod("standing"))
     before = api.dump()
@@ -186,10 +186,10 @@ async def test_a_dry_run_answers_and_changes_nothing() -> None:
     assert api.dump() == before
 
 
-# -- replacing
+# -- replace
 
 
-async def test_a_replacement_of_an_old_version_conflicts() -> None:
+async def test_stale_replace_conflicts() -> None:
     api = an_api()
     old = await created(api, a_pod())
     await done(api, "PUT", POD, with_value(old, ("spec", "activeDeadlineSeconds"), 60))
@@ -201,11 +201,11 @@ async def test_a_replacement_of_an_old_version_conflicts() -> None:
     )
 
 
-async def test_a_replacement_without_a_version_is_unconditional_for_most_kinds() -> None:
+async def test_replace_without_version_is_unconditional() -> None:
     api = an_api()
     await created(api, a_pod())
-    found = await done(api, "PUT", POD, a_pod(spec={"activeDeadlineSeconds": 60}))
-    assert found["spec"]["activeDeadlineSeconds"] == 60
+    result = await done(api, "PUT", POD, a_pod(spec={"activeDeadlineSeconds": 60}))
+    assert result["spec"]["activeDeadlineSeconds"] == 60
 
 
 @pytest.mark.parametrize(
@@ -220,14 +220,14 @@ async def test_a_replacement_without_a_version_is_unconditional_for_most_kinds()
         ("strategic-merge-patch+json", None, "error decoding patch: unexpected end of JSON input"),
     ],
 )
-async def test_a_patch_of_the_wrong_type_is_told_what_it_is(kind: str, patch: Any, words: str) -> None:
+async def test_patch_of_wrong_type_is_rejected(kind: str, patch: Any, words: str) -> None:
     api = an_api()
     await created(api, a_pod())
     status = await refused(api, "PATCH", POD, patch, content_type=f"application/{kind}")
     assert (status["code"], words in status["message"]) == (400, True)
 
 
-async def test_version_0_is_no_version() -> None:
+async def test_version_0_means_no_version() -> None:
     api = an_api()
     await created(api, a_pod(metadata={"resourceVersion": "0"}))
     body = a_pod(metadata={"resourceVersion": "0"}, spec={"activeDeadlineSeconds": 60})
@@ -239,7 +239,7 @@ async def test_version_0_is_no_version() -> None:
 
 
 @pytest.mark.parametrize("resource", [BINDINGS, LEASES])
-async def test_a_replacement_of_a_custom_resource_or_a_lease_needs_a_version(resource: Resource) -> None:
+async def test_replace_requires_version_for_some_kinds(resource: Resource) -> None:
     api = an_api()
     obj = {"metadata": {"name": "x"}, "spec": {"y": 1}}
     await created(api, obj, resource)
@@ -249,7 +249,7 @@ async def test_a_replacement_of_a_custom_resource_or_a_lease_needs_a_version(res
     assert "metadata.resourceVersion: Invalid value: 0: must be specified for an update" in status["message"]
 
 
-async def test_a_replacement_is_for_the_object_of_its_uid_and_name() -> None:
+async def test_replace_checks_uid_and_name() -> None:
     api = an_api()
     await created(api, a_pod())
     status = await refused(api, "PUT", POD, a_pod(metadata={"uid": "another"}))
@@ -260,7 +260,7 @@ async def test_a_replacement_is_for_the_object_of_its_uid_and_name() -> None:
     assert (await refused(api, "PUT", f"{COLLECTION}/q", a_pod("q")))["message"] == 'pods "q" not found'
 
 
-async def test_what_the_server_owns_survives_a_replacement() -> None:
+async def test_replace_keeps_server_owned_metadata() -> None:
     api = an_api()
     first = await created(api, a_pod())
     second = await done(
@@ -274,7 +274,7 @@ async def test_what_the_server_owns_survives_a_replacement() -> None:
     assert second["metadata"]["generation"] == 2
 
 
-async def test_a_write_that_changes_nothing_keeps_the_version() -> None:
+async def test_unchanged_write_keeps_resource_version() -> None:
     api = an_api()
     pod = await created(api, a_pod())
     assert await done(api, "PUT", POD, pod) == pod
@@ -286,7 +286,7 @@ async def test_a_write_that_changes_nothing_keeps_the_version() -> None:
 # -- the status subresource and generations
 
 
-async def test_a_main_write_ignores_status_and_a_status_write_all_else() -> None:
+async def test_main_and_status_writes_are_separate() -> None:
     api = an_api()
     binding = await created(api, a_binding(), BINDINGS)
     path = BINDINGS.path(None, "b")
@@ -295,13 +295,13 @@ async def test_a_main_write_ignores_status_and_a_status_write_all_else() -> None
     assert main["spec"] == {"clusterID": "new"}
     assert "status" not in main
     both = {"metadata": {"labels": {"a": "b"}}, "spec": {"clusterID": "no"}, "status": {"phase": "Ready"}}
-    found = await done(api, "PATCH", f"{path}/status", both, MERGE)
-    assert found["spec"] == {"clusterID": "new"}
-    assert found["status"] == {"phase": "Ready"}
-    assert "labels" not in found["metadata"]
+    result = await done(api, "PATCH", f"{path}/status", both, MERGE)
+    assert result["spec"] == {"clusterID": "new"}
+    assert result["status"] == {"phase": "Ready"}
+    assert "labels" not in result["metadata"]
 
 
-async def test_a_status_write_to_a_built_in_kind_takes_annotations_along_but_no_owners() -> None:
+async def test_status_write_accepts_annotations_but_no_owners() -> None:
     api = an_api()
     await created(api, a_pod())
     patch = {
@@ -309,21 +309,21 @@ async def test_a_status_write_to_a_built_in_kind_takes_annotations_along_but_no_
         "spec": {"activeDeadlineSeconds": 60},
         "status": {"phase": "Running"},
     }
-    found = await done(api, "PATCH", f"{POD}/status", patch, MERGE)
-    assert found["metadata"]["annotations"] == {"a": "b"}
-    assert "ownerReferences" not in found["metadata"]
-    assert found["status"]["phase"] == "Running"
-    assert "activeDeadlineSeconds" not in found["spec"]
+    result = await done(api, "PATCH", f"{POD}/status", patch, MERGE)
+    assert result["metadata"]["annotations"] == {"a": "b"}
+    assert "ownerReferences" not in result["metadata"]
+    assert result["status"]["phase"] == "Running"
+    assert "activeDeadlineSeconds" not in result["spec"]
 
 
-async def test_only_a_change_of_the_specification_is_a_new_generation() -> None:
+async def test_only_spec_changes_increment_generation() -> None:
     api = an_api()
     await created(api, a_binding(), BINDINGS)
     path = BINDINGS.path(None, "b")
 
     async def generation(patch: Object, where: str = path) -> int:
-        found: int = (await done(api, "PATCH", where, patch, MERGE))["metadata"]["generation"]
-        return found
+        result: int = (await done(api, "PATCH", where, patch, MERGE))["metadata"]["generation"]
+        return result
 
     assert await generation({"metadata": {"labels": {"a": "b"}}}) == 1
     assert await generation({"status": {"phase": "Ready"}}, f"{path}/status") == 1
@@ -332,26 +332,26 @@ async def test_only_a_change_of_the_specification_is_a_new_generation() -> None:
     assert await generation({"data": {"x": 1}}) == 3
 
 
-async def test_kinds_that_hold_only_data_have_no_generation() -> None:
+async def test_data_kinds_have_no_generation() -> None:
     api = an_api()
     for resource, has_one in {PODS: True, DEPLOYMENTS: True, BINDINGS: True, CONFIGMAPS: False, LEASES: False}.items():
-        found = await created(api, specimen(resource, "x"), resource)
-        assert ("generation" in found["metadata"]) is has_one
+        result = await created(api, specimen(resource, "x"), resource)
+        assert ("generation" in result["metadata"]) is has_one
     patched = await done(api, "PATCH", CONFIGMAPS.path("default", "x"), {"data": {"a": "b"}}, MERGE)
     assert "generation" not in patched["metadata"]
 
 
-# -- patching
+# -- patch
 
 
-async def test_a_merge_patch_changes_what_it_names_and_removes_what_it_nulls() -> None:
+async def test_merge_patch_sets_and_removes_fields() -> None:
     api = an_api()
     await created(api, a_pod(metadata={"labels": {"a": "1", "b": "2"}}))
-    found = await done(api, "PATCH", POD, {"metadata": {"labels": {"a": None, "c": "3"}}}, MERGE)
-    assert found["metadata"]["labels"] == {"b": "2", "c": "3"}
+    result = await done(api, "PATCH", POD, {"metadata": {"labels": {"a": None, "c": "3"}}}, MERGE)
+    assert result["metadata"]["labels"] == {"b": "2", "c": "3"}
 
 
-async def test_a_json_patch_is_applied_whole_or_not_at_all() -> None:
+async def test_json_patch_is_atomic() -> None:
     api = an_api()
     pod = await created(api, a_pod())
     add = {"op": "add", "path": "/spec/activeDeadlineSeconds", "value": 60}
@@ -364,7 +364,7 @@ async def test_a_json_patch_is_applied_whole_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("content_type", [STRATEGIC, "application/json"])
-async def test_a_patch_that_a_kind_does_not_take_is_an_unsupported_media_type(content_type: str) -> None:
+async def test_unsupported_patch_type_is_rejected(content_type: str) -> None:
     api = an_api()
     await created(api, a_binding(), BINDINGS)
     status = await refused(api, "PATCH", BINDINGS.path(None, "b"), {}, content_type)
@@ -372,7 +372,7 @@ async def test_a_patch_that_a_kind_does_not_take_is_an_unsupported_media_type(co
 
 
 @pytest.mark.parametrize("content_type", [MERGE, STRATEGIC, APPLY])
-async def test_a_version_in_a_patch_is_a_precondition(content_type: str) -> None:
+async def test_resource_version_in_patch_is_precondition(content_type: str) -> None:
     api = an_api()
     old = version_of(await created(api, a_pod()))
     kind = {"apiVersion": "v1", "kind": "Pod"}
@@ -382,19 +382,19 @@ async def test_a_version_in_a_patch_is_a_precondition(content_type: str) -> None
     assert (await refused(api, "PATCH", POD, patch, content_type, fieldManager="me"))["reason"] == "Conflict"
 
 
-async def test_a_patch_for_another_uid_conflicts() -> None:
+async def test_patch_with_other_uid_conflicts() -> None:
     api = an_api()
     await created(api, a_pod())
     status = await refused(api, "PATCH", POD, {"metadata": {"uid": "another"}}, MERGE)
     assert "Precondition failed: UID in precondition: another" in status["message"]
 
 
-async def test_a_patch_of_nothing_is_not_found() -> None:
+async def test_patch_of_missing_object_is_not_found() -> None:
     assert (await refused(an_api(), "PATCH", POD, {}, MERGE))["message"] == 'pods "p" not found'
     assert (await refused(an_api(), "PATCH", f"{POD}/status", {}, APPLY, fieldManager="me"))["code"] == 404
 
 
-async def test_apply_creates_what_is_missing_and_merges_what_is_there() -> None:
+async def test_apply_creates_or_merges() -> None:
     api = an_api()
     assert (await refused(api, "PATCH", POD, a_pod(), APPLY))["code"] == 422
     code, first = await answer(api, "PATCH", POD, a_pod(), APPLY, fieldManager="me")
@@ -406,10 +406,10 @@ async def test_apply_creates_what_is_missing_and_merges_what_is_there() -> None:
     assert second["metadata"]["uid"] == first["metadata"]["uid"]
 
 
-# -- deleting
+# -- delete
 
 
-async def test_a_deleted_object_is_gone_and_its_name_free() -> None:
+async def test_deleted_object_frees_its_name() -> None:
     api = an_api()
     first = await created(api, a_binding(), BINDINGS)
     status = await done(api, "DELETE", BINDINGS.path(None, "b"))
@@ -421,7 +421,7 @@ async def test_a_deleted_object_is_gone_and_its_name_free() -> None:
 
 
 @pytest.mark.parametrize(("field", "word"), [("uid", "UID"), ("resourceVersion", "ResourceVersion")])
-async def test_a_deletion_spares_what_its_preconditions_do_not_mean(field: str, word: str) -> None:
+async def test_delete_checks_preconditions(field: str, word: str) -> None:
     api = an_api()
     pod = await created(api, a_pod())
     status = await refused(api, "DELETE", POD, {"preconditions": {field: "0"}})
@@ -431,7 +431,7 @@ async def test_a_deletion_spares_what_its_preconditions_do_not_mean(field: str, 
     assert api.dump() == []
 
 
-async def test_finalizers_hold_a_deleted_object_until_the_last_is_removed() -> None:
+async def test_finalizers_delay_removal() -> None:
     api = an_api()
     binding = await created(api, with_value(a_binding(), ("metadata", "finalizers"), ["a", "b"]), BINDINGS)
     path = BINDINGS.path(None, "b")
@@ -445,7 +445,7 @@ async def test_finalizers_hold_a_deleted_object_until_the_last_is_removed() -> N
     assert api.dump() == []
 
 
-async def test_no_finalizer_is_added_to_what_is_being_deleted() -> None:
+async def test_no_finalizer_is_added_during_deletion() -> None:
     api = an_api()
     await created(api, with_value(a_binding(), ("metadata", "finalizers"), ["a"]), BINDINGS)
     path = BINDINGS.path(None, "b")
@@ -457,7 +457,7 @@ async def test_no_finalizer_is_added_to_what_is_being_deleted() -> None:
     )
 
 
-async def test_a_pod_on_a_node_stays_until_it_is_deleted_without_grace() -> None:
+async def test_bound_pod_stays_until_grace_is_zero() -> None:
     api = an_api()
     await created(api, a_pod(spec={"nodeName": "n"}))
     first = (await done(api, "DELETE", POD))["metadata"]
@@ -480,7 +480,7 @@ async def test_a_pod_on_a_node_stays_until_it_is_deleted_without_grace() -> None
         ({"nodeName": "n", "terminationGracePeriodSeconds": 0}, "Running"),
     ],
 )
-async def test_a_pod_that_no_kubelet_has_to_stop_goes_at_once(spec: Object, phase: str) -> None:
+async def test_pod_without_kubelet_is_removed_immediately(spec: Object, phase: str) -> None:
     api = an_api()
     await created(api, a_pod(spec=spec))
     await done(api, "PATCH", f"{POD}/status", {"status": {"phase": phase}}, MERGE)
@@ -488,19 +488,22 @@ async def test_a_pod_that_no_kubelet_has_to_stop_goes_at_once(spec: Object, phas
     assert api.dump() == []
 
 
-async def test_a_grace_that_has_begun_is_shortened_from_where_it_began_and_never_ends_later() -> None:
-    moment = START
-    api = InProcessApi(RESOURCES, now=lambda: moment)
+async def test_grace_period_can_only_be_shortened() -> None:
+    now = START
+    api = InProcessApi(RESOURCES, now=lambda: now)
     await created(api, a_pod(spec={"nodeName": "n"}))
     await done(api, "DELETE", POD, {"gracePeriodSeconds": 60})
-    moment += timedelta(seconds=10)
-    for asked, seconds, until in ((None, 60, "01:00"), (90, 60, "01:00"), (40, 40, "00:40"), (5, 1, "00:10")):
-        body = None if asked is None else {"gracePeriodSeconds": asked}
-        found = (await done(api, "DELETE", POD, body))["metadata"]
-        assert (found["deletionGracePeriodSeconds"], found["deletionTimestamp"]) == (seconds, f"2024-01-01T00:{until}Z")
+    now += timedelta(seconds=10)
+    for requested, seconds, until in ((None, 60, "01:00"), (90, 60, "01:00"), (40, 40, "00:40"), (5, 1, "00:10")):
+        body = None if requested is None else {"gracePeriodSeconds": requested}
+        result = (await done(api, "DELETE", POD, body))["metadata"]
+        assert (result["deletionGracePeriodSeconds"], result["deletionTimestamp"]) == (
+            seconds,
+            f"2024-01-01T00:{until}Z",
+        )
 
 
-async def test_a_pod_with_a_finalizer_outlives_its_grace() -> None:
+async def test_pod_with_finalizer_outlives_grace_period() -> None:
     api = an_api()
     await created(api, a_pod(spec={"nodeName": "n"}, metadata={"finalizers": ["example.com/f"]}))
     await done(api, "DELETE", POD)
@@ -510,20 +513,20 @@ async def test_a_pod_with_a_finalizer_outlives_its_grace() -> None:
     assert api.dump() == []
 
 
-async def test_a_collection_is_deleted_as_far_as_it_is_selected() -> None:
+async def test_delete_collection_respects_selector() -> None:
     api = an_api()
     for name, label in (("a", "x"), ("b", "y"), ("c", "x")):
         await created(api, a_pod(name, metadata={"labels": {"l": label}}))
     await done(api, "POST", PODS.path("other"), a_pod("d", metadata={"labels": {"l": "x"}}))
-    gone = await done(api, "DELETE", COLLECTION, labelSelector="l=x")
-    assert [item["metadata"]["name"] for item in gone["items"]] == ["a", "c"]
+    deleted = await done(api, "DELETE", COLLECTION, labelSelector="l=x")
+    assert [item["metadata"]["name"] for item in deleted["items"]] == ["a", "c"]
     assert await names(api, "/api/v1/pods") == ["b", "d"]
 
 
 # -- other subresources and reviews
 
 
-async def test_a_pods_spec_is_patched_through_its_subresources_and_no_other_kinds_is() -> None:
+async def test_only_pods_have_ephemeral_containers() -> None:
     api = an_api()
     await created(api, a_pod())
     await created(api, {"metadata": {"name": "p"}}, CONFIGMAPS)
@@ -537,17 +540,17 @@ async def test_a_pods_spec_is_patched_through_its_subresources_and_no_other_kind
     assert (await refused(api, "PATCH", path, {"data": {"a": "b"}}, MERGE))["code"] == 404
 
 
-async def test_an_eviction_deletes_the_pod() -> None:
+async def test_eviction_deletes_the_pod() -> None:
     api = an_api()
     await created(api, a_pod())
     eviction = {"kind": "Eviction", "metadata": {"name": "p"}, "deleteOptions": {"preconditions": {"uid": "another"}}}
     assert (await refused(api, "POST", f"{POD}/eviction", eviction))["code"] == 409
-    code, found = await answer(api, "POST", f"{POD}/eviction", {"kind": "Eviction"})
-    assert (code, found["status"]) == (201, "Success")
+    code, result = await answer(api, "POST", f"{POD}/eviction", {"kind": "Eviction"})
+    assert (code, result["status"]) == (201, "Success")
     assert api.dump() == []
 
 
-async def test_a_service_account_token_expires_when_it_was_asked_to() -> None:
+async def test_service_account_token_expires_as_requested() -> None:
     api = an_api()
     path = SERVICE_ACCOUNTS.path("default", "robot", "token")
     assert (await refused(api, "POST", path, {"spec": {}}))["code"] == 404
@@ -559,17 +562,17 @@ async def test_a_service_account_token_expires_when_it_was_asked_to() -> None:
     assert first["token"] != second["token"]
 
 
-# -- listing
+# -- list
 
 
-async def test_a_list_is_ordered_and_its_items_do_not_say_what_they_are() -> None:
+async def test_list_is_sorted_and_items_have_no_kind() -> None:
     api = an_api()
     for namespace, name in (("b", "x"), ("a", "z"), ("a", "y")):
         await done(api, "POST", PODS.path(namespace), a_pod(name))
-    found = await done(api, "GET", "/api/v1/pods")
-    assert (found["kind"], found["apiVersion"]) == ("PodList", "v1")
-    assert [key_of(item) for item in found["items"]] == ["a/y", "a/z", "b/x"]
-    assert not any("kind" in item or "apiVersion" in item for item in found["items"])
+    result = await done(api, "GET", "/api/v1/pods")
+    assert (result["kind"], result["apiVersion"]) == ("PodList", "v1")
+    assert [key_of(item) for item in result["items"]] == ["a/y", "a/z", "b/x"]
+    assert not any("kind" in item or "apiVersion" in item for item in result["items"])
     assert await names(api, PODS.path("a")) == ["y", "z"]
     await created(api, a_binding(), BINDINGS)
     assert (await done(api, "GET", BINDINGS.path()))["items"][0]["kind"] == "ClusterBinding"
@@ -589,7 +592,7 @@ async def test_a_list_is_ordered_and_its_items_do_not_say_what_they_are() -> Non
         ({"fieldSelector": "status.phase!=Pending"}, []),
     ],
 )
-async def test_selectors_choose_by_labels_and_by_any_field(query: dict[str, str], expected: list[str]) -> None:
+async def test_lists_are_filtered_by_labels_and_fields(query: dict[str, str], expected: list[str]) -> None:
     api = an_api()
     await created(api, a_pod("a", metadata={"labels": {"app": "web"}}, spec={"nodeName": "n1"}))
     await created(api, a_pod("b", metadata={"labels": {"app": "db"}}))
@@ -601,36 +604,36 @@ async def test_selectors_choose_by_labels_and_by_any_field(query: dict[str, str]
 @pytest.mark.parametrize(
     "query", [{"labelSelector": "a in b"}, {"fieldSelector": "a"}, {"limit": "x"}, {"continue": "?"}]
 )
-async def test_a_query_that_makes_no_sense_is_a_bad_request(query: dict[str, str]) -> None:
+async def test_invalid_query_is_bad_request(query: dict[str, str]) -> None:
     assert (await refused(an_api(), "GET", COLLECTION, **query))["code"] == 400
 
 
-async def test_all_pages_of_a_list_show_one_moment() -> None:
+async def test_all_pages_show_one_revision() -> None:
     api = an_api()
     for name in "abcde":
         await created(api, a_pod(name))
     page = await done(api, "GET", COLLECTION, limit="2")
-    seen = [page]
+    pages = [page]
     await done(api, "DELETE", f"{COLLECTION}/c")
     await created(api, a_pod("d2"))
     while token := page["metadata"].get("continue"):
         page = await done(api, "GET", COLLECTION, limit="2", **{"continue": token})
-        seen.append(page)
-    assert [[item["metadata"]["name"] for item in page["items"]] for page in seen] == [["a", "b"], ["c", "d"], ["e"]]
-    assert len({version_of(page) for page in seen}) == 1
+        pages.append(page)
+    assert [[item["metadata"]["name"] for item in page["items"]] for page in pages] == [["a", "b"], ["c", "d"], ["e"]]
+    assert len({version_of(page) for page in pages}) == 1
 
 
-async def test_a_list_out_of_the_cache_is_whole_whatever_its_limit() -> None:
+async def test_list_at_version_0_ignores_limit() -> None:
     api = an_api()
     for name in "abc":
         await created(api, a_pod(name))
     assert await names(api, limit="1", resourceVersion="0") == ["a", "b", "c"]
 
 
-# -- watching
+# -- watch
 
 
-async def test_a_watch_tells_of_every_change_after_its_version() -> None:
+async def test_watch_reports_changes_after_its_version() -> None:
     api = an_api()
     version = version_of(await created(api, a_pod("before")))
     async with a_watch(api, resourceVersion=version) as events:
@@ -646,7 +649,7 @@ async def test_a_watch_tells_of_every_change_after_its_version() -> None:
         assert last["spec"] == pod["spec"]
 
 
-async def test_a_watch_of_a_namespace_tells_of_no_other() -> None:
+async def test_watch_is_limited_to_its_namespace() -> None:
     api = an_api()
     async with a_watch(api, PODS.path("b")) as events:
         await done(api, "POST", PODS.path("a"), a_pod("x"))
@@ -654,7 +657,7 @@ async def test_a_watch_of_a_namespace_tells_of_no_other() -> None:
         assert await events.brief() == ("ADDED", "y")
 
 
-async def test_a_watch_without_a_version_first_shows_what_is_there() -> None:
+async def test_watch_without_version_starts_with_existing_objects() -> None:
     api = an_api()
     await created(api, a_pod("a"))
     for query in ({}, {"resourceVersion": "0"}):
@@ -662,7 +665,7 @@ async def test_a_watch_without_a_version_first_shows_what_is_there() -> None:
             assert await events.brief() == ("ADDED", "a")
 
 
-async def test_what_enters_a_selection_is_added_and_what_leaves_it_is_deleted() -> None:
+async def test_selection_changes_are_added_and_deleted_events() -> None:
     api = an_api()
     await created(api, a_pod())
     async with a_watch(api, labelSelector="on=yes") as events:
@@ -675,7 +678,7 @@ async def test_what_enters_a_selection_is_added_and_what_leaves_it_is_deleted() 
         assert version_of(obj) == version_of(left)
 
 
-async def test_a_watch_from_a_forgotten_version_gets_an_error_event() -> None:
+async def test_compacted_version_is_error_event() -> None:
     api = an_api()
     old = version_of(await created(api, a_pod("a")))
     await created(api, a_pod("b"))
@@ -688,7 +691,7 @@ async def test_a_watch_from_a_forgotten_version_gets_an_error_event() -> None:
         assert await events.rest() == []
 
 
-async def test_a_streamed_list_ends_with_a_marked_bookmark() -> None:
+async def test_streamed_list_ends_with_bookmark() -> None:
     api = an_api()
     await created(api, a_pod("a"))
     await created(api, a_pod("b"))
@@ -704,13 +707,13 @@ async def test_a_streamed_list_ends_with_a_marked_bookmark() -> None:
         assert await events.brief() == ("ADDED", "c")
 
 
-async def test_a_streamed_list_without_its_match_is_invalid() -> None:
+async def test_streamed_list_without_version_match_is_invalid() -> None:
     code, status = await answer(an_api(), "GET", COLLECTION, watch="1", sendInitialEvents="true")
     assert code == 422
     assert "sendInitialEvents" in status["message"]
 
 
-async def test_a_watch_that_wants_no_initial_events_begins_now() -> None:
+async def test_watch_without_initial_events_starts_now() -> None:
     api = an_api()
     await created(api, a_pod("a"))
     async with a_watch(api, sendInitialEvents="false", resourceVersionMatch="NotOlderThan") as events:

@@ -1,4 +1,4 @@
-"""Whatever a body says, it is answered: a client's mistake is the client's, and stops nobody else."""
+"""Random bodies: no body causes an internal error or stops the server."""
 
 import asyncio
 import tempfile
@@ -26,7 +26,7 @@ COLLECTIONS = {(row.resource.api_version, row.resource.kind): row.resource for r
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 PODS, MAPS = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
 ACCESS = "/apis/authorization.k8s.io/v1"
-BESIDE: list[tuple[str, str, Object]] = [
+OTHER_REQUESTS: list[tuple[str, str, Object]] = [
     ("POST", f"{ACCESS}/selfsubjectaccessreviews", {"spec": {"resourceAttributes": {"verb": "get", "resource": "p"}}}),
     ("POST", f"{ACCESS}/subjectaccessreviews", {"spec": {"user": "u", "groups": ["g"], "extra": {"a": ["b"]}}}),
     ("POST", "/apis/authentication.k8s.io/v1/tokenreviews", {"spec": {"token": "a.b.c", "audiences": ["x"]}}),
@@ -55,67 +55,69 @@ VALUES = st.sampled_from(
 )
 
 
-def places(value: Any, at: str = "") -> Iterator[str]:
-    """Pointers to everything in it."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inside:
-        pointer = f"{at}/{str(key).replace('~', '~0').replace('/', '~1')}"
+def pointers(value: Any, prefix: str = "") -> Iterator[str]:
+    """Yield JSON pointers to all values."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        pointer = f"{prefix}/{str(key).replace('~', '~0').replace('/', '~1')}"
         yield pointer
-        yield from places(each, pointer)
+        yield from pointers(each, pointer)
 
 
-def twisted(body: Object) -> st.SearchStrategy[Object]:
-    """The body with something else in one place."""
+def mutated_bodies(body: Object) -> st.SearchStrategy[Object]:
+    """Return the body with one value replaced."""
     return st.builds(
-        lambda at, value: apply_json_patch(body, [{"op": "replace", "path": at, "value": value}]),
-        st.sampled_from(list(places(body))),
+        lambda pointer, value: apply_json_patch(body, [{"op": "replace", "path": pointer, "value": value}]),
+        st.sampled_from(list(pointers(body))),
         VALUES,
     )
 
 
-Asked = tuple[str, str, Any, str]
+RequestCase = tuple[str, str, Any, str]
 
 
-def of_specimen(specimen: Object) -> st.SearchStrategy[Asked]:
-    there, name = of_kind(specimen), specimen["metadata"]["name"]
-    ways = [("POST", there, "application/json"), ("PUT", f"{there}/{name}", "application/json")]
-    ways += [("PATCH", f"{there}/{name}", kind) for kind in (MERGE, STRATEGIC)]
-    return st.builds(lambda way, body: (way[0], way[1], body, way[2]), st.sampled_from(ways), twisted(specimen))
+def object_requests(specimen: Object) -> st.SearchStrategy[RequestCase]:
+    collection, name = collection_path(specimen), specimen["metadata"]["name"]
+    targets = [("POST", collection, "application/json"), ("PUT", f"{collection}/{name}", "application/json")]
+    targets += [("PATCH", f"{collection}/{name}", kind) for kind in (MERGE, STRATEGIC)]
+    return st.builds(
+        lambda target, body: (target[0], target[1], body, target[2]), st.sampled_from(targets), mutated_bodies(specimen)
+    )
 
 
-def beside(way: tuple[str, str, Object]) -> st.SearchStrategy[Asked]:
-    method, path, body = way
+def other_requests(case: tuple[str, str, Object]) -> st.SearchStrategy[RequestCase]:
+    method, path, body = case
     kind = MERGE if method == "PATCH" else "application/json"
-    return twisted(body).map(lambda each: (method, path, each, kind))
+    return mutated_bodies(body).map(lambda each: (method, path, each, kind))
 
 
-ASKED = st.sampled_from(SPECIMENS).flatmap(of_specimen) | st.sampled_from(BESIDE).flatmap(beside)
+REQUESTS = st.sampled_from(SPECIMENS).flatmap(object_requests) | st.sampled_from(OTHER_REQUESTS).flatmap(other_requests)
 
 
-async def codes(asked: list[Asked]) -> list[int]:
-    """How a server that has one of each kind answers; in the end it takes one more."""
-    made = [("POST", of_kind(each), each, "application/json") for each in SPECIMENS]
-    last: Asked = ("POST", MAPS, {"metadata": {"name": "last"}}, "application/json")
+async def status_codes(cases: list[RequestCase]) -> list[int]:
+    """Return the status codes of a server with one object of each kind; the last request is valid."""
+    created = [("POST", collection_path(each), each, "application/json") for each in SPECIMENS]
+    last: RequestCase = ("POST", MAPS, {"metadata": {"name": "last"}}, "application/json")
     with tempfile.TemporaryDirectory() as folder:
         config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=folder, pod_accounts=False)
-        async with run_apiserver(config) as served, asyncio.timeout(60):
-            found = []
-            for method, path, body, kind in [*made, *asked, last]:
+        async with run_apiserver(config) as running, asyncio.timeout(60):
+            statuses = []
+            for method, path, body, kind in [*created, *cases, last]:
                 call = Call(method, path, {}, {"content-type": kind}, msgspec.json.encode(body), ADMIN)
-                answer = await served.server.handle(call)
-                assert isinstance(answer, ApiResponse)
-                found.append(answer.status)
-            return found[len(made) :]
+                response = await running.server.handle(call)
+                assert isinstance(response, ApiResponse)
+                statuses.append(response.status)
+            return statuses[len(created) :]
 
 
-def of_kind(specimen: Object) -> str:
+def collection_path(specimen: Object) -> str:
     resource = COLLECTIONS[specimen["apiVersion"], specimen["kind"]]
     return resource.path("default" if resource.namespaced else None)
 
 
 @settings(max_examples=12)
-@given(asked=st.lists(ASKED, min_size=30, max_size=80))
-def test_whatever_is_sent_is_answered_and_the_next_is_served(asked: list[Asked]) -> None:
-    found = asyncio.run(codes(asked))
-    assert [(code, each) for code, each in zip(found, asked, strict=False) if code >= 500] == []
-    assert found[-1] == 201
+@given(cases=st.lists(REQUESTS, min_size=30, max_size=80))
+def test_any_body_gets_a_response(cases: list[RequestCase]) -> None:
+    statuses = asyncio.run(status_codes(cases))
+    assert [(code, each) for code, each in zip(statuses, cases, strict=False) if code >= 500] == []
+    assert statuses[-1] == 201

@@ -1,4 +1,4 @@
-"""What is remembered of a spec never tells: whatever is written, it comes out as if nothing had been met before."""
+"""The spec cache is transparent: responses are the same with and without cached specs."""
 
 import asyncio
 import re
@@ -31,9 +31,7 @@ STEPS, STRATEGIC = "application/json-patch+json", "application/strategic-merge-p
 APPLY = "application/apply-patch+yaml"
 
 
-class Asked(NamedTuple):
-    """A request."""
-
+class RequestCase(NamedTuple):
     method: str
     path: str
     body: Any = None
@@ -41,7 +39,7 @@ class Asked(NamedTuple):
     query: tuple[tuple[str, str], ...] = ()
 
 
-# -- what there is to be written
+# -- requests
 
 LABELS = {"app": "x"}
 CONTAINER: Object = {"name": "c", "image": "nginx"}
@@ -91,124 +89,133 @@ def a_pod(name: str, metadata: Object, spec: Object) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
 
 
-def creation(metadata: Object, spec: Object, query: tuple[tuple[str, str], ...]) -> Asked:
-    """Of one more: it is named after how many there were before."""
-    return Asked("POST", PODS, a_pod("", metadata, spec), query=query)
+def creation(metadata: Object, spec: Object, query: tuple[tuple[str, str], ...]) -> RequestCase:
+    """Return a request to create a pod, which is named after the number of earlier requests."""
+    return RequestCase("POST", PODS, a_pod("", metadata, spec), query=query)
 
 
-def replacement(name: str, metadata: Object, spec: Object) -> Asked:
-    return Asked("PUT", f"{PODS}/{name}", a_pod(name, metadata, spec))
+def replacement(name: str, metadata: Object, spec: Object) -> RequestCase:
+    return RequestCase("PUT", f"{PODS}/{name}", a_pod(name, metadata, spec))
 
 
-def patch(name: str, patch: tuple[str, Any], part: str, query: tuple[tuple[str, str], ...]) -> Asked:
-    return Asked("PATCH", f"{PODS}/{name}{part}", patch[1], patch[0], query)
+def patch(name: str, patch: tuple[str, Any], part: str, query: tuple[tuple[str, str], ...]) -> RequestCase:
+    return RequestCase("PATCH", f"{PODS}/{name}{part}", patch[1], patch[0], query)
 
 
-def application(name: str, metadata: Object, spec: Object, manager: str) -> Asked:
+def application(name: str, metadata: Object, spec: Object, manager: str) -> RequestCase:
     query = ("fieldManager", manager), ("force", "true")
-    return Asked("PATCH", f"{PODS}/{name}", a_pod(name, metadata, spec), APPLY, query)
+    return RequestCase("PATCH", f"{PODS}/{name}", a_pod(name, metadata, spec), APPLY, query)
 
 
-def deployment(name: str, spec: Object) -> Asked:
+def deployment(name: str, spec: Object) -> RequestCase:
     template = {"metadata": {"labels": LABELS}, "spec": spec}
-    wanted = {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": LABELS}, "template": template}}
-    return Asked("POST", DEPLOYMENTS, wanted)
+    body = {"metadata": {"name": name}, "spec": {"selector": {"matchLabels": LABELS}, "template": template}}
+    return RequestCase("POST", DEPLOYMENTS, body)
 
 
-def debugging(name: str) -> Asked:
-    one = {"name": "debug", "image": "busybox"}
-    return Asked("PATCH", f"{PODS}/{name}/ephemeralcontainers", {"spec": {"ephemeralContainers": [one]}}, STRATEGIC)
+def debugging(name: str) -> RequestCase:
+    container = {"name": "debug", "image": "busybox"}
+    return RequestCase(
+        "PATCH", f"{PODS}/{name}/ephemeralcontainers", {"spec": {"ephemeralContainers": [container]}}, STRATEGIC
+    )
 
 
-def resizing(name: str, amount: str) -> Asked:
+def resizing(name: str, amount: str) -> RequestCase:
     changed = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": amount, "memory": "1Gi"}}}]}}
-    return Asked("PATCH", f"{PODS}/{name}/resize", changed, STRATEGIC)
+    return RequestCase("PATCH", f"{PODS}/{name}/resize", changed, STRATEGIC)
 
 
-def priority(value: int) -> list[Asked]:
-    """From now on, that of what is urgent."""
-    made = Asked("POST", CLASSES, {"metadata": {"name": "urgent"}, "value": value})
-    return [Asked("DELETE", f"{CLASSES}/urgent"), made]
+def priority(value: int) -> list[RequestCase]:
+    """Return requests that change the value of the priority class `urgent`."""
+    create = RequestCase("POST", CLASSES, {"metadata": {"name": "urgent"}, "value": value})
+    return [RequestCase("DELETE", f"{CLASSES}/urgent"), create]
 
 
-def account(name: str, rest: Object) -> list[Asked]:
-    return [Asked("PATCH", f"{CORE}/serviceaccounts/{name}", {"metadata": {"name": name}, **rest}, MERGE)]
+def account(name: str, rest: Object) -> list[RequestCase]:
+    return [RequestCase("PATCH", f"{CORE}/serviceaccounts/{name}", {"metadata": {"name": name}, **rest}, MERGE)]
 
 
-def limits(*amount: str) -> list[Asked]:
-    """From now on, what a container gets that does not say: this, or nothing."""
+def limits(*amount: str) -> list[RequestCase]:
+    """Return requests that change the default CPU limit: to this amount, or to none."""
     ranges = [{"type": "Container", "default": {"cpu": each}} for each in amount]
-    made = Asked("POST", f"{CORE}/limitranges", {"metadata": {"name": "l"}, "spec": {"limits": ranges}})
-    return [Asked("DELETE", f"{CORE}/limitranges/l"), made]
+    create = RequestCase("POST", f"{CORE}/limitranges", {"metadata": {"name": "l"}, "spec": {"limits": ranges}})
+    return [RequestCase("DELETE", f"{CORE}/limitranges/l"), create]
 
 
-AROUND = [
+CONTEXT_CHANGES = [
     *(priority(7), priority(8), limits("1"), limits("2"), limits()),
     *(account("default", {"automountServiceAccountToken": each}) for each in (True, False)),
     *(account("robot", {"imagePullSecrets": each}) for each in ([{"name": "s"}], None)),
 ]
-"""What a pod depends on beside what it says."""
+"""Changes of other objects that affect pods."""
 
 
-def requests(specs: list[Object]) -> st.SearchStrategy[list[Asked]]:
-    """Some, about pods of these specs."""
+def requests(specs: list[Object]) -> st.SearchStrategy[list[RequestCase]]:
+    """Return lists of requests about pods with these specs."""
     spec, metadata = st.sampled_from(specs), st.sampled_from(METADATA)
-    asked = st.one_of(
+    request = st.one_of(
         st.builds(creation, metadata, spec, DRY),
-        st.builds(lambda other, each: [*other, creation({}, each, ())], st.sampled_from(AROUND), spec),
+        st.builds(lambda other, each: [*other, creation({}, each, ())], st.sampled_from(CONTEXT_CHANGES), spec),
         st.builds(replacement, NAMES, metadata, spec),
         st.builds(patch, NAMES, st.sampled_from(PATCHES), st.sampled_from(["", "", "/status"]), DRY),
         st.builds(application, NAMES, st.sampled_from(METADATA[:3]), spec, st.sampled_from("mn")),
         st.builds(deployment, NAMES, spec),
         st.builds(debugging, NAMES),
         st.builds(resizing, NAMES, st.sampled_from("12")),
-        st.builds(lambda name: Asked("DELETE", f"{PODS}/{name}"), NAMES),
+        st.builds(lambda name: RequestCase("DELETE", f"{PODS}/{name}"), NAMES),
     )
-    return st.lists(asked, min_size=20, max_size=60).map(flat)
+    return st.lists(request, min_size=20, max_size=60).map(flat)
 
 
-def flat(asked: list[Asked | list[Asked]]) -> list[Asked]:
-    return [one for each in asked for one in (each if isinstance(each, list) else [each])]
+def flat(requests: list[RequestCase | list[RequestCase]]) -> list[RequestCase]:
+    return [one for each in requests for one in (each if isinstance(each, list) else [each])]
 
 
-BEFORE = [
-    *(Asked("POST", f"{CORE}/serviceaccounts", {"metadata": {"name": name}}) for name in ("default", "robot")),
+SETUP = [
+    *(RequestCase("POST", f"{CORE}/serviceaccounts", {"metadata": {"name": name}}) for name in ("default", "robot")),
     *priority(5),
-    *(Asked("POST", PODS, a_pod(name, {}, SPECS[5])) for name in "ab"),
+    *(RequestCase("POST", PODS, a_pod(name, {}, SPECS[5])) for name in "ab"),
 ]
 
 
-async def answers(asked: list[Asked], before: Callable[[], None]) -> list[tuple[int, str, bytes]]:
-    """What a new server says, without what is drawn by lot."""
+async def responses(requests: list[RequestCase], before_each: Callable[[], None]) -> list[tuple[int, str, bytes]]:
+    """Return the responses of a new server, without random parts."""
     with tempfile.TemporaryDirectory() as folder:
         config = ApiServerConfig(backend="memory", secure_address="", file_rootpath=folder)
-        async with run_apiserver(config, lambda: NOON) as served:
-            found = []
-            for method, path, body, kind, query in [*BEFORE, *asked, Asked("GET", PODS), Asked("GET", DEPLOYMENTS)]:
-                before()
-                raw = msgspec.json.encode(body).replace(b'"name":""', b'"name":"n%d"' % len(found)) if body else b""
+        async with run_apiserver(config, lambda: NOON) as running:
+            result = []
+            for method, path, body, kind, query in [
+                *SETUP,
+                *requests,
+                RequestCase("GET", PODS),
+                RequestCase("GET", DEPLOYMENTS),
+            ]:
+                before_each()
+                raw = msgspec.json.encode(body).replace(b'"name":""', b'"name":"n%d"' % len(result)) if body else b""
                 headers = {"content-type": kind, "user-agent": "test"}
-                answer = await served.server.handle(Call(method, path, dict(query), headers, raw, ADMIN))
-                assert isinstance(answer, ApiResponse)
-                found.append((answer.status, answer.headers.get("Warning", ""), BY_LOT.sub(b"?", answer.body)))
-            return found
+                response = await running.server.handle(Call(method, path, dict(query), headers, raw, ADMIN))
+                assert isinstance(response, ApiResponse)
+                result.append((response.status, response.headers.get("Warning", ""), BY_LOT.sub(b"?", response.body)))
+            return result
 
 
 @contextmanager
-def room_for(most: int) -> Iterator[None]:
-    kept, spec_cache.MAX_ENTRIES = spec_cache.MAX_ENTRIES, most
+def cache_limit(entries: int) -> Iterator[None]:
+    original, spec_cache.MAX_ENTRIES = spec_cache.MAX_ENTRIES, entries
     try:
         yield
     finally:
-        spec_cache.MAX_ENTRIES = kept
+        spec_cache.MAX_ENTRIES = original
         spec_cache.clear_cache()
 
 
 @settings(max_examples=25)
-@given(asked=st.lists(st.sampled_from(SPECS), min_size=1, max_size=3).flatmap(requests), most=st.sampled_from([2, 256]))
-def test_whatever_is_written_comes_out_as_if_nothing_were_remembered(asked: list[Asked], most: int) -> None:
-    with room_for(most):
-        remembering = asyncio.run(answers(asked, lambda: None))
-        forgetful = asyncio.run(answers(asked, spec_cache.clear_cache))
-    assert remembering == forgetful
-    assert all(status < 500 for status, _, _ in remembering)
+@given(
+    cases=st.lists(st.sampled_from(SPECS), min_size=1, max_size=3).flatmap(requests), entries=st.sampled_from([2, 256])
+)
+def test_responses_do_not_depend_on_cached_specs(cases: list[RequestCase], entries: int) -> None:
+    with cache_limit(entries):
+        cached = asyncio.run(responses(cases, lambda: None))
+        uncached = asyncio.run(responses(cases, spec_cache.clear_cache))
+    assert cached == uncached
+    assert all(status < 500 for status, _, _ in cached)

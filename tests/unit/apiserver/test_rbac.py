@@ -1,4 +1,4 @@
-"""Who may do what: the roles that are there from the start, and that nobody hands on what they do not have."""
+"""RBAC: default roles, privilege escalation checks and rule coverage."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ ROLES, BINDINGS = f"{RBAC}/clusterroles", f"{RBAC}/clusterrolebindings"
 GROUP = "rbac.authorization.k8s.io"
 MERGE = "application/merge-patch+json"
 BOB = User("bob", ("devs", "system:authenticated"))
-NOBODY = User("system:anonymous", ("system:unauthenticated",))
-EVERYBODY = User("jane", ("system:authenticated",))
+ANONYMOUS = User("system:anonymous", ("system:unauthenticated",))
+AUTHENTICATED = User("jane", ("system:authenticated",))
 
 
 def a_role(name: str, *rules: Object, **more: Any) -> Object:
@@ -43,44 +43,44 @@ def a_binding(name: str, role: str, user: str = "bob", kind: str = "ClusterRole"
     }
 
 
-async def given_to_bob(call: Hand, *rules: Object) -> Hand:
-    """Bob, who may write roles and bindings, and what else is given to him."""
+async def grant_to_bob(call: Hand, *rules: Object) -> Hand:
+    """Let Bob write roles and bindings, and grant him these rules; return his client."""
     writing = a_rule("create,update,patch,get", "clusterroles,clusterrolebindings,roles,rolebindings", GROUP)
     await call.made(ROLES, a_role("bobs", writing, *rules))
     await call.made(BINDINGS, a_binding("bobs", "bobs"))
     return call.being(BOB)
 
 
-# -- what is there from the start
+# -- default roles
 
 
-async def test_kubernetes_own_roles_are_there(call: Hand) -> None:
-    _, found = await call("GET", ROLES)
-    names = {each["metadata"]["name"] for each in found["items"]}
+async def test_default_roles_are_installed(call: Hand) -> None:
+    _, result = await call("GET", ROLES)
+    names = {each["metadata"]["name"] for each in result["items"]}
     assert {"cluster-admin", "admin", "edit", "view", "system:discovery", "system:public-info-viewer"} <= names
-    assert all(each["metadata"]["labels"]["kubernetes.io/bootstrapping"] == "rbac-defaults" for each in found["items"])
+    assert all(each["metadata"]["labels"]["kubernetes.io/bootstrapping"] == "rbac-defaults" for each in result["items"])
     _, admin = await call("GET", f"{ROLES}/admin")
     assert admin["aggregationRule"]["clusterRoleSelectors"]
     assert (await call("GET", f"{RBAC}/namespaces/kube-system/roles/system::leader-locking-kube-scheduler"))[0] == 200
 
 
 @pytest.mark.parametrize(
-    ("path", "everybody", "nobody"), [("/version", 200, 200), ("/api", 200, 403), ("/apis", 200, 403)]
+    ("path", "authenticated", "anonymous"), [("/version", 200, 200), ("/api", 200, 403), ("/apis", 200, 403)]
 )
-async def test_everybody_may_discover_and_nobody_may_see_little_more_than_the_version(
-    call: Hand, path: str, everybody: int, nobody: int
+async def test_discovery_requires_authentication_except_version(
+    call: Hand, path: str, authenticated: int, anonymous: int
 ) -> None:
-    assert (await call.being(EVERYBODY)("GET", path))[0] == everybody
-    assert (await call.being(NOBODY)("GET", path))[0] == nobody
+    assert (await call.being(AUTHENTICATED)("GET", path))[0] == authenticated
+    assert (await call.being(ANONYMOUS)("GET", path))[0] == anonymous
 
 
-async def test_a_second_start_writes_nothing(call: Hand) -> None:
+async def test_second_start_writes_nothing(call: Hand) -> None:
     before = call.server.verbs.store.revision
     await bootstrap.install(call.server)
     assert call.server.verbs.store.revision == before
 
 
-async def test_a_start_gives_back_what_was_taken_and_keeps_what_was_added(call: Hand) -> None:
+async def test_start_restores_removed_and_keeps_added_rules(call: Hand) -> None:
     rules = [a_rule("get", "widgets", "example.com")]
     await call("PATCH", f"{ROLES}/system:basic-user", {"rules": rules, "metadata": {"labels": None}}, kind=MERGE)
     await call("PATCH", f"{BINDINGS}/system:basic-user", {"subjects": []}, kind=MERGE)
@@ -97,7 +97,7 @@ async def test_a_start_gives_back_what_was_taken_and_keeps_what_was_added(call: 
     assert [each["name"] for each in binding["subjects"]] == ["system:authenticated"]
 
 
-async def test_a_start_leaves_alone_what_says_so(call: Hand) -> None:
+async def test_start_skips_objects_without_autoupdate(call: Hand) -> None:
     annotations = {"rbac.authorization.kubernetes.io/autoupdate": "false"}
     await call(
         "PATCH", f"{ROLES}/view", {"metadata": {"annotations": annotations}, "aggregationRule": None}, kind=MERGE
@@ -106,7 +106,7 @@ async def test_a_start_leaves_alone_what_says_so(call: Hand) -> None:
     assert "aggregationRule" not in (await call("GET", f"{ROLES}/view"))[1]
 
 
-async def test_a_binding_to_another_role_is_made_anew(call: Hand) -> None:
+async def test_binding_to_another_role_is_recreated(call: Hand) -> None:
     await call("DELETE", f"{BINDINGS}/system:discovery")
     await call.made(BINDINGS, a_binding("system:discovery", "cluster-admin"))
     await bootstrap.install(call.server)
@@ -114,7 +114,7 @@ async def test_a_binding_to_another_role_is_made_anew(call: Hand) -> None:
     assert (binding["roleRef"]["name"], binding["subjects"][0]["name"]) == ("system:discovery", "system:authenticated")
 
 
-async def test_two_servers_that_start_at_once_do_not_mind_each_other(call: Hand) -> None:
+async def test_two_servers_can_start_concurrently(call: Hand) -> None:
     for name in ("view", "edit", "system:discovery"):
         await call("DELETE", f"{ROLES}/{name}")
     async with asyncio.TaskGroup() as group:
@@ -123,7 +123,7 @@ async def test_two_servers_that_start_at_once_do_not_mind_each_other(call: Hand)
     assert [(await call("GET", f"{ROLES}/{name}"))[0] for name in ("view", "edit", "system:discovery")] == [200] * 3
 
 
-def test_what_is_as_expected_is_reconciled_to_itself() -> None:
+def test_expected_object_is_reconciled_to_itself() -> None:
     for _, obj in bootstrap_objects():
         assert reconciled_object(obj, obj) is obj
 
@@ -131,12 +131,12 @@ def test_what_is_as_expected_is_reconciled_to_itself() -> None:
 # -- escalation
 
 
-async def test_a_role_with_more_than_its_writer_has_is_refused_in_kubernetes_words(call: Hand) -> None:
-    bob = await given_to_bob(call, a_rule("get,list", "pods"))
+async def test_role_beyond_rights_of_writer_is_rejected(call: Hand) -> None:
+    bob = await grant_to_bob(call, a_rule("get,list", "pods"))
     role = a_role("r", a_rule("get,list,watch", "pods,nodes"), {"verbs": ["get"], "nonResourceURLs": ["/metrics"]})
-    status, found = await bob("POST", ROLES, role)
-    assert (status, found["reason"], found["details"]["name"]) == (403, "Forbidden", "r")
-    assert found["message"] == (
+    status, result = await bob("POST", ROLES, role)
+    assert (status, result["reason"], result["details"]["name"]) == (403, "Forbidden", "r")
+    assert result["message"] == (
         'clusterroles.rbac.authorization.k8s.io "r" is forbidden: user "bob" (groups=["devs" "system:authenticated"]) '
         "is attempting to grant RBAC permissions not currently held:\n"
         '{APIGroups:[""], Resources:["nodes"], Verbs:["get" "list" "watch"]}\n'
@@ -145,47 +145,47 @@ async def test_a_role_with_more_than_its_writer_has_is_refused_in_kubernetes_wor
     )
 
 
-async def test_what_one_has_one_may_give(call: Hand) -> None:
-    bob = await given_to_bob(call, a_rule("get,list", "pods"))
+async def test_held_rights_can_be_granted(call: Hand) -> None:
+    bob = await grant_to_bob(call, a_rule("get,list", "pods"))
     assert (await bob("POST", ROLES, a_role("r", a_rule("get", "pods", resourceNames=["a"]))))[0] == 201
     assert (await bob("POST", BINDINGS, a_binding("r", "r", "joe")))[0] == 201
 
 
-async def test_whoever_may_escalate_gives_anything(call: Hand) -> None:
-    bob = await given_to_bob(call, a_rule("escalate", "clusterroles", GROUP))
+async def test_escalate_allows_any_role(call: Hand) -> None:
+    bob = await grant_to_bob(call, a_rule("escalate", "clusterroles", GROUP))
     assert (await bob("POST", ROLES, a_role("r", a_rule("*", "*", "*"))))[0] == 201
-    status, found = await bob("POST", BINDINGS, a_binding("r", "r"))
-    assert (status, '{APIGroups:["*"], Resources:["*"], Verbs:["*"]}' in found["message"]) == (403, True)
+    status, result = await bob("POST", BINDINGS, a_binding("r", "r"))
+    assert (status, '{APIGroups:["*"], Resources:["*"], Verbs:["*"]}' in result["message"]) == (403, True)
 
 
-async def test_whoever_may_bind_a_role_binds_it_and_no_other(call: Hand) -> None:
-    bob = await given_to_bob(call, a_rule("bind", "clusterroles", GROUP, resourceNames=["cluster-admin"]))
+async def test_bind_allows_only_the_named_role(call: Hand) -> None:
+    bob = await grant_to_bob(call, a_rule("bind", "clusterroles", GROUP, resourceNames=["cluster-admin"]))
     await call.made(ROLES, a_role("other", a_rule("get", "secrets")))
     assert (await bob("POST", BINDINGS, a_binding("a", "cluster-admin")))[0] == 201
-    # he is somebody else's cluster admin now only if he bound himself
+    # otherwise he would be cluster-admin now
     assert (await call("DELETE", f"{BINDINGS}/a"))[0] == 200
     assert (await bob("POST", BINDINGS, a_binding("b", "other")))[0] == 403
 
 
-async def test_a_role_that_is_not_there_cannot_be_bound_by_those_who_would_have_to_hold_it(call: Hand) -> None:
-    bob = await given_to_bob(call)
-    status, found = await bob("POST", BINDINGS, a_binding("a", "ghost"))
-    assert (status, found["message"]) == (404, 'clusterrolebindings.rbac.authorization.k8s.io "ghost" not found')
+async def test_missing_role_can_be_bound_only_by_masters(call: Hand) -> None:
+    bob = await grant_to_bob(call)
+    status, result = await bob("POST", BINDINGS, a_binding("a", "ghost"))
+    assert (status, result["message"]) == (404, 'clusterrolebindings.rbac.authorization.k8s.io "ghost" not found')
     assert (await call("POST", BINDINGS, a_binding("a", "ghost")))[0] == 201
 
 
-async def test_aggregation_is_for_those_who_may_do_everything(call: Hand) -> None:
-    bob = await given_to_bob(call)
+async def test_aggregation_rule_requires_all_rights(call: Hand) -> None:
+    bob = await grant_to_bob(call)
     selector = {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}
-    status, found = await bob("POST", ROLES, a_role("r", aggregationRule=selector))
-    assert (status, found["message"].partition("forbidden: ")[2]) == (
+    status, result = await bob("POST", ROLES, a_role("r", aggregationRule=selector))
+    assert (status, result["message"].partition("forbidden: ")[2]) == (
         403,
         "must have cluster-admin privileges to use the aggregationRule",
     )
 
 
-async def test_a_change_of_a_role_is_judged_by_what_it_then_gives(call: Hand) -> None:
-    bob = await given_to_bob(call, a_rule("get", "pods"))
+async def test_role_update_is_checked_against_result(call: Hand) -> None:
+    bob = await grant_to_bob(call, a_rule("get", "pods"))
     await call.made(ROLES, a_role("r", a_rule("get", "secrets")))
     labels = {"metadata": {"labels": {"a": "b"}}}
     assert (await bob("PATCH", f"{ROLES}/r", labels, kind=MERGE))[0] == 403
@@ -194,7 +194,7 @@ async def test_a_change_of_a_role_is_judged_by_what_it_then_gives(call: Hand) ->
     assert (await bob("PATCH", f"{ROLES}/r", {"rules": [a_rule("get", "pods")]}, kind=MERGE))[0] == 200
 
 
-async def test_rights_in_a_namespace_can_be_given_there_and_nowhere_else(call: Hand) -> None:
+async def test_namespaced_rights_can_be_granted_only_there(call: Hand) -> None:
     here = f"{RBAC}/namespaces/default"
     writing = a_rule("create", "roles,rolebindings", GROUP)
     await call.made(f"{here}/roles", a_role("bobs", writing, a_rule("get", "pods")))
@@ -216,26 +216,26 @@ async def test_rights_in_a_namespace_can_be_given_there_and_nowhere_else(call: H
         ),
     ],
 )
-async def test_what_is_not_there_is_said_only_to_those_who_might_see_it(call: Hand, path: str, message: str) -> None:
-    status, found = await call.being(EVERYBODY)("GET", path)
-    assert (status, found["message"]) == (403, message)
+async def test_missing_resource_is_reported_only_if_authorized(call: Hand, path: str, message: str) -> None:
+    status, result = await call.being(AUTHENTICATED)("GET", path)
+    assert (status, result["message"]) == (403, message)
     assert (await call("GET", path))[0] == 404
 
 
-# -- why
+# -- reviews
 
 
-async def test_a_review_says_by_what_somebody_may(call: Hand) -> None:
-    await given_to_bob(call, a_rule("get", "pods"))
+async def test_access_review_states_the_reason(call: Hand) -> None:
+    await grant_to_bob(call, a_rule("get", "pods"))
     spec = {"user": "bob", "resourceAttributes": {"verb": "get", "resource": "pods", "namespace": "default"}}
-    _, found = await call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
-    assert found["status"] == {
+    _, result = await call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
+    assert result["status"] == {
         "allowed": True,
         "reason": 'RBAC: allowed by ClusterRoleBinding "bobs" of ClusterRole "bobs" to User "bob"',
     }
     spec["resourceAttributes"] = {"verb": "get", "resource": "secrets"}
-    _, found = await call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
-    assert found["status"] == {"allowed": False}
+    _, result = await call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
+    assert result["status"] == {"allowed": False}
 
 
 # -- rules
@@ -249,8 +249,8 @@ rules = st.one_of(
 )
 
 
-def single(rule: PolicyRule) -> Iterator[PolicyRule]:
-    """The rule in its smallest parts."""
+def single_rules(rule: PolicyRule) -> Iterator[PolicyRule]:
+    """Yield the smallest parts of a rule."""
     for group, resource, verb in product(rule.groups, rule.resources, rule.verbs):
         for name in rule.names or ("",):
             yield PolicyRule((verb,), (group,), (resource,), (name,) if name else ())
@@ -262,7 +262,7 @@ def is_within(part: PolicyRule, whole: PolicyRule) -> bool:
     if part.verbs[0] not in whole.verbs and "*" not in whole.verbs:
         return False
     if part.paths:
-        return any(matches_path(own, part.paths[0]) for own in whole.paths)
+        return any(matches_path(path, part.paths[0]) for path in whole.paths)
     if part.groups[0] not in whole.groups and "*" not in whole.groups:
         return False
     [resource] = part.resources
@@ -274,20 +274,22 @@ def is_within(part: PolicyRule, whole: PolicyRule) -> bool:
 
 
 @given(st.lists(rules, max_size=4), st.lists(rules, max_size=4))
-def test_uncovered_rights_are_those_of_each_single_part(wanted: list[PolicyRule], held: list[PolicyRule]) -> None:
-    missing = uncovered_rules(wanted, held)
-    singles = [part for rule in wanted for part in single(rule) if not any(is_within(part, own) for own in held)]
+def test_uncovered_rules_match_single_part_comparison(required: list[PolicyRule], held: list[PolicyRule]) -> None:
+    missing = uncovered_rules(required, held)
+    singles = [
+        part for rule in required for part in single_rules(rule) if not any(is_within(part, each) for each in held)
+    ]
     assert list(dict.fromkeys(missing)) == list(dict.fromkeys(singles))
-    assert uncovered_rules(wanted, [*held, *missing]) == []
+    assert uncovered_rules(required, [*held, *missing]) == []
 
 
 @given(rules)
-def test_a_rule_covers_itself_and_masters_cover_it(rule: PolicyRule) -> None:
+def test_rule_is_covered_by_itself_and_by_masters(rule: PolicyRule) -> None:
     assert uncovered_rules([rule], [rule]) == []
     assert uncovered_rules([rule], [PolicyRule(("*",), ("*",), ("*",)), PolicyRule(("*",), paths=("*",))]) == []
 
 
-async def test_who_may_see_one_object_may_list_and_watch_it_by_its_name(call: Hand) -> None:
+async def test_named_object_can_be_listed_by_its_name(call: Hand) -> None:
     rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["mine"], "verbs": ["list", "watch"]}
     await call.made(f"{RBAC}/namespaces/default/roles", {"metadata": {"name": "one"}, "rules": [rule]})
     subject = {"kind": "User", "name": "jane", "apiGroup": "rbac.authorization.k8s.io"}

@@ -1,18 +1,18 @@
-"""Which requests count as those of a program on this machine."""
+"""Authentication of programs on this machine without credentials."""
 
 import pytest
 
 from tapestry.apiserver.access.authentication import LOCALHOST_USER, Credentials, authenticate_localhost
 
 
-def user_of(peer: str = "127.0.0.1", bearer: str = "", **headers: str) -> object:
-    named = {name.replace("_", "-"): value for name, value in {"host": "localhost:6080", **headers}.items()}
-    return authenticate_localhost(Credentials(bearer_token=bearer, peer=peer, headers=named))
+def user_of(peer: str = "127.0.0.1", token: str = "", **headers: str) -> object:
+    all_headers = {name.replace("_", "-"): value for name, value in {"host": "localhost:6080", **headers}.items()}
+    return authenticate_localhost(Credentials(bearer_token=token, peer=peer, headers=all_headers))
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:6080", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:65535"])
 @pytest.mark.parametrize("peer", ["127.0.0.1", "::1"])
-def test_programs_on_this_machine_are_trusted(host: str, peer: str) -> None:
+def test_local_programs_are_trusted(host: str, peer: str) -> None:
     assert user_of(peer, host=host) is LOCALHOST_USER
     assert user_of(peer, host=host, sec_fetch_site="none") is LOCALHOST_USER
     assert user_of(peer, host=host, sec_fetch_site="same-origin") is LOCALHOST_USER
@@ -41,7 +41,7 @@ def test_programs_on_this_machine_are_trusted(host: str, peer: str) -> None:
         ),
     ],
 )
-def test_another_host_is_not_trusted(host: str) -> None:
+def test_other_host_is_not_trusted(host: str) -> None:
     assert user_of(host=host) is None
 
 
@@ -62,4 +62,4 @@ def test_proxies_and_web_pages_are_not_trusted(name: str, value: str) -> None:
 def test_other_machines_and_tokens_are_not_trusted() -> None:
     assert user_of("10.0.0.1") is None
     assert user_of("") is None
-    assert user_of(bearer="x") is None
+    assert user_of(token="x") is None
