@@ -182,7 +182,7 @@ def kubectl_disabled() -> Forbidden:
 
 
 def ephemeral_token_required() -> Forbidden:
-    why = "kubectl must show a token that expires (--kubectl-ephemeral-token); `tapestry token create` makes one"
+    why = "kubectl must use a token that expires (--kubectl-ephemeral-token); run `tapestry token create`"
     return Forbidden(403, "Forbidden", why)
 
 
@@ -192,7 +192,7 @@ def too_many_requests() -> TooManyRequests:
 
 
 def work_limit_exceeded() -> TooLarge:
-    why = "Request entity too large: it takes more work than the server does for one request"
+    why = "Request entity too large: it exceeds the work limit of one request"
     return TooLarge(413, "RequestEntityTooLarge", why)
 
 

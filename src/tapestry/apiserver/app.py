@@ -416,7 +416,7 @@ async def start_listeners(
     local = parse_address(config.local_address) if config.authn_allow_localhost else None
     if local is not None:
         if not local.is_loopback:
-            raise ValueError(f"localAddress: {local} is not on loopback, and plain HTTP is for this machine alone")
+            raise ValueError(f"localAddress: {local} is not a loopback address; plain HTTP is only served on loopback")
         authenticator = replace(
             http_handler.authenticate,
             authenticators=[*http_handler.authenticate.authenticators, authenticate_localhost],

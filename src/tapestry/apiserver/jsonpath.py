@@ -29,7 +29,7 @@ def parse_path(path: str) -> tuple[tuple[str, str], ...]:
     while position < len(rest):
         match = STEP_PATTERN.match(rest, position)
         if match is None:
-            raise JsonPathError(f"{path}: cannot be read from {rest[position:]!r} on")
+            raise JsonPathError(f"{path}: unsupported syntax at {rest[position:]!r}")
         position = match.end()
         if match["field"] is not None:
             steps.append(("filter", f"{match['field']}={match['value']}"))

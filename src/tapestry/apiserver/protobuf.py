@@ -313,7 +313,7 @@ def read_double(data: bytes, at: int, _: int) -> float:
     """Return a whole number as an int, as in the JSON that Go writes."""
     result: float = struct.unpack_from("<d", data, at)[0]
     if not math.isfinite(result):
-        raise MalformedMessage(f"{result} is no number that JSON has")
+        raise MalformedMessage(f"{result} is not a valid JSON number")
     return int(result) if result.is_integer() and abs(result) < 1 << 53 else result
 
 
@@ -364,7 +364,7 @@ def read_time(data: bytes, at: int, end: int, precision: str = "seconds") -> str
     try:
         result = EPOCH + timedelta(seconds=stamp.get("seconds", 0), microseconds=stamp.get("nanos", 0) // 1000)
     except OverflowError as error:
-        raise MalformedMessage(f"{stamp['seconds']} seconds after 1970 are not in this calendar") from error
+        raise MalformedMessage(f"timestamp {stamp['seconds']} is out of range") from error
     return result.isoformat(timespec=precision).replace("+00:00", "Z")
 
 

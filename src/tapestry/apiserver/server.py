@@ -139,7 +139,7 @@ class Server:
             raise TimeoutError from None
         except Exception:
             log.exception("request failed with an internal error", method=call.method, path=call.path)
-            return error_response(api_errors.internal_error("the server failed; its log says where"))
+            return error_response(api_errors.internal_error("the server failed; see its log"))
 
     async def route(self, call: Call) -> ApiResponse | WatchResponse:
         path_handler = self.path_handlers.get(first_segment(call.path))

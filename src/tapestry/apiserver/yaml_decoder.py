@@ -71,7 +71,7 @@ class YamlReader:
     def charge(self, cost: int) -> None:
         self.spent += cost
         if self.spent > MAX_CHARACTERS:
-            raise YamlError("the body is too large once its aliases are written out")
+            raise YamlError("the body is too large after alias expansion")
 
     def read_value(self, event: YamlEvent, depth: int) -> Any:
         self.nodes += 1
@@ -167,7 +167,7 @@ def scalar_value(event: YamlEvent) -> Any:
         if FLOAT.fullmatch(text):
             return float_value(text, event)
         if NON_FINITE_NUMBER.fullmatch(text):
-            raise YamlError(f"{location(event)}: {text} is no number that JSON has")
+            raise YamlError(f"{location(event)}: {text} is not a valid JSON number")
     return text
 
 

@@ -142,7 +142,7 @@ def test_double_is_encoded_as_go_does(number: float, written: str) -> None:
 
 @pytest.mark.parametrize("number", [math.inf, math.nan])
 def test_non_finite_double_is_rejected(number: float) -> None:
-    with pytest.raises(BadRequest, match="no number that JSON has"):
+    with pytest.raises(BadRequest, match="not a valid JSON number"):
         schema(varint(9 << 3 | 1) + struct.pack("<d", number))
 
 
@@ -184,7 +184,7 @@ def test_unknown_fields_are_skipped() -> None:
         (a_map(a_field(0, b"")), "illegal tag"),
         (a_map(a_field(2, 5)), "wrong wireType"),
         (a_map(a_field(2, a_field(1, b"\xff"))), "not UTF-8"),
-        (a_map(a_field(1, a_field(8, a_field(1, 1 << 62)))), "not in this calendar"),
+        (a_map(a_field(1, a_field(8, a_field(1, 1 << 62)))), "is out of range"),
         (a_body("apps/v1/ControllerRevision", a_field(2, a_field(1, b"{"))), "JSON within the message"),
     ],
 )

@@ -107,7 +107,7 @@ class CertificateAuthority:
     ) -> None:
         pair = self.key_pair()
         if pair is None:
-            raise ValueError(f"{at[0]}: cannot be issued, as {self.certificate_file} has no key ({self.key_file})")
+            raise ValueError(f"{at[0]}: cannot be issued, because {self.certificate_file} has no key ({self.key_file})")
         authority, authority_key = pair
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(name, authority.subject, key.public_key(), datetime.now(UTC), LIFETIME)

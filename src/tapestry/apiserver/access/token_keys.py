@@ -196,5 +196,5 @@ def base64url_encoded(raw: bytes) -> str:
 def base64url_decoded(encoded: str) -> bytes:
     """Decode unpadded base64url. Raises ValueError for any other text, so that a token has one form only."""
     if "=" in encoded:
-        raise ValueError("it is padded")
+        raise ValueError("base64url text must not be padded")
     return base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)

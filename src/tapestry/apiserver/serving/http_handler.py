@@ -101,9 +101,7 @@ class HttpHandler:
             if exchange.is_response_started:
                 exchange.abort()
             else:
-                send_response(
-                    exchange, error_response(api_errors.internal_error("the server failed; its log says where"))
-                )
+                send_response(exchange, error_response(api_errors.internal_error("the server failed; see its log")))
 
     def _assign_connection(self, exchange: Exchange, user: User, *, exempt: bool) -> None:
         """Assign the connection to the user; connections of anonymous users stay unauthenticated."""
