@@ -1,4 +1,4 @@
-"""Services, ingresses and what they are made of, in a table."""
+"""Table columns of services, ingresses, endpoints, endpoint slices and network policies."""
 
 from tapestry.apiserver.printing.table_columns import (
     AGE,
@@ -41,7 +41,6 @@ def external_addresses(service: Object) -> str:
 
 
 def load_balancer_addresses(obj: Object) -> list[str]:
-    """Where a load balancer lets traffic in."""
     points = value_at(obj, "status", "loadBalancer", "ingress", default=[])
     return sorted({each.get("ip") or each.get("hostname") or "" for each in points} - {""})
 
@@ -71,7 +70,7 @@ def slice_addresses_text(obj: Object) -> str:
 
 
 def ingress_hosts(obj: Object) -> str:
-    """The first hosts; all rules after them count as more, with a host of their own or not."""
+    """Return the first hosts. All further rules count as more, with or without a host."""
     rules = value_at(obj, "spec", "rules", default=[])
     places = [number for number, each in enumerate(rules) if each.get("host")][:MAX_LISTED]
     shown = ",".join(rules[number]["host"] for number in places) or "*"
