@@ -1,7 +1,7 @@
 """Field manager: track field ownership on writes and execute server-side apply.
 
-Ordinary writes call `FieldManager.track_update` after admission and before the server sets its own fields. An apply
-request calls `FieldManager.apply` first, which merges the applied configuration into the live object.
+Ordinary writes call `FieldManager.track_update` after defaulting and before admission plugins change the object. An
+apply request calls `FieldManager.apply` first, which merges the applied configuration into the live object.
 """
 
 from collections.abc import Callable

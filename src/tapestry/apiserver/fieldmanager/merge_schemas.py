@@ -133,12 +133,12 @@ class MapSchema(MergeSchema):
             return compare_with_zero_value(new_fields, self, tuple(old_fields))
         return self.compare_fields(old_fields, new_fields)
 
-    def compare_fields(self, had: Object, has: Object) -> Comparison:
+    def compare_fields(self, before: Object, after: Object) -> Comparison:
         changed: FieldSet = {}
         removed: FieldSet = {}
         declared = self.fields.get
-        for key, new in has.items():
-            old = had.get(key, ABSENT)
+        for key, new in after.items():
+            old = before.get(key, ABSENT)
             if old is new:
                 continue
             element, schema = declared(key) or self.field_at(key)
@@ -151,8 +151,8 @@ class MapSchema(MergeSchema):
                 changed[element] = field_changed
             if field_removed is not None:
                 removed[element] = field_removed
-        for key, old in had.items():
-            if key not in has:
+        for key, old in before.items():
+            if key not in after:
                 element, schema = self.field_at(key)
                 removed[element] = schema.all_fields(old)
         return changed or None, removed or None
