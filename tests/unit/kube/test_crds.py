@@ -177,13 +177,13 @@ def test_versions_keep_their_order_and_say_which_is_served_and_stored() -> None:
 @pytest.mark.parametrize(("old", "new"), [(True, True), (False, False)])
 def test_exactly_one_version_is_stored(old: bool, new: bool) -> None:
     with pytest.raises(
-        ValueError, match=r"webapps.demo.wukong.com/v1alpha1, .*/v1: storage=True belongs on exactly one"
+        ValueError, match=r"webapps.demo.wukong.com/v1alpha1, .*/v1: exactly one version must have storage=True"
     ):
         crd(replace(OLD_WEB_APP, storage=old), replace(WEB_APP, storage=new))
 
 
 def test_versions_of_different_kinds_make_no_definition() -> None:
-    with pytest.raises(ValueError, match=r"ats.demo.wukong.com/v1alpha1, webapps.* differ in nothing but the version"):
+    with pytest.raises(ValueError, match=r"ats.demo.wukong.com/v1alpha1, webapps.* differ only in the version"):
         crd(replace(AT, storage=False), WEB_APP)
 
 

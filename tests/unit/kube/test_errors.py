@@ -87,7 +87,7 @@ def test_the_code_of_the_status_goes_before_that_of_http() -> None:
 
 
 def test_a_status_without_words_still_says_something() -> None:
-    assert str(error_from_status({})) == "500 Unknown: the server gave no message"
+    assert str(error_from_status({})) == "500 Unknown: the server sent no message"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_an_error_turns_back_into_the_status_it_came_from() -> None:
     ("body", "message"),
     [
         (b"<html>Bad gateway</html>\n", "<html>Bad gateway</html>"),
-        (b"", "the answer has no body"),
+        (b"", "the response has no body"),
         (b'{"kind": "Pod"}', '{"kind": "Pod"}'),
         (b'{"a": "\xff"}', '{"a": "\ufffd"}'),
         (b"[" * 100_000, "[" * 300),

@@ -120,11 +120,11 @@ def test_a_test_passes_on_equal_json(there, tested):
     ],
 )
 def test_a_test_fails_on_anything_else(there, tested):
-    with pytest.raises(PatchError, match=r"^patch\[0\]: test /a: the value there is another$"):
+    with pytest.raises(PatchError, match=r"^patch\[0\]: test /a: the value at this path is different$"):
         apply_json_patch({"a": there}, [{"op": "test", "path": "/a", "value": tested}])
 
 
-NOTHING_THERE = "there is nothing there"
+NOTHING_THERE = "the path does not exist"
 
 
 @pytest.mark.parametrize(
@@ -143,24 +143,24 @@ NOTHING_THERE = "there is nothing there"
         ({"op": "remove", "path": "/list/-1"}, f"remove /list/-1: {NOTHING_THERE}"),
         ({"op": "remove", "path": "/list/01"}, f"remove /list/01: {NOTHING_THERE}"),
         ({"op": "remove", "path": "/list/٠"}, f"remove /list/٠: {NOTHING_THERE}"),
-        ({"op": "add", "path": "/list/3", "value": 1}, "add /list/3: '3' is no index of a list of 2"),
-        ({"op": "add", "path": "/list/x", "value": 1}, "add /list/x: 'x' is no index of a list of 2"),
-        ({"op": "add", "path": "/list/" + "9" * 9000, "value": 1}, "is no index of a list of 2"),
-        ({"op": "remove", "path": ""}, "remove : the whole document cannot go"),
-        ({"op": "move", "from": "/spec", "path": "/spec/x"}, "move /spec/x: a value cannot move into itself"),
-        ({"op": "remove", "path": "spec"}, "remove spec: 'spec' is no JSON pointer: it begins with /"),
+        ({"op": "add", "path": "/list/3", "value": 1}, "add /list/3: '3' is not an index of a list of length 2"),
+        ({"op": "add", "path": "/list/x", "value": 1}, "add /list/x: 'x' is not an index of a list of length 2"),
+        ({"op": "add", "path": "/list/" + "9" * 9000, "value": 1}, "is not an index of a list of length 2"),
+        ({"op": "remove", "path": ""}, "remove : the whole document cannot be removed"),
+        ({"op": "move", "from": "/spec", "path": "/spec/x"}, "move /spec/x: a value cannot be moved into itself"),
+        ({"op": "remove", "path": "spec"}, "remove spec: 'spec' is not a JSON pointer: it must start with /"),
         (
             {"op": "remove", "path": "/a~2"},
-            "remove /a~2: '/a~2' is no JSON pointer: ~ is written ~0 and / is written ~1",
+            "remove /a~2: '/a~2' is not a JSON pointer: ~ is written ~0 and / is written ~1",
         ),
-        ({"op": "remove", "path": "/a~"}, "remove /a~: '/a~' is no JSON pointer"),
+        ({"op": "remove", "path": "/a~"}, "remove /a~: '/a~' is not a JSON pointer"),
         ({"op": "add", "path": "/x"}, "add: value is missing"),
         ({"op": "add", "value": 1}, "add: path is missing"),
         ({"op": "copy", "path": "/x"}, "copy: from is missing"),
         ({"op": "remove", "path": 7}, "remove: path is a number, not a string"),
-        ({"op": "frob", "path": "/x"}, "op is none of add, remove, replace, move, copy, test"),
-        ({"op": ["add"], "path": "/x"}, "op is none of add, remove, replace, move, copy, test"),
-        ({"path": "/x"}, "op is none of add, remove, replace, move, copy, test"),
+        ({"op": "frob", "path": "/x"}, "op is not one of add, remove, replace, move, copy, test"),
+        ({"op": ["add"], "path": "/x"}, "op is not one of add, remove, replace, move, copy, test"),
+        ({"path": "/x"}, "op is not one of add, remove, replace, move, copy, test"),
         ("remove /x", "an operation is an object, not a string"),
     ],
 )

@@ -29,7 +29,7 @@ def test_a_path_leads_to_a_collection_or_an_object(path: str, expected: str) -> 
 
 
 def test_a_cluster_scoped_object_has_no_place_in_a_namespace() -> None:
-    with pytest.raises(ValueError, match="nodes is cluster-scoped; namespace 'default' has no place in its path"):
+    with pytest.raises(ValueError, match="nodes is cluster-scoped; namespace 'default' is not allowed in its path"):
         NODES.path("default", "n1")
 
 

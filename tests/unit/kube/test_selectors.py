@@ -122,9 +122,9 @@ def test_what_is_no_label_selector_is_refused_and_quoted(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("a b", "found 'b' in the place of "),
-        ("a in (b c)", "found 'c' in the place of '\\)' or ','"),
-        ("a in (b", "found 'the end' in the place of"),
+        ("a b", "found 'b' instead of "),
+        ("a in (b c)", "found 'c' instead of '\\)' or ','"),
+        ("a in (b", "found 'the end' instead of"),
         ("a,", "it ends with a comma"),
         ("a>b", r"values: \['b'\] is not one integer, which Gt needs"),
         ("a=b/c", "values\\[0\\]: 'b/c' is not allowed"),
@@ -218,16 +218,16 @@ def test_the_two_forms_of_a_label_selector_compile_to_the_same_value() -> None:
         ([], r"^spec\.selector: \[\] is not an object"),
         (
             {"matchLabel": {}},
-            r"^spec\.selector\.matchLabel: there is no such field; there is matchLabels, matchExpressions",
+            r"^spec\.selector\.matchLabel: unknown field; the known fields are matchLabels, matchExpressions",
         ),
         ({"matchLabels": ["a"]}, r"^spec\.selector\.matchLabels: \['a'\] is not an object"),
-        ({"matchLabels": {"a": 1}}, r"^spec\.selector\.matchLabels\[a\]: 1 is not a text"),
+        ({"matchLabels": {"a": 1}}, r"^spec\.selector\.matchLabels\[a\]: 1 is not a string"),
         ({"matchLabels": {"a b": "c"}}, r"^spec\.selector\.matchLabels\[a b\]: 'a b' is not allowed"),
         ({"matchLabels": {"a": "b c"}}, r"^spec\.selector\.matchLabels\[a\]: 'b c' is not allowed"),
         ({"matchExpressions": {}, "matchLabels": {}, "x": 1}, r"^spec\.selector\.x: there is no such field"),
         ({"matchExpressions": "a"}, r"^spec\.selector\.matchExpressions: 'a' is not a list"),
         ({"matchExpressions": ["a"]}, r"^spec\.selector\.matchExpressions\[0\]: 'a' is not an object"),
-        ({"matchExpressions": [{"operator": "Exists"}]}, r"matchExpressions\[0\]\.key: None is not a text"),
+        ({"matchExpressions": [{"operator": "Exists"}]}, r"matchExpressions\[0\]\.key: None is not a string"),
         (
             {"matchExpressions": [{"key": "a"}]},
             r"matchExpressions\[0\]\.operator: None is none of In, NotIn, Exists, Does",
@@ -246,9 +246,9 @@ def test_the_two_forms_of_a_label_selector_compile_to_the_same_value() -> None:
         ),
         (
             {"matchExpressions": [an_expression("a", "In")]},
-            r"matchExpressions\[0\]\.values: there are none; In needs at",
+            r"matchExpressions\[0\]\.values: no values; In needs at",
         ),
-        ({"matchExpressions": [an_expression("a", "NotIn")]}, r"matchExpressions\[0\]\.values: there are none; NotIn"),
+        ({"matchExpressions": [an_expression("a", "NotIn")]}, r"matchExpressions\[0\]\.values: no values; NotIn"),
         ({"matchExpressions": [an_expression("a", "Exists", "b")]}, r"\[0\]\.values: there are 1; Exists takes none"),
         ({"matchExpressions": [an_expression("a", "DoesNotExist", "b")]}, r"\[0\]\.values: there are 1; DoesNotExist"),
         ({"matchExpressions": [an_expression("-a", "Exists")]}, r"matchExpressions\[0\]\.key: '-a' is not allowed"),
@@ -258,7 +258,7 @@ def test_the_two_forms_of_a_label_selector_compile_to_the_same_value() -> None:
         ),
         (
             {"matchExpressions": [an_expression("a", "In", "b", 1)]},
-            r"matchExpressions\[0\]\.values\[1\]: 1 is not a text",
+            r"matchExpressions\[0\]\.values\[1\]: 1 is not a string",
         ),
         (
             {"matchExpressions": [an_expression("a", "Exists"), {"key": "a", "operator": "In", "values": "b"}]},
@@ -384,12 +384,12 @@ def test_a_node_without_labels_can_be_selected() -> None:
     [
         (
             {"matchExpressions": []},
-            r"^spec\.nodeSelector\.matchExpressions: there is no such field; there is nodeSelectorTerms",
+            r"^spec\.nodeSelector\.matchExpressions: unknown field; the known fields are nodeSelectorTerms",
         ),
         ({"nodeSelectorTerms": {"a": 1}}, r"^spec\.nodeSelector\.nodeSelectorTerms: \{'a': 1\} is not a list"),
         (
             terms({"matchLabels": {}}),
-            r"nodeSelectorTerms\[0\]\.matchLabels: there is no such field; there is matchExpress",
+            r"nodeSelectorTerms\[0\]\.matchLabels: unknown field; the known fields are matchExpress",
         ),
         (
             terms({}, {"matchExpressions": [an_expression("a", "Is", "b")]}),

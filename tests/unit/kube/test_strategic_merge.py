@@ -15,7 +15,7 @@ GOLDEN = yaml.safe_load((Path(__file__).parents[2] / "golden" / "strategic" / "c
 PUBLISHED = {version: PatchSchemas(definitions) for version, definitions in GOLDEN["schemas"].items()}
 OUR_WORDS = {
     "doesn't match": "mergingI?n?t?List: the elements of the patch are not in the order",
-    "does not contain declared merge key": "mergingList: an element without 'name', which is the merge key",
+    "does not contain declared merge key": "mergingList: an element has no 'name', the merge key",
 }
 
 NAMED = {"x-kubernetes-patch-strategy": "merge", "x-kubernetes-patch-merge-key": "name"}
@@ -126,19 +126,19 @@ def test_retained_keys_are_all_that_stays():
         ({"$retainKeys": ["a"], "b": 1}, r"spec\.b: the patch sets it, but \$retainKeys does not name it"),
         ({"$setElementOrder": []}, r"spec\.\$setElementOrder: write \$setElementOrder/<field>"),
         ({"$deleteFromPrimitiveList": []}, r"spec\.\$deleteFromPrimitiveList: write"),
-        ({"$setElementOrder/containers": {}}, r"spec\.containers: .* an object cannot be ordered"),
-        ({"$setElementOrder/containers": [], "containers": None}, r"spec\.containers: .* null cannot be ordered"),
-        ({"$setElementOrder/other": []}, r"spec\.other: the schema does not name this field"),
-        ({"unknown": {"b": 1}}, r"spec\.unknown: the schema does not name this field"),
-        ({"containers": [{"image": "i"}]}, r"spec\.containers: an element without 'name'"),
-        ({"containers": [{"$patch": "delete"}]}, r"spec\.containers: an element without 'name'"),
-        ({"containers": [{"name": {}}]}, r"spec\.containers: an object cannot tell one element from another"),
+        ({"$setElementOrder/containers": {}}, r"spec\.containers: .* an object has no order"),
+        ({"$setElementOrder/containers": [], "containers": None}, r"spec\.containers: .* null has no order"),
+        ({"$setElementOrder/other": []}, r"spec\.other: the schema does not define this field"),
+        ({"unknown": {"b": 1}}, r"spec\.unknown: the schema does not define this field"),
+        ({"containers": [{"image": "i"}]}, r"spec\.containers: an element has no 'name'"),
+        ({"containers": [{"$patch": "delete"}]}, r"spec\.containers: an element has no 'name'"),
+        ({"containers": [{"name": {}}]}, r"spec\.containers: an object cannot be the key of an element"),
         ({"containers": [{"name": "a", "$patch": "merge"}]}, r"spec\.containers: \$patch: 'merge' is neither"),
         ({"containers": ["a"]}, r"spec\.containers: only objects, or scalars of one kind, can be merged"),
         ({"containers": [None]}, r"spec\.containers: only objects, or scalars of one kind"),
         (
             {"containers": [{"name": "app", "env": [{"value": 1}]}]},
-            r"spec\.containers\[name=app\]\.env: an element without",
+            r"spec\.containers\[name=app\]\.env: an element has no",
         ),
         ({"containers": [{"name": "app", "keyless": [{}]}]}, r"spec\.containers\[name=app\]\.keyless: .*no merge key"),
     ],
