@@ -134,7 +134,7 @@ def test_a_kind_is_printed_as_kubernetes_does(rows: ResourceRegistry, kind: str,
     row = rows.of_kind(*kind.split("/"))
     assert row is not None
     whole = {**obj, "metadata": {"name": "o", "creationTimestamp": MADE, **obj.get("metadata", {})}}
-    assert [each.show(whole, NOW) for each in columns_for(row)] == ["o", *cells]
+    assert [each.cell(whole, NOW) for each in columns_for(row)] == ["o", *cells]
 
 
 def test_an_event_says_who_saw_it_how_often(rows: ResourceRegistry) -> None:
@@ -151,7 +151,7 @@ def test_an_event_says_who_saw_it_how_often(rows: ResourceRegistry) -> None:
         "reason": "Because",
         "message": "it was\n",
     }
-    shown = [each.show(event, NOW) for each in columns_for(row)]
+    shown = [each.cell(event, NOW) for each in columns_for(row)]
     about = ["5m", "Normal", "Because", "pod/p", "spec.containers{c}", "me, here", "it was"]
     assert shown == [*about, "24h", 4, "e"]
 
@@ -211,7 +211,7 @@ def test_a_pod_says_in_one_word_how_far_it_has_come(
     row = rows.of_kind("", "Pod")
     assert row is not None
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}], **spec}, "status": found}
-    assert [each.show(pod, NOW) for each in columns_for(row)][1:4] == cells
+    assert [each.cell(pod, NOW) for each in columns_for(row)][1:4] == cells
 
 
 def test_a_selector_is_shown_as_one_would_type_it() -> None:

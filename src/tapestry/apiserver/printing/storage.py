@@ -103,7 +103,7 @@ COLUMNS: ColumnsByResource = {
         VOLUME_MODE_COLUMN,
     ),
     "storageclasses.storage.k8s.io": (
-        replace(NAME, show=computed_cell(storage_class_name)),
+        replace(NAME, cell=computed_cell(storage_class_name)),
         TableColumn("Provisioner", value_cell("provisioner")),
         TableColumn("ReclaimPolicy", value_cell("reclaimPolicy", default="Delete")),
         TableColumn("VolumeBindingMode", value_cell("volumeBindingMode", default="Immediate")),

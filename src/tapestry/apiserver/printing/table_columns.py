@@ -18,7 +18,7 @@ class TableColumn:
     """One column: its header and the function that computes its cell from an object and the current time."""
 
     name: str
-    show: Callable[[Object, datetime], Any]
+    cell: Callable[[Object, datetime], Any]
     type: str = "string"
     priority: int = 0
     """Columns with a priority above 0 are shown only with `-o wide`."""

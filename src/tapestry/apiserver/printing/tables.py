@@ -96,7 +96,7 @@ def table_from_columns(
 
 
 def table_row(table_columns: Sequence[TableColumn], obj: Object, now: datetime, include: str) -> Object:
-    return {"cells": [each.show(obj, now) for each in table_columns], "object": row_object(obj, include)}
+    return {"cells": [each.cell(obj, now) for each in table_columns], "object": row_object(obj, include)}
 
 
 def matching_precedence(schema: Object) -> tuple[int, str]:
