@@ -152,9 +152,7 @@ def error_from_status(status: Mapping[str, Any], *, code: int | None = None, act
 
 
 def error_from_body(code: int, body: bytes, *, action: str = "") -> ApiError:
-    """Return the error for an HTTP response. A body that is not a Status, such as a proxy's page, is quoted and
-    shortened.
-    """
+    """Return the error for an HTTP response. A body that is not a Status, for example a proxy's page, is quoted."""
     try:
         status = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -32,11 +32,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND, MICROSECOND = timedelta(seconds=1), timedelta(microseconds=1)
 
 
-def timestamp(moment: datetime) -> str:
-    """Return `moment` as a `metav1.Time`, truncated to seconds."""
-    if moment.tzinfo is None:
-        raise _naive_time_error(moment)
-    return _timestamp_of_second((moment - EPOCH) // SECOND)
+def timestamp(time: datetime) -> str:
+    """Return `time` as a `metav1.Time`, truncated to seconds."""
+    if time.tzinfo is None:
+        raise _naive_time_error(time)
+    return _timestamp_of_second((time - EPOCH) // SECOND)
 
 
 @lru_cache(maxsize=256)  # most timestamps are the current time
@@ -44,21 +44,21 @@ def _timestamp_of_second(number: int) -> str:
     return f"{(EPOCH + number * SECOND).isoformat(timespec='seconds')[:19]}Z"
 
 
-def micro_timestamp(moment: datetime) -> str:
-    """Return `moment` as a `metav1.MicroTime`."""
-    return f"{_in_utc(moment).isoformat(timespec='microseconds')[:26]}Z"
+def micro_timestamp(time: datetime) -> str:
+    """Return `time` as a `metav1.MicroTime`."""
+    return f"{_in_utc(time).isoformat(timespec='microseconds')[:26]}Z"
 
 
-def _in_utc(moment: datetime) -> datetime:
-    if moment.tzinfo is UTC:
-        return moment
-    if moment.tzinfo is None:
-        raise _naive_time_error(moment)
-    return moment.astimezone(UTC)
+def _in_utc(time: datetime) -> datetime:
+    if time.tzinfo is UTC:
+        return time
+    if time.tzinfo is None:
+        raise _naive_time_error(time)
+    return time.astimezone(UTC)
 
 
-def _naive_time_error(moment: datetime) -> ValueError:
-    return ValueError(f"{moment.isoformat()} has no time zone; use an aware datetime")
+def _naive_time_error(time: datetime) -> ValueError:
+    return ValueError(f"{time.isoformat()} has no time zone; use an aware datetime")
 
 
 def parse_time(text: str, path: str = "") -> datetime:
@@ -92,11 +92,11 @@ def parse_duration(text: str, path: str = "") -> timedelta:
     return -duration if match[1] == "-" else duration
 
 
-def duration_text(span: timedelta) -> str:
-    """Format `span` as Go does: `1h30m0s`, `1.5s`, `500ms`."""
-    micros = span // MICROSECOND
+def duration_text(duration: timedelta) -> str:
+    """Format `duration` as Go does: `1h30m0s`, `1.5s`, `500ms`."""
+    micros = duration // MICROSECOND
     if micros < 0:
-        return f"-{duration_text(-span)}"
+        return f"-{duration_text(-duration)}"
     if micros == 0:
         return "0s"
     if micros < 1000:

@@ -47,11 +47,11 @@ def count_cell(*steps: str | int) -> Callable[[Object, datetime], Any]:
     return lambda obj, _: len(value_at(obj, *steps, default=[]))
 
 
-def age_since(moment: str | None, now: datetime) -> str:
-    if not moment:
+def age_since(time: str | None, now: datetime) -> str:
+    if not time:
         return UNKNOWN
     try:
-        return human_duration((now - parse_time(moment)).total_seconds())
+        return human_duration((now - parse_time(time)).total_seconds())
     except ValueError:
         return UNKNOWN
 

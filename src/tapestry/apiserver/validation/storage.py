@@ -318,7 +318,7 @@ def validate_node_drivers(value: Any, path: str) -> Iterator[Fault]:
         at = f"{path}[{number}]"
         yield from struct_validator(
             required_fields("name"),
-            ("", lambda found, path: validate_csi_driver_name(found.get("name", ""), f"{path}.name")),
+            ("", lambda driver, path: validate_csi_driver_name(driver.get("name", ""), f"{path}.name")),
             required_fields("nodeID"),
             ("allocatable", struct_validator(("count", validate_nonnegative))),
         )(each, at)

@@ -299,7 +299,7 @@ class RegexParser:
         return self.atom() if escaped else None
 
     def class_escape(self) -> Characters | None:
-        """Parse a class such as \\d or \\pL after its backslash."""
+        """Parse a class like \\d or \\pL after its backslash."""
         letter = self.next
         if letter and letter.lower() in PERL:
             self.at += 1

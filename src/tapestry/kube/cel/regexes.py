@@ -148,18 +148,18 @@ class Regex:
         """Return the bounds of the first match from `at` on, with the priorities of a backtracking search."""
         if not at and not self.matches(text):
             return None
-        found: tuple[int, int] | None = None
+        match: tuple[int, int] | None = None
         threads: list[tuple[int, int]] = []
         for number in range(at, len(text) + 1):
-            if found is None:
+            if match is None:
                 threads.append((self._nfa.start, number))
             if not threads:
                 break
             before, current = text[number - 1 : number] if number else "", text[number : number + 1]
             threads, match_start = self._advance_threads(threads, before, current)
             if match_start is not None:
-                found = match_start, number
-        return found
+                match = match_start, number
+        return match
 
     def _advance_threads(
         self, threads: Iterable[tuple[int, int]], before: str, current: str

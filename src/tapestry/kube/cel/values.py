@@ -33,7 +33,7 @@ OPTIONAL_NONE = OptionalValue(None, has_value=False)
 
 @dataclass(frozen=True, slots=True)
 class TypeValue:
-    """Result of `type(x)`, and the value of type names such as `int`."""
+    """Result of `type(x)`, and the value of a type name in an expression."""
 
     kind: ClassVar[str] = "type"
     name: str
@@ -43,7 +43,7 @@ class SetList(list[Any]):
     """List with `x-kubernetes-list-type: set`."""
 
     def merge(self, other: list[Any]) -> "SetList":
-        return SetList([*self, *(each for each in other if not any(is_equal(each, own) for own in self))])
+        return SetList([*self, *(each for each in other if not any(is_equal(each, item) for item in self))])
 
 
 class MapList(list[Any]):

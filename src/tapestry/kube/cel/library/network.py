@@ -146,8 +146,8 @@ def is_loopback(value: Ip) -> bool:
 
 @cel_function("net.IP.isLinkLocalMulticast() -> bool")
 def is_link_local_multicast(value: Ip) -> bool:
-    within = "224.0.0.0/24" if value.address.version == 4 else "ff02::/16"
-    return value.address in ipaddress.ip_network(within)
+    block = "224.0.0.0/24" if value.address.version == 4 else "ff02::/16"
+    return value.address in ipaddress.ip_network(block)
 
 
 @cel_function("net.IP.isLinkLocalUnicast() -> bool")
@@ -213,8 +213,8 @@ def contains_ip_text(value: Cidr, other: str) -> bool:
 
 @cel_function("net.CIDR.containsCIDR(net.CIDR) -> bool")
 def contains_cidr(value: Cidr, other: Cidr) -> bool:
-    mine: Any = value.network.network
-    return value.network.version == other.network.version and bool(other.network.network.subnet_of(mine))
+    network: Any = value.network.network
+    return value.network.version == other.network.version and bool(other.network.network.subnet_of(network))
 
 
 @cel_function("net.CIDR.containsCIDR(string) -> bool")

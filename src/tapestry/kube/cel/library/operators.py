@@ -65,8 +65,8 @@ def quotient(left: int, right: int, message: str) -> int:
     """Return the quotient rounded towards zero."""
     if not right:
         raise EvaluationError(message)
-    found = abs(left) // abs(right)
-    return found if (left < 0) == (right < 0) else -found
+    magnitude = abs(left) // abs(right)
+    return magnitude if (left < 0) == (right < 0) else -magnitude
 
 
 @cel_function("_+_(uint, uint) -> uint")
@@ -186,39 +186,39 @@ for _sign, _compare in (("<", lt), ("<=", le), (">", gt), (">=", ge)):
 
 
 @cel_function("@in(A, list(A)) -> bool", metered=True)
-def is_in_list(meter: Meter, value: Any, within: list[Any]) -> bool:
-    meter.charge(len(within) / 10)
-    return any(is_equal(value, each, meter) for each in within)
+def is_in_list(meter: Meter, value: Any, container: list[Any]) -> bool:
+    meter.charge(len(container) / 10)
+    return any(is_equal(value, each, meter) for each in container)
 
 
 @cel_function("@in(A, map(A, B)) -> bool")
-def is_in_map(value: Any, within: dict[Any, Any]) -> bool:
-    return not isinstance(value, list | dict) and value in within
+def is_in_map(value: Any, container: dict[Any, Any]) -> bool:
+    return not isinstance(value, list | dict) and value in container
 
 
 @cel_function("_[_](list(A), int) -> A")
-def list_item(within: list[Any], at: int) -> Any:
-    if 0 <= at < len(within):
-        return within[at]
-    raise EvaluationError(f"index out of bounds: {at}")
+def list_item(container: list[Any], index: int) -> Any:
+    if 0 <= index < len(container):
+        return container[index]
+    raise EvaluationError(f"index out of bounds: {index}")
 
 
 @cel_function("_[_](map(A, B), A) -> B")
-def map_entry(within: dict[Any, Any], key: Any) -> Any:
+def map_entry(container: dict[Any, Any], key: Any) -> Any:
     try:
-        return within[key]
+        return container[key]
     except KeyError:
         raise EvaluationError(f"no such key: {key}") from None
 
 
 @cel_function("_[?_](list(A), int) -> optional_type(A)")
-def optional_list_item(within: list[Any], at: int) -> OptionalValue:
-    return OptionalValue(within[at]) if 0 <= at < len(within) else OPTIONAL_NONE
+def optional_list_item(container: list[Any], index: int) -> OptionalValue:
+    return OptionalValue(container[index]) if 0 <= index < len(container) else OPTIONAL_NONE
 
 
 @cel_function("_[?_](map(A, B), A) -> optional_type(B)")
-def optional_map_entry(within: dict[Any, Any], key: Any) -> OptionalValue:
-    return OptionalValue(within[key]) if key in within else OPTIONAL_NONE
+def optional_map_entry(container: dict[Any, Any], key: Any) -> OptionalValue:
+    return OptionalValue(container[key]) if key in container else OPTIONAL_NONE
 
 
 @cel_function(
@@ -227,13 +227,13 @@ def optional_map_entry(within: dict[Any, Any], key: Any) -> OptionalValue:
     "_[?_](optional_type(map(A, B)), A) -> optional_type(B)",
     "_[_](optional_type(map(A, B)), A) -> optional_type(B)",
 )
-def optional_index(within: OptionalValue, key: Any) -> OptionalValue:
-    if not within.has_value:
+def optional_index(container: OptionalValue, key: Any) -> OptionalValue:
+    if not container.has_value:
         return OPTIONAL_NONE
     return (
-        optional_list_item(within.value, key)
-        if isinstance(within.value, list)
-        else optional_map_entry(within.value, key)
+        optional_list_item(container.value, key)
+        if isinstance(container.value, list)
+        else optional_map_entry(container.value, key)
     )
 
 

@@ -37,15 +37,15 @@ def find_all(meter: Meter, text: str, expression: str) -> list[str]:
 @cel_function("string.findAll(string, int) -> list(string)", metered=True)
 def find_limited(meter: Meter, text: str, expression: str, limit: int) -> list[str]:
     compiled = metered_regex(meter, text, expression)
-    found: list[str] = []
+    result: list[str] = []
     at, last = 0, -1
-    while at <= len(text) and len(found) != limit:
+    while at <= len(text) and len(result) != limit:
         span = compiled.search(text, at)
         if span is None:
             break
         start, end = span
         if end > start or end != last:
-            found.append(text[start:end])
+            result.append(text[start:end])
         last, at = end, end if end > start else end + 1
         meter.charge(1 + len(compiled.text) / 10)
-    return found
+    return result

@@ -18,7 +18,7 @@ TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\
 
 
 def parse_duration(text: str) -> timedelta:
-    """Parse a duration such as `1h30m`. Raise ValueError."""
+    """Parse a duration like `1h30m`. Raise ValueError."""
     match = DURATION.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a duration")
