@@ -121,5 +121,4 @@ def row_object(obj: Object, include: str) -> Object | None:
 
 
 def partial_object_metadata(obj: Object) -> Object:
-    """Return a PartialObjectMetadata for the object."""
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
