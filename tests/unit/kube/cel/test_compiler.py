@@ -1,4 +1,4 @@
-"""Tests of CEL compilation and cost limits. tests/unit/apiserver/test_rules.py compares results with Kubernetes."""
+"""Tests of CEL compilation and cost limits. The tests of CRD rules compare results with Kubernetes."""
 
 import time
 from typing import Any
