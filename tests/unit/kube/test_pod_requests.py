@@ -49,12 +49,12 @@ def amounts(**texts: Any) -> ResourceList:
         pytest.param(
             a_pod(a_container(cpu="1"), init=(a_container("i", cpu="3"), a_container("j", cpu="2"))),
             amounts(cpu=3),
-            id="init containers run one after the other, before the rest",
+            id="init containers run one after another, before the rest",
         ),
         pytest.param(
             a_pod(a_container(cpu="1", memory="4Gi"), init=(a_container("i", cpu="2", memory="1Gi"),)),
             amounts(cpu=2, memory="4Gi"),
-            id="the larger phase counts for each resource on its own",
+            id="the maximum of the phases counts for each resource",
         ),
         pytest.param(
             a_pod(a_container(cpu="1"), init=(a_sidecar("s", cpu="2"),)),
@@ -69,7 +69,7 @@ def amounts(**texts: Any) -> ResourceList:
         pytest.param(
             a_pod(a_container(cpu="1"), init=(a_container("i", cpu="3"), a_sidecar("s", cpu="2"))),
             amounts(cpu=3),
-            id="a sidecar after an init container does not",
+            id="a sidecar after an init container does not run beside it",
         ),
         pytest.param(
             a_pod(
@@ -77,17 +77,17 @@ def amounts(**texts: Any) -> ResourceList:
                 init=(a_sidecar("s", cpu="1"), a_container("i", cpu="5"), a_sidecar("t", cpu="2")),
             ),
             amounts(cpu=6),
-            id="each init container meets the sidecars before it",
+            id="each init container runs beside earlier sidecars",
         ),
         pytest.param(
             a_pod(a_container(cpu="1"), overhead={"cpu": "250m", "memory": "100Mi"}),
             amounts(cpu="1250m", memory="100Mi"),
-            id="overhead comes on top",
+            id="overhead is added",
         ),
         pytest.param(
             a_pod(a_container(cpu="1"), init=(a_container("i", cpu="2"),), overhead={"cpu": "1"}),
             amounts(cpu=3),
-            id="overhead comes on top of the larger phase",
+            id="overhead is added to the larger phase",
         ),
         pytest.param(
             a_pod(a_container(limits={"cpu": "2"})), amounts(cpu=2), id="a limit without a request is a request"
@@ -95,7 +95,7 @@ def amounts(**texts: Any) -> ResourceList:
         pytest.param(
             a_pod(a_container(limits={"cpu": "2", "memory": "1Gi"}, cpu="1")),
             amounts(cpu=1, memory="1Gi"),
-            id="a limit beside a request is none",
+            id="a limit with a request is ignored",
         ),
         pytest.param(
             a_pod(a_container(limits={"cpu": "2"}, cpu="0")), amounts(cpu=0), id="a request of zero is a request"
@@ -108,12 +108,12 @@ def amounts(**texts: Any) -> ResourceList:
         pytest.param(
             a_pod(a_container(cpu="1", memory="1Gi"), resources={"requests": {"cpu": "4"}}),
             amounts(cpu=4, memory="1Gi"),
-            id="what is stated for the whole pod counts instead of the sum",
+            id="pod-level requests replace the sum",
         ),
         pytest.param(
             a_pod(a_container(cpu="3"), resources={"requests": {"cpu": "2"}}, overhead={"cpu": "1"}),
             amounts(cpu=3),
-            id="overhead comes on top of what is stated for the whole pod",
+            id="overhead is added to pod-level requests",
         ),
         pytest.param(
             a_pod(a_container(cpu="1"), resources={"limits": {"cpu": "4", "memory": "1Gi"}}),

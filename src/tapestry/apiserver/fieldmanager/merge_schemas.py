@@ -259,11 +259,11 @@ class ListSchema(MergeSchema):
             self.item_pair(element, before.get(element, []), after.get(element, [])) for element in {**before, **after}
         )
 
-    def item_pair(self, step: str, old: list[Any], new: list[Any]) -> tuple[str, MergeSchema, Any, Any]:
+    def item_pair(self, element: str, old: list[Any], new: list[Any]) -> tuple[str, MergeSchema, Any, Any]:
         """Return the items with one key for comparison. Duplicates are compared as one atomic field."""
         if len(old) > 1 or len(new) > 1:
-            return step, ATOMIC, old or ABSENT, new or ABSENT
-        return step, self.item, *(each[0] if each else ABSENT for each in (old, new))
+            return element, ATOMIC, old or ABSENT, new or ABSENT
+        return element, self.item, *(each[0] if each else ABSENT for each in (old, new))
 
     def merge(self, old: Any, new: Any) -> Any:
         if type(old) is not list or not old or type(new) is not list:
@@ -370,11 +370,11 @@ class MergeSchemas:
         if not resource_info.is_custom:
             return self.type_schema(resource_info.schema_name)
         key = f"{resource_info.resource.name}/{resource_info.resource.version}"
-        schema, shape = self._custom.get(key, (None, ATOMIC))
+        schema, built = self._custom.get(key, (None, ATOMIC))
         if schema is not resource_info.schema:  # the definition changed
-            shape = self.custom_schema(resource_info.schema)
-            self._custom[key] = resource_info.schema, shape
-        return shape
+            built = self.custom_schema(resource_info.schema)
+            self._custom[key] = resource_info.schema, built
+        return built
 
     def empty_object(self, resource_info: ResourceInfo) -> Object:
         """Return an object before any write. It contains the structs that are never nil in Go."""
