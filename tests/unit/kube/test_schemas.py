@@ -157,7 +157,7 @@ def test_conditions_are_a_map_by_type() -> None:
         (Annotated[float, Meta(multiple_of=0.25)], "Spec.it", "multiple_of=0.25: Kubernetes truncates it to an int"),
         (Annotated[Any, cel_rule("self > 1")], "Spec.it", "a rule needs a typed value"),
         (Annotated[str, Meta(examples=["a"])], "Spec.it", "no examples"),
-        (Annotated[str, Meta(extra_json_schema={"$ref": "#"})], "Spec.it", "may say format"),
+        (Annotated[str, Meta(extra_json_schema={"$ref": "#"})], "Spec.it", "may set only its arguments, format"),
     ],
 )
 def test_unsupported_type_is_rejected_with_path(hint: Any, path: str, message: str) -> None:

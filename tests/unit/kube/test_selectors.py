@@ -224,7 +224,7 @@ def test_object_and_query_forms_are_equal() -> None:
         ({"matchLabels": {"a": 1}}, r"^spec\.selector\.matchLabels\[a\]: 1 is not a string"),
         ({"matchLabels": {"a b": "c"}}, r"^spec\.selector\.matchLabels\[a b\]: 'a b' is not allowed"),
         ({"matchLabels": {"a": "b c"}}, r"^spec\.selector\.matchLabels\[a\]: 'b c' is not allowed"),
-        ({"matchExpressions": {}, "matchLabels": {}, "x": 1}, r"^spec\.selector\.x: there is no such field"),
+        ({"matchExpressions": {}, "matchLabels": {}, "x": 1}, r"^spec\.selector\.x: unknown field"),
         ({"matchExpressions": "a"}, r"^spec\.selector\.matchExpressions: 'a' is not a list"),
         ({"matchExpressions": ["a"]}, r"^spec\.selector\.matchExpressions\[0\]: 'a' is not an object"),
         ({"matchExpressions": [{"operator": "Exists"}]}, r"matchExpressions\[0\]\.key: None is not a string"),
